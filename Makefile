@@ -1,0 +1,69 @@
+# Every target sets itself up: a fresh clone needs `make demo` or `make test` and nothing before.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Workers of pytest, and the threads of each: more of both than there are cores is slower.
+JOBS ?= 2
+DATA ?=
+
+# The default torch for Linux brings gigabytes of CUDA along. Without an NVIDIA card its CPU build is
+# taken where pip finds one (pip's own settings say where it looks: find-links, extra-index-url), and
+# the default otherwise. `make TORCH=torch` takes the default at once.
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+ifeq ($(shell uname -s),Linux)
+ifeq ($(shell command -v nvidia-smi),)
+TORCH ?= torch==$(TORCH_VERSION)+cpu
+endif
+endif
+TORCH ?= torch
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help setup demo test bench docs clean
+
+help:
+	@echo "make demo    train on dates as people write them, then translate some (minutes)"
+	@echo "make test    ruff, mypy and pytest"
+	@echo "make bench   measure, and write docs/results (DATA=FOLDER for the translation runs)"
+	@echo "make docs    write docs/cli.md from the commands themselves"
+	@echo "make setup   only install, into $(VENV)"
+	@echo "make clean   remove $(VENV) and caches; runs/ stays"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "heedful needs Python 3.11 or newer; give one: make PYTHON=python3.13"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) '$(TORCH)' 2>/dev/null || $(INSTALL) torch
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/heedful demo --out runs/demo
+
+test: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --durations=10
+
+# Needs an otherwise idle machine: the figures are times.
+bench: $(STAMP)
+	$(BIN)/python benchmarks/parameters.py
+	$(BIN)/python benchmarks/choices.py
+	$(BIN)/python benchmarks/synthetic.py
+	$(BIN)/python benchmarks/training_speed.py
+	$(BIN)/python benchmarks/decoding_speed.py
+ifneq ($(DATA),)
+	$(BIN)/python benchmarks/multi30k.py --data '$(DATA)/multi30k'
+	$(BIN)/python benchmarks/tatoeba.py --data '$(DATA)/tatoeba'
+endif
+
+docs: $(STAMP)
+	$(BIN)/python docs/make_cli.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

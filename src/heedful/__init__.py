@@ -1,0 +1,34 @@
+"""heedful: Transformers put together from one small set of parts, right and fast.
+
+The public names are handed out lazily, so that `import heedful` costs nothing and imports no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "heedful.bundle",
+    "Translator": "heedful.bundle",
+    "train": "heedful.run",
+    "load_recipe": "heedful.config",
+    "UserError": "heedful.errors",
+}
+_ROOMS = ("parts", "models", "zoo", "text", "tasks", "generation", "evaluation", "insight")
+
+__all__ = ["UserError", "Translator", "load", "load_recipe", "train"]  # noqa: RUF022
+
+if TYPE_CHECKING:
+    from heedful.bundle import Translator, load
+    from heedful.config import load_recipe
+    from heedful.errors import UserError
+    from heedful.run import train
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return import_module(f"heedful.{name}")
+    raise AttributeError(f"module heedful has no attribute {name}")
