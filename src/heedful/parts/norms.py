@@ -1,0 +1,16 @@
+"""Normalisation: which kind, said as a small value that builds its module."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Layer normalisation (Ba et al. 2016): biased variance, `eps` inside the root."""
+
+    eps: float = 1e-5
+
+    def build(self, width: int) -> nn.Module:
+        """A module (…, width) -> (…, width)."""
+        return nn.LayerNorm(width, eps=self.eps)

@@ -1,0 +1,56 @@
+"""Where the normalisation stands around a sub-layer: three placements, one class each."""
+
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from heedful.parts.dropout import Dropout
+
+NormPlacement = Literal["post", "pre", "output"]
+
+
+class Residual(nn.Module):
+    """A sub-layer f with its norm, its dropout and the way around it."""
+
+    def __init__(self, sublayer: nn.Module, norm: nn.Module, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
+        """`inputs` go to the sub-layer as they are."""
+        return self.around(x, lambda y: self.sublayer(y, **inputs))
+
+    def around(self, x: Tensor, f: Any) -> Tensor:
+        """The placement itself, around any f: (B, T, D) -> (B, T, D)."""
+        raise NotImplementedError
+
+
+class PostNorm(Residual):
+    """norm(x + f(x)), as in Vaswani et al. 2017, sec. 3.1."""
+
+    def around(self, x: Tensor, f: Any) -> Tensor:
+        return self.norm(x + self.dropout(f(x)))
+
+
+class PreNorm(Residual):
+    """x + f(norm(x)), as in GPT-2 (Radford et al. 2019); a stack of these ends with a norm."""
+
+    def around(self, x: Tensor, f: Any) -> Tensor:
+        return x + self.dropout(f(self.norm(x)))
+
+
+class OutputNorm(Residual):
+    """x + norm(f(x)): the sub-layer's output is normalised, the way around it is not."""
+
+    def around(self, x: Tensor, f: Any) -> Tensor:
+        return x + self.dropout(self.norm(f(x)))
+
+
+PLACEMENTS: dict[NormPlacement, type[Residual]] = {
+    "post": PostNorm,
+    "pre": PreNorm,
+    "output": OutputNorm,
+}

@@ -1,0 +1,6 @@
+"""Every test runs with the shapes of the annotated code checked (jaxtyping and beartype)."""
+
+from jaxtyping import install_import_hook
+
+CHECKED = ("parts", "models", "zoo", "text", "tasks", "generation", "evaluation", "insight")
+install_import_hook([f"heedful.{room}" for room in CHECKED], "beartype.beartype")
