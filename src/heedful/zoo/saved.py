@@ -1,0 +1,82 @@
+"""A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
+
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from heedful.config import nearest
+from heedful.errors import UserError
+from heedful.files import write_file
+from heedful.zoo import architecture
+
+WEIGHTS = "model.safetensors"
+
+
+def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:
+    """The frozen Config of an architecture from plain keys; raises UserError naming a wrong one."""
+    config_type = architecture(name).Config
+    try:
+        return TypeAdapter(config_type).validate_python(keys)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            known = list(config_type.__dataclass_fields__)
+            raise UserError(f"{where}: unknown key {key}; {nearest(key, known)}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {key + ': ' if key else ''}{message}") from None
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors to one safetensors file, whole or not at all."""
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def write(beside: Path) -> None:
+        try:
+            save_file(content, beside)
+            beside.chmod(0o644)  # the library makes files that only their owner can read
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+
+    write_file(path, write)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; raises UserError where it is missing, truncated or foreign."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a model directory holds a {WEIGHTS}")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} is no whole safetensors file (truncated, or another format): {error}"
+        ) from None
+
+
+def weights_of(net: nn.Module) -> dict[str, Tensor]:
+    """The net's parameters, those that are shared under their first name only."""
+    return dict(net.named_parameters())
+
+
+@torch.no_grad()
+def set_weights(net: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+    """Copy tensors into the net; one too many, too few or of a wrong shape is named."""
+    own = weights_of(net)
+    for problem, names in (
+        ("lacks the tensor", own.keys() - tensors.keys()),
+        ("holds a tensor that the model has no place for:", tensors.keys() - own.keys()),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise UserError(f"{where} {problem} {min(names)}{more}")
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
+            raise UserError(
+                f"{where}: {name} is {tuple(tensors[name].shape)}, "
+                f"but the model's is {tuple(parameter.shape)}"
+            )
+        parameter.copy_(tensors[name])

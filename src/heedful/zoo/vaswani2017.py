@@ -1,0 +1,227 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017).
+
+| Table 3 | N | d_model | d_ff | h | dropout | parameters |
+|---------|---|---------|------|---|---------|------------|
+| base    | 6 | 512     | 2048 | 8 | 0.1     | 65M        |
+| big     | 6 | 1024    | 4096 | 16| 0.3     | 213M       |
+
+Both share one vocabulary of about 37,000 entries, and one matrix, between source, target and
+output (sec. 3.4). `tiny` is the size of Wu et al. 2021 for Multi30k.
+"""
+
+import math
+from dataclasses import fields
+from typing import Any, Literal
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.embeddings import OutputProjection, TokenEmbedding
+from heedful.parts.feedforward import Activation, Mlp
+from heedful.parts.init import init_weights
+from heedful.parts.norms import LayerNorm
+from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
+from heedful.parts.residual import PLACEMENTS, NormPlacement, Residual
+
+POSITIONS: dict[str, Positions] = {
+    "sinusoidal": Sinusoidal(),
+    "learned": Learned(),
+    "none": NoPositions(),
+}
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Config:
+    """The paper's sizes and choices; the defaults are its base model.
+
+    Args:
+        dropout: on every sub-layer's output and on the embeddings (sec. 5.4).
+        attention_dropout, activation_dropout: on the attention weights and on the feed-forward's
+            hidden units; None: as `dropout`.
+        max_length: longest source and longest target, in tokens with EOS or BOS.
+        norm_placement: post norm(x + f(x)), pre x + f(norm(x)), output x + norm(f(x)).
+        final_norm: a norm after each stack; None: where the placement leaves its sum unnormalised
+            (all but post).
+        tie_embeddings: none; decoder: target and output; all: source, target and output.
+        bias: in attention and feed-forward; the output projection has none.
+        scale_embeddings: multiply them by √d_model.
+    """
+
+    src_vocab_size: int
+    tgt_vocab_size: int
+    d_model: int = 512
+    num_heads: int = 8
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    d_ff: int = 2048
+    dropout: float = 0.1
+    max_length: int = 512
+    norm_placement: NormPlacement = "post"
+    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    activation: Activation = "relu"
+    tie_embeddings: Literal["none", "decoder", "all"] = "all"
+    attention_dropout: float | None = None
+    activation_dropout: float | None = None
+    final_norm: bool | None = None
+    norm_eps: float = 1e-5
+    bias: bool = True
+    scale_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if "dropout" in field.name:
+                if value is not None and not 0 <= value < 1:
+                    raise ValueError(f"{field.name} must be at least 0 and below 1, not {value}")
+            elif isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, not {value}")
+        if not 0 < self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps must be above 0, not {self.norm_eps}")
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}"
+            )
+        if self.tie_embeddings == "all" and self.src_vocab_size != self.tgt_vocab_size:
+            raise ValueError(
+                "tie_embeddings all needs one vocabulary, but src_vocab_size is "
+                f"{self.src_vocab_size} and tgt_vocab_size {self.tgt_vocab_size}; "
+                "use decoder, or a joint tokenizer"
+            )
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "d_model": 128,
+        "num_heads": 4,
+        "num_encoder_layers": 4,
+        "num_decoder_layers": 4,
+        "d_ff": 256,
+        "dropout": 0.3,
+    },
+    "base": {},
+    "big": {"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout": 0.3},
+}
+
+
+def build(config: Config) -> EncoderDecoder:
+    """A new model, its weights drawn from torch's generator once, after tying."""
+    tgt_tokens = nn.Embedding(config.tgt_vocab_size, config.d_model)
+    src_tokens = tgt_tokens
+    if config.tie_embeddings != "all":
+        src_tokens = nn.Embedding(config.src_vocab_size, config.d_model)
+    tied = config.tie_embeddings != "none"
+    head = tgt_tokens.weight if tied else nn.Parameter(torch.empty_like(tgt_tokens.weight))
+    net = EncoderDecoder(
+        _embedding(config, src_tokens),
+        _stack(config, config.num_encoder_layers, cross=False),
+        _embedding(config, tgt_tokens),
+        _stack(config, config.num_decoder_layers, cross=True),
+        OutputProjection(head),
+    )
+    init_weights(net)
+    return net
+
+
+def _embedding(config: Config, tokens: nn.Embedding) -> TokenEmbedding:
+    positions = POSITIONS[config.positions].build(config.max_length, config.d_model)
+    scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
+    return TokenEmbedding(tokens, positions, scale=scale, dropout=config.dropout)
+
+
+def _stack(config: Config, num_layers: int, *, cross: bool) -> Stack:
+    wants_norm = config.final_norm
+    if wants_norm is None:
+        wants_norm = config.norm_placement != "post"
+    norm = LayerNorm(config.norm_eps).build(config.d_model) if wants_norm else None
+    return Stack((_block(config, cross=cross) for _ in range(num_layers)), norm)
+
+
+def _block(config: Config, *, cross: bool) -> Block:
+    mlp = Mlp(
+        config.d_model,
+        config.d_ff,
+        config.activation,
+        dropout=_or(config.activation_dropout, config.dropout),
+        bias=config.bias,
+    )
+    return Block(
+        _residual(config, _attention(config)),
+        _residual(config, _attention(config)) if cross else None,
+        _residual(config, mlp),
+    )
+
+
+def _attention(config: Config) -> Attention:
+    return Attention(
+        config.d_model,
+        config.num_heads,
+        dropout=_or(config.attention_dropout, config.dropout),
+        bias=config.bias,
+        out_bias=config.bias,
+    )
+
+
+def _residual(config: Config, sublayer: nn.Module) -> Residual:
+    norm = LayerNorm(config.norm_eps).build(config.d_model)
+    return PLACEMENTS[config.norm_placement](sublayer, norm, dropout=config.dropout)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+# torch.nn.Transformer's names, left, and ours: the map of `from_torch`, read as prefixes.
+TORCH_NAMES: dict[str, str] = {
+    "self_attn.in_proj_": "self_attention.sublayer.qkv.",
+    "self_attn.out_proj.": "self_attention.sublayer.out.",
+    "multihead_attn.in_proj_": "cross_attention.sublayer.qkv.",
+    "multihead_attn.out_proj.": "cross_attention.sublayer.out.",
+    "linear1.": "feedforward.sublayer.up.",
+    "linear2.": "feedforward.sublayer.down.",
+    "norm1.": "self_attention.norm.",
+}
+
+
+def from_torch(net: EncoderDecoder, transformer: nn.Transformer) -> EncoderDecoder:
+    """Copy the weights of a `torch.nn.Transformer` into a net of the same sizes.
+
+    It has neither embeddings nor an output: those of `net` stay. Its default has a norm after each
+    stack even with `norm_first=False`: build the net with `final_norm=True` for it. Built with
+    `bias=False` its norms have no bias either: ours are then zero.
+
+    Raises:
+        ValueError: a weight of the one has no counterpart in the other; nothing is copied then.
+    """
+    state = net.state_dict()
+    left = {name for name in state if name.startswith(("encoder.", "decoder."))}
+    for name, value in transformer.state_dict().items():
+        ours = _from_torch_name(name)
+        if ours not in state or state[ours].shape != value.shape:
+            raise ValueError(f"{name} {tuple(value.shape)} has no place in the net ({ours})")
+        state[ours] = value
+        left.discard(ours)
+    for name in sorted(left):
+        if not name.endswith("norm.bias"):
+            raise ValueError(f"the torch.nn.Transformer has nothing for {name} of the net")
+        state[name] = torch.zeros_like(state[name])
+    net.load_state_dict(state)
+    return net
+
+
+def _from_torch_name(name: str) -> str:
+    side, rest = name.split(".", 1)
+    if rest.startswith("norm."):
+        return f"{side}.final_norm.{rest.removeprefix('norm.')}"
+    _, index, inner = rest.split(".", 2)
+    norms = {"norm2.": "feedforward.norm."}
+    if side == "decoder":
+        norms = {"norm2.": "cross_attention.norm.", "norm3.": "feedforward.norm."}
+    for theirs, ours in (TORCH_NAMES | norms).items():
+        if inner.startswith(theirs):
+            return f"{side}.blocks.{index}.{ours}{inner.removeprefix(theirs)}"
+    raise ValueError(f"{name} is not a name of torch.nn.Transformer")

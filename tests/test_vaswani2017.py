@@ -1,0 +1,413 @@
+"""The 2017 Transformer: parity with torch.nn.Transformer, sizes to the parameter, its config."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.stack import Block
+from heedful.parts.dropout import Dropout
+from heedful.parts.masks import padding_mask
+from heedful.zoo.vaswani2017 import SIZES, Config, build, from_torch
+
+VOCAB, D, H, F, B, S, T = 40, 32, 4, 48, 3, 7, 6
+LENGTHS = (torch.tensor([7, 3, 1]), torch.tensor([4, 6, 1]))
+
+
+def config(**changes: Any) -> Config:
+    sizes: dict[str, Any] = {
+        "src_vocab_size": VOCAB,
+        "tgt_vocab_size": VOCAB,
+        "d_model": D,
+        "num_heads": H,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 3,
+        "d_ff": F,
+        "dropout": 0.0,
+        "max_length": 20,
+    }
+    return Config(**(sizes | changes))
+
+
+def torch_transformer(config: Config) -> nn.Transformer:
+    """One with random biases and norms, which torch starts at zero and one."""
+    torch.manual_seed(1)
+    transformer = nn.Transformer(
+        config.d_model,
+        config.num_heads,
+        config.num_encoder_layers,
+        config.num_decoder_layers,
+        config.d_ff,
+        dropout=0.0,
+        activation=config.activation,
+        batch_first=True,
+        norm_first=config.norm_placement == "pre",
+        bias=config.bias,
+    )
+    if config.final_norm is False:
+        transformer.encoder.norm = transformer.decoder.norm = None
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return transformer
+
+
+class TorchModel(nn.Module):
+    """torch's layers between embeddings and an output written out anew."""
+
+    def __init__(self, net: EncoderDecoder, transformer: nn.Transformer) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.matrix = nn.Parameter(net.head.weight.detach().clone())
+
+    def embed(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.size(1), dtype=torch.float64)[:, None]
+        angles = positions / 10000 ** (torch.arange(0, D, 2, dtype=torch.float64) / D)
+        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()
+        return self.matrix[ids] * D**0.5 + table
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_real: Tensor | None, tgt_real: Tensor | None
+    ) -> Tensor:
+        # torch's masks say True = may not; ours say True = may.
+        src_pad = None if src_real is None else ~src_real
+        states = self.transformer(
+            self.embed(src),
+            self.embed(tgt),
+            tgt_mask=torch.ones(T, T).triu(1).bool(),
+            src_key_padding_mask=src_pad,
+            tgt_key_padding_mask=None if tgt_real is None else ~tgt_real,
+            memory_key_padding_mask=src_pad,
+        )
+        return states @ self.matrix.T
+
+
+def pairs(net: EncoderDecoder, model: TorchModel) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Every parameter of ours with its counterpart, by a map of its own."""
+    theirs = model.transformer
+    yield net.head.weight, model.matrix
+    for ours_stack, their_stack in ((net.encoder, theirs.encoder), (net.decoder, theirs.decoder)):
+        for block, layer in zip(ours_stack.blocks, their_stack.layers, strict=True):
+            assert isinstance(block, Block)
+            cross = block.cross_attention
+            attentions = [(block.self_attention, layer.self_attn, layer.norm1)]
+            if cross is not None:
+                attentions.append((cross, layer.multihead_attn, layer.norm2))
+            for ours, attention, norm in attentions:
+                yield ours.sublayer.qkv.weight, attention.in_proj_weight
+                yield ours.sublayer.qkv.bias, attention.in_proj_bias
+                yield from both(ours.sublayer.out, attention.out_proj)
+                yield from both(ours.norm, norm)
+            yield from both(block.feedforward.sublayer.up, layer.linear1)
+            yield from both(block.feedforward.sublayer.down, layer.linear2)
+            yield from both(block.feedforward.norm, layer.norm2 if cross is None else layer.norm3)
+        if their_stack.norm is not None:
+            yield from both(ours_stack.final_norm, their_stack.norm)
+
+
+def both(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
+    yield ours.weight, theirs.weight
+    yield ours.bias, theirs.bias
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"final_norm": True},
+        {"final_norm": False},
+        {"norm_placement": "pre"},
+        {"final_norm": True, "activation": "gelu"},
+        {"norm_placement": "pre", "activation": "gelu"},
+        {"final_norm": True, "bias": False},
+        {"norm_placement": "pre", "bias": False},
+    ],
+    ids=lambda changes: "-".join(f"{value}" for value in changes.values()),
+)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_logits_and_every_gradient_are_torchs(padded: bool, changes: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net = build(config(**changes)).train()
+    model = TorchModel(net, torch_transformer(config(**changes))).train()
+    assert from_torch(net, model.transformer) is net
+    src, tgt = torch.randint(VOCAB, (B, S)), torch.randint(VOCAB, (B, T))
+    lengths: tuple[Tensor | None, Tensor | None] = LENGTHS if padded else (None, None)
+    src_real = padding_mask(LENGTHS[0], S) if padded else None
+    tgt_real = padding_mask(LENGTHS[1], T) if padded else None
+    ours = net(src, tgt, *lengths)
+    theirs = model(src, tgt, src_real, tgt_real)
+    looked_at = torch.ones(B, T, dtype=torch.bool) if tgt_real is None else tgt_real
+    torch.testing.assert_close(ours[looked_at], theirs[looked_at], rtol=0, atol=1e-5)
+    with torch.no_grad():
+        fused = net.eval()(src, tgt, *lengths)
+    torch.testing.assert_close(fused[looked_at], theirs[looked_at], rtol=0, atol=1e-5)
+
+    upstream = torch.randn(B, T, VOCAB) * looked_at[..., None] / looked_at.sum()
+    ours.backward(upstream)
+    theirs.backward(upstream)
+    seen = set()
+    for mine, other in pairs(net, model):
+        if other is None:  # torch's norms have no bias without bias: ours stay at zero
+            assert mine is None or not mine.any()
+        else:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-4)
+            assert other.grad.any()
+            seen.add(other)
+    assert seen == set(model.parameters())
+
+
+def test_left_padding_is_torch_without_padding() -> None:
+    torch.manual_seed(0)
+    net = build(config(final_norm=True)).eval()
+    model = TorchModel(net, torch_transformer(config(final_norm=True)))
+    from_torch(net, model.transformer)
+    src, tgt = torch.randint(VOCAB, (1, S)), torch.randint(VOCAB, (1, T))
+    expected = model(src, tgt, None, None)
+    pad = torch.zeros(1, 4, dtype=torch.int64)
+    padded = net(
+        torch.cat([pad, src], 1),
+        torch.cat([pad, tgt], 1),
+        torch.tensor([S]),
+        torch.tensor([T]),
+        padding_side="left",
+    )
+    torch.testing.assert_close(padded[:, 4:], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"final_norm": False}, {"num_decoder_layers": 2}, {"d_ff": F + 1}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_weights_that_have_no_place_are_refused(changes: dict[str, Any]) -> None:
+    net = build(config(**({"final_norm": True} | changes)))
+    with pytest.raises(ValueError, match="has no place in the net"):
+        from_torch(net, torch_transformer(config(final_norm=True)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "without"),
+    [({"num_encoder_layers": 3}, "encoder.blocks.2"), ({"final_norm": True}, "decoder.final_norm")],
+)
+def test_a_net_is_never_copied_by_half(changes: dict[str, Any], without: str) -> None:
+    """The rest of its layers would stay random, and nobody would know."""
+    net = build(config(**({"final_norm": False} | changes)))
+    before = nn.utils.parameters_to_vector(net.parameters()).clone()
+    with pytest.raises(ValueError, match=f"has nothing for {without}"):
+        from_torch(net, torch_transformer(config(final_norm=False)))
+    assert torch.equal(nn.utils.parameters_to_vector(net.parameters()), before)
+
+
+# Sizes
+
+
+def closed_form(config: Config) -> dict[str, int]:
+    """Parameters of each component, from the paper's equations."""
+    width, hidden = config.d_model, config.d_ff
+    bias = 1 if config.bias else 0
+    attention = 4 * width * width + bias * 4 * width  # W_Q, W_K, W_V, W_O
+    feedforward = 2 * width * hidden + bias * (hidden + width)
+    norm = 2 * width
+    encoder, decoder = config.num_encoder_layers, config.num_decoder_layers
+    final = config.norm_placement != "post" if config.final_norm is None else config.final_norm
+    matrices = {
+        "all": config.tgt_vocab_size,
+        "decoder": config.src_vocab_size + config.tgt_vocab_size,
+        "none": config.src_vocab_size + 2 * config.tgt_vocab_size,
+    }
+    learned = 2 * config.max_length if config.positions == "learned" else 0
+    return {
+        "embedding": (matrices[config.tie_embeddings] + learned) * width,
+        "attention": (encoder + 2 * decoder) * attention,
+        "feed-forward": (encoder + decoder) * feedforward,
+        "norms": (2 * encoder + 3 * decoder + 2 * final) * norm,
+    }
+
+
+def counted(net: nn.Module) -> dict[str, int]:
+    counts = dict.fromkeys(("embedding", "attention", "feed-forward", "norms"), 0)
+    for name, parameter in net.named_parameters():
+        if "norm" in name:
+            component = "norms"
+        elif "attention" in name:
+            component = "attention"
+        else:
+            component = "feed-forward" if "feedforward" in name else "embedding"
+        counts[component] += parameter.numel()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("size", "parts", "total", "paper"),
+    [
+        (
+            "base",
+            {
+                "embedding": 18_944_000,  # 37,000 x 512
+                "attention": 18_911_232,  # 18 x (4 x 512^2 + 4 x 512)
+                "feed-forward": 25_196_544,  # 12 x (2 x 512 x 2048 + 2048 + 512)
+                "norms": 30_720,  # 30 x 2 x 512
+            },
+            63_082_496,
+            65_000_000,
+        ),
+        (
+            "big",
+            {
+                "embedding": 37_888_000,  # 37,000 x 1024
+                "attention": 75_571_200,  # 18 x (4 x 1024^2 + 4 x 1024)
+                "feed-forward": 100_724_736,  # 12 x (2 x 1024 x 4096 + 4096 + 1024)
+                "norms": 61_440,  # 30 x 2 x 1024
+            },
+            214_245_376,
+            213_000_000,
+        ),
+    ],
+)
+def test_sizes_are_the_papers_to_the_parameter(
+    size: str, parts: dict[str, int], total: int, paper: int
+) -> None:
+    """Within 4% of Table 3 at its shared vocabulary of about 37,000.
+
+    Nothing is left out or counted twice. The differences, -1,917,504 for base (as many as 3,745
+    more entries would bring) and +1,245,376 for big (1,216 fewer), have opposite signs: no one
+    vocabulary gives both of the paper's figures, which are rounded.
+    """
+    paper_config = Config(37_000, 37_000, **SIZES[size])
+    with torch.device("meta"):
+        net = build(paper_config)
+    assert counted(net) == parts == closed_form(paper_config)
+    assert sum(parameter.numel() for parameter in net.parameters()) == total
+    assert abs(total - paper) / paper < 0.04
+    assert total - paper == {"base": -1_917_504, "big": 1_245_376}[size]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tie", ["none", "decoder", "all"])
+@pytest.mark.parametrize("placement", ["post", "pre", "output"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_the_closed_form_holds_for_every_option(
+    positions: Any, placement: Any, tie: Any, bias: bool
+) -> None:
+    chosen = config(
+        positions=positions,
+        norm_placement=placement,
+        tie_embeddings=tie,
+        bias=bias,
+        src_vocab_size=VOCAB if tie == "all" else 55,
+    )
+    assert counted(build(chosen)) == closed_form(chosen)
+
+
+def test_the_defaults_are_the_papers_base_model() -> None:
+    base = Config(37_000, 37_000)
+    assert (base.d_model, base.num_heads, base.d_ff, base.dropout) == (512, 8, 2048, 0.1)
+    assert base.num_encoder_layers == base.num_decoder_layers == 6
+    assert (base.norm_placement, base.positions) == ("post", "sinusoidal")
+    assert (base.activation, base.tie_embeddings) == ("relu", "all")
+    assert Config(37_000, 37_000, **SIZES["base"]) == base
+
+
+# Dropout of the whole net
+
+
+def test_each_dropout_has_the_rate_of_its_place() -> None:
+    net = build(config(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3))
+    rates = {name: m.p for name, m in net.named_modules() if isinstance(m, Dropout)}
+    assert len(rates) == 2 + 2 * (2 + 2) + 3 * (3 + 3)
+    for name, rate in rates.items():
+        if "attention.sublayer" in name:
+            assert rate == 0.2
+        else:
+            assert rate == (0.3 if "feedforward.sublayer" in name else 0.1)
+    net = build(config(dropout=0.4))
+    assert {m.p for m in net.modules() if isinstance(m, Dropout)} == {0.4}
+
+
+def test_every_dropout_acts_in_training_and_none_in_evaluation() -> None:
+    """A rate that is kept and never applied is as wrong as one that is applied to answers."""
+    torch.manual_seed(0)
+    net = build(config(num_encoder_layers=1, num_decoder_layers=1))
+    src, tgt = torch.randint(VOCAB, (B, S)), torch.randint(VOCAB, (B, T))
+    expected = net.eval()(src, tgt)
+    for name, module in net.named_modules():
+        if not isinstance(module, Dropout):
+            continue
+        module.p = 0.5
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                torch.testing.assert_close(net.eval()(src, tgt), expected, rtol=0, atol=1e-5)
+                assert not torch.allclose(net.train()(src, tgt), expected, atol=1e-3), name
+        module.p = 0.0
+
+
+# Config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 5}, "d_model 32 is not divisible by num_heads 5"),
+        ({"src_vocab_size": 41}, "src_vocab_size is 41 and tgt_vocab_size 40"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and below 1, not -0.1"),
+        ({"dropout": float("nan")}, "dropout must be at least 0 and below 1, not nan"),
+        ({"attention_dropout": 1.0}, "attention_dropout must be at least 0 and below 1"),
+        ({"activation_dropout": -1.0}, "activation_dropout must be at least 0 and below 1"),
+        ({"norm_eps": 0.0}, "norm_eps must be above 0, not 0.0"),
+        ({"norm_eps": -1e-5}, "norm_eps must be above 0"),
+        ({"norm_eps": float("nan")}, "norm_eps must be above 0"),
+        ({"norm_placement": "middle"}, "norm_placement"),
+        ({"positions": "rotary"}, "positions"),
+        ({"activation": "swish"}, "activation"),
+        ({"tie_embeddings": True}, "tie_embeddings"),
+        ({"d_model": 32.5}, "d_model"),
+        ({"d_model": None}, "d_model"),
+        ({"num_heads": "four"}, "num_heads"),
+        ({"dropout": "some"}, "dropout"),
+        ({"bias": "perhaps"}, "bias"),
+        ({"d_modle": 32}, "d_modle"),
+        *(
+            ({name: value}, f"{name} must be at least 1, not {value}")
+            for name in (
+                "src_vocab_size",
+                "tgt_vocab_size",
+                "d_model",
+                "num_heads",
+                "num_encoder_layers",
+                "num_decoder_layers",
+                "d_ff",
+                "max_length",
+            )
+            for value in (0, -1)
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_bad_value_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_a_missing_vocabulary_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="tgt_vocab_size"):
+        Config(src_vocab_size=10)
+
+
+def test_a_config_does_not_change() -> None:
+    chosen = config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        chosen.d_model = 64
+    assert Config(**dataclasses.asdict(chosen)) == chosen
+
+
+def test_vocabularies_may_differ_where_they_are_not_shared() -> None:
+    for tie in ("none", "decoder"):
+        net = build(config(tie_embeddings=tie, src_vocab_size=55))
+        ids = torch.tensor([[54]])
+        assert net(ids, ids % VOCAB).shape == (1, 1, VOCAB)
