@@ -1,0 +1,258 @@
+"""Corpus scores of output lines against reference lines, each with the signature it was made under.
+
+sacreBLEU and sacremoses are imported when a score is asked for: both are slow to import.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from heedful.errors import UserError
+
+METRICS = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
+DEFAULT_METRICS = ("bleu", "chrf", "ter", "exact_match")
+# sacreBLEU's other tokenisers (spm, flores) fetch a model from the network.
+BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score of one corpus.
+
+    `value` is on the metric's own scale: BLEU and chrF 0 to 100, TER 0 (best) upwards, exact
+    match a share from 0 to 1. `signature` says how the value was made, so that two values may be
+    compared only when it is the same. `details` holds counts that explain the value.
+    """
+
+    name: str
+    value: float
+    signature: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`name`, `score`, `signature` and the details, ready for JSON."""
+        return {
+            "name": self.name,
+            "score": self.value,
+            "signature": self.signature,
+            **self.details,
+        }
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one corpus of `num_segments` lines, by the names in `METRICS`."""
+
+    num_segments: int
+    by_metric: dict[str, Score]
+
+    def __getitem__(self, metric: str) -> Score:
+        return self.by_metric[metric]
+
+    def values(self) -> dict[str, float]:
+        """Metric name to value alone."""
+        return {metric: score.value for metric, score in self.by_metric.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"num_segments": n, "scores": {metric: {...}}}`, ready for JSON."""
+        scores = {metric: score.to_dict() for metric, score in self.by_metric.items()}
+        return {"num_segments": self.num_segments, "scores": scores}
+
+
+def corpus_scores(
+    hypotheses: list[str],
+    references: list[str],
+    *,
+    trg_lang: str | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    tokenize: str | None = None,
+) -> Scores:
+    """Scores lines of output against one reference line each.
+
+    `trg_lang` is the language code of the lines ("de", "zh-CN"). It chooses BLEU's tokenisation
+    where `tokenize` does not (sacreBLEU's rule: zh, ja-mecab, ko-mecab, otherwise 13a), makes TER
+    count characters in Chinese and Japanese, which put no spaces between words, and is needed for
+    `tokenized_lowercase_bleu`. BLEU, chrF, TER and their signatures are sacreBLEU's (Post 2018).
+
+    Raises `UserError`: unequal numbers of lines, no lines, an unknown metric or tokeniser.
+    """
+    _check_lines(hypotheses, references)
+    language = _language(trg_lang)
+    scorers: dict[str, Callable[[], Score]] = {
+        "bleu": lambda: _bleu(hypotheses, references, language, tokenize),
+        "chrf": lambda: _chrf(hypotheses, references, word_order=0),
+        "chrf++": lambda: _chrf(hypotheses, references, word_order=2),
+        "ter": lambda: _ter(hypotheses, references, language),
+        "exact_match": lambda: exact_match(hypotheses, references),
+        "tokenized_lowercase_bleu": lambda: tokenized_lowercase_bleu(
+            hypotheses, references, language
+        ),
+    }
+    for metric in metrics:
+        if metric not in scorers:
+            raise UserError(f"metrics: unknown metric {metric!r}; {_choose(metric, METRICS)}")
+    return Scores(len(hypotheses), {metric: scorers[metric]() for metric in metrics})
+
+
+def exact_match(hypotheses: list[str], references: list[str]) -> Score:
+    """The share (0 to 1) of lines equal to their reference, character for character.
+
+    Before comparing, runs of white space become one space and the ends are stripped; nothing else
+    is forgiven: case, punctuation and Unicode form all count.
+
+    Raises `UserError` as `corpus_scores` does.
+    """
+    _check_lines(hypotheses, references)
+    pairs = zip(hypotheses, references, strict=True)
+    num_equal = sum(
+        _one_space(hypothesis) == _one_space(reference) for hypothesis, reference in pairs
+    )
+    details = {"num_equal": num_equal, "num_segments": len(references)}
+    signature = "case:mixed|space:normalised"
+    return Score("exact match", num_equal / len(references), signature, details)
+
+
+def tokenized_lowercase_bleu(
+    hypotheses: list[str], references: list[str], language: str | None
+) -> Score:
+    """BLEU-4 on lowercased, Moses-tokenised text: "BLEU" in many papers' tables (Multi30k).
+
+    Lines are lowercased, then tokenised by Moses' rules for `language`, then counted as
+    multi-bleu.perl does: corpus n-gram precisions, no smoothing (0 when an order has no match).
+    Tokens stay unescaped ("'", not "&apos;"): escaping renames tokens one to one, so that the
+    counts are the same. Punctuation is not normalised. Not comparable with sacreBLEU's value, which
+    is made on another tokenisation and keeps case.
+
+    Raises `UserError` as `corpus_scores` does, and for a missing `language` or one that puts no
+    spaces between words: Moses' rules would leave whole clauses as single tokens there.
+    """
+    _check_lines(hypotheses, references)
+    language = _language(language)
+    if not language:
+        raise UserError("tokenized_lowercase_bleu: needs the target language; give its code ('de')")
+    if language in ("zh", "ja", "th", "km", "lo", "my"):
+        raise UserError(
+            f"tokenized_lowercase_bleu: {language!r} puts no spaces between words;"
+            " use 'bleu' or 'chrf'"
+        )
+    from sacrebleu.metrics.bleu import BLEU
+    from sacremoses import MosesTokenizer
+
+    tokenizer = MosesTokenizer(language)
+
+    def prepare(lines: list[str]) -> list[str]:
+        return [tokenizer.tokenize(line.lower(), return_str=True, escape=False) for line in lines]
+
+    counter = BLEU(tokenize="none", force=True, smooth_method="none")
+    result = counter.corpus_score(prepare(hypotheses), [prepare(references)])
+    signature = f"nrefs:1|case:lc|tok:moses-{language}|smooth:none|count:{_sacrebleu_version()}"
+    return Score("tokenised lowercased BLEU", result.score, signature, _bleu_details(result))
+
+
+def perplexity(nll_sum: float | int, count: int) -> float:
+    """exp(nll_sum / count): `nll_sum` in nats over `count` target tokens; inf when it overflows.
+
+    The likelihood is that of the target alone: a label-smoothed loss gives no perplexity.
+
+    Raises `UserError` when there are no tokens.
+    """
+    _check_count(count, "perplexity")
+    try:
+        return math.exp(nll_sum / count)
+    except OverflowError:
+        return math.inf
+
+
+def token_accuracy(correct: int, count: int) -> float:
+    """The share (0 to 1) of `count` target tokens that are ranked first after the true prefix.
+
+    Raises `UserError` when there are no tokens.
+    """
+    _check_count(count, "token accuracy")
+    return correct / count
+
+
+def _bleu(
+    hypotheses: list[str], references: list[str], language: str, tokenize: str | None
+) -> Score:
+    from sacrebleu.metrics.bleu import BLEU
+
+    if tokenize is not None and tokenize not in BLEU_TOKENIZERS:
+        hint = _choose(tokenize, BLEU_TOKENIZERS)
+        raise UserError(f"tokenize: unknown or not offered for BLEU: {tokenize!r}; {hint}")
+    try:
+        metric = BLEU(tokenize=tokenize, trg_lang=language)
+    except RuntimeError as error:  # the tokeniser's own package is missing
+        extra = "ko" if language == "ko" or tokenize == "ko-mecab" else "ja"
+        raise UserError(
+            f"bleu: this tokenisation needs a package that is not installed;"
+            f" pip install 'sacrebleu[{extra}]', or choose tokenize 'char'"
+        ) from error
+    result = metric.corpus_score(hypotheses, [references])
+    return Score("BLEU", result.score, str(metric.get_signature()), _bleu_details(result))
+
+
+def _bleu_details(result: Any) -> dict[str, Any]:
+    return {
+        "precisions": [float(precision) for precision in result.precisions],
+        "brevity_penalty": float(result.bp),
+        "hypothesis_length": int(result.sys_len),
+        "reference_length": int(result.ref_len),
+    }
+
+
+def _chrf(hypotheses: list[str], references: list[str], *, word_order: int) -> Score:
+    from sacrebleu.metrics.chrf import CHRF
+
+    metric = CHRF(word_order=word_order)
+    result = metric.corpus_score(hypotheses, [references])
+    return Score(result.name, result.score, str(metric.get_signature()))
+
+
+def _ter(hypotheses: list[str], references: list[str], language: str) -> Score:
+    from sacrebleu.metrics.ter import TER
+
+    by_character = language in ("zh", "ja")
+    metric = TER(normalized=by_character, asian_support=by_character)
+    result = metric.corpus_score(hypotheses, [references])
+    details = {"num_edits": int(result.num_edits), "reference_length": int(result.ref_length)}
+    return Score("TER", result.score, str(metric.get_signature()), details)
+
+
+def _check_lines(hypotheses: list[str], references: list[str]) -> None:
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"scores: {len(hypotheses)} lines of output but {len(references)} reference lines;"
+            " give one reference line for each line of output"
+        )
+    if not references:
+        raise UserError("scores: no lines to score; give at least one line and its reference")
+
+
+def _check_count(count: int, what: str) -> None:
+    if count <= 0:
+        raise UserError(f"{what}: no target tokens to count; give at least one line of target text")
+
+
+def _language(code: str | None) -> str:
+    """The primary subtag: "zh-CN", "zh_Hans" and "cmn" are "zh"; none is ""."""
+    primary = (code or "").replace("_", "-").split("-")[0].lower()
+    return {"cmn": "zh", "zho": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
+
+
+def _choose(wrong: str, right: Sequence[str]) -> str:
+    near = get_close_matches(wrong.lower(), right, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}choose from {', '.join(right)}"
+
+
+def _one_space(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _sacrebleu_version() -> str:
+    from sacrebleu import __version__
+
+    return f"sacrebleu-{__version__}"

@@ -1,0 +1,72 @@
+"""What a search returns, and how it scores: the sum of log-probabilities, normalised by length."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.errors import UserError
+
+Normalization = Literal["average", "gnmt", "none"]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One result of a search.
+
+    `ids` are the new tokens only: without the start, with EOS where it was reached. Its length,
+    EOS included, is the length in the score. `score` is what hypotheses are ranked by, `log_prob`
+    the plain sum of `token_log_probs`, in nats. `finished` is False where the length limit (or a
+    dead end: no continuation of probability above zero) cut the hypothesis off.
+    """
+
+    ids: list[int]
+    score: float
+    finished: bool
+    log_prob: float
+    token_log_probs: list[float]
+
+
+@dataclass(frozen=True)
+class LengthScore:
+    """A hypothesis's score from its log-probability and its length (new tokens, EOS included).
+
+    `average`: log p / length^penalty. `gnmt`: log p / ((5 + length) / 6)^penalty (Wu et al. 2016,
+    "Google's Neural Machine Translation System", equation 14, without the coverage term).
+    `none`: log p. The penalty may be any number: 0 scores as `none` does, below 0 favours short
+    hypotheses.
+    """
+
+    normalization: Normalization | str = "average"
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.normalization not in get_args(Normalization):
+            names = ", ".join(get_args(Normalization))
+            raise UserError(f"normalization must be one of {names}, not {self.normalization!r}")
+        if not math.isfinite(self.length_penalty):
+            raise UserError(f"length_penalty must be a finite number, not {self.length_penalty}")
+
+    def __call__(
+        self, log_prob: Float[Tensor, "*shape"], length: int | Int[Tensor, "*#shape"]
+    ) -> Float[Tensor, "*shape"]:
+        """The score of each hypothesis. A length of 0 counts as 1: nothing divides by 0."""
+        if self.normalization == "none":
+            return log_prob
+        lengths = torch.as_tensor(length, device=log_prob.device).to(log_prob.dtype).clamp(min=1)
+        base = lengths if self.normalization == "average" else (5 + lengths) / 6
+        return log_prob / base**self.length_penalty
+
+    def upper_bound(
+        self, log_prob: Float[Tensor, "n"], shortest: Int[Tensor, "n"], longest: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        """The best score that open hypotheses can still reach at a final length in the range.
+
+        No further token can raise a log-probability, so the best case keeps it as it is. For a
+        fixed log-probability the score is monotone in the length, upwards for a penalty above 0
+        and downwards below, so its maximum lies at one of the two ends.
+        """
+        return torch.maximum(self(log_prob, shortest), self(log_prob, longest))

@@ -1,0 +1,219 @@
+"""Metrics: hand-computed values, sacreBLEU's own numbers, an independent count of multi-bleu."""
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacremoses import MosesTokenizer
+
+from heedful.errors import UserError
+from heedful.evaluation import (
+    METRICS,
+    corpus_scores,
+    exact_match,
+    perplexity,
+    token_accuracy,
+    tokenized_lowercase_bleu,
+)
+
+HYPOTHESES = [
+    "Ein Mann, der ein Fahrrad fährt, lächelt.",
+    "Zwei Hunde spielen im Schnee",
+    'Eine Frau (links) sagt: "Das ist\'s!" & geht.',
+]
+REFERENCES = [
+    "Ein Mann auf einem Fahrrad, der lächelt.",
+    "Zwei braune Hunde spielen im tiefen Schnee .",
+    'Eine Frau (links) sagt: "Das ist\'s!" & lacht.',
+]
+
+
+def multi_bleu(
+    hypotheses: list[list[str]], references: list[list[str]]
+) -> tuple[float, list[float]]:
+    """BLEU-4 of Papineni et al. 2002 on tokens, one reference, no smoothing; and its precisions."""
+    precisions = []
+    for n in range(1, 5):
+        matched = total = 0
+        for hypothesis, reference in zip(hypotheses, references, strict=True):
+            ours = Counter(tuple(hypothesis[i : i + n]) for i in range(len(hypothesis) - n + 1))
+            theirs = Counter(tuple(reference[i : i + n]) for i in range(len(reference) - n + 1))
+            matched += (ours & theirs).total()
+            total += ours.total()
+        precisions.append(matched / total if total else 0.0)
+    if min(precisions) == 0:
+        return 0.0, precisions
+    length, target = sum(map(len, hypotheses)), sum(map(len, references))
+    brevity = 1.0 if length >= target else math.exp(1 - target / length)
+    return 100 * brevity * math.prod(precisions) ** 0.25, precisions
+
+
+def test_scores_and_signatures_are_those_of_sacrebleu() -> None:
+    scores = corpus_scores(
+        HYPOTHESES, REFERENCES, trg_lang="de", metrics=("bleu", "chrf", "chrf++", "ter")
+    )
+    for name, metric in {
+        "bleu": BLEU(),
+        "chrf": CHRF(),
+        "chrf++": CHRF(word_order=2),
+        "ter": TER(),
+    }.items():
+        expected = metric.corpus_score(HYPOTHESES, [REFERENCES])
+        assert scores[name].value == expected.score
+        assert scores[name].name == expected.name
+        assert scores[name].signature == str(metric.get_signature())
+    assert scores["bleu"].signature.startswith(
+        "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
+    )
+    assert scores["chrf"].name == "chrF2"
+    assert scores["chrf++"].name == "chrF2++"
+    assert scores["bleu"].value == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
+
+
+def test_bleu_by_hand() -> None:
+    # 4 of 5 unigrams, 3 of 4 bigrams, 2 of 3 trigrams, 1 of 2 four-grams; lengths equal.
+    score = corpus_scores(["a b c d x"], ["a b c d e"], metrics=["bleu"])["bleu"]
+    assert score.value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    assert score.details["precisions"] == pytest.approx([80, 75, 200 / 3, 50])
+    assert score.details["brevity_penalty"] == 1.0
+
+
+def test_ter_by_hand() -> None:
+    score = corpus_scores(["a b x d"], ["a b c d e"], metrics=["ter"])["ter"]
+    assert score.value == pytest.approx(100 * 2 / 5)  # one substitution, one insertion
+    assert score.details == {"num_edits": 2, "reference_length": 5}
+
+
+@pytest.mark.parametrize("code", ["zh", "zh-CN", "zh_Hans", "cmn", "ZH"])
+def test_chinese_is_tokenised_by_character(code: str) -> None:
+    hypotheses, references = ["我今天去学校了。"], ["我昨天去学校了。"]
+    scores = corpus_scores(hypotheses, references, trg_lang=code)
+    assert "tok:zh" in scores["bleu"].signature
+    assert scores["bleu"].value == BLEU(tokenize="zh").corpus_score(hypotheses, [references]).score
+    assert 0 < scores["bleu"].value < 100
+    assert "asian:yes" in scores["ter"].signature
+    assert scores["ter"].value == pytest.approx(100 / 8)  # one character of eight
+
+
+def test_tokenize_overrides_the_language() -> None:
+    scores = corpus_scores(HYPOTHESES, REFERENCES, trg_lang="de", metrics=["bleu"], tokenize="char")
+    assert "tok:char" in scores["bleu"].signature
+    expected = BLEU(tokenize="char").corpus_score(HYPOTHESES, [REFERENCES]).score
+    assert scores["bleu"].value == expected
+
+
+def test_exact_match_forgives_white_space_alone() -> None:
+    hypotheses = ["2024-01-02", " a \t b\n", "A", "x.", "", "é"]
+    references = ["2024-01-02", "a b", "a", "x", "", "e\u0301"]
+    score = exact_match(hypotheses, references)
+    assert score.value == 3 / 6
+    assert score.details == {"num_equal": 3, "num_segments": 6}
+
+
+def test_tokenised_lowercased_bleu_against_an_independent_count() -> None:
+    tokenizer = MosesTokenizer("de")
+
+    def tokens(lines: list[str], escape: bool) -> list[list[str]]:
+        return [tokenizer.tokenize(line.lower(), escape=escape) for line in lines]
+
+    score = tokenized_lowercase_bleu(HYPOTHESES, REFERENCES, "de")
+    for escape in (True, False):  # multi-bleu is usually run on escaped tokens
+        expected, precisions = multi_bleu(tokens(HYPOTHESES, escape), tokens(REFERENCES, escape))
+        assert score.value == pytest.approx(expected)
+        assert score.details["precisions"] == pytest.approx([100 * p for p in precisions])
+    assert score.details["brevity_penalty"] < 1
+    assert score.name == "tokenised lowercased BLEU"
+    assert "sacreBLEU" not in score.name
+    assert "case:lc|tok:moses-de|smooth:none" in score.signature
+    assert score.value != corpus_scores(HYPOTHESES, REFERENCES, metrics=["bleu"])["bleu"].value
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(*[st.lists(st.sampled_from("abAB"), max_size=9)] * 2), min_size=1, max_size=4
+    )
+)
+def test_tokenised_lowercased_bleu_is_multi_bleu(pairs: list[tuple[list[str], list[str]]]) -> None:
+    hypotheses = [" ".join(hypothesis) for hypothesis, _ in pairs]
+    references = [" ".join(reference) for _, reference in pairs]
+    expected, _ = multi_bleu(
+        [h.lower().split() for h in hypotheses], [r.lower().split() for r in references]
+    )
+    score = tokenized_lowercase_bleu(hypotheses, references, "en")
+    assert score.value == pytest.approx(expected, abs=1e-9)
+
+
+def test_identical_lines_are_perfect_and_case_counts_only_where_it_should() -> None:
+    metrics = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
+    assert set(metrics) == set(METRICS)
+    values = corpus_scores(REFERENCES, REFERENCES, trg_lang="de", metrics=metrics).values()
+    assert values.pop("ter") == 0
+    assert values.pop("exact_match") == 1
+    assert list(values.values()) == pytest.approx([100] * 4)
+    upper = [line.upper() for line in REFERENCES]
+    values = corpus_scores(upper, REFERENCES, trg_lang="de", metrics=metrics).values()
+    assert values["tokenized_lowercase_bleu"] == pytest.approx(100)
+    assert values["exact_match"] == 0
+    assert values["bleu"] < 50
+
+
+def test_to_dict_goes_through_json() -> None:
+    scores = corpus_scores(HYPOTHESES, REFERENCES, trg_lang="de", metrics=METRICS)
+    record = json.loads(json.dumps(scores.to_dict(), allow_nan=False))
+    assert record["num_segments"] == 3
+    assert list(record["scores"]) == list(METRICS)
+    for metric, entry in record["scores"].items():
+        assert entry["score"] == scores[metric].value
+        assert entry["signature"] == scores[metric].signature != ""
+
+
+def test_perplexity_and_token_accuracy() -> None:
+    assert perplexity(10 * math.log(7), 10) == pytest.approx(7)
+    assert perplexity(0, 3) == 1
+    assert perplexity(1e6, 1) == math.inf
+    assert token_accuracy(3, 4) == 0.75
+    for call in (lambda: perplexity(0.0, 0), lambda: token_accuracy(0, 0)):
+        with pytest.raises(UserError, match="no target tokens"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "options", "message"),
+    [
+        (["a"], ["a", "b"], {}, "1 lines of output but 2 reference lines"),
+        ([], [], {}, "no lines to score"),
+        (["a"], ["a"], {"metrics": ["blue"]}, "did you mean 'bleu'"),
+        (["a"], ["a"], {"tokenize": "13b"}, "did you mean '13a'"),
+        (["a"], ["a"], {"tokenize": "flores200"}, "not offered"),
+        (["a"], ["a"], {"metrics": ["tokenized_lowercase_bleu"]}, "needs the target language"),
+        (
+            ["我"],
+            ["我"],
+            {"metrics": ["tokenized_lowercase_bleu"], "trg_lang": "zh"},
+            "no spaces between words",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    hypotheses: list[str], references: list[str], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        corpus_scores(hypotheses, references, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_the_room_imports_no_scorer() -> None:
+    code = (
+        "import sys, heedful.evaluation;"
+        " print([m for m in ('sacrebleu', 'sacremoses', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

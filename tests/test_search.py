@@ -1,0 +1,627 @@
+"""Search over tables: published numbers, exhaustive search, and laws over batches and states."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.generation import Hypothesis, beam_search, greedy_search
+from heedful.generation.topk import top_k
+
+Row = Callable[[tuple[int, ...]], list[float]]  # log-probabilities after a prefix
+EOS = 0
+INF = math.inf
+
+
+def from_rows(row: Row) -> Callable[[Tensor], Tensor]:
+    return lambda prefixes: torch.tensor(
+        [row(tuple(prefix)) for prefix in prefixes.tolist()], dtype=torch.float64
+    )
+
+
+def from_table(
+    table: dict[tuple[int, ...], dict[int, float]], size: int
+) -> Callable[[Tensor], Tensor]:
+    """Probabilities by prefix; what is not listed gives EOS."""
+
+    def row(prefix: tuple[int, ...]) -> list[float]:
+        given_ = table.get(prefix, {EOS: 1.0})
+        return [math.log(given_[token]) if token in given_ else -INF for token in range(size)]
+
+    return from_rows(row)
+
+
+def random_rows(seed: int, size: int, holes: float = 0.0) -> Row:
+    """A random distribution for each prefix, some tokens of it impossible."""
+    memory: dict[tuple[int, ...], list[float]] = {}
+
+    def row(prefix: tuple[int, ...]) -> list[float]:
+        if prefix not in memory:
+            number = hash((seed, size, prefix)) % 2**40
+            generator = torch.Generator().manual_seed(number)
+            logits = torch.randn(size, generator=generator, dtype=torch.float64) * 2
+            keep = torch.rand(size, generator=generator) >= holes
+            keep[int(torch.randint(size, (1,), generator=generator))] = True
+            memory[prefix] = logits.masked_fill(~keep, -INF).log_softmax(0).tolist()
+        return memory[prefix]
+
+    return row
+
+
+def plain_score(log_prob: float, length: int, normalization: str, penalty: float) -> float:
+    if normalization == "none":
+        return log_prob
+    base = length if normalization == "average" else (5 + length) / 6
+    return log_prob / base**penalty
+
+
+def whole_space(
+    row: Row, start: tuple[int, ...], shortest: int, longest: int
+) -> Iterator[tuple[tuple[int, ...], float, bool]]:
+    """Every sequence that a search may return: ids, log-probability, finished."""
+    size = len(row(start))
+    for length in range(1, longest + 1):
+        for body in itertools.product([t for t in range(size) if t != EOS], repeat=length):
+            ends = [(*body[:-1], EOS)] if body[-1] == 1 and length >= shortest else []
+            for ids in [*ends, *([body] if length == longest else [])]:
+                parts = [row(start + ids[:i])[ids[i]] for i in range(length)]
+                if -INF not in parts:
+                    yield ids, sum(parts), ids[-1] == EOS
+
+
+def plain_beam(
+    row: Row, start: tuple[int, ...], beam: int, longest: int, shortest: int, stop: str
+) -> list[tuple[tuple[int, ...], float]]:
+    """A beam search for one sentence written for its plainness; log-probabilities, not stopped
+    early under `optimal`."""
+    open_: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    found: list[tuple[tuple[int, ...], float]] = []
+    for length in range(1, longest + 1):
+        candidates = []
+        for ids, log_prob in open_:
+            for token, part in enumerate(row(start + ids)):
+                short = token == EOS and length < shortest
+                forced = stop == "beam_full" and length == longest and token != EOS
+                if part > -INF and not short and not forced:
+                    candidates.append(((*ids, token), log_prob + part))
+        candidates.sort(key=lambda candidate: -candidate[1])
+        counted = candidates if stop == "optimal" else candidates[:beam]
+        found += [candidate for candidate in counted if candidate[0][-1] == EOS]
+        open_ = [candidate for candidate in candidates if candidate[0][-1] != EOS][:beam]
+        if stop == "beam_full" and len(found) >= beam:
+            return found[:beam]
+    return found + (open_ if stop == "optimal" else [])
+
+
+# --- Exact tables -------------------------------------------------------------------------------
+
+A, B = 1, 2
+FAIRSEQ = {
+    (): {A: 0.9, B: 0.1},
+    (A,): {EOS: 1.0},
+    (B,): {A: 0.9, B: 0.1},
+    (B, A): {A: 0.1, B: 0.9},
+    (B, B): {EOS: 0.6, A: 0.2, B: 0.2},
+    (B, A, B): {EOS: 1.0},
+    (B, A, A): {EOS: 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [([A, EOS], -0.052680), ([B, A, B, EOS], -0.628327)]),
+        ({"normalization": "none"}, [([A, EOS], -0.105361), ([B, A, B, EOS], -2.513306)]),
+        ({"length_penalty": 0.6}, [([A, EOS], -0.069512), ([B, A, B, EOS], -1.093980)]),
+        ({"length_penalty": 5.0}, [([B, A, B, EOS], -0.002454), ([A, EOS], -0.003293)]),
+        ({"max_new_tokens": 3}, [([A, EOS], -0.052680), ([B, B, EOS], -1.705332)]),
+    ],
+)
+def test_fairseq_table(options: dict[str, object], expected: list[tuple[list[int], float]]) -> None:
+    settings_ = {"max_new_tokens": 10, "stop": "beam_full", "num_return": 2} | options
+    for start in ([[]], torch.zeros(1, 0, dtype=torch.long)):
+        [found] = beam_search(from_table(FAIRSEQ, 3), start, beam_size=2, eos_id=EOS, **settings_)
+        assert [h.ids for h in found] == [ids for ids, _ in expected]
+        for hypothesis, (_, score) in zip(found, expected, strict=True):
+            assert hypothesis.score == pytest.approx(score, abs=1e-6)
+            assert sum(hypothesis.token_log_probs) == pytest.approx(hypothesis.log_prob)
+    assert [h.finished for h in found] == [True, settings_["max_new_tokens"] == 10]
+
+
+searches = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10**6),
+        "size": st.integers(2, 4),
+        "longest": st.integers(1, 4),
+        "shortest": st.integers(0, 4),
+        "holes": st.sampled_from([0.0, 0.3]),
+        "normalization": st.sampled_from(["average", "gnmt", "none"]),
+        "penalty": st.sampled_from([-2.0, -0.5, 0.0, 0.6, 1.0, 2.0]),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=searches, num_return=st.integers(1, 6), force_eos=st.booleans())
+def test_optimal_finds_the_optimum_of_the_whole_space(
+    case: dict, num_return: int, force_eos: bool
+) -> None:
+    row = random_rows(case["seed"], case["size"], case["holes"])
+    longest, shortest = case["longest"], min(case["shortest"], case["longest"])
+    scoring = (case["normalization"], case["penalty"])
+    start = (1, EOS)
+    space = {
+        ids: (plain_score(log_prob, len(ids), *scoring), finished and not at_limit)
+        for ids, log_prob, finished in whole_space(row, start, shortest, longest)
+        for at_limit in [force_eos and len(ids) == longest]
+        if finished or not force_eos
+    }
+    [found] = beam_search(
+        from_rows(row),
+        [start],
+        beam_size=max(num_return, case["size"] ** longest),
+        eos_id=EOS,
+        max_new_tokens=longest,
+        min_new_tokens=shortest,
+        normalization=scoring[0],
+        length_penalty=scoring[1],
+        num_return=num_return,
+        force_eos=force_eos,
+    )
+    if not space:
+        assert len(found) == 1
+        assert not found[0].finished
+        assert EOS not in found[0].ids
+        return
+    best = sorted((score for score, _ in space.values()), reverse=True)[:num_return]
+    assert [h.score for h in found] == pytest.approx(best, abs=1e-9)
+    assert len({tuple(h.ids) for h in found}) == len(found)
+    for hypothesis in found:
+        score, finished = space[tuple(hypothesis.ids)]
+        assert hypothesis.score == pytest.approx(score, abs=1e-9)
+        assert hypothesis.finished == finished
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=searches, beam=st.integers(1, 4), stop=st.sampled_from(["optimal", "beam_full"]))
+def test_small_beams_find_what_a_plain_search_finds(case: dict, beam: int, stop: str) -> None:
+    """Also that `optimal` may stop early: the plain search goes on to the limit."""
+    row = random_rows(case["seed"], case["size"], case["holes"])
+    longest, shortest = case["longest"] + 2, min(case["shortest"], case["longest"] + 2)
+    scoring = (case["normalization"], case["penalty"])
+    expected = [
+        plain_score(log_prob, len(ids), *scoring)
+        for ids, log_prob in plain_beam(row, (), beam, longest, shortest, stop)
+    ]
+    [found] = beam_search(
+        from_rows(row),
+        [[]],
+        beam_size=beam,
+        num_return=beam,
+        eos_id=EOS,
+        max_new_tokens=longest,
+        min_new_tokens=shortest,
+        normalization=scoring[0],
+        length_penalty=scoring[1],
+        stop=stop,
+    )
+    if expected:
+        best = sorted(expected, reverse=True)[:beam]
+        assert [h.score for h in found] == pytest.approx(best, abs=1e-9)
+    else:
+        assert [h.finished for h in found] == [False]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(2, 12), longest=st.integers(1, 8))
+def test_greedy_takes_the_likeliest_token_each_time(seed: int, size: int, longest: int) -> None:
+    row = random_rows(seed, size, holes=0.2)
+    ids: list[int] = []
+    while len(ids) < longest and ids[-1:] != [EOS]:
+        likely = row(tuple(ids))
+        ids.append(likely.index(max(likely)))
+    [[found]] = greedy_search(from_rows(row), [[]], eos_id=EOS, max_new_tokens=longest)
+    assert found.ids == ids
+    assert found.finished == (ids[-1] == EOS)
+    log_prob = sum(row(tuple(ids[:i]))[ids[i]] for i in range(len(ids)))
+    assert found.score == pytest.approx(log_prob / len(ids))
+
+
+def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
+    flat = from_rows(lambda _prefix: [-math.log(6)] * 6)
+    [[found]] = greedy_search(flat, [[]], eos_id=5, max_new_tokens=2)
+    assert found.ids == [0, 0]
+
+
+# --- Laws over batches and states ---------------------------------------------------------------
+
+
+class Remembered:
+    """A state that holds what it was fed, so that a wrong reordering shows."""
+
+    def __init__(self, batch: int) -> None:
+        self.prefixes = torch.zeros(batch, 0, dtype=torch.long)
+        self.source = torch.arange(batch)
+        self.reorders: list[list[int]] = []
+
+    def reorder(self, rows: Tensor) -> None:
+        assert rows.tolist() != list(range(len(self.prefixes))), "a reordering that does nothing"
+        self.prefixes, self.source = self.prefixes[rows], self.source[rows]
+        self.reorders.append(rows.tolist())
+
+
+def remembering(row: Row, beam: int) -> Callable[[Tensor, Remembered], Tensor]:
+    """A function that looks at the last token alone and asks its state for the rest."""
+
+    def next_log_probs(prefixes: Tensor, state: Remembered) -> Tensor:
+        first = state.prefixes.shape[1] == 0
+        new = prefixes if first else prefixes[:, -1:]
+        state.prefixes = torch.cat([state.prefixes, new], dim=1)
+        assert torch.equal(state.prefixes, prefixes)
+        groups = state.source if first else state.source.view(-1, beam)[:, 0]
+        assert first or torch.equal(state.source, groups.repeat_interleave(beam))
+        assert groups.tolist() == sorted(set(groups.tolist()))
+        return from_rows(row)(state.prefixes)
+
+    return next_log_probs
+
+
+batches = st.fixed_dictionaries(
+    {
+        "limits": st.lists(st.integers(1, 7), min_size=1, max_size=5),
+        "seed": st.integers(0, 10**6),
+        "beam": st.integers(1, 4),
+        "options": st.fixed_dictionaries(
+            {
+                "stop": st.sampled_from(["optimal", "beam_full"]),
+                "normalization": st.sampled_from(["average", "gnmt", "none"]),
+                "length_penalty": st.sampled_from([-1.0, 0.0, 1.0]),
+                "no_repeat_ngram_size": st.integers(0, 3),
+            }
+        ),
+    }
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=batches, data=st.data())
+def test_a_result_depends_on_neither_batch_nor_order_nor_state(
+    case: dict, data: st.DataObject
+) -> None:
+    row = random_rows(case["seed"], 6, holes=0.3)
+    limits, beam = case["limits"], case["beam"]
+    batch = range(len(limits))
+    least = [data.draw(st.integers(0, limit)) for limit in limits]
+    forced = [
+        data.draw(st.lists(st.integers(1, 5), max_size=min(2, limit - 1))) for limit in limits
+    ]
+    options = case["options"] | {"beam_size": beam, "num_return": beam, "eos_id": EOS}
+
+    def search(of: list[int], state: Remembered | None = None) -> list[list[Hypothesis]]:
+        return beam_search(
+            from_rows(row) if state is None else remembering(row, beam),
+            torch.tensor([[5, sentence % 3 + 1] for sentence in of]),
+            max_new_tokens=[limits[sentence] for sentence in of],
+            min_new_tokens=torch.tensor([least[sentence] for sentence in of]),
+            forced_prefix=[forced[sentence] for sentence in of],
+            state=state,
+            **options,
+        )
+
+    together = search(list(batch))
+    assert together == [search([sentence])[0] for sentence in batch]
+    order = data.draw(st.permutations(batch))
+    assert [together[sentence] for sentence in order] == search(list(order))
+    assert search(list(batch), Remembered(len(limits))) == together
+
+
+def test_impl_trap_7_state_follows_its_beams_and_leaves_with_its_sentence() -> None:
+    table = {
+        (1,): {1: 0.6, 2: 0.4},
+        (1, 1): {2: 0.5, EOS: 0.1, 1: 0.4},
+        (1, 2): {1: 1.0},  # the beams cross here
+        (2,): {EOS: 0.9, 1: 0.1},
+    }
+    state = Remembered(2)
+
+    def full(prefix: tuple[int, ...]) -> list[float]:
+        known = table.get(prefix, {EOS: 1.0})
+        return [math.log(known.get(token, 1e-30)) for token in range(3)]
+
+    found = beam_search(
+        remembering(full, 2), [[1], [2]], beam_size=2, eos_id=EOS, max_new_tokens=5, state=state
+    )
+    assert found == beam_search(
+        from_rows(full), [[1], [2]], beam_size=2, eos_id=EOS, max_new_tokens=5
+    )
+    assert len(state.prefixes) < 4
+    assert any(rows[0] > rows[1] for rows in state.reorders[1:])
+
+
+def test_state_is_left_alone_where_no_row_moves() -> None:
+    row = random_rows(3, 6)
+    state = Remembered(2)
+    greedy = greedy_search(
+        remembering(row, 1), [[1], [2]], eos_id=5, min_new_tokens=4, max_new_tokens=4, state=state
+    )
+    assert state.reorders == []
+    assert len(greedy) == 2
+
+
+# --- Defects of other searches ------------------------------------------------------------------
+
+
+def test_docs_trap_7_finished_hypothesis_is_kept_when_it_falls_out_of_the_beam() -> None:
+    """EOS is only fourth after (), so it is in no beam of 2, yet it is the best in the end."""
+    table = {(): {1: 0.3, 2: 0.25, 3: 0.24, EOS: 0.21}}
+    weak = dict.fromkeys(range(10), 0.1)
+    table |= {prefix: weak for n in (1, 2) for prefix in itertools.product(range(1, 10), repeat=n)}
+    [[found]] = beam_search(
+        from_table(table, 10), [[]], beam_size=2, eos_id=EOS, max_new_tokens=3, normalization="none"
+    )
+    assert (found.ids, found.finished) == ([EOS], True)
+    assert found.log_prob == pytest.approx(math.log(0.21))
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"normalization": "none"}, 1),
+        ({"length_penalty": -1.0}, 1),  # 2 log .6, the best still possible, is below log .4
+        ({"length_penalty": 1.0, "max_new_tokens": 4}, 4),  # log .6 / 4 is above log .4
+        ({"stop": "beam_full"}, 2),
+    ],
+)
+def test_docs_trap_7_search_ends_before_the_limit(options: dict[str, object], steps: int) -> None:
+    calls = []
+    table = {(): {EOS: 0.4, 1: 0.6}, (1,): {EOS: 0.1, 1: 0.9}, (1, 1): {1: 0.9, EOS: 0.1}}
+    if "normalization" in options:
+        table[()] = {EOS: 0.6, 1: 0.4}
+
+    def counted(prefixes: Tensor) -> Tensor:
+        calls.append(len(prefixes))
+        return from_table(table, 2)(prefixes)
+
+    options = {"max_new_tokens": 100, "beam_size": 2, "eos_id": EOS} | options
+    beam_search(counted, [[]], **options)
+    assert len(calls) == steps
+
+
+def test_docs_trap_8_one_call_a_step_for_all_beams_of_all_sentences() -> None:
+    shapes = []
+
+    def counted(prefixes: Tensor) -> Tensor:
+        shapes.append(tuple(prefixes.shape))
+        return from_rows(random_rows(1, 5))(prefixes)
+
+    limits = {"max_new_tokens": [2, 4], "min_new_tokens": [2, 4]}
+    beam_search(counted, [[1], [2]], beam_size=3, eos_id=EOS, normalization="none", **limits)
+    assert shapes == [(2, 1), (6, 2), (3, 3), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("penalty", "table", "best"),
+    [
+        # Judged at its present length, the row of 1s would be given up long before it ends.
+        (1.0, {(): {EOS: 0.5, 1: 0.5}, (1,): {1: 0.2, 2: 0.8}}, [1] * 9 + [EOS]),
+        # Judged at the greatest length, (1,) would be given up just before it ends.
+        (-1.0, {(): {EOS: 0.3, 1: 0.7}}, [1, EOS]),
+    ],
+)
+def test_impl_trap_8_early_stop_uses_the_formula_of_the_scores(
+    penalty: float, table: dict, best: list[int]
+) -> None:
+    if penalty > 0:
+        table = table | {(1,) * n: {1: 1.0} for n in range(2, 9)}
+    [[found]] = beam_search(
+        from_table(table, 3), [[]], beam_size=2, eos_id=EOS, max_new_tokens=10,
+        length_penalty=penalty,
+    )  # fmt: skip
+    assert found.ids == best
+
+
+def test_impl_trap_9_length_counts_eos_and_not_the_start() -> None:
+    table = {(1, 2, 3): {1: 0.5, EOS: 0.1, 2: 0.4}, (1, 2, 3, 1): {EOS: 0.5, 1: 0.5}}
+    options = {"beam_size": 3, "eos_id": EOS, "min_new_tokens": 2, "max_new_tokens": 2}
+    for normalization, divisor in (("average", 2.0), ("gnmt", 7 / 6), ("none", 1.0)):
+        found = beam_search(
+            from_table(table, 4), [[1, 2, 3]], normalization=normalization, num_return=3, **options
+        )
+        score = {tuple(h.ids): h.score for h in found[0]}
+        assert score[1, EOS] == pytest.approx(math.log(0.25) / divisor)
+        assert score[2, EOS] == pytest.approx(math.log(0.4) / divisor)
+
+
+# --- Rules --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    ngram=st.integers(1, 3),
+    stop=st.sampled_from(["optimal", "beam_full"]),
+)
+def test_no_ngram_twice(seed: int, ngram: int, stop: str) -> None:
+    # Each token is likeliest after itself, so that without the rule everything repeats.
+    noise = random_rows(seed, 4)
+
+    def row(prefix: tuple[int, ...]) -> list[float]:
+        logits = torch.tensor(noise(prefix)) + 5 * (torch.arange(4) == prefix[-1])
+        return logits.log_softmax(0).tolist()
+
+    options = {"beam_size": 3, "num_return": 3, "eos_id": EOS, "max_new_tokens": 7, "stop": stop}
+    [ruled] = beam_search(from_rows(row), [[2, 2, 2]], no_repeat_ngram_size=ngram, **options)
+
+    def ngrams(ids: list[int]) -> list[tuple[int, ...]]:
+        return [tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)]
+
+    for hypothesis in ruled:
+        found = ngrams(hypothesis.ids)
+        assert len(set(found)) == len(found)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), ngram=st.integers(1, 3))
+def test_no_repeat_forbids_nothing_else(seed: int, ngram: int) -> None:
+    """The start does not count, and the best sequence without a repetition is found."""
+    row = random_rows(seed, 5)
+    space = [
+        (log_prob, ids)
+        for ids, log_prob, _ in whole_space(row, (1, 2), 4, 4)
+        if len({ids[i : i + ngram] for i in range(5 - ngram)}) == 5 - ngram
+    ]
+    [[found]] = beam_search(
+        from_rows(row), [[1, 2]], beam_size=64, no_repeat_ngram_size=ngram, eos_id=EOS,
+        max_new_tokens=4, min_new_tokens=4,
+    )  # fmt: skip
+    assert tuple(found.ids) == max(space)[1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), forced=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_forced_prefix_comes_first_and_counts(seed: int, forced: list[int]) -> None:
+    row = random_rows(seed, 4)
+    space = [
+        (plain_score(log_prob, len(ids), "average", 1.0), list(ids))
+        for ids, log_prob, _ in whole_space(row, (), 0, 4)
+        if ids[: len(forced)] == tuple(forced)
+    ]
+    found = beam_search(
+        from_rows(row),
+        [[], []],
+        beam_size=27,
+        eos_id=EOS,
+        max_new_tokens=4,
+        forced_prefix=[[], forced],
+    )
+    assert found[1][0].ids == max(space)[1]
+    assert found[1][0].score == pytest.approx(max(space)[0])
+    [[greedy]] = greedy_search(
+        from_rows(row), [[]], eos_id=EOS, max_new_tokens=5, forced_prefix=[forced],
+        no_repeat_ngram_size=1,
+    )  # fmt: skip
+    assert greedy.ids[: len(forced)] == forced
+
+
+def test_forced_sequence_with_eos_is_scored() -> None:
+    row = random_rows(5, 4)
+    [[found]] = beam_search(
+        from_rows(row), [[]], beam_size=3, eos_id=EOS, max_new_tokens=9, forced_prefix=[[3, 1, EOS]]
+    )
+    parts = [row(())[3], row((3,))[1], row((3, 1))[EOS]]
+    assert (found.ids, found.finished) == ([3, 1, EOS], True)
+    assert found.token_log_probs == pytest.approx(parts)
+
+
+# --- Ends, limits and bad input -----------------------------------------------------------------
+
+
+def test_what_the_limit_cuts_says_so() -> None:
+    endless = from_rows(lambda _prefix: [math.log(0.01), math.log(0.99)])
+    [[found]] = beam_search(endless, [[]], beam_size=1, eos_id=EOS, max_new_tokens=5)
+    assert (found.ids, found.finished) == ([1] * 5, False)
+    [[found]] = beam_search(endless, [[]], beam_size=1, eos_id=EOS, max_new_tokens=5,
+                            min_new_tokens=5, force_eos=True)  # fmt: skip
+    assert (found.ids, found.finished) == ([1] * 4 + [EOS], False)
+    [[found]] = greedy_search(endless, [[]], eos_id=EOS, max_new_tokens=5)
+    assert (found.ids, found.finished) == ([1] * 5, False)
+
+
+@pytest.mark.parametrize("stop", ["optimal", "beam_full"])
+def test_impossible_tokens_make_no_hypotheses(stop: str) -> None:
+    never_ends = from_rows(lambda _prefix: [-INF, math.log(0.5), math.log(0.5)])
+    [found] = beam_search(
+        never_ends, [[]], beam_size=8, num_return=8, eos_id=EOS, max_new_tokens=3, stop=stop,
+        force_eos=True,
+    )  # fmt: skip
+    assert [(len(h.ids), h.finished) for h in found] == [(2, False)]
+    dead = from_rows(lambda prefix: [-INF, 0.0] if len(prefix) < 2 else [-INF, -INF])
+    [found] = beam_search(dead, [[]], beam_size=2, eos_id=EOS, max_new_tokens=9, stop=stop)
+    assert [(h.ids, h.score, h.finished) for h in found] == [([1, 1], 0.0, False)]
+    nothing = from_rows(lambda _prefix: [-INF, -INF])
+    [[found]] = beam_search(nothing, [[]], beam_size=2, eos_id=EOS, max_new_tokens=9, stop=stop)
+    assert (found.ids, found.log_prob, found.finished) == ([], 0.0, False)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), beam=st.integers(2, 6))
+def test_every_row_is_a_possible_prefix(seed: int, beam: int) -> None:
+    """So that a function need not answer for what it has ruled out."""
+    possible = random_rows(seed, 4, holes=0.6)
+
+    def row(prefix: tuple[int, ...]) -> list[float]:
+        assert EOS not in prefix
+        assert all(possible(prefix[:i])[prefix[i]] > -INF for i in range(len(prefix)))
+        return possible(prefix)
+
+    beam_search(from_rows(row), [[], []], beam_size=beam, eos_id=EOS, max_new_tokens=5)
+
+
+def test_no_sentences() -> None:
+    assert beam_search(from_rows(random_rows(0, 3)), [], beam_size=2, eos_id=EOS,
+                       max_new_tokens=3) == []  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"beam_size": 0}, "beam_size"),
+        ({"num_return": 3}, "num_return"),
+        ({"num_return": 0}, "num_return"),
+        ({"normalization": "mean"}, "average, gnmt, none"),
+        ({"length_penalty": math.nan}, "length_penalty"),
+        ({"stop": "patience"}, "beam_full"),
+        ({"eos_id": -1}, "eos_id"),
+        ({"eos_id": 4}, "outside the vocabulary"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": [3]}, "2 sentences"),
+        ({"min_new_tokens": 6}, "above max_new_tokens"),
+        ({"min_new_tokens": -1}, "min_new_tokens"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+        ({"forced_prefix": [[1]]}, "2 sentences"),
+        ({"forced_prefix": [[], [9]]}, "outside the vocabulary"),
+        ({"forced_prefix": [[], [-1]]}, "no token id"),
+        ({"forced_prefix": [[], [EOS, 1]]}, "before its last"),
+        ({"forced_prefix": [[], [EOS]], "min_new_tokens": 2}, "min_new_tokens"),
+        ({"forced_prefix": [[], [1] * 6]}, "leaves 5"),
+        ({"forced_prefix": [[], [1] * 5], "stop": "beam_full"}, "leaves 4"),
+        ({"start": [[1], [1, 2]]}, "equally long"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], says: str) -> None:
+    good = {"start": [[1], [2]], "beam_size": 2, "eos_id": EOS, "max_new_tokens": 5}
+    with pytest.raises(UserError, match=says):
+        beam_search(from_rows(random_rows(0, 4)), **(good | options))
+
+
+def test_bad_log_probabilities() -> None:
+    def late(prefixes: Tensor) -> Tensor:
+        out = from_rows(random_rows(0, 4))(prefixes)
+        return out.index_fill(1, torch.tensor([2]), math.nan) if prefixes.shape[1] == 3 else out
+
+    options = {"beam_size": 2, "eos_id": EOS, "max_new_tokens": 5}
+    with pytest.raises(UserError, match="NaN at step 3"):
+        beam_search(late, [[1]], **options)
+    with pytest.raises(UserError, match="log_softmax"):
+        beam_search(lambda prefixes: torch.ones(len(prefixes), 4), [[1]], **options)
+    with pytest.raises(UserError, match="shape"):
+        beam_search(lambda prefixes: torch.zeros(len(prefixes), 1, 4), [[1]], **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), width=st.integers(1, 40), k=st.integers(1, 8))
+def test_top_k_takes_the_first_of_equals(seed: int, width: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, 5, (6, width), generator=generator).float()
+    rows[rows == 0] = -INF
+    values, indices = top_k(rows, k)
+    expected = rows.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, :k])
+    real = values > -INF
+    assert torch.equal(indices[real], expected.indices[:, :k][real])
