@@ -1,0 +1,107 @@
+"""What a verification found: one result a check, as a table, as text and as JSON."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.markup import escape
+from rich.table import Table
+
+Status = Literal["passed", "failed", "skipped"]
+COLOURS: dict[Status, str] = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of one net.
+
+    Attributes:
+        name: the check.
+        status: skipped where the check does not apply or could not be made, never passed then.
+        detail: what was seen, or why the check was skipped.
+        hint: what such a failure usually means and where to look; empty unless it failed.
+        error: the number that was held against the tolerance, where there is one.
+        holds: what the check asks for.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    hint: str = ""
+    error: float | None = None
+    holds: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of all checks, in the order in which they ran."""
+
+    results: tuple[CheckResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing failed. Skipped checks are no failures, but nothing is known of them."""
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[CheckResult, ...]:
+        """The checks that failed."""
+        return tuple(result for result in self.results if result.status == "failed")
+
+    def __getitem__(self, name: str) -> CheckResult:
+        for result in self.results:
+            if result.name == name:
+                return result
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[CheckResult]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def summary(self) -> str:
+        """How many checks passed, failed and were skipped."""
+        counts = dict.fromkeys(COLOURS, 0)
+        for result in self.results:
+            counts[result.status] += 1
+        return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+    def table(self) -> Table:
+        """For a terminal: a row a check, the hint below what was seen where it failed."""
+        table = Table(title=self.summary())
+        table.add_column("check", no_wrap=True)
+        table.add_column("status", no_wrap=True)
+        table.add_column("error", justify="right", no_wrap=True)
+        table.add_column("what was seen")
+        for result in self.results:
+            seen = escape(result.detail)
+            if result.hint:
+                seen += f"\n[italic]{escape(result.hint)}[/italic]"
+            colour = COLOURS[result.status]
+            status = f"[{colour}]{result.status}[/{colour}]"
+            table.add_row(result.name, status, _number(result.error), seen)
+        return table
+
+    def __str__(self) -> str:
+        lines = []
+        for result in self.results:
+            lines.append(f"{result.status:<8} {result.name}: {result.detail}")
+            if result.hint:
+                lines.append(f"{'':<8} {result.hint}")
+        return "\n".join([*lines, self.summary()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; an error that is not finite is None, as JSON has no such number."""
+        checks = []
+        for result in self.results:
+            row = asdict(result)
+            if result.error is not None and not math.isfinite(result.error):
+                row["error"] = None
+            checks.append(row)
+        return {"ok": self.ok, "checks": checks}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
