@@ -1,0 +1,421 @@
+"""The styles of dates in five languages: templates of CLDR and of daily use, and their writings.
+
+A style is a template, such as "the {nth} of {month} {year}", and a way to write it (capitals,
+missing accents, double spaces). Its texts are worked out once, so that writing a date is only a few
+look-ups.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal, NamedTuple, get_args
+
+from babel import Locale
+
+Language = Literal["en", "de", "fr", "es", "zh"]
+
+LANGUAGES: tuple[Language, ...] = get_args(Language)
+YEARS = range(1900, 2100)
+
+
+class Table(NamedTuple):
+    """The texts of one part of a date: `part` 0 year, 1 month, 2 day of the month, 3 weekday."""
+
+    part: int
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Style:
+    """One way to write a date: fixed text, and tables to look up by a part of the date."""
+
+    name: str
+    language: Language
+    held_out: bool
+    pieces: tuple[str | Table, ...]
+
+    def render(self, day: date) -> str:
+        """The date `day`, of a year in `YEARS`, in this style."""
+        assert day.year in YEARS, day
+        at = (day.year - YEARS.start, day.month - 1, day.day - 1, day.weekday())
+        return "".join([p if isinstance(p, str) else p.texts[at[p.part]] for p in self.pieces])
+
+
+def build_styles() -> tuple[Style, ...]:
+    """All styles, no two of one language equal in every date.
+
+    Where a pattern of CLDR equals a template of ours that is held out, it stays held out.
+    """
+    found: list[Style] = []
+    for language in LANGUAGES:
+        templates = list(_templates_of(language))
+        new = [style for template in templates for style in _written(language, *template)]
+        # Held-out styles go first, so that a copy of one does not slip into training.
+        unique: dict[tuple[str | Table, ...], Style] = {}
+        for style in sorted(new, key=lambda style: not style.held_out):
+            unique.setdefault(style.pieces, style)
+        found.extend(unique.values())
+    return tuple(found)
+
+
+def _templates_of(language: Language) -> Iterator[tuple[str, str, str, dict[str, Table]]]:
+    """Name, template, writings held out, and fields, of CLDR's templates and then ours."""
+    for identifier in _LOCALES[language]:
+        locale = Locale.parse(identifier)
+        for name, template in _cldr_templates(locale):
+            yield f"{identifier} {name}", template, "", _fields(locale)
+    fields = _fields(Locale.parse(_LOCALES[language][0]))
+    for row in _TEMPLATES[language]:
+        template, _, held_out = row.partition(" ! ")
+        yield f"{language} {template}", template, held_out, fields
+
+
+def _cldr_templates(locale: Any) -> Iterator[tuple[str, str]]:
+    """Name and template of each pattern of the locale that says a whole date, by the rule.
+
+    CLDR's `y` is the full year, so `yy` and eras are not among the fields. A pattern with a numeric
+    month must order its parts day-month-year or year-month-day.
+    """
+    for name, pattern in [*locale.date_formats.items(), *locale.datetime_skeletons.items()]:
+        template, letters = "", ""
+        for token in re.finditer(r"'([^']*)'|(([a-zA-Z])\3*)|.", pattern.pattern):
+            if token[2] is None:
+                template += token[0] if token[1] is None else token[1]
+            else:
+                template += "{" + _CLDR_FIELDS.get(token[2], "?") + "}"
+                letters += token[3]
+        order = letters.replace("E", "")
+        is_named = "{month}" in template or "{mon}" in template
+        is_date = "?" not in template and sorted(order) == ["M", "d", "y"]
+        if is_date and (is_named or order in ("dMy", "yMd")):
+            yield name, template
+
+
+_CLDR_FIELDS = {
+    "y": "year",
+    "M": "m",
+    "MM": "mm",
+    "MMM": "mon",
+    "MMMM": "month",
+    "d": "d",
+    "dd": "dd",
+    "E": "wd",
+    "EEE": "wd",
+    "EEEE": "weekday",
+}
+
+
+def _fields(locale: Any) -> dict[str, Table]:
+    """The tables that fill a template's fields, in the words of the locale."""
+    language = locale.language
+    month, mon, mon3 = (
+        tuple(names[i] for i in range(1, 13))
+        for names in (
+            locale.months["format"]["wide"],
+            locale.months["format"]["abbreviated"],
+            locale.months["stand-alone"]["abbreviated"],
+        )
+    )
+    weekday, wd = (
+        tuple(locale.days["format"][width][i] for i in range(7))
+        for width in ("wide", "abbreviated")
+    )
+    mon3 = tuple(name.rstrip(".") for name in mon3)
+    # A month that is not shortened takes no full stop.
+    dotted = tuple(a if a == b else f"{a}." for a, b in zip(mon3, month, strict=True))
+    other = {"Samstag": "Sonnabend", "星期日": "星期天"}
+    days = range(1, 32)
+    texts: dict[str, tuple[int, tuple[str, ...]]] = {
+        "year": (0, tuple(str(year) for year in YEARS)),
+        "cyear": (0, tuple(str(year).translate(_CHINESE_DIGITS) for year in YEARS)),
+        "month": (1, month),
+        "mon": (1, mon),
+        "mon3": (1, mon3),
+        "mon.": (1, dotted),
+        "m": (1, tuple(str(i) for i in range(1, 13))),
+        "mm": (1, tuple(f"{i:02}" for i in range(1, 13))),
+        "cm": (1, tuple(_chinese(i) for i in range(1, 13))),
+        "d": (2, tuple(str(day) for day in days)),
+        "dd": (2, tuple(f"{day:02}" for day in days)),
+        "cd": (2, tuple(_chinese(day) for day in days)),
+        "nth": (2, tuple(_ordinal(day, language) for day in days)),
+        "weekday": (3, weekday),
+        "weekday2": (3, tuple(other.get(name, name) for name in weekday)),
+        "weekday3": (3, tuple(other.get(n, n).replace("星期", "礼拜") for n in weekday)),
+        "wd": (3, wd),
+        "wd3": (3, tuple(name.rstrip(".") for name in wd)),
+    }
+    texts["cyear0"] = (0, tuple(year.replace("〇", "零") for year in texts["cyear"][1]))
+    return {field: Table(part, names) for field, (part, names) in texts.items()}
+
+
+_CHINESE_DIGITS = str.maketrans("0123456789", "〇一二三四五六七八九")
+
+
+def _chinese(number: int) -> str:
+    """1 to 31 in Chinese numerals: 三, 十, 十四, 二十, 三十一."""
+    tens, units = divmod(number, 10)
+    ten = "" if tens == 0 else "十" if tens == 1 else f"{tens}十"
+    return (ten + (str(units) if units else "")).translate(_CHINESE_DIGITS)
+
+
+def _ordinal(day: int, language: str) -> str:
+    """The day as an ordinal where the language writes one: 14th; 1er, 14; 1º, 14."""
+    if language == "en":
+        ending = "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
+        return f"{day}{ending}"
+    return str(day) + ({"fr": "er", "es": "º"}.get(language, "") if day == 1 else "")
+
+
+def _written(
+    language: Language, name: str, template: str, held_out: str, fields: dict[str, Table]
+) -> Iterator[Style]:
+    """The template in each of the language's writings."""
+    has_words = any(letter.isalpha() for letter in re.sub(_NUMBERS, "", template))
+    for writing in _WRITINGS_OF[language] if has_words else ("",):
+        write = _WRITINGS[writing]
+        pieces: list[str | Table] = []
+        for text, field in re.findall(r"([^{]+)|\{([^}]+)\}", template):
+            if text:
+                pieces.append(write(text, False))
+            else:
+                part, names = fields[field]
+                is_name = part in (1, 3)
+                pieces.append(Table(part, tuple(write(name, is_name) for name in names)))
+        yield Style(
+            name=f"{name} {writing}".rstrip(),
+            language=language,
+            held_out=held_out == "all" or (writing != "" and writing == held_out),
+            pieces=tuple(pieces),
+        )
+
+
+_NUMBERS = re.compile(r"\{(year|m|mm|d|dd)\}")
+
+
+# Every template with words in it is taken through the writings of its language, which are functions
+# of a text and of whether it is the name of a month or weekday.
+
+
+def _unaccented(text: str) -> str:
+    letters = unicodedata.normalize("NFD", text)
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
+
+
+_WRITINGS: dict[str, Callable[[str, bool], str]] = {
+    "": lambda text, is_name: text,
+    "lower": lambda text, is_name: text.lower(),
+    "upper": lambda text, is_name: text.upper(),
+    "capital": lambda text, is_name: text.capitalize() if is_name else text,
+    "umlautless": lambda text, is_name: text.replace("ä", "ae"),
+    "unaccented": lambda text, is_name: _unaccented(text),
+    "unaccented-upper": lambda text, is_name: _unaccented(text).upper(),
+    "spaced": lambda text, is_name: text if is_name else text.replace(" ", "  "),
+}
+
+_WRITINGS_OF: dict[Language, tuple[str, ...]] = {
+    "en": ("", "lower", "upper", "spaced"),
+    "de": ("", "lower", "upper", "umlautless", "spaced"),
+    "fr": ("", "upper", "capital", "unaccented", "unaccented-upper", "spaced"),
+    "es": ("", "upper", "capital", "unaccented", "unaccented-upper", "spaced"),
+    "zh": ("",),
+}
+
+# The first locale of a language names the months of the templates above.
+_LOCALES: dict[Language, tuple[str, ...]] = {
+    "en": ("en", "en_GB"),
+    "de": ("de", "de_AT"),
+    "fr": ("fr", "fr_CA"),
+    "es": ("es", "es_MX"),
+    "zh": ("zh", "zh_Hant"),
+}
+
+# The templates. Fields: {year}; {month} {mon} the month's name and CLDR's abbreviation, {mon3} that
+# without a full stop and {mon.} with one, {m} {mm} its number; {d} {dd} the day, {nth} its ordinal;
+# {weekday} {wd} {wd3} like the month's, {weekday2} another name in use. In Chinese, {cyear} {cm}
+# {cd} are in Chinese numerals, with {cyear0} for the other zero.
+#
+# After " ! " stand the writings that are held out; "all" holds out every one.
+
+_NUMERIC = (
+    "{year}-{mm}-{dd}",
+    "{year}/{mm}/{dd}",
+    "{dd}/{mm}/{year}",
+    "{d}/{m}/{year}",
+    "{dd}-{mm}-{year}",
+    "{d}-{m}-{year}",
+    "{dd}.{mm}.{year}",
+)
+
+_TEMPLATES: dict[Language, tuple[str, ...]] = {
+    "en": (
+        *_NUMERIC,
+        "{month} {nth}, {year}",
+        "{month} {nth} {year}",
+        "{month} {d} {year} ! upper",
+        "{month} {dd}, {year}",
+        "{month} the {nth}, {year}",
+        "{mon.} {d}, {year}",
+        "{mon.} {nth}, {year} ! all",
+        "{mon} {nth} {year}",
+        "{d} {month}, {year}",
+        "{d} {mon.} {year}",
+        "{nth} {month} {year}",
+        "{nth} {month}, {year} ! all",
+        "{nth} {mon} {year}",
+        "{nth} of {month} {year} ! lower",
+        "{nth} of {month}, {year}",
+        "the {nth} of {month} {year}",
+        "the {nth} of {month}, {year} ! all",
+        "the {nth} of {mon} {year}",
+        "on {month} {d}, {year}",
+        "on the {nth} of {month} {year} ! lower",
+        "on {weekday}, {month} {d}, {year} ! all",
+        "{weekday} the {nth} of {month} {year}",
+        "{weekday}, the {nth} of {month} {year}",
+        "{weekday}, {month} {nth}, {year} ! all",
+        "{weekday} {month} {d}, {year}",
+        "{weekday} {d} {month} {year}",
+        "{weekday} {nth} {month} {year}",
+        "{wd} {d} {mon} {year} ! upper",
+        "{wd}, {dd} {mon} {year}",
+        "{wd} {d}/{m}/{year}",
+        "{wd} {dd}/{mm}/{year} ! all",
+        "{weekday} {dd}-{mm}-{year}",
+        "{d}-{mon}-{year}",
+        "{dd}-{mon}-{year}",
+        "{year} {month} {d}",
+        "{year}, {month} {d}",
+    ),
+    "de": (
+        *_NUMERIC,
+        "{d}. {m}. {year}",
+        "{dd}. {mm}. {year} ! all",
+        "{d}.{month} {year}",
+        "{dd}. {month} {year}",
+        "{d} {month} {year}",
+        "{d} {mon3} {year}",
+        "{d}. {mon3} {year}",
+        "{d}. {mon.} {year} ! upper",
+        "am {d}. {mon.} {year}",
+        "den {d}. {mon3} {year} ! all",
+        "{d}-{mon3}-{year}",
+        "den {d}. {month} {year}",
+        "den {dd}. {month} {year}",
+        "am {d}. {month} {year} ! lower",
+        "am {d}.{m}.{year}",
+        "am {weekday}, dem {d}. {month} {year}",
+        "am {weekday}, {d}. {month} {year} ! all",
+        "am {weekday}, den {d}. {month} {year}",
+        "{weekday}, den {d}. {month} {year} ! upper",
+        "{weekday}, den {d}.{m}.{year}",
+        "{weekday2}, den {d}. {month} {year}",
+        "{weekday2}, {d}. {month} {year}",
+        "{weekday} den {d}. {month} {year} ! all",
+        "{weekday} {d}. {month} {year}",
+        "{wd3} den {d}. {mon3} {year}",
+        "{wd3}, {d}. {month} {year}",
+        "{wd3}, {dd}.{mm}.{year}",
+        "{wd3} {d}.{m}.{year}",
+        "{wd}, den {d}. {month} {year}",
+        "{weekday}, {dd}.{mm}.{year} ! all",
+        "{weekday}, {d}.{m}.{year}",
+    ),
+    "fr": (
+        *_NUMERIC,
+        "{nth} {month} {year}",
+        "{nth} {month}, {year} ! capital",
+        "{dd} {month} {year}",
+        "du {nth} {mon} {year} ! all",
+        "{d} {mon3} {year}",
+        "{dd} {mon3} {year}",
+        "{nth}-{mon3}-{year}",
+        "le {nth} {month} {year}",
+        "le {d} {month} {year}",
+        "le {nth} {month}, {year} ! all",
+        "le {nth} {mon} {year} ! upper",
+        "le {d} {mon3} {year}",
+        "le {dd}/{mm}/{year}",
+        "le {d}.{m}.{year}",
+        "du {nth} {month} {year}",
+        "{weekday} {nth} {month} {year}",
+        "{weekday} {dd} {month} {year}",
+        "{weekday}, {nth} {month} {year} ! all",
+        "{weekday}, le {nth} {month} {year} ! unaccented",
+        "{weekday} le {nth} {month} {year}",
+        "le {weekday} {nth} {month} {year} ! all",
+        "le {wd} {d} {mon} {year}",
+        "{wd3} {d} {mon3} {year}",
+        "{wd3} {dd}/{mm}/{year}",
+        "{weekday} {d}/{m}/{year}",
+        "{weekday} {dd}/{mm}/{year} ! all",
+    ),
+    "es": (
+        *_NUMERIC,
+        "{nth} de {month} de {year}",
+        "{dd} de {month} de {year}",
+        "{d} de {month} del {year}",
+        "{d} de {month}, {year} ! capital",
+        "{d} {month} {year}",
+        "{d} de {mon} de {year} ! upper",
+        "{d} {mon.} {year}",
+        "{d}-{mon}-{year}",
+        "{month} {d} de {year}",
+        "{month} {d}, {year}",
+        "el {d} de {month} de {year}",
+        "el {nth} de {month}, {year} ! all",
+        "el {d} de {month} del {year} ! all",
+        "el {dd}/{mm}/{year}",
+        "a {d} de {month} de {year}",
+        "{weekday} {d} de {month} de {year} ! all",
+        "{weekday} {d} de {month} del {year}",
+        "{weekday}, {d} de {month} del {year}",
+        "{weekday}, {nth} de {month} de {year}",
+        "{weekday} {d} {month} {year} ! all",
+        "el {weekday} {d} de {month} de {year} ! unaccented",
+        "el {weekday}, {d} de {month} de {year}",
+        "{wd} {d} {mon} {year}",
+        "{wd}, {d} de {month} de {year} ! upper",
+        "{wd} {d}/{m}/{year}",
+        "{weekday} {dd}/{mm}/{year}",
+        "{weekday}, {dd}/{mm}/{year} ! all",
+    ),
+    "zh": (
+        "{year}-{mm}-{dd}",
+        "{year}/{mm}/{dd}",
+        "{year}-{m}-{d}",
+        "{year}.{m}.{d}",
+        "{year}.{mm}.{dd}",
+        "{year}年{mm}月{dd}日",
+        "{year}年{m}月{d}号",
+        "{year}年{mm}月{dd}号 ! all",
+        "{year} 年 {m} 月 {d} 日",
+        "{year}年{cm}月{cd}日",
+        "{cyear}年{cm}月{cd}日",
+        "{cyear0}年{cm}月{cd}日",
+        "{cyear}年{cm}月{cd}号",
+        "{cyear0}年{cm}月{cd}号 ! all",
+        "{year}年{m}月{d}日{weekday2}",
+        "{year}年{m}月{d}日 {wd} ! all",
+        "{year}年{m}月{d}号 {wd}",
+        "{year}年{m}月{d}号{weekday}",
+        "{year}年{m}月{d}号{weekday3} ! all",
+        "{year}年{m}月{d}日{weekday3}",
+        "{year}年{mm}月{dd}日{weekday}",
+        "{year}年{m}月{d}日（{weekday}）",
+        "{year}年{m}月{d}日（{wd}） ! all",
+        "{year}年{m}月{d}日({wd})",
+        "{year}年{m}月{d}号（{wd}）",
+        "{cyear}年{cm}月{cd}日{weekday}",
+        "{cyear}年{cm}月{cd}日 {weekday} ! all",
+        "{cyear}年{cm}月{cd}日{weekday2}",
+        "{cyear}年{cm}月{cd}日（{weekday}）",
+        "{weekday}，{year}年{m}月{d}日",
+        "{wd}，{year}年{m}月{d}日",
+        "{weekday}，{cyear}年{cm}月{cd}日 ! all",
+        "{year}-{mm}-{dd} {weekday}",
+        "{year}/{m}/{d} {wd}",
+    ),
+}

@@ -1,0 +1,151 @@
+"""The dates task: dates as people write them in five languages, into ISO 8601 (YYYY-MM-DD).
+
+Every source says the full year, and a numeric month is read by one rule: a four-digit year in front
+means year-month-day, and otherwise the day comes first, whatever the separator. Month-first numbers
+(3/14/2007) and two-digit years are left out, so no source has two readings.
+
+Held out of training are some years, in every style, and some styles, in every year; each part of a
+held-out style (names, numbers, what stands between) occurs in other styles of its language.
+"""
+
+import random
+import zlib
+from collections.abc import Sequence
+from datetime import date
+from functools import cache
+from typing import Literal, NamedTuple, TypeVar
+
+from heedful.errors import UserError
+from heedful.tasks.date_styles import LANGUAGES, YEARS, Language, Style, Table, build_styles
+
+Split = Literal["train", "valid", "test"]
+Group = Literal["train", "new years", "new styles", "new years and styles"]
+
+Item = TypeVar("Item")
+
+HELD_OUT_GROUPS: tuple[Group, ...] = ("new years", "new styles", "new years and styles")
+# Three of every twenty years, drawn once.
+HELD_OUT_YEARS: frozenset[int] = frozenset(
+    (
+        *(1902, 1904, 1918, 1923, 1928, 1935, 1952, 1954, 1955, 1963),
+        *(1966, 1975, 1980, 1992, 1993, 2000, 2014, 2019, 2023, 2027),
+        *(2028, 2040, 2050, 2058, 2060, 2077, 2079, 2086, 2092, 2093),
+    )
+)
+STYLES: tuple[Style, ...] = build_styles()
+HELD_OUT_STYLES: frozenset[str] = frozenset(style.name for style in STYLES if style.held_out)
+MAX_HELD_OUT_COUNT = 50_000
+
+
+class DateExample(NamedTuple):
+    """One pair, its language, the name of its style, and what of it training never saw."""
+
+    src: str
+    tgt: str
+    language: Language
+    style: str
+    group: Group
+
+
+def generate(count: int, *, seed: int, split: Split) -> list[DateExample]:
+    """`count` examples, the same for the same arguments and the same Babel.
+
+    In "train", languages are drawn uniformly, then styles within the language, then dates. "valid"
+    and "test" share no source with training nor with each other, repeat no source, and hold each
+    language with each of the `HELD_OUT_GROUPS` equally often, in turn.
+
+    Raises `UserError` for a negative count, and for more than `MAX_HELD_OUT_COUNT` examples of a
+    held-out split.
+    """
+    if count < 0 or (split != "train" and count > MAX_HELD_OUT_COUNT):
+        raise UserError(
+            f"dates: cannot make {count} examples for {split}; ask for 0 or more"
+            + ("" if split == "train" else f", at most {MAX_HELD_OUT_COUNT}")
+        )
+    rng = random.Random(f"{split} {seed}")
+    if split == "train":
+        return [_draw(rng, _pick(rng, LANGUAGES), "train") for _ in range(count)]
+    kinds = [(language, group) for language in LANGUAGES for group in HELD_OUT_GROUPS]
+    examples: dict[str, DateExample] = {}
+    while len(examples) < count:
+        example = _draw(rng, *kinds[len(examples) % len(kinds)])
+        # The text itself says which split it belongs to, so that no seed makes them meet.
+        odd = zlib.crc32(example.src.encode()) % 2 == 1
+        if odd != (split == "test") or (example.group != "new years" and _is_familiar(example)):
+            continue
+        examples.setdefault(example.src, example)
+    return list(examples.values())
+
+
+def _draw(rng: random.Random, language: Language, group: Group) -> DateExample:
+    style = _pick(rng, _styles_of(language, group in ("new styles", "new years and styles")))
+    day = _pick(rng, _days(group in ("new years", "new years and styles")))
+    return _example(style, day, group)
+
+
+def _example(style: Style, day: date, group: Group) -> DateExample:
+    return DateExample(style.render(day), day.isoformat(), style.language, style.name, group)
+
+
+def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
+    # random() alone is promised to give the same numbers in every version of Python.
+    return items[int(rng.random() * len(items))]
+
+
+@cache
+def _days(new_years: bool) -> tuple[date, ...]:
+    """All days of the years held out, or of the others."""
+    span = range(date(YEARS.start, 1, 1).toordinal(), date(YEARS.stop, 1, 1).toordinal())
+    days = map(date.fromordinal, span)
+    return tuple(day for day in days if (day.year in HELD_OUT_YEARS) == new_years)
+
+
+@cache
+def _styles_of(language: Language, held_out: bool) -> tuple[Style, ...]:
+    return tuple(
+        style for style in STYLES if style.language == language and style.held_out == held_out
+    )
+
+
+def _is_familiar(example: DateExample) -> bool:
+    """Whether a style of training, in any language, writes this date with the same characters.
+
+    Many styles agree on some dates: "4 May" is both the long and the short name.
+    """
+    day = date.fromisoformat(example.tgt)
+    styles = (style for language in LANGUAGES for style in _styles_of(language, False))
+    return any(style.render(day) == example.src for style in styles)
+
+
+def _longest(style: Style) -> int:
+    """Characters in the style's longest date; in 200 years every combination of parts occurs."""
+    return sum(
+        len(piece) if isinstance(piece, str) else max(map(len, piece.texts))
+        for piece in style.pieces
+    )
+
+
+def _characters(style: Style) -> set[str]:
+    return set("".join("".join(p.texts) if isinstance(p, Table) else p for p in style.pieces))
+
+
+# What a tokenizer and a model's max_length must hold: characters, without special tokens.
+LONGEST_SOURCE: int = max(map(_longest, STYLES))
+LONGEST_TARGET: int = len("YYYY-MM-DD")
+ALPHABET: str = "".join(sorted(set().union(*map(_characters, STYLES))))
+
+
+def _for_people(style_name: str, day: str, group: Group) -> DateExample:
+    return _example(
+        {style.name: style for style in STYLES}[style_name], date.fromisoformat(day), group
+    )
+
+
+EXAMPLES_FOR_PEOPLE: tuple[DateExample, ...] = (
+    _for_people("en the {nth} of {month}, {year}", "2028-02-29", "new years and styles"),
+    _for_people("en {mon.} {nth}, {year}", "1969-07-20", "new styles"),
+    _for_people("de {weekday} den {d}. {month} {year}", "1954-07-04", "new years and styles"),
+    _for_people("fr le {weekday} {nth} {month} {year}", "1918-11-11", "new years and styles"),
+    _for_people("es {weekday} {d} de {month} de {year}", "1992-07-25", "new years and styles"),
+    _for_people("zh {weekday}，{cyear}年{cm}月{cd}日", "2040-10-01", "new years and styles"),
+)

@@ -1,0 +1,28 @@
+"""Learning to turn one text into another: the loss of a batch of pairs."""
+
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.losses import LossSum, linear_cross_entropy
+from heedful.parts.masks import padding_mask
+from heedful.text.batches import PairBatch
+
+
+def pair_loss(
+    net: EncoderDecoder,
+    batch: PairBatch,
+    *,
+    label_smoothing: float = 0.0,
+    count_correct: bool = False,
+) -> LossSum:
+    """Teacher forcing: each target token from the source and the target tokens before it.
+
+    Padding never reaches the output projection: logits are formed at real targets only.
+    """
+    states = net.hidden(batch.src, batch.tgt_in, batch.src_lengths, batch.tgt_lengths)
+    real = padding_mask(batch.tgt_lengths, batch.tgt_in.size(1))
+    return linear_cross_entropy(
+        states[real],
+        net.head.weight,
+        batch.tgt_out[real],
+        label_smoothing=label_smoothing,
+        count_correct=count_correct,
+    )

@@ -1,0 +1,89 @@
+"""A run's checkpoints: everything that the next step depends on, and the weights to average.
+
+`step-N/` holds the weights and, in the newest, the state of optimizer, random numbers and place in
+the data. The last few are kept for averaging. `interrupted-N/` is written when a run is stopped
+between two regular checkpoints, and goes once the next regular one stands, so that a run that was
+interrupted averages the same checkpoints as one that was not.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from heedful.errors import UserError
+from heedful.files import read_json, remove_unfinished, write_directory, write_json
+from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors, weights_of
+
+_TRAINING = "training.safetensors"
+_STATE = "state.json"
+
+
+class Checkpoints:
+    """The checkpoints of one run in `directory`; the weights of the last `keep` stay."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self.keep = keep
+
+    def save(
+        self,
+        step: int,
+        net: nn.Module,
+        tensors: dict[str, Tensor],
+        state: dict[str, Any],
+        *,
+        interrupted: bool = False,
+    ) -> Path:
+        """Write one; those that it makes superfluous are removed only once it stands."""
+        path = self.directory / f"{'interrupted' if interrupted else 'step'}-{step:08d}"
+
+        def fill(directory: Path) -> None:
+            save_tensors(directory / WEIGHTS, weights_of(net))
+            save_tensors(directory / _TRAINING, tensors)
+            write_json(directory / _STATE, state)
+
+        if not (path / _TRAINING).is_file():  # else interrupted again before the next step
+            write_directory(path, fill)
+        self._prune(path)
+        return path
+
+    def regular(self) -> list[Path]:
+        """The kept regular checkpoints, oldest first."""
+        return sorted(self.directory.glob("step-*"))
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint that a run can go on from."""
+        whole = [path for path in self._all() if (path / _TRAINING).is_file()]
+        return max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+        """Weights, training tensors and state of one."""
+        state = read_json(path / _STATE)
+        if not isinstance(state, dict):
+            raise UserError(f"{path / _STATE} is not a state that heedful wrote")
+        return load_tensors(path / WEIGHTS), load_tensors(path / _TRAINING), state
+
+    def clean(self) -> None:
+        """Remove what a killed run left half-written, or was about to remove."""
+        if self.directory.is_dir():
+            remove_unfinished(self.directory)
+        newest = self.newest()
+        if newest is not None:
+            self._prune(newest)
+
+    def _prune(self, newest: Path) -> None:
+        """Remove what the newest checkpoint makes superfluous."""
+        for other in self._all():
+            if other == newest:
+                continue
+            if other.name.startswith("interrupted"):
+                shutil.rmtree(other)
+            else:
+                (other / _TRAINING).unlink(missing_ok=True)
+        for old in self.regular()[: -self.keep]:
+            shutil.rmtree(old)
+
+    def _all(self) -> list[Path]:
+        return [*self.regular(), *sorted(self.directory.glob("interrupted-*"))]

@@ -1,0 +1,158 @@
+"""A listener that shows a run as it goes: a live bar in a terminal, plain lines elsewhere."""
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from heedful.training.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    format_score,
+    score_label,
+)
+
+REASONS = {
+    "max_steps": "all steps done",
+    "max_epochs": "all epochs done",
+    "early_stopping": "stopped early: no more improvement",
+    "time_limit": "stopped at the time limit",
+    "interrupted": "interrupted",
+}
+
+
+class ProgressBar:
+    """Shows steps in a live bar, with each evaluation as a line above it ("*" marks the best).
+
+    Where `console` is no terminal, a step's line is printed every `line_seconds` of training
+    instead, without control codes. With `quiet` nothing is printed.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        line_seconds: float = 15.0,
+    ) -> None:
+        self._console = console or Console()
+        self._quiet = quiet
+        self._line_seconds = line_seconds
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._total: int | None = None
+        self._origin: tuple[int, float] | None = (
+            None  # step and seconds of the session's first event
+        )
+        self._shown_at = -line_seconds
+
+    def on(self, event: Event) -> None:
+        """Shows the event; checkpoints are not shown, as they come with every evaluation."""
+        if self._quiet or isinstance(event, CheckpointSaved):
+            return
+        if isinstance(event, RunStarted):
+            self._start(event)
+        elif isinstance(event, StepDone):
+            self._step(event)
+        elif isinstance(event, Evaluated):
+            self._print(evaluation_line(event, self._total))
+        else:
+            self._stop_bar()
+            self._print(finish_line(event))
+
+    def close(self) -> None:
+        """Takes the live bar down, so that the terminal is usable again."""
+        self._stop_bar()
+
+    def _start(self, event: RunStarted) -> None:
+        self._stop_bar()
+        self._total = event.total_steps
+        self._origin = None
+        again = "" if event.resumed_from is None else f", resumed from step {event.resumed_from:,}"
+        self._print(
+            f"{event.num_parameters:,} parameters on {event.device};"
+            f" {event.num_train:,} training and {event.num_valid:,} held-out examples{again}"
+        )
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.description}"),
+                console=self._console,
+                expand=True,
+                refresh_per_second=4,
+            )
+            done = event.resumed_from or 0
+            self._task = self._progress.add_task("", total=event.total_steps, completed=done)
+            self._progress.start()
+
+    def _step(self, event: StepDone) -> None:
+        facts = step_facts(event, self._seconds_left(event))
+        if self._progress is not None:
+            self._progress.update(self._task, completed=event.step, description=facts)
+        elif event.seconds - self._shown_at >= self._line_seconds:
+            self._shown_at = event.seconds
+            self._print(f"step {_of(event.step, self._total)}  {facts}")
+
+    def _seconds_left(self, event: StepDone) -> float | None:
+        """From the mean time of a step in this session; none before two events are known."""
+        if self._origin is None:
+            self._origin = (event.step, event.seconds)
+        steps, seconds = event.step - self._origin[0], event.seconds - self._origin[1]
+        if self._total is None or steps <= 0:
+            return None
+        return max(0, self._total - event.step) * seconds / steps
+
+    def _print(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _stop_bar(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def step_facts(event: StepDone, seconds_left: float | None) -> str:
+    """Loss, learning rate, speed and time left of a step, in one line."""
+    left = "" if seconds_left is None else f"  {clock(seconds_left)} left"
+    return (
+        f"loss {event.loss:.3f}  rate {event.learning_rate:.2e}"
+        f"  {event.tokens_per_second:,.0f} tokens/s{left}"
+    )
+
+
+def evaluation_line(event: Evaluated, total_steps: int | None) -> str:
+    """Loss, perplexity, accuracy and scores of an evaluation, "*" in front of the best so far."""
+    scores = "".join(
+        f"  {score_label(name)} {format_score(name, value)}" for name, value in event.scores.items()
+    )
+    return (
+        f"{'*' if event.is_best else ' '} step {_of(event.step, total_steps)}"
+        f"  held-out loss {event.loss:.3f}  perplexity {event.perplexity:.2f}"
+        f"  accuracy {format_score('token_accuracy', event.token_accuracy)}{scores}"
+        f"  {clock(event.seconds)}"
+    )
+
+
+def finish_line(event: RunFinished) -> str:
+    """Why and when the session ended, and its best scores."""
+    best = "".join(
+        f"  {score_label(name)} {format_score(name, value)}" for name, value in event.best.items()
+    )
+    after = f"after step {event.step:,} and {clock(event.seconds)}"
+    return f"{REASONS[event.reason]} {after}" + (f"; best{best}" if best else "")
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 1:02:03, or 2:03 below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _of(step: int, total: int | None) -> str:
+    return f"{step:,}" if total is None else f"{step:,}/{total:,}"

@@ -1,0 +1,265 @@
+"""A saved model opened for use: it comes back as it was, and its answers depend on nothing else."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import heedful
+from commands import tiny
+from heedful.config import parse_recipe
+from heedful.errors import UserError
+from heedful.run import train
+
+TEXTS = ["1 2 3", "0", "5 5 5 5 5", "", "2 4", "3 1 0 2", "  ", "4 4 1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "run"
+    # 60 steps: far from perfect, so that the hypotheses of a beam differ.
+    train(parse_recipe(tiny(training__max_steps=60, training__evaluate_every=30)), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return heedful.load(folder, device="cpu")
+
+
+# --- saving and loading ---------------------------------------------------------------------
+
+
+def test_a_saved_model_comes_back_bit_for_bit(model, tmp_path):
+    model.save(tmp_path / "copy")
+    again = heedful.load(tmp_path / "copy", device="cpu")
+    weights, same = (dict(m.net.named_parameters()) for m in (model, again))
+    assert weights.keys() == same.keys()
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert (again.config, again.card) == (model.config, model.card)
+    assert again.search(TEXTS, num_return=2) == model.search(TEXTS, num_return=2)
+    assert not again.net.training
+
+
+def test_saving_what_was_loaded_writes_the_same_files(model, folder, tmp_path):
+    model.save(tmp_path / "a")
+    heedful.load(tmp_path / "a", device="cpu").save(tmp_path / "b")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    assert set(files) == {"config.json", "model.safetensors", "tokenizer.json"}
+    for name, content in files.items():
+        assert content == (folder / name).read_bytes()
+
+
+def test_a_joint_tokenizer_is_one_and_two_are_two(model, tmp_path):
+    assert model.src_tokenizer is model.tgt_tokenizer
+    recipe = tiny(tokenizer__joint=False, training__max_steps=1, task="sort")
+    train(parse_recipe(recipe), tmp_path / "two")
+    two = heedful.load(tmp_path / "two", device="cpu")
+    assert two.src_tokenizer is not two.tgt_tokenizer
+    assert {"tokenizer.src.json", "tokenizer.tgt.json"} <= {
+        path.name for path in (tmp_path / "two").iterdir()
+    }
+    assert two.config.tie_embeddings == "decoder"
+
+
+def test_tied_tensors_are_saved_once_and_come_back_tied(model, folder):
+    saved = load_file(folder / "model.safetensors")
+    assert model.config.tie_embeddings == "all"
+    embedding = [name for name, t in saved.items() if t.shape[0] == model.src_tokenizer.vocab_size]
+    assert len(embedding) == 1
+    total = sum(tensor.numel() for tensor in saved.values())
+    assert total == sum(parameter.numel() for parameter in model.net.parameters())
+    net = model.net
+    assert net.head.weight is net.src_embedding.tokens.weight
+    assert net.head.weight is net.tgt_embedding.tokens.weight
+
+
+def test_loading_draws_no_random_numbers(folder):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    heedful.load(folder, device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "wrong"])
+def test_a_tensor_that_does_not_fit_is_named(model, tmp_path, change):
+    model.save(tmp_path / "m")
+    file = tmp_path / "m/model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[3]
+    if change == "missing":
+        del tensors[name]
+        message = f"lacks the tensor {name}"
+    elif change == "extra":
+        tensors["stray.weight"] = torch.zeros(2)
+        message = "no place for: stray.weight"
+    else:
+        tensors[name] = torch.zeros(7, 3)
+        message = rf"{name} is \(7, 3\), but the model's is"
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=message):
+        heedful.load(tmp_path / "m", device="cpu")
+
+
+def test_the_card_is_what_was_trained(folder):
+    card = json.loads((folder / "config.json").read_text())
+    assert card["architecture"] == "vaswani2017"
+    assert card["task"] == "copy"
+    assert card["heedful"] == heedful.__version__
+    assert card["model"]["d_model"] == 16
+    assert "dropout" in card["model"]
+    assert "max_length" in card["model"]
+
+
+# --- translating ----------------------------------------------------------------------------
+
+texts = st.lists(
+    st.lists(st.sampled_from("012345"), max_size=8).map(" ".join), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), lines=texts, beam=st.integers(1, 3), batch_tokens=st.integers(1, 60))
+def test_a_batch_is_its_lines_alone_in_any_order(model, data, lines, beam, batch_tokens):
+    options = {"beam_size": beam, "num_return": beam}
+    together = model.search(lines, batch_tokens=batch_tokens, **options)
+    alone = [model.search([line], **options)[0] for line in lines]
+    order = data.draw(st.permutations(range(len(lines))))
+    permuted = model.search([lines[i] for i in order], batch_tokens=999, **options)
+    for index, line in enumerate(lines):
+        for other in (alone[index], permuted[order.index(index)]):
+            assert [t.ids for t in together[index]] == [t.ids for t in other], line
+            assert [t.finished for t in together[index]] == [t.finished for t in other]
+            assert [t.score for t in together[index]] == pytest.approx(
+                [t.score for t in other], abs=1e-4
+            )
+
+
+def test_translate_is_the_best_of_search_in_order(model):
+    found = model.search(TEXTS, num_return=3, beam_size=4)
+    assert model.translate(TEXTS, beam_size=4) == [entries[0].text for entries in found]
+    assert len(found) == len(TEXTS)
+
+
+def test_blank_lines_stay_blank(model):
+    found = model.search(["", "1 2", "   ", "3"], num_return=2, beam_size=2)
+    assert [[t.text for t in entries] for entries in (found[0], found[2])] == [[""], [""]]
+    assert found[0][0].finished
+    alone = model.search(["1 2"], num_return=2, beam_size=2)[0]
+    assert [t.ids for t in found[1]] == [t.ids for t in alone]
+    assert model.translate([]) == []
+    assert model.translate(["", ""]) == ["", ""]
+
+
+def test_nbest_is_sorted_distinct_and_scored(model):
+    (entries,) = model.search(["3 1 0 2"], num_return=4, beam_size=4)
+    assert len(entries) == 4
+    scores = [entry.score for entry in entries]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(entry.ids) for entry in entries}) == 4
+    assert all(math.isfinite(score) and score < 0 for score in scores)
+    for entry in entries:
+        assert entry.text == model.tgt_tokenizer.decode(entry.ids)
+        assert (entry.ids[-1] == model.tgt_tokenizer.eos_id) == entry.finished
+
+
+def test_a_score_is_what_teacher_forcing_gives(model):
+    """With the average over the length, EOS counted; pad and BOS are out of the running."""
+    for beam in (1, 4):
+        for entry in model.search(["3 1 0 2"], num_return=beam, beam_size=beam)[0]:
+            if not entry.finished:
+                continue
+            tgt = torch.tensor([[model.tgt_tokenizer.bos_id, *entry.ids[:-1]]])
+            source = [*model.src_tokenizer.encode("3 1 0 2"), model.src_tokenizer.eos_id]
+            with torch.no_grad():
+                logits = model.net(torch.tensor([source]), tgt)[0]
+            logits[:, [model.tgt_tokenizer.pad_id, model.tgt_tokenizer.bos_id]] = -math.inf
+            chosen = logits.log_softmax(-1)[range(len(entry.ids)), entry.ids]
+            assert entry.score == pytest.approx(float(chosen.mean()), abs=1e-4)
+
+
+def test_prefixes_begin_their_translations(model):
+    prefixes = ["4 4", "", "0"]
+    for beam in (1, 3):
+        found = model.search(["1 2 3", "1 2 3", "5"], prefixes=prefixes, beam_size=beam)
+        for prefix, (entry, *_) in zip(prefixes, found, strict=True):
+            assert entry.text.startswith(prefix)
+        assert found[1][0].ids == model.search(["1 2 3"], beam_size=beam)[0][0].ids
+
+
+def test_the_length_limit_cuts_and_says_so(model):
+    (entries,) = model.search(["0 1 2 3 4"], max_new_tokens=2, beam_size=1)
+    assert len(entries[0].ids) == 2
+    assert not entries[0].finished
+
+
+def test_what_is_too_long_is_refused_or_cut(model):
+    long = " ".join("0123450123450")
+    with pytest.raises(UserError, match="line 2 has 14 tokens, but the model allows 12"):
+        model.translate(["1", long])
+    with pytest.raises(UserError, match="line 11 has 14 tokens"):
+        model.translate([long], first_number=11)
+    before = model.num_truncated
+    cut = model.translate([long, "1", long], too_long="truncate")
+    assert model.num_truncated == before + 2
+    by_hand = " ".join(long.split()[:11])  # with EOS 12
+    assert cut == model.translate([by_hand, "1", by_hand])
+
+
+def test_mistakes_in_calls(model):
+    with pytest.raises(UserError, match="list of strings"):
+        model.translate("1 2 3")
+    with pytest.raises(UserError, match="1 prefixes for 2 texts"):
+        model.search(["1", "2"], prefixes=["1"])
+    with pytest.raises(UserError, match="2 sources but 1 targets"):
+        model.score(["1", "2"], ["1"])
+    with pytest.raises(UserError, match="no pairs"):
+        model.score([], [])
+
+
+def test_progress_counts_every_text(model):
+    seen = []
+    model.search(TEXTS, batch_tokens=8, progress=seen.append)
+    assert sum(seen) == len(TEXTS)
+    assert len(seen) > 1
+
+
+# --- scoring --------------------------------------------------------------------------------
+
+
+def forced(model, source, target):
+    """Log-probabilities of the target's tokens, from the net's logits for this pair alone."""
+    tokenizer = model.tgt_tokenizer
+    ids = [*tokenizer.encode(target), tokenizer.eos_id]
+    src = torch.tensor([[*model.src_tokenizer.encode(source), model.src_tokenizer.eos_id]])
+    with torch.no_grad():
+        logits = model.net(src, torch.tensor([[tokenizer.bos_id, *ids[:-1]]]))[0].double()
+    log_probs = logits - logits.logsumexp(-1, keepdim=True)
+    return log_probs[range(len(ids)), ids], logits.argmax(-1).tolist(), ids
+
+
+PAIRS = [("1 2 3", "1 2 3"), ("0", "5 5 5 5 5 5"), ("5 4 3 2 1", "2"), ("2 2", "2 2 1")]
+
+
+def test_score_is_the_sum_over_the_nets_logits(model):
+    found = model.score(*zip(*PAIRS, strict=True))
+    for (source, target), score in zip(PAIRS, found, strict=True):
+        log_probs, _, ids = forced(model, source, target)
+        assert score.log_prob == pytest.approx(float(log_probs.sum()), rel=1e-4)
+        assert score.num_tokens == len(ids)
+
+
+def test_perplexity_and_accuracy_are_over_all_tokens(model):
+    found = model.teacher_forced(*zip(*PAIRS, strict=True))
+    parts = [forced(model, *pair) for pair in PAIRS]
+    count = sum(len(ids) for _, _, ids in parts)
+    nll = -sum(float(log_probs.sum()) for log_probs, _, _ in parts)
+    right = sum(a == b for _, best, ids in parts for a, b in zip(best, ids, strict=True))
+    assert found["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-4)
+    assert found["token_accuracy"] == pytest.approx(right / count)
+    assert 0 < right < count

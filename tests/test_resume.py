@@ -1,0 +1,266 @@
+"""A run that is killed and resumed, however often and wherever, ends as one that was not."""
+
+import json
+import random
+
+import pytest
+import yaml
+
+from commands import Commands, assert_refused, tree, write_recipe
+from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
+from heedful.training.loggers import read_log
+
+LAST = "checkpoints/step-00000012"
+RESULTS = ("model.safetensors", "scores.json", "test.output.txt", "config.json", "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="module")
+def whole(commands, tmp_path_factory):
+    """(recipe file, folder, seconds) of the run that nothing disturbs, for each set of changes."""
+    made = {}
+
+    def make(**changes):
+        key = json.dumps(changes, sort_keys=True)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("whole")
+            recipe = write_recipe(folder / "recipe.json", **changes)
+            ended = commands.train(recipe, folder / "run")
+            assert ended.code == 0, ended.err
+            made[key] = recipe, folder / "run", ended.seconds
+        return made[key]
+
+    return make
+
+
+def go_on(commands, recipe, out, kill=None):
+    """The next session: resumed where there is something to resume."""
+    more = ["--resume"] if (out / "recipe.yaml").exists() else []
+    return commands.train(recipe, out, *more, kill=kill)
+
+
+def assert_same_end(out, reference):
+    for name in RESULTS:
+        assert (out / name).read_bytes() == (reference / name).read_bytes(), name
+    left, right = tree(out / "checkpoints"), tree(reference / "checkpoints")
+    assert left.keys() == right.keys()
+    for name, content in left.items():
+        if name.endswith("state.json"):
+            states = [json.loads(part) for part in (content, right[name])]
+            assert [state.pop("seconds") > 0 for state in states] == [True, True]
+            assert states[0] == states[1], name
+        else:
+            assert content == right[name], name
+    assert not list(out.rglob("*.tmp"))
+    assert_whole_log(out, reference)
+
+
+def assert_whole_log(out, reference):
+    """Every step once and in order, and all target tokens counted once."""
+    events, expected = (read_log(folder / "log.jsonl") for folder in (out, reference))
+    for kind in (StepDone, Evaluated, CheckpointSaved):
+        steps = [event.step for event in events if isinstance(event, kind)]
+        assert steps == sorted(set(steps)), kind
+    tokens, all_tokens = (
+        sum(event.num_tokens for event in log if isinstance(event, StepDone))
+        for log in (events, expected)
+    )
+    assert tokens == all_tokens
+    losses, same = (
+        [(e.step, e.loss, e.scores, e.is_best) for e in log if isinstance(e, Evaluated)]
+        for log in (events, expected)
+    )
+    assert losses == same
+    resumed = [event.resumed_from for event in events if isinstance(event, RunStarted)][1:]
+    known = [step for step in resumed if step is not None]
+    assert known == sorted(set(known))
+    assert [isinstance(event, RunFinished) for event in events].count(True) == 1
+    assert isinstance(events[-1], RunFinished)
+
+
+@pytest.mark.parametrize(
+    ("seed", "changes"),
+    [
+        (1, {}),
+        (2, {"training__accumulate": 2}),
+        (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
+        (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
+        (5, {"model__dropout": 0.3, "training__early_stopping": 3}),
+    ],
+)
+def test_killed_at_random_moments(commands, whole, tmp_path, seed, changes):
+    recipe, reference, seconds = whole(training__seed=seed, **changes)
+    draw, kills = random.Random(seed), 0
+    for attempt in range(6):  # again where a machine that has become faster outran every moment
+        out = tmp_path / f"run{attempt}"
+        moments = [draw.uniform(0.05, 0.9) * seconds for _ in range(3)]
+        sessions = [go_on(commands, recipe, out, {"seconds": moment}) for moment in moments]
+        assert {(s.code, s.signal) for s in sessions} <= {(-1, 9), (0, 0)}, (moments, sessions)
+        kills += sum(session.signal == 9 for session in sessions)
+        ended = go_on(commands, recipe, out)
+        assert ended.code == 0, (moments, ended.err)
+        assert_same_end(out, reference)
+        if kills >= 2:
+            return
+    pytest.fail(f"no session was killed at {moments} of {seconds} s")
+
+
+def at(call, path, when, nth=1):
+    return {"call": call, "path": path, "when": when, "nth": nth}
+
+
+# Sessions of one run, each killed at its point: (call, what it works on, when, the nth of them).
+POINTS = {
+    "data preparation": [
+        at("replace", r"run/recipe\.yaml$", "before"),
+        at("replace", r"run/recipe\.yaml$", "after"),
+        at("replace", r"train/src\.ids\.npy$", "before"),
+        at("replace", r"train/tgt\.ids\.npy$", "after"),
+        at("replace", r"valid/src\.offsets\.npy$", "after"),
+        at("replace", r"data/valid\.jsonl$", "before"),
+        at("replace", r"tokenizer\.src\.json$", "after"),
+        at("replace", r"prepared\.json$", "before"),
+        at("replace", r"prepared\.json$", "after"),
+        at("replace", r"run/config\.json$", "before"),
+    ],
+    "checkpoint": [
+        at("save_file", r"\.step-.*/\.model\.safetensors", "before"),
+        at("save_file", r"\.step-.*/\.model\.safetensors", "inside", 2),
+        at("replace", r"\.step-.*/model\.safetensors$", "before"),
+        at("replace", r"\.step-.*/model\.safetensors$", "after"),
+        at("save_file", r"\.step-.*/\.training\.safetensors", "inside", 2),
+        at("replace", r"\.step-.*/training\.safetensors$", "after"),
+        at("replace", r"\.step-.*/state\.json$", "after"),
+        at("replace", r"checkpoints/step-\d+$", "before"),
+    ],
+    "after a checkpoint": [
+        at("replace", r"checkpoints/step-00000003$", "after"),
+        at("replace", r"checkpoints/step-00000006$", "after"),
+        at("unlink", r"step-00000006/training\.safetensors$", "before"),
+        at("rmtree", r"checkpoints/step-00000003$", "before"),
+    ],
+    "after the last checkpoint": [
+        at("rmtree", r"checkpoints/step-00000003$", "inside"),
+        at("replace", r"run/scores\.json$", "before"),
+    ],
+    "before the oldest goes": [at("replace", r"checkpoints/step-00000012$", "after")],
+    "best model": [
+        at("save_file", r"run/\.model\.safetensors", "inside"),
+        at("replace", r"run/model\.safetensors$", "before"),
+        at("replace", r"run/model\.safetensors$", "after"),
+        at("replace", r"run/model\.safetensors$", "after", 2),
+    ],
+    "end": [
+        at("replace", r"run/scores\.json$", "before"),
+        at("replace", r"run/scores\.json$", "after"),
+        at("replace", r"run/test\.output\.txt$", "before"),
+        at("replace", r"run/report\.html$", "before"),
+    ],
+}
+
+
+@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS.keys())
+def test_killed_inside_a_write(commands, whole, tmp_path, points):
+    recipe, reference, _ = whole()
+    out = tmp_path / "run"
+    for point in points:
+        killed = go_on(commands, recipe, out, point)
+        assert killed.signal == 9, (point, killed)
+    ended = go_on(commands, recipe, out)
+    assert ended.code == 0, ended.err
+    assert_same_end(out, reference)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(commands, whole, tmp_path):
+    recipe, reference, _ = whole()
+    out = tmp_path / "run"
+    # 3 evaluates: a stop there, and one between two evaluations.
+    for step in (2, 3, 7):
+        stopped = go_on(commands, recipe, out, {"interrupt_at": step})
+        assert (stopped.code, stopped.signal) == (130, 0), stopped
+        line = stopped.err.splitlines()
+        assert line == [f"stopped and saved; go on with: heedful train {out} --resume"]
+        assert (out / f"checkpoints/interrupted-{step:08d}/training.safetensors").is_file()
+    # The line that was printed, typed.
+    words = line[0].partition("heedful ")[2].split()
+    ended = commands.run(*words, "--quiet")
+    assert ended.code == 0, ended.err
+    log = [event for event in read_log(out / "log.jsonl") if not isinstance(event, CheckpointSaved)]
+    assert [event.step for event in log if isinstance(event, Evaluated)] == [3, 6, 9, 12]
+    for name in RESULTS:
+        assert (out / name).read_bytes() == (reference / name).read_bytes(), name
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == sorted(
+        p.name for p in (reference / "checkpoints").iterdir()
+    )
+    for name in ("model.safetensors", "training.safetensors"):
+        assert (out / LAST / name).read_bytes() == (reference / LAST / name).read_bytes(), name
+
+
+def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path):
+    recipe, reference, _ = whole()
+    out = tmp_path / "run"
+    assert go_on(commands, recipe, out, {"interrupt_at": 5}).code == 130
+    saved = out / "checkpoints/interrupted-00000005"
+    before = tree(saved)
+    point = at("replace", r"interrupted-00000005$", "before")
+    # The checkpoint of this step is there: it is neither removed nor written again.
+    import torch
+
+    from heedful.training.checkpoint import Checkpoints
+
+    Checkpoints(out / "checkpoints", 3).save(5, torch.nn.Linear(1, 1), {}, {}, interrupted=True)
+    assert tree(saved) == before
+    assert go_on(commands, recipe, out, point).code == 0
+    for name in RESULTS:
+        assert (out / name).read_bytes() == (reference / name).read_bytes(), name
+
+
+def test_a_finished_run_resumed_stays_as_it_is(commands, whole, tmp_path):
+    recipe, reference, _ = whole(training__max_steps=3)
+    before = {name: (reference / name).read_bytes() for name in RESULTS}
+    again = commands.train(recipe, reference, "--resume")
+    assert again.code == 0, again.err
+    assert before == {name: (reference / name).read_bytes() for name in RESULTS}
+
+
+def test_resume_with_a_changed_recipe_names_keys_and_values(commands, whole):
+    recipe, reference, _ = whole()
+    before = tree(reference)
+    changes = ("--set", "training.max_steps=13", "--set", "model.dropout=0.2")
+    refused = commands.train(recipe, reference, "--resume", *changes)
+    assert_refused(
+        refused, reference, "training.max_steps (12 -> 13)", "model.dropout (0.1 -> 0.2)"
+    )
+    assert "d_model" not in refused.err
+    assert tree(reference) == before
+
+
+def test_resume_where_nothing_is(commands, tmp_path):
+    recipe = write_recipe(tmp_path / "recipe.json")
+    refused = commands.train(recipe, tmp_path / "none", "--resume")
+    assert_refused(refused, tmp_path / "none", "no run to resume", "leave out --resume")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_begun_again(commands, whole):
+    recipe, reference, _ = whole()
+    before = tree(reference)
+    assert_refused(commands.train(recipe, reference), "already holds a run", "--resume", "--out")
+    assert tree(reference) == before
+
+
+def test_the_saved_recipe_is_the_resolved_one(commands, whole, tmp_path):
+    _, reference, _ = whole()
+    saved = yaml.safe_load((reference / "recipe.yaml").read_text())
+    assert saved["training"]["optimizer"]["betas"] == [0.9, 0.98]  # a default, written out
+    assert saved["model"]["d_model"] == 16
+    # From the folder alone the run can be repeated.
+    again = commands.train(reference, tmp_path / "again")
+    assert again.code == 0, again.err
+    assert_same_end(tmp_path / "again", reference)

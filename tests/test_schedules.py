@@ -1,0 +1,93 @@
+"""The learning rate: every formula against numbers worked out by hand or written another way."""
+
+import math
+
+import pytest
+
+from heedful.config import Schedule
+from heedful.errors import UserError
+from heedful.training.schedules import make_schedule
+
+
+def rates(steps, *, d_model=512, max_steps=None, **keys):
+    rate = make_schedule(Schedule(**keys), d_model=d_model, max_steps=max_steps)
+    return [rate(step) for step in steps]
+
+
+def test_paper_is_equation_3():
+    found = rates([1, 2000, 4000, 16000], d_model=512, name="paper", warmup_steps=4000)
+    # 512^-0.5 = 1 / (16 √2); 4000^-1.5 and the square roots by hand
+    width = 1 / (16 * math.sqrt(2))
+    top = width / math.sqrt(4000)
+    expected = [width / (4000 * math.sqrt(4000)), top / 2, top, top / 2]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert top == pytest.approx(6.98771e-4, rel=1e-5)
+
+
+def test_paper_depends_on_the_width():
+    narrow, wide = (rates([10], d_model=d, name="paper", warmup_steps=5)[0] for d in (64, 256))
+    assert narrow == pytest.approx(2 * wide, rel=1e-12)
+
+
+def test_inverse_sqrt():
+    found = rates([1, 50, 100, 400, 10_000], name="inverse_sqrt", learning_rate=0.8)
+    assert rates([1000, 4000], name="inverse_sqrt", learning_rate=0.8) == pytest.approx([0.8, 0.4])
+    assert found[:3] == pytest.approx([0.0008, 0.04, 0.08])
+    exact = rates([25, 100, 400, 900], name="inverse_sqrt", learning_rate=3.0, warmup_steps=100)
+    assert exact == pytest.approx([0.75, 3.0, 1.5, 1.0], rel=1e-12)
+
+
+def test_cosine():
+    keys = {"name": "cosine", "learning_rate": 2.0, "warmup_steps": 10}
+    steps = [5, 10, 40, 55, 70, 100, 130, 500]
+    shares = [0.5, 1, None, (1 + math.sqrt(0.5)) / 2, None, 0.5, None, None]
+    found = rates(steps, max_steps=190, **keys)
+    # progress 1/6, 1/4, 1/3, 1/2, 2/3: cosines √3/2, √1/2, 1/2, 0, -1/2
+    shares[2] = (1 + math.sqrt(3) / 2) / 2
+    shares[4] = 0.75
+    shares[6] = 0.25
+    shares[7] = 0.0
+    assert found == pytest.approx([2.0 * share for share in shares], abs=1e-12)
+    floor = rates([10, 100, 190, 191], max_steps=190, final_fraction=0.1, **keys)
+    assert floor == pytest.approx([2.0, 1.1, 0.2, 0.2], rel=1e-12)
+
+
+def test_linear():
+    keys = {"name": "linear", "learning_rate": 4.0, "warmup_steps": 4}
+    found = rates([1, 2, 4, 9, 14, 19, 24, 30], max_steps=24, **keys)
+    assert found == pytest.approx([1.0, 2.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], abs=1e-12)
+    floor = rates([4, 14, 24, 99], max_steps=24, final_fraction=0.5, **keys)
+    assert floor == pytest.approx([4.0, 3.0, 2.0, 2.0], rel=1e-12)
+
+
+def test_constant():
+    found = rates([1, 2, 3, 4, 5, 10**6], name="constant", learning_rate=0.3, warmup_steps=4)
+    assert found == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3, 0.3])
+
+
+@pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
+def test_warmup_is_a_straight_line_that_meets_the_rest(name):
+    steps = range(1, 21)
+    found = rates(steps, max_steps=100, name=name, learning_rate=1.0, warmup_steps=20)
+    assert found == pytest.approx([step / 20 for step in steps], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
+def test_no_warmup_begins_at_the_height(name):
+    keys = {"name": name, "learning_rate": 1.0, "warmup_steps": 0}
+    first, second = rates([1, 2], max_steps=10**6, **keys)
+    assert first == pytest.approx(1.0, rel=1e-5)
+    assert 0 < second <= 1.0
+
+
+def test_paper_refuses_a_learning_rate():
+    with pytest.raises(UserError, match="learning_rate to null"):
+        rates([1], name="paper", learning_rate=0.1)
+    with pytest.raises(UserError, match="warmup_steps of at least 1"):
+        rates([1], name="paper", warmup_steps=0)
+
+
+@pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
+def test_all_others_need_one(name):
+    with pytest.raises(UserError, match=f"{name} needs a learning_rate"):
+        rates([1], name=name)
