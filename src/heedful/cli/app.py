@@ -1,0 +1,54 @@
+"""The `heedful` command: its verbs, and how an error reaches the user."""
+
+import sys
+
+import typer
+
+from heedful import __version__
+from heedful.cli import average, demo, evaluate, info, recipes, score, train, translate, verify
+from heedful.errors import UserError
+
+app = typer.Typer(
+    name="heedful",
+    help="Train, search, evaluate and look into Transformers, from raw text on one machine.",
+    epilog="Start with: heedful demo   (then: heedful recipes ls)",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for verb in (demo, train, translate, evaluate, score, average, verify, info):
+    name = verb.__name__.rsplit(".", 1)[1]
+    app.command(name)(getattr(verb, name))
+app.add_typer(recipes.app, name="recipes")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    """Options of the command itself."""
+
+
+def main() -> None:
+    """Run a verb. Bad input is one line on stderr and exit code 2, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        what = error.filename or "cannot write the output"
+        typer.secho(f"error: {what}: {error.strerror or error}", fg="red", err=True)
+        sys.exit(2)

@@ -1,0 +1,163 @@
+"""`heedful demo`: train the shipped dates recipe, show what it learnt, let the user try it."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from heedful.bundle import Translator
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo"),
+) -> None:
+    """Train a Transformer on dates in five languages, then translate some that it never saw.
+
+    Takes minutes on two cores. Stopped with Ctrl-C, the same command goes on; once it is trained,
+    the same command only shows the result, and in a terminal asks for dates of your own.
+
+    Example: heedful demo
+    """
+    from rich.console import Console
+
+    from heedful.bundle import load
+    from heedful.errors import UserError
+
+    console = Console(highlight=False, soft_wrap=True)
+    if not (out / "scores.json").is_file():
+        _train(out, console)
+    model = load(out)
+    if model.card.task != "dates":
+        raise UserError(f"{out} holds a model of the task {model.card.task}; give another --out")
+    _show_score(out, console)
+    _show_groups(out, console)
+    _show_examples(model, console)
+    line = f"echo '3rd of May, 2031' | {_command()} translate {shlex.quote(str(out))}"
+    console.print("\nTranslate your own:", line, sep="\n  ", markup=False)
+    if sys.stdin.isatty():
+        _ask(model, console)
+
+
+def _train(out: Path, console: "Console") -> None:
+    """Train, or go on with a run that was interrupted, by the recipe in its own folder."""
+    from heedful.config import load_recipe
+    from heedful.errors import UserError
+    from heedful.run import train
+    from heedful.training.progress import ProgressBar
+
+    started = (out / "recipe.yaml").is_file()
+    recipe = load_recipe(out if started else "dates")
+    if recipe.task != "dates":
+        raise UserError(f"{out} holds a run of the task {recipe.task}; give another --out")
+    command = shlex.join(["heedful", *sys.argv[1:]])
+    console.print(
+        f"{'Going on with' if started else 'Training'} the recipe dates in {out};"
+        " Ctrl-C saves, and the same command goes on.",
+        markup=False,
+    )
+    result = train(
+        recipe,
+        out,
+        resume=started,
+        listeners=[ProgressBar()],
+        say=lambda line: console.print(line, markup=False),
+        command=command,
+    )
+    if result.reason == "interrupted":
+        typer.echo("stopped and saved; the same command goes on", err=True)
+        raise typer.Exit(130)
+
+
+def _show_score(out: Path, console: "Console") -> None:
+    from heedful.files import read_json
+    from heedful.training.events import RunFinished, format_score
+    from heedful.training.loggers import read_log
+
+    content = read_json(out / "scores.json")
+    score = content["scores"]["exact_match"]
+    ends = [event for event in read_log(out / "log.jsonl") if isinstance(event, RunFinished)]
+    spent = f", after {ends[-1].seconds / 60:.1f} minutes of training" if ends else ""
+    console.print(
+        f"\nExact match on {content['num_segments']:,} held-out dates, of years and in styles that"
+        f" training never saw: [bold]{format_score('exact_match', score['score'])}[/bold]{spent}"
+    )
+    console.print(f"Report: {out / 'report.html'}", markup=False)
+
+
+def _show_groups(out: Path, console: "Console") -> None:
+    """The same score by language and by what of a date training never saw."""
+    from babel import Locale
+    from rich.table import Table
+
+    from heedful.config import load_recipe
+    from heedful.tasks.date_styles import LANGUAGES
+    from heedful.tasks.dates import HELD_OUT_GROUPS, generate
+    from heedful.text.corpus import read_lines
+
+    sizes = load_recipe(out).data.generated
+    examples = generate(sizes.num_test, seed=sizes.seed, split="test")
+    outputs = read_lines(out / "test.output.txt")
+    right: dict[tuple[str, str], list[bool]] = {}
+    for example, output in zip(examples, outputs, strict=True):
+        key = (example.language, example.group)
+        right.setdefault(key, []).append(output == example.tgt)
+    table = Table("", *HELD_OUT_GROUPS, box=None, pad_edge=False)
+    for language in LANGUAGES:
+        found = [right.get((language, group), []) for group in HELD_OUT_GROUPS]
+        table.add_row(
+            Locale(language).english_name, *(f"{sum(hits)} of {len(hits)}" for hits in found)
+        )
+    console.print(table)
+
+
+def _show_examples(model: "Translator", console: "Console") -> None:
+    """Phrases that no training example had, beside what they mean."""
+    from rich.table import Table
+
+    from heedful.tasks.dates import EXAMPLES_FOR_PEOPLE
+
+    outputs = model.translate([example.src for example in EXAMPLES_FOR_PEOPLE], beam_size=1)
+    table = Table("phrase", "translation", "expected", "", box=None, pad_edge=False)
+    for example, output in zip(EXAMPLES_FOR_PEOPLE, outputs, strict=True):
+        mark = "[green]ok[/green]" if output == example.tgt else "[red]wrong[/red]"
+        table.add_row(example.src, output, example.tgt, mark)
+    console.print("\nPhrases that it never saw:")
+    console.print(table)
+
+
+def _ask(model: "Translator", console: "Console") -> None:
+    """Answer dates that are typed, until an empty line."""
+    from heedful.errors import UserError
+
+    console.print("\nOr type a date here, in any of the five languages (Enter alone ends).")
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if not text:
+            return
+        try:
+            found: Any = model.search([text], beam_size=1)[0][0]
+        except UserError as error:
+            console.print(str(error), style="red", markup=False)
+            continue
+        console.print(f"  {found.text}{'' if found.finished else ' (cut off)'}", markup=False)
+
+
+def _command() -> str:
+    """How this program can be called from here."""
+    program = Path(sys.argv[0])
+    on_path = shutil.which("heedful")
+    if program.name != "heedful" or (on_path and Path(on_path).samefile(program)):
+        return "heedful"
+    relative = os.path.relpath(program)
+    return shlex.quote(str(program) if relative.startswith("..") else relative)

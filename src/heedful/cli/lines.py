@@ -1,0 +1,118 @@
+"""Lines in and out for the verbs that work on files and as filters."""
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+
+from heedful.errors import UserError
+
+CHUNK = 1_024
+_BLOCK = 1 << 20
+
+
+def input_chunks(path: Path | None) -> Iterator[list[str]]:
+    """Lists of lines, as many as are there without waiting: a line that is typed comes alone.
+
+    Raises UserError: a missing file, a directory (both before the first list is asked for),
+    invalid UTF-8 with its line number.
+    """
+    if path is None:
+        return _live_chunks(sys.stdin.fileno())
+    chunks = _file_chunks(path)
+    first = next(chunks, [])
+    return chain([first], chunks)
+
+
+def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
+    """The lines of two files that belong together; raises UserError where they differ in number."""
+    from heedful.text.corpus import read_lines
+
+    a, b = list(read_lines(first)), list(read_lines(second))
+    if len(a) != len(b):
+        raise UserError(f"{first} has {len(a)} lines but {second} has {len(b)}; they must match")
+    if not a:
+        raise UserError(f"{first} and {second} are empty")
+    return a, b
+
+
+@contextmanager
+def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """A function that writes a line: to a file whole or not at all, to stdout at once."""
+    if path is None:
+        yield _show
+        return
+    from heedful.files import replacing
+
+    with replacing(path) as file:
+
+        def write(line: str) -> None:
+            file.write(f"{line}\n".encode())
+
+        yield write
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A function to tell how many more are done; shown on stderr where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = [TextColumn(what), MofNCompleteColumn(), TimeRemainingColumn()]
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def _show(line: str) -> None:
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    except OSError as error:
+        raise UserError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def _file_chunks(path: Path) -> Iterator[list[str]]:
+    from heedful.text.corpus import read_lines
+
+    lines = read_lines(path)
+    while chunk := list(islice(lines, CHUNK)):
+        yield chunk
+
+
+def _live_chunks(handle: int) -> Iterator[list[str]]:
+    """What a pipe or a terminal has given so far, as whole lines."""
+    rest, number, open_end = b"", 0, True
+    while open_end:
+        data = os.read(handle, _BLOCK)
+        open_end = bool(data)
+        rest += data
+        # A writer that is not waiting for answers sends more at once: take it together.
+        while open_end and len(rest) < _BLOCK and select.select([handle], [], [], 0.01)[0]:
+            data = os.read(handle, _BLOCK)
+            open_end = bool(data)
+            rest += data
+        *lines, rest = rest.split(b"\n")
+        if rest and not open_end:
+            lines.append(rest)
+        for start in range(0, len(lines), CHUNK):
+            part = lines[start : start + CHUNK]
+            yield [_decode(line, number + index) for index, line in enumerate(part, 1)]
+            number += len(part)
+
+
+def _decode(line: bytes, number: int) -> str:
+    try:
+        return line.decode("utf-8").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise UserError(f"stdin, line {number}: not valid UTF-8; convert the input") from None

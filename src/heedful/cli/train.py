@@ -1,0 +1,63 @@
+"""`heedful train`: a run from a recipe."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe file, a run's folder, or a shipped recipe's name.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override one key, e.g. training.max_steps=500."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train a model as a recipe says.
+
+    The folder holds the best model so far at any time, the log, checkpoints, and at the end a
+    report. Ctrl-C saves; --resume goes on exactly.
+
+    Example: heedful train translation --set data.train.src=a.en --set data.train.tgt=a.de
+    """
+    from rich.console import Console
+
+    from heedful.config import load_recipe, recipe_path
+    from heedful.run import train as run
+    from heedful.training.progress import ProgressBar
+
+    loaded = load_recipe(recipe, settings or [])
+    path = recipe_path(recipe)
+    folder = out or (path.parent if path.name == "recipe.yaml" else Path("runs") / path.stem)
+    console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+    result = run(
+        loaded,
+        folder,
+        resume=resume,
+        listeners=[] if quiet else [ProgressBar()],
+        say=console.print,
+        command=shlex.join(["heedful", *sys.argv[1:]]),
+    )
+    if result.reason == "interrupted":
+        again = shlex.join(["heedful", "train", str(folder), "--resume"])
+        typer.echo(f"stopped and saved; go on with: {again}", err=True)
+        raise typer.Exit(130)
+    if result.scores is not None:
+        for name, score in result.scores.by_metric.items():
+            console.print(f"{name:<12} {score.value:.4g}   {score.signature}")
+    console.print(f"model        {folder}")
+    console.print(f"report       {folder / 'report.html'}")
+    console.print(f"use it       echo 'your text' | heedful translate {shlex.quote(str(folder))}")

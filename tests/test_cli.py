@@ -1,0 +1,328 @@
+"""The command line: verbs over files, pipes and streams."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import heedful
+from commands import Commands, write_recipe
+from heedful.cli.app import app
+
+VERBS = [str(command.name) for command in app.registered_commands]
+HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
+LINES = ["1 2 3", "", "5 4", "0 0 0 1", "2"]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="module")
+def folder(commands, tmp_path_factory):
+    root = tmp_path_factory.mktemp("trained")
+    recipe = write_recipe(root / "r.json", training__max_steps=60, training__evaluate_every=20)
+    ended = commands.train(recipe, root / "run")
+    assert ended.code == 0, ended.err
+    return root / "run"
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return heedful.load(folder, device="cpu")
+
+
+@pytest.fixture
+def lines(tmp_path):
+    file = tmp_path / "lines"
+    file.write_text("".join(f"{line}\n" for line in LINES))
+    return file
+
+
+# --- imports and help -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import heedful",
+        "import heedful; heedful.load_recipe('copy'); heedful.UserError; heedful.__version__",
+        "import heedful.cli",
+        "import sys; sys.argv = ['heedful', '--help']; import heedful.cli as c\n"
+        "try: c.main()\nexcept SystemExit: pass",
+        "import sys; sys.argv = ['heedful', 'recipes', 'ls']; import heedful.cli as c\n"
+        "try: c.main()\nexcept SystemExit: pass",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(code):
+    tail = "\nimport sys\nprint([m for m in ('torch', 'numpy', 'tokenizers') if m in sys.modules])"
+    ended = subprocess.run(
+        [sys.executable, "-c", code + tail], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_public_names_are_handed_out():
+    for name in heedful.__all__:
+        assert getattr(heedful, name) is not None
+    with pytest.raises(AttributeError, match="no attribute nothing"):
+        heedful.nothing  # noqa: B018
+
+
+def test_help_names_every_verb(commands):
+    shown = commands.run("--help")
+    assert shown.code == 0
+    assert all(f" {verb} " in shown.out for verb in [*VERBS, "recipes"])
+    named = {"train", "translate", "evaluate", "score", "average", "verify", "info"}
+    assert named <= set(VERBS)
+
+
+@pytest.mark.parametrize(
+    "verb", [*[[verb] for verb in VERBS], ["recipes", "ls"], ["recipes", "show"], ["recipes", "cp"]]
+)
+def test_help_of_every_verb_has_an_example(commands, verb):
+    shown = commands.run(*verb, "--help")
+    assert shown.code == 0
+    assert "Example: " in shown.out
+    assert f"heedful {' '.join(verb)}" in shown.out.split("Example: ")[1]
+
+
+def test_version(commands):
+    assert commands.run("--version").out.strip() == heedful.__version__
+
+
+# --- translate ------------------------------------------------------------------------------
+
+
+def test_translate_a_file_and_a_pipe_alike(commands, folder, model, lines, tmp_path):
+    expected = model.translate(LINES, beam_size=5)
+    by_file = commands.run("translate", folder, "--input", lines)
+    by_pipe = commands.run("translate", folder, stdin=lines.read_bytes())
+    to_file = commands.run("translate", folder, "-i", lines, "-o", tmp_path / "out")
+    assert by_file.out.splitlines() == by_pipe.out.splitlines() == expected
+    assert (to_file.code, to_file.out) == (0, "")
+    assert (tmp_path / "out").read_text() == by_file.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lines", "out"]
+
+
+def test_a_last_line_without_its_end_and_windows_ends(commands, folder, model):
+    ended = commands.run("translate", folder, stdin=b"1 2 3\r\n\r\n5 4")
+    assert ended.out.splitlines() == model.translate(["1 2 3", "", "5 4"])
+
+
+def test_greedy(commands, folder, model, lines):
+    ended = commands.run("translate", folder, "-i", lines, "--beam", 1)
+    assert ended.out.splitlines() == model.translate(LINES, beam_size=1)
+
+
+def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
+    ended = commands.run("translate", folder, "-i", lines, "--beam", 2, "--nbest", 3, "--scores")
+    rows = [line.split("\t") for line in ended.out.splitlines()]
+    assert len(rows) == 3 * len(LINES)
+    # More translations than the beam was asked for widen it.
+    found = model.search(LINES, beam_size=3, num_return=3)
+    for index, entries in enumerate(found):
+        written = rows[3 * index : 3 * index + 3]
+        assert [text for _, text in written[: len(entries)]] == [e.text for e in entries]
+        for (score, _), entry in zip(written, entries, strict=False):
+            assert float(score) == pytest.approx(entry.score, abs=1e-4)
+        assert all(row == ["-inf", ""] for row in written[len(entries) :])
+
+
+def test_options_reach_the_search(commands, folder, model, lines):
+    options = ("--length-penalty", 0.3, "--normalization", "gnmt", "--stop", "beam_full")
+    ended = commands.run(
+        "translate", folder, "-i", lines, *options, "--no-repeat", 2, "--max-tokens", 4
+    )
+    assert ended.out.splitlines() == model.translate(
+        LINES,
+        length_penalty=0.3,
+        normalization="gnmt",
+        stop="beam_full",
+        no_repeat_ngram_size=2,
+        max_new_tokens=4,
+    )
+
+
+def test_cut_translations_are_counted(commands, folder, lines):
+    ended = commands.run("translate", folder, "-i", lines, "--beam", 1, "--max-tokens", 1)
+    assert ended.code == 0
+    assert ended.err.splitlines() == ["4 translations were cut off by the length limit"]
+
+
+def test_a_typed_line_is_answered_before_the_next(folder, model):
+    process = subprocess.Popen(
+        [*HEEDFUL, "translate", str(folder), "--device", "cpu"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for line in ("1 2 3", "", "5 4"):
+        process.stdin.write(f"{line}\n".encode())
+        # stdin is still open: without streaming this would wait for ever.
+        answer = process.stdout.readline()
+        assert answer.decode() == f"{model.translate([line])[0]}\n"
+    process.stdin.close()
+    assert process.stdout.read() == b""
+    assert process.wait() == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(folder):
+    process = subprocess.Popen(
+        [*HEEDFUL, "translate", str(folder), "--device", "cpu"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(b"1 2 3\n" * 20)
+    assert err == b""
+    assert process.returncode == 0
+
+
+# --- evaluate, score ------------------------------------------------------------------------
+
+
+def test_evaluate_json(commands, folder, model, tmp_path):
+    (tmp_path / "src").write_text("1 2 3\n5 4\n0 1 0\n")
+    out = tmp_path / "out"
+    ended = commands.run(
+        "evaluate",
+        folder,
+        "--src",
+        tmp_path / "src",
+        "--ref",
+        tmp_path / "src",
+        "--json",
+        "-o",
+        out,
+    )
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found.keys() == {
+        "model",
+        "beam_size",
+        "length_penalty",
+        "num_segments",
+        "scores",
+        "perplexity",
+        "token_accuracy",
+    }
+    assert found["scores"].keys() == {"bleu", "chrf", "ter", "exact_match"}
+    assert found["num_segments"] == 3
+    sources = ["1 2 3", "5 4", "0 1 0"]
+    outputs = model.translate(sources)
+    assert out.read_text().splitlines() == outputs
+    equal = sum(a == b for a, b in zip(outputs, sources, strict=True))
+    assert found["scores"]["exact_match"]["score"] == pytest.approx(equal / 3)
+    assert "version:" in found["scores"]["bleu"]["signature"]
+    forced = model.teacher_forced(sources, sources)
+    assert found["perplexity"] == pytest.approx(forced["perplexity"], rel=1e-4)
+    assert found["token_accuracy"] == pytest.approx(forced["token_accuracy"])
+
+
+def test_evaluate_prints_the_metrics_that_are_asked_for(commands, folder, tmp_path):
+    (tmp_path / "src").write_text("1 2 3\n5 4\n")
+    arguments = ("--src", tmp_path / "src", "--ref", tmp_path / "src", "--metrics", "chrf,bleu")
+    lines = commands.run("evaluate", folder, *arguments).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["chrf", "bleu", "perplexity", "token_accuracy"]
+
+
+def test_score(commands, folder, model, tmp_path):
+    src, tgt = ["1 2 3", "5 4", "0"], ["1 2", "5 4 4", "0"]
+    for name, texts in (("src", src), ("tgt", tgt)):
+        (tmp_path / name).write_text("".join(f"{text}\n" for text in texts))
+    arguments = ("score", folder, "--src", tmp_path / "src", "--tgt", tmp_path / "tgt")
+    expected = model.score(src, tgt)
+    sums = [float(line) for line in commands.run(*arguments).out.splitlines()]
+    assert sums == pytest.approx([pair.log_prob for pair in expected], abs=1e-4)
+    commands.run(*arguments, "--per-token", "--output", tmp_path / "out")
+    means = [float(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert means == pytest.approx([p.log_prob / p.num_tokens for p in expected], abs=1e-4)
+
+
+# --- average, verify, info ------------------------------------------------------------------
+
+
+def test_average_is_the_mean(commands, folder, tmp_path):
+    kept = sorted((folder / "checkpoints").glob("step-*"))
+    assert len(kept) == 3
+    cases = {
+        "all": ([], kept),
+        "last": (["--last", 2], kept[1:]),
+        "named": (["-c", kept[0], "-c", folder], [kept[0], folder]),
+    }
+    for name, (options, members) in cases.items():
+        ended = commands.run("average", folder, tmp_path / name, *options)
+        assert ended.code == 0, ended.err
+        average = load_file(tmp_path / name / "model.safetensors")
+        parts = [load_file(member / "model.safetensors") for member in members]
+        for key, tensor in average.items():
+            mean = torch.stack([part[key].double() for part in parts]).mean(0).float()
+            torch.testing.assert_close(tensor, mean, rtol=1e-7, atol=0)
+        assert heedful.load(tmp_path / name, device="cpu").translate(["1 2"])
+
+
+def test_verify_passes_on_a_trained_model(commands, folder):
+    ended = commands.run("verify", folder, "--no-overfit")
+    assert ended.code == 0, ended.out
+    found = json.loads(commands.run("verify", folder, "--no-overfit", "--json").out)
+    assert found
+
+
+def test_verify_fails_with_exit_code_1(commands, folder, tmp_path):
+    """A model that looks ahead: its weights are fine, but one of them is not finite."""
+    from safetensors.torch import save_file
+
+    broken = tmp_path / "broken"
+    heedful.load(folder, device="cpu").save(broken)
+    tensors = load_file(broken / "model.safetensors")
+    name = next(name for name in tensors if name.startswith("decoder."))
+    tensors[name] = torch.full_like(tensors[name], float("nan"))
+    save_file(tensors, broken / "model.safetensors")
+    assert commands.run("verify", broken, "--no-overfit").code == 1
+
+
+def test_info(commands, folder, model):
+    shown = commands.run("info", folder)
+    assert shown.code == 0
+    rows = dict(line.strip().split(maxsplit=1) for line in shown.out.splitlines())
+    assert rows["architecture"] == "vaswani2017"
+    assert rows["task"] == "copy"
+    assert rows["d_model"] == "16"
+    assert "joint" in rows["tokenizer"]
+    count = sum(parameter.numel() for parameter in model.net.parameters())
+    assert rows["parameters"] == f"{count:,}"
+    bare = commands.run("info")
+    assert bare.code == 0
+    assert torch.__version__ in bare.out
+
+
+# --- train ----------------------------------------------------------------------------------
+
+
+def test_train_says_what_it_made_and_how_to_use_it(commands, tmp_path):
+    recipe = write_recipe(tmp_path / "mine.yaml", training__max_steps=3)
+    ended = commands.run("train", recipe, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    out = tmp_path / "runs/mine"  # named by the recipe
+    assert f"heedful translate {out.relative_to(tmp_path)}" in ended.out
+    assert "exact_match" in ended.out
+    assert {"config.json", "model.safetensors", "recipe.yaml", "log.jsonl", "report.html"} <= {
+        path.name for path in out.iterdir()
+    }
+
+
+def test_quiet_prints_nothing(commands, tmp_path):
+    recipe = write_recipe(tmp_path / "r.json", training__max_steps=1)
+    ended = commands.train(recipe, tmp_path / "run")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")

@@ -1,0 +1,126 @@
+"""`heedful demo`: trains, goes on, or only shows; and answers what is typed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from heedful.cli import demo as verb
+from heedful.cli.app import app
+from heedful.config import load_recipe
+from heedful.errors import UserError
+from heedful.run import train
+from heedful.tasks.dates import EXAMPLES_FOR_PEOPLE
+
+SHORT = (
+    "data.generated.num_train=300",
+    "data.generated.num_valid=15",
+    "data.generated.num_test=15",
+    "model.d_model=16",
+    "model.num_heads=2",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "model.d_ff=16",
+    "training.precision=fp32",
+    "training.max_steps=4",
+    "training.evaluate_every=2",
+    "training.batch_tokens=1024",
+    "evaluation.decode_sentences=2",
+)
+
+
+def run_demo(out: Path, *, ok: bool = True) -> str:
+    result = CliRunner().invoke(app, ["demo", "--out", str(out)])
+    if ok:
+        assert result.exception is None, result.output
+    else:
+        assert isinstance(result.exception, UserError)
+        return str(result.exception)
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "run"
+    train(load_recipe("dates", SHORT), out)
+    return out
+
+
+def test_a_finished_run_is_only_shown(finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    shown = run_demo(finished)
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    assert "Exact match on 15 held-out dates" in shown
+    for language in ("English", "German", "French", "Spanish", "Chinese"):
+        assert f"{language} " in shown
+    assert shown.count(" of 1") == 15  # five languages, three groups, one of each
+    for example in EXAMPLES_FOR_PEOPLE:
+        assert example.src in shown
+        assert example.tgt in shown
+    assert shown.count("ok") + shown.count("wrong") == len(EXAMPLES_FOR_PEOPLE)
+    last = shown.strip().splitlines()[-1]
+    assert last.strip().startswith("echo '")
+    assert last.endswith(f"| heedful translate {finished}")
+
+
+def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "recipe.yaml").write_text(load_recipe("dates", SHORT).to_yaml(), encoding="utf-8")
+    shown = run_demo(out)
+    assert "Going on" in shown
+    assert "all steps done after step 4" in shown
+    assert "Exact match on 15 held-out dates" in shown
+
+
+def test_a_new_folder_trains_the_shipped_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def stop(recipe: object, out: Path, **options: object) -> None:
+        asked.append((recipe, out, options["resume"]))
+        raise UserError("enough")
+
+    monkeypatch.setattr("heedful.run.train", stop)
+    assert run_demo(tmp_path / "run", ok=False) == "enough"
+    assert asked == [(load_recipe("dates"), tmp_path / "run", False)]
+
+
+def test_another_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(load_recipe("copy").to_yaml(), encoding="utf-8")
+    assert "another --out" in run_demo(tmp_path, ok=False)
+
+
+def test_typed_dates_are_answered_until_an_empty_line(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rich.console import Console
+
+    import heedful
+
+    typed = iter(["4 July 1999", "far too long " * 20, "4 July 1999", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    model = heedful.load(finished)
+    verb._ask(model, Console(width=300))
+    answers = capsys.readouterr().out.splitlines()[2:]
+    expected = model.search(["4 July 1999"], beam_size=1)[0][0].text
+    assert answers[0].strip().startswith(expected)
+    assert "allows" in answers[1], "a text that is too long is told, and the next one answered"
+    assert answers[2] == answers[0]
+
+
+def test_the_line_to_type_calls_this_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / ".venv" / "bin" / "heedful"
+    program.parent.mkdir(parents=True)
+    program.write_text("")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(program), "demo"])
+    monkeypatch.setenv("PATH", "")
+    assert verb._command() == ".venv/bin/heedful"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert verb._command() == "heedful"
