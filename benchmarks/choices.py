@@ -1,0 +1,118 @@
+"""Why the parts run as they do on a CPU: each choice against what it replaced, in one run."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from common import argument_parser, command_line, interleaved, table, write_results
+from heedful.parts.attention import attend, attend_fused
+from heedful.parts.dropout import Dropout
+from heedful.parts.losses import linear_cross_entropy
+from heedful.parts.masks import AttentionMask, causal_mask
+
+# A batch of Transformer-Tiny: 128 sentences of 16 tokens, width 128 in 4 heads, 10,000 entries.
+BATCH, LENGTH, WIDTH, HEADS, VOCAB = 128, 16, 128, 4, 10_000
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    rows, data = [], {}
+    for name, cases in choices().items():
+        rates = interleaved(cases, rounds=2 if arguments.quick else 51)
+        milliseconds = {case: 1000 / rate for case, rate in rates.items()}
+        data[name] = milliseconds
+        (ours, taken), *others = milliseconds.items()
+        for other, time in others:
+            rows.append((name, ours, f"{taken:.2f}", other, f"{time:.2f}", f"{time / taken:.1f}"))
+    header = ("choice", "what runs", "ms", "instead of", "ms", "times as long")
+    write_results(
+        "choices",
+        "Why the parts run as they do on a CPU",
+        [
+            f"Medians at the sizes of a small model: {BATCH} sentences of {LENGTH} tokens, width "
+            f"{WIDTH} in {HEADS} heads, {VOCAB:,} vocabulary entries; forward and backward unless "
+            "said.",
+            table(header, rows),
+        ],
+        {"milliseconds": data},
+        directory=arguments.results,
+        command=command_line(),
+    )
+
+
+def choices() -> dict[str, dict[str, Callable[[], float]]]:
+    """Name of a choice -> its cases, ours first."""
+    x = torch.randn(BATCH, LENGTH, WIDTH, requires_grad=True)
+    ours, theirs = Dropout(0.3), torch.nn.Dropout(0.3)
+    found: dict[str, dict[str, Callable[[], float]]] = {
+        "dropout's draws": {
+            "16 bits an element": lambda: backward(ours(x)),
+            "torch.nn.Dropout": lambda: backward(theirs(x)),
+        }
+    }
+    mask = AttentionMask(causal_mask(LENGTH, LENGTH)[None, None])
+    for dtype, p in ((torch.float32, 0.0), (torch.float32, 0.1), (torch.bfloat16, 0.0)):
+        q, k, v = (
+            torch.randn(BATCH, HEADS, LENGTH, WIDTH // HEADS, dtype=dtype, requires_grad=True)
+            for _ in range(3)
+        )
+        drop = Dropout(p)
+
+        def plain(q: Tensor = q, k: Tensor = k, v: Tensor = v, drop: Dropout = drop) -> float:
+            return backward(attend(q, k, v, mask, drop)[0])
+
+        def fused(q: Tensor = q, k: Tensor = k, v: Tensor = v, p: float = p) -> float:
+            return backward(attend_fused(q, k, v, mask, p))
+
+        name = f"attention in training, {str(dtype).removeprefix('torch.')}, dropout {p:g}"
+        found[name] = {"plain products": plain, "fused kernel": fused}
+    scores = torch.randn(BATCH, HEADS, LENGTH, LENGTH)
+    low = scores.bfloat16()
+    found["softmax of bf16 scores, forward"] = {
+        "in fp32 and back": lambda: forward(low.float().softmax(-1).bfloat16()),
+        "in bf16": lambda: forward(low.softmax(-1)),
+    }
+    hidden = torch.randn(BATCH * LENGTH, WIDTH, requires_grad=True)
+    weight = torch.randn(VOCAB, WIDTH, requires_grad=True)
+    targets = torch.randint(VOCAB, (BATCH * LENGTH,))
+
+    def chunked() -> float:
+        return backward(linear_cross_entropy(hidden, weight, targets, label_smoothing=0.1).loss)
+
+    def whole() -> float:
+        logits = hidden @ weight.T
+        loss = F.cross_entropy(logits.float(), targets, label_smoothing=0.1, reduction="sum")
+        return backward(loss)
+
+    def in_bf16(case: Callable[[], float]) -> Callable[[], float]:
+        def run() -> float:
+            with torch.autocast("cpu", torch.bfloat16):
+                return case()
+
+        return run
+
+    for name, wrap in (("fp32", lambda case: case), ("bf16 products", in_bf16)):
+        found[f"output and loss, {name}"] = {
+            "in chunks": wrap(chunked),
+            "all logits at once": wrap(whole),
+        }
+    return found
+
+
+def backward(out: Tensor) -> float:
+    """One unit of work: the backward pass too."""
+    out.sum().backward()
+    return 1.0
+
+
+def forward(out: Tensor) -> float:
+    """One unit of work that has been done."""
+    return 1.0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What every benchmark shares: the machine, the versions, fair timing, and results as pages."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the pages")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: the figures mean nil")
+    return parser
+
+
+def machine() -> dict[str, str]:
+    """The processor, its cores, what torch uses of it."""
+    return {
+        "processor": _processor(),
+        "logical cores": str(os.cpu_count()),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch threads": str(torch.get_num_threads()),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python and of packages, those that are not installed left out."""
+    found = {"python": platform.python_version()}
+    for package in ("heedful", "torch", *packages):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def installed(package: str) -> bool:
+    """Whether a peer can be measured here."""
+    return package in versions(package)
+
+
+def command_line(hide: dict[Path | None, str] | None = None) -> str:
+    """How this script was called, with folders of this machine replaced by names such as DATA."""
+    names = {str(path): name for path, name in (hide or {}).items() if path is not None}
+    words = [names.get(word, word) for word in sys.argv[1:]]
+    if "--results" in words:
+        at = words.index("--results")
+        words[at : at + 2] = []
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def facts(content: dict[str, object]) -> str:
+    """A Markdown list of names and values."""
+    return "\n".join(f"* {name}: {value}" for name, value in content.items())
+
+
+def write_results(
+    name: str,
+    title: str,
+    sections: Sequence[str],
+    data: dict[str, Any],
+    *,
+    directory: Path,
+    command: str,
+    packages: Sequence[str] = (),
+    made_on: str = "Measured",
+) -> None:
+    """Write `name`.md for people and `name`.json for programs, both with how they were made."""
+    found, here = versions(*packages), machine()
+    foot = facts(
+        {
+            "Written by": f"`{command}`",
+            "Versions": ", ".join(f"{key} {value}" for key, value in found.items()),
+            f"{made_on} on": ", ".join(f"{key} {value}" for key, value in here.items()),
+        }
+    )
+    page = "\n\n".join([f"# {title}", *sections, "## How this was made", foot]) + "\n"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.md").write_text(page, encoding="utf-8")
+    origin = {"command": command, "versions": found, "machine": here}
+    content = json.dumps(origin | data, indent=2, ensure_ascii=False) + "\n"
+    (directory / f"{name}.json").write_text(content, encoding="utf-8")
+    print(f"wrote {name}.md and {name}.json")
+
+
+def interleaved(cases: dict[str, Callable[[], float]], *, rounds: int) -> dict[str, float]:
+    """The median rate of each case over rounds in which every case runs once: A B, A B, ...
+
+    A case gives the units of work that it did; its rate is those over its seconds. What disturbs
+    the machine for a while so disturbs all cases alike. One round before is not counted.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, case in cases.items():
+            began = time.perf_counter()
+            units = case()
+            rate = units / (time.perf_counter() - began)
+            if number:
+                rates[name].append(rate)
+    return {name: statistics.median(found) for name, found in rates.items()}
+
+
+def ratio(ours: float | None, theirs: float | None) -> str:
+    """How many times as fast ours is; a dash where one was not measured."""
+    return "–" if not ours or not theirs else f"{ours / theirs:.2f}"
+
+
+def whole(value: float | None) -> str:
+    """A rate for people; a dash where it was not measured."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _processor() -> str:
+    if platform.system() == "Darwin":
+        shown = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return shown.stdout.strip() or platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

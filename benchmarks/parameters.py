@@ -1,0 +1,185 @@
+"""Counts the parameters of vaswani2017's base and big, against the paper's 65M and 213M."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from common import argument_parser, command_line, table, write_results
+from heedful.zoo.vaswani2017 import SIZES, Config, build
+
+VOCABULARY = 37_000
+PAPER = {"base": 65_000_000, "big": 213_000_000}
+
+
+def main() -> None:
+    """Build both on the meta device, count, compare, write."""
+    arguments = argument_parser(__doc__ or "").parse_args()
+    data = {size: describe(size) for size in PAPER}
+    write_results(
+        "parameters",
+        "Parameters of the Transformer of 2017",
+        [
+            f"`heedful.zoo.vaswani2017` with the paper's sizes and one shared vocabulary of "
+            f"{VOCABULARY:,} entries, built on torch's meta device and counted. Shared weights "
+            "count once; the sinusoidal positions are no parameters.",
+            "## Component by component",
+            components_table(data),
+            "## Against the paper's Table 3",
+            paper_table(data),
+            "## What would explain the difference, and what would not",
+            "Each row changes one thing. The totals, and in brackets what is then left of the "
+            "difference to the paper:",
+            variants_table(data),
+            vocabulary_note(data),
+        ],
+        {"vocabulary": VOCABULARY, "sizes": data},
+        directory=arguments.results,
+        command=command_line(),
+        made_on="Counted",
+    )
+
+
+def describe(size: str) -> dict[str, Any]:
+    """Everything that is counted of one size."""
+    config = Config(VOCABULARY, VOCABULARY, **SIZES[size])
+    total = count(config)
+    paper = PAPER[size]
+    width = config.d_model
+    return {
+        "d_model": width,
+        "components": components(config),
+        "total": total,
+        "paper": paper,
+        "difference": total - paper,
+        "difference_percent": 100 * (total - paper) / paper,
+        "rows_of_difference": (paper - total) / width,
+        # The paper rounds to whole millions.
+        "vocabulary_wanted": [
+            VOCABULARY + (paper + offset - total) / width for offset in (-500_000, 500_000)
+        ],
+        "variants": {name: count(variant) for name, variant in variants(config).items()},
+    }
+
+
+def count(config: Config) -> int:
+    """Parameters of the net that a config builds."""
+    with torch.device("meta"):
+        return size_of(build(config))
+
+
+def size_of(module: torch.nn.Module) -> int:
+    """Parameters of a module, shared ones counted once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def components(config: Config) -> dict[str, int]:
+    """Parameters by component, in the order of the net: of one layer, and of each whole stack."""
+    with torch.device("meta"):
+        net = build(config)
+    assert net.head.weight is net.src_embedding.tokens.weight
+    found = {"embedding, shared with the output": size_of(net.src_embedding)}
+    total = size_of(net.src_embedding)
+    for side, stack in (("encoder", net.encoder), ("decoder", net.decoder)):
+        layers = len(stack.blocks)
+        of_layer = layer_components(stack.blocks[0])
+        found |= {f"{side} layer: {name}": number for name, number in of_layer.items()}
+        found[f"{side}: {layers} layers"] = layers * sum(of_layer.values())
+        if size_of(stack.final_norm):
+            found[f"{side}: last norm"] = size_of(stack.final_norm)
+        total += layers * sum(of_layer.values()) + size_of(stack.final_norm)
+    assert total == size_of(net)
+    return found
+
+
+def layer_components(block: Any) -> dict[str, int]:
+    """Parameters of one layer by kind."""
+    parts = {
+        "self-attention": block.self_attention,
+        "cross-attention": block.cross_attention,
+        "feed-forward": block.feedforward,
+    }
+    present = {name: part for name, part in parts.items() if part is not None}
+    found = {name: size_of(part.sublayer) for name, part in present.items()}
+    return found | {"norms": sum(size_of(part.norm) for part in present.values())}
+
+
+def variants(config: Config) -> dict[str, Config]:
+    """Configs that each change one thing which papers and code bases do differently."""
+    return {
+        "as built": config,
+        "no bias in attention and feed-forward": replace(config, bias=False),
+        "a norm after each stack": replace(config, final_norm=True),
+        f"learned positions, {config.max_length} a side": replace(config, positions="learned"),
+        "the source embedding apart": replace(config, tie_embeddings="decoder"),
+        "nothing shared": replace(config, tie_embeddings="none"),
+    }
+
+
+def components_table(data: dict[str, Any]) -> str:
+    """A row for each component with both sizes."""
+    rows = [
+        [name, *(f"{data[size]['components'][name]:,}" for size in data)]
+        for name in data["base"]["components"]
+    ]
+    totals = ["**total**", *(f"**{data[size]['total']:,}**" for size in data)]
+    return table(["", *data], [*rows, totals])
+
+
+def paper_table(data: dict[str, Any]) -> str:
+    """Ours, theirs, and the difference in parameters, per cent and vocabulary rows."""
+    rows = [
+        [
+            size,
+            f"{found['total']:,}",
+            f"{found['paper']:,}",
+            f"{found['difference']:+,}",
+            f"{found['difference_percent']:+.2f}%",
+            f"{-found['rows_of_difference']:+,.1f}",
+        ]
+        for size, found in data.items()
+    ]
+    header = ["", "here", "paper", "difference", "in per cent", "in rows of the embedding"]
+    return table(header, rows)
+
+
+def variants_table(data: dict[str, Any]) -> str:
+    """A row for each variant; the sizes' variants have the same names in the same order."""
+    rows = []
+    for name in data["base"]["variants"]:
+        cells = []
+        for found in data.values():
+            total = found["variants"][name]
+            cells.append(f"{total:,} ({total - found['paper']:+,})")
+        rows.append([name, *cells])
+    return table(["", *data], rows)
+
+
+def vocabulary_note(data: dict[str, Any]) -> str:
+    """Whether one vocabulary would do for both sizes, allowing for the paper's rounding."""
+    spans = {size: data[size]["vocabulary_wanted"] for size in data}
+    wanted = "; ".join(
+        f"{size} asks for {low:,.0f} to {high:,.0f} rows" for size, (low, high) in spans.items()
+    )
+    lowest_high = min(high for _, high in spans.values())
+    highest_low = max(low for low, _ in spans.values())
+    verdict = (
+        "The two spans do not meet: no single vocabulary explains both figures"
+        if highest_low > lowest_high
+        else f"A vocabulary of {highest_low:,.0f} to {lowest_high:,.0f} explains both figures"
+    )
+    signs = {data[size]["difference"] > 0 for size in data}
+    same_way = (
+        "Base has fewer parameters here than in the paper and big has more, so that nothing which "
+        "only adds parameters, or only takes some away, explains both either."
+        if len(signs) == 2
+        else "Both differ in the same direction."
+    )
+    return (
+        "The vocabulary is the one size that the paper gives only approximately. Taking its "
+        f"figures as rounded to whole millions, {wanted}. {verdict}. {same_way}"
+    )
+
+
+if __name__ == "__main__":
+    main()

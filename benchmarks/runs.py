@@ -1,0 +1,261 @@
+"""Runs of shipped recipes as benchmarks use them: made or gone on with, opened, told in tables."""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sacrebleu
+
+import heedful
+from common import argument_parser, command_line, facts, table, write_results
+from heedful.bundle import Translator, load, parameter_count
+from heedful.config import Recipe, changed_keys, load_recipe
+from heedful.evaluation.metrics import corpus_scores
+from heedful.run import train
+from heedful.training.events import Evaluated, RunFinished, format_score, score_label
+from heedful.training.loggers import read_log
+from heedful.training.progress import ProgressBar
+
+RUNS = Path("runs")
+MAX_ROWS = 20
+# What makes a run a smoke test of seconds.
+QUICK = [
+    "tokenizer.kind=char",
+    "tokenizer.vocab_size=null",
+    "data.generated.num_train=200",
+    "data.generated.num_valid=20",
+    "data.generated.num_test=20",
+    "model.d_model=16",
+    "model.num_heads=2",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "model.d_ff=16",
+    "training.max_steps=4",
+    "training.max_epochs=null",
+    "training.batch_tokens=512",
+    "training.evaluate_every=2",
+    "training.log_every=1",
+    "evaluation.decode_sentences=2",
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, its recipe, what its log says."""
+
+    directory: Path
+    recipe: Recipe
+    evaluations: list[Evaluated]
+    end: RunFinished
+
+    @property
+    def minutes(self) -> float:
+        """Training time, evaluations included, data preparation and final scores not."""
+        return self.end.seconds / 60
+
+    def model(self) -> Translator:
+        """The model that the run chose."""
+        return load(self.directory)
+
+    def pairs(self, name: str) -> list[tuple[str, str]]:
+        """The raw text of "valid" or "test", as the run read it."""
+        text = (self.directory / "data" / f"{name}.jsonl").read_text(encoding="utf-8")
+        return [(src, tgt) for src, tgt in map(json.loads, text.splitlines())]
+
+    def changes(self, name: str) -> list[str]:
+        """Where its recipe is not the shipped one; files of data and what `auto` became apart."""
+        apart = ("data.train.", "data.valid.", "data.test.", 'training.precision ("auto"')
+        changed = changed_keys(load_recipe(name), self.recipe)
+        return [line for line in changed if not line.startswith(apart)]
+
+
+def finished_run(name: str, directory: Path, settings: list[str]) -> Run:
+    """The finished run in `directory`; trained, or gone on with, where it is not there yet."""
+    if not (directory / "scores.json").is_file():
+        started = (directory / "recipe.yaml").is_file()
+        recipe = load_recipe(directory) if started else load_recipe(name, settings)
+        listeners = [ProgressBar()]
+        found = train(recipe, directory, resume=started, listeners=listeners, say=print)
+        if found.reason == "interrupted":
+            raise SystemExit("stopped and saved; the same command goes on")
+    events = read_log(directory / "log.jsonl")
+    ends = [event for event in events if isinstance(event, RunFinished)]
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    return Run(directory, load_recipe(directory), evaluations, ends[-1])
+
+
+def run_facts(run: Run, name: str, data_names: dict[str, str]) -> dict[str, object]:
+    """How the run was trained, for a page."""
+    settings = "".join(f" --set {key}={value}" for key, value in data_names.items())
+    return {
+        "Trained by": f"`heedful train {name}{settings}`",
+        "Recipe": recipe_note(run, name),
+        "Training": f"{run.minutes:.1f} minutes, evaluations included; {run.end.step:,} steps in "
+        f"{run.recipe.training.precision}",
+        "Parameters": f"{parameter_count(run.model().net):,}",
+        "heedful": heedful.__version__,
+    }
+
+
+def recipe_note(run: Run, name: str) -> str:
+    """Where a run's recipe is not the shipped one."""
+    changed = run.changes(name)
+    return f"as shipped but for {', '.join(changed)}" if changed else "as shipped"
+
+
+def progress_table(run: Run) -> str:
+    """Validation over time, at most some rows of it, the last among them."""
+    events = run.evaluations
+    stride = -(-len(events) // MAX_ROWS)
+    names = list(events[-1].scores)
+    rows = [
+        [
+            f"{event.seconds / 60:.1f}",
+            f"{event.step:,}",
+            f"{event.perplexity:.2f}",
+            format_score("token_accuracy", event.token_accuracy),
+            *(format_score(name, event.scores[name]) for name in names),
+        ]
+        for event in events[::-1][::stride][::-1]
+    ]
+    labels = [f"{score_label(name)}, first {_decoded(run)}, greedy" for name in names]
+    return table(["minutes", "steps", "perplexity", "token accuracy", *labels], rows)
+
+
+def translation_arguments(name: str, description: str) -> argparse.Namespace:
+    """What the benchmarks of translation take."""
+    parser = argument_parser(description)
+    parser.add_argument("--data", type=Path, help="folder of the text; not for a finished run")
+    parser.add_argument("--run", type=Path, default=RUNS / name, help="folder of the run")
+    return parser.parse_args()
+
+
+def translation_run(
+    name: str, arguments: argparse.Namespace, files: dict[str, str]
+) -> tuple[Run, dict[str, object]]:
+    """The run of a translation recipe on `files` (recipe key to file name), and its facts."""
+    finished = (arguments.run / "scores.json").is_file()
+    if arguments.data is None and not finished:
+        raise SystemExit(
+            f"{arguments.run} is not finished: give the folder of the text with --data"
+        )
+    settings = (
+        [f"{key}={arguments.data / file}" for key, file in files.items()] if not finished else []
+    )
+    run = finished_run(name, arguments.run, [*settings, *(QUICK if arguments.quick else [])])
+    return run, run_facts(run, name, {key: f"DATA/{file}" for key, file in files.items()})
+
+
+def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> dict[str, Any]:
+    """Scores of beam 5 and greedy search, each metric with its signature and details."""
+    model = run.model()
+    sources, references = [src for src, _ in pairs], [tgt for _, tgt in pairs]
+    found: dict[str, Any] = {}
+    for search, beam in (("beam 5", 5), ("greedy", 1)):
+        results = model.search(
+            sources,
+            beam_size=beam,
+            length_penalty=run.recipe.evaluation.length_penalty,
+            too_long="truncate",
+        )
+        outputs = [translations[0].text for translations in results]
+        language = run.recipe.data.tgt_language
+        scores = corpus_scores(outputs, references, trg_lang=language, metrics=metrics)
+        found[search] = {
+            **scores.to_dict()["scores"],
+            "cut_off": sum(not translations[0].finished for translations in results),
+        }
+        if language != "zh":
+            found[search]["bleu_lowercase"] = _lowercase_bleu(outputs, references)
+    found["teacher_forced"] = model.teacher_forced(sources, references, too_long="truncate")
+    return found
+
+
+def scores_table(scores: dict[str, Any]) -> str:
+    """A row for each metric, beam and greedy beside each other, and the signature."""
+    beam, greedy = scores["beam 5"], scores["greedy"]
+    rows = [
+        [
+            "sacreBLEU BLEU, lowercased" if name == "bleu_lowercase" else score_label(name),
+            f"**{found['score']:.2f}**",
+            f"{greedy[name]['score']:.2f}",
+            f"`{found['signature']}`".replace("|", "\\|"),
+        ]
+        for name, found in beam.items()
+        if name != "cut_off"
+    ]
+    return table(["metric", "beam 5", "greedy", "signature"], rows)
+
+
+def precisions(score: dict[str, Any]) -> str:
+    """BLEU's n-gram precisions and brevity penalty, as multi-bleu.perl prints them."""
+    shown = "/".join(f"{precision:.1f}" for precision in score["precisions"])
+    return (
+        f"{shown} (BP {score['brevity_penalty']:.3f}, output of {score['hypothesis_length']:,} "
+        f"tokens, reference {score['reference_length']:,})"
+    )
+
+
+def forced_note(scores: dict[str, Any]) -> str:
+    """Teacher-forced figures and outputs cut off, in a sentence."""
+    forced = scores["teacher_forced"]
+    accuracy = format_score("token_accuracy", forced["token_accuracy"])
+    return (
+        f"Perplexity of the references under the model: {forced['perplexity']:.3f} a token; token "
+        f"accuracy {accuracy}. Outputs cut off by the length limit: "
+        f"{scores['beam 5']['cut_off']} with beam 5, {scores['greedy']['cut_off']} greedy."
+    )
+
+
+def write_translation_results(
+    name: str,
+    title: str,
+    run: Run,
+    found: dict[str, object],
+    sections: list[str],
+    scores: dict[str, Any],
+    arguments: argparse.Namespace,
+) -> None:
+    """The page of a translation run: its facts, its scores, validation over time."""
+    write_results(
+        name,
+        title,
+        [
+            facts(found),
+            *sections,
+            "## Validation over time",
+            progress_table(run),
+        ],
+        {
+            "minutes": run.minutes,
+            "steps": run.end.step,
+            "changed_from_shipped": run.changes(name),
+            "scores": scores,
+            "validation": [
+                {
+                    "minutes": event.seconds / 60,
+                    "step": event.step,
+                    "perplexity": event.perplexity,
+                    "token_accuracy": event.token_accuracy,
+                    **event.scores,
+                }
+                for event in run.evaluations
+            ],
+        },
+        directory=arguments.results,
+        command=command_line({arguments.data: "DATA", arguments.run: "RUN"}),
+        packages=("sacrebleu", "sacremoses", "tokenizers"),
+        made_on="Scored",
+    )
+
+
+def _decoded(run: Run) -> int:
+    return min(run.recipe.evaluation.decode_sentences, len(run.pairs("valid")))
+
+
+def _lowercase_bleu(outputs: list[str], references: list[str]) -> dict[str, Any]:
+    metric = sacrebleu.BLEU(lowercase=True)
+    score = metric.corpus_score(outputs, [references]).score
+    return {"name": "BLEU", "score": score, "signature": str(metric.get_signature())}

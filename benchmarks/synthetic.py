@@ -1,0 +1,109 @@
+"""Copy, reverse and sort: trains the shipped recipes and writes how fast each is learnt."""
+
+from pathlib import Path
+from typing import Any
+
+from common import argument_parser, command_line, facts, table, write_results
+from heedful.files import read_json
+from heedful.training.events import format_score
+from runs import QUICK, RUNS, Run, finished_run, recipe_note
+
+NAMES = ("copy", "reverse", "sort", "copy-varied")
+THRESHOLD = 0.995
+
+
+def main() -> None:
+    """Train what is not trained yet, and write the page."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--runs", type=Path, default=RUNS / "synthetic", help="folder of the runs")
+    arguments = parser.parse_args()
+    settings = QUICK if arguments.quick else []
+    found = {name: finished_run(name, arguments.runs / name, settings) for name in NAMES}
+    data = {name: describe(name, run) for name, run in found.items()}
+    write_results(
+        "synthetic",
+        "Copy, reverse and sort",
+        [
+            "Each is trained by its shipped recipe. Held-out sequences occur neither in training "
+            "nor twice.",
+            "## What was reached",
+            summary_table(data),
+            f"Token accuracy is teacher-forced, on the validation set, and the first epoch is the "
+            f"one after which it is at least {format_score('token_accuracy', THRESHOLD)}. Exact "
+            "match is of real greedy decoding on the test set: the share of sequences without any "
+            "wrong symbol.",
+            "## Token accuracy after each epoch",
+            epochs_table(data),
+            "## The runs",
+            facts(
+                {
+                    name: f"`heedful train {name}`, the recipe {recipe_note(run, name)}"
+                    for name, run in found.items()
+                }
+            ),
+        ],
+        {"threshold": THRESHOLD, "runs": data},
+        directory=arguments.results,
+        command=command_line({arguments.runs: "RUNS"}),
+    )
+
+
+def describe(name: str, run: Run) -> dict[str, Any]:
+    """What a page tells of one run."""
+    scores = read_json(run.directory / "scores.json")
+    assert scores["set"] == "test"
+    curve = {event.epoch: event.token_accuracy for event in run.evaluations}
+    reached = [epoch for epoch, accuracy in curve.items() if accuracy >= THRESHOLD]
+    sizes = run.recipe.data.generated
+    return {
+        "lengths": [sizes.min_length, sizes.max_length],
+        "num_train": sizes.num_train,
+        "token_accuracy_by_epoch": curve,
+        "first_epoch_at_threshold": min(reached, default=None),
+        "exact_match": scores["scores"]["exact_match"]["score"],
+        "num_equal": scores["scores"]["exact_match"]["num_equal"],
+        "num_test": scores["num_segments"],
+        "minutes": run.minutes,
+        "steps": run.end.step,
+        "changed_from_shipped": run.changes(name),
+    }
+
+
+def summary_table(data: dict[str, Any]) -> str:
+    """A row for each task."""
+    rows = []
+    for name, found in data.items():
+        shortest, longest = found["lengths"]
+        first = found["first_epoch_at_threshold"]
+        rows.append(
+            [
+                name,
+                str(shortest) if shortest == longest else f"{shortest} to {longest}",
+                f"{found['num_train']:,}",
+                "never" if first is None else first,
+                f"{format_score('exact_match', found['exact_match'])} "
+                f"({found['num_equal']:,} of {found['num_test']:,})",
+                f"{found['minutes']:.1f}",
+            ]
+        )
+    first_header = f"first epoch ≥ {format_score('token_accuracy', THRESHOLD)}"
+    header = ["task", "length", "training sequences", first_header, "exact match", "minutes"]
+    return table(header, rows)
+
+
+def epochs_table(data: dict[str, Any]) -> str:
+    """A row for each epoch, a column for each task."""
+    curves = [found["token_accuracy_by_epoch"] for found in data.values()]
+    rows = [
+        [epoch, *(_share(curve.get(epoch)) for curve in curves)]
+        for epoch in sorted(set().union(*curves))
+    ]
+    return table(["epoch", *data], rows)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else format_score("token_accuracy", value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Tatoeba, English to Chinese: trains the shipped recipe, or takes its run, and writes the scores.
+
+DATA holds train and val, each .en.gz and .zh.gz.
+"""
+
+from runs import (
+    beam_scores,
+    forced_note,
+    scores_table,
+    translation_arguments,
+    translation_run,
+    write_translation_results,
+)
+
+NAME = "tatoeba"
+FILES = {
+    f"data.{split}.{side}": f"{file}.{language}.gz"
+    for split, file in (("train", "train"), ("valid", "val"))
+    for side, language in (("src", "en"), ("tgt", "zh"))
+}
+METRICS = ["chrf", "bleu"]
+
+
+def main() -> None:
+    """Train where needed, decode the validation set, score, write."""
+    arguments = translation_arguments(NAME, __doc__ or "")
+    run, found = translation_run(NAME, arguments, FILES)
+    pairs = run.pairs("valid")
+    scores = beam_scores(run, pairs, METRICS)
+    sections = [
+        f"## val, {len(pairs):,} sentences",
+        scores_table(scores),
+        "There is no test set: the validation set also chose among the run's checkpoints.",
+        forced_note(scores),
+    ]
+    title = "Tatoeba, English to Chinese"
+    write_translation_results(NAME, title, run, found, sections, scores, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Training speed in tokens/s: heedful, torch.nn.Transformer and transformers' Marian, side by side.
+
+One optimizer step is forward, loss with label smoothing, backward, clipping and fused Adam. Tokens
+are those of source and target without padding. All train in one process, in turn.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common import (
+    argument_parser,
+    command_line,
+    installed,
+    interleaved,
+    ratio,
+    table,
+    whole,
+    write_results,
+)
+from heedful.config import Training
+from heedful.tasks.translation import pair_loss
+from heedful.text.batches import PairBatch
+from heedful.training.checkpoint import Checkpoints
+from heedful.training.trainer import Trainer, Work
+from heedful.zoo import vaswani2017
+
+PAD, BOS, EOS = 0, 1, 2
+DROPOUT, SMOOTHING, CLIP, RATE, BETAS, EPS = 0.1, 0.1, 1.0, 1e-4, (0.9, 0.98), 1e-9
+PRECISIONS = ("fp32", "bf16")
+Case = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's size and its batch: `rows` pairs, at most `width` tokens a side."""
+
+    d_model: int
+    num_heads: int
+    num_layers: int
+    d_ff: int
+    rows: int
+    width: int
+    vocab_size: int = 8_000
+
+
+SIZES = {
+    "tiny": Size(128, 4, 4, 256, 128, 16),
+    "small": Size(256, 8, 4, 1024, 128, 16),
+    "base": Size(512, 8, 6, 2048, 64, 24),
+}
+QUICK = {"quick": Size(16, 2, 1, 32, 4, 8, 50)}
+
+
+def main() -> None:
+    """Measure every size and write the page."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--peers", default="torch,transformers", help="by commas; may be empty")
+    parser.add_argument("--rounds", type=int, default=9, help="the median is over these")
+    parser.add_argument("--steps", type=int, default=3, help="steps of each in each round")
+    arguments = parser.parse_args()
+    peers = [peer for peer in arguments.peers.split(",") if peer]
+    if not installed("transformers"):
+        peers = [peer for peer in peers if peer != "transformers"]
+    rounds, steps = (1, 1) if arguments.quick else (arguments.rounds, arguments.steps)
+    data = {}
+    for name, size in (QUICK if arguments.quick else SIZES).items():
+        torch.manual_seed(1)
+        batches = make_batches(size)
+        cases, parameters = make_cases(size, batches, ["heedful", *peers], steps)
+        rates = interleaved(cases, rounds=rounds)
+        data[name] = {"parameters": parameters, "tokens_per_second": rates}
+        print(name, {case: round(rate) for case, rate in rates.items()})
+    write_results(
+        "training_speed",
+        "Training speed",
+        sections(data, ["heedful", *peers], rounds, steps),
+        {"rounds": rounds, "steps": steps, "sizes": data},
+        directory=arguments.results,
+        command=command_line(),
+        packages=("transformers",),
+    )
+
+
+def make_batches(size: Size) -> list[PairBatch]:
+    """Random ids, lengths uniform in the last quarter of the width."""
+    rng = np.random.default_rng(1)
+    least = size.width - size.width // 4 + 1
+
+    def side() -> tuple[Tensor, Tensor]:
+        lengths = torch.from_numpy(rng.integers(least, size.width + 1, size.rows))
+        lengths[0] = size.width
+        ids = torch.from_numpy(rng.integers(EOS + 1, size.vocab_size, (size.rows, size.width)))
+        ids[torch.arange(size.width) >= lengths[:, None]] = PAD
+        return ids, lengths
+
+    batches = []
+    for _ in range(4):
+        (src, src_lengths), (tgt, tgt_lengths) = side(), side()
+        heard = torch.cat([torch.full((size.rows, 1), BOS), tgt[:, :-1]], dim=1)
+        heard[tgt == PAD] = PAD
+        targets = int(tgt_lengths.sum())
+        batches.append(
+            PairBatch(
+                src=src,
+                src_lengths=src_lengths,
+                tgt_in=heard,
+                tgt_out=tgt,
+                tgt_lengths=tgt_lengths,
+                indices=np.arange(size.rows),
+                num_targets=targets,
+                num_tokens=targets + int(src_lengths.sum()),
+            )
+        )
+    return batches
+
+
+def make_cases(
+    size: Size, batches: list[PairBatch], who: list[str], steps: int
+) -> tuple[dict[str, Case], dict[str, int]]:
+    """For each implementation and precision a function that takes some steps; and its parameters.
+
+    The two precisions of one implementation train the same weights: autocast is the difference.
+    """
+    cases: dict[str, Case] = {}
+    parameters = {}
+    for name in who:
+        net = MODELS[name](size)
+        parameters[name] = sum(parameter.numel() for parameter in net.parameters())
+        stepper = heedful_step if name == "heedful" else plain_step
+        for precision in PRECISIONS:
+            step = stepper(net, precision)
+            cases[f"{name} {precision}"] = partial(take_steps, step, cycle(batches), steps)
+    return cases, parameters
+
+
+def take_steps(step: Callable[[PairBatch], None], batches: Iterator[PairBatch], count: int) -> int:
+    """The real tokens of `count` steps."""
+    tokens = 0
+    for batch in (next(batches) for _ in range(count)):
+        step(batch)
+        tokens += batch.num_tokens
+    return tokens
+
+
+def heedful_step(net: Any, precision: str) -> Callable[[PairBatch], None]:
+    """The trainer's own step, with all that it checks and counts in a run."""
+    upcoming: list[PairBatch] = []
+    settings = Training.model_validate(
+        {
+            "precision": precision,
+            "label_smoothing": SMOOTHING,
+            "clip_norm": CLIP,
+            "optimizer": {"betas": BETAS, "eps": EPS},
+        }
+    )
+    work = Work(
+        plan=lambda epoch: upcoming,
+        load=lambda batch: batch,
+        loss=lambda net, batch: pair_loss(net, batch, label_smoothing=SMOOTHING),  # type: ignore[arg-type]
+        evaluate=_never,
+        keep_best=_never,
+    )
+    nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
+    trainer = Trainer(net, work, settings, lambda step: RATE, nowhere)
+
+    def step(batch: PairBatch) -> None:
+        upcoming[:] = [batch]
+        trainer._step()
+
+    return step
+
+
+def plain_step(net: nn.Module, precision: str) -> Callable[[PairBatch], None]:
+    """A step as one writes it for any module that gives logits."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=RATE, betas=BETAS, eps=EPS, fused=True)
+    net.train()
+
+    def step(batch: PairBatch) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            logits = net(batch.src, batch.tgt_in)
+            loss = F.cross_entropy(
+                logits.flatten(0, 1),
+                batch.tgt_out.flatten(),
+                ignore_index=PAD,
+                label_smoothing=SMOOTHING,
+            )
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn.Transformer with the same embeddings, positions and shared output."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.scale = math.sqrt(size.d_model)
+        self.embedding = nn.Embedding(size.vocab_size, size.d_model)
+        nn.init.normal_(self.embedding.weight, std=1 / self.scale)
+        angles = torch.arange(size.width)[:, None] * torch.exp(
+            torch.arange(0, size.d_model, 2) * (-math.log(10_000) / size.d_model)
+        )
+        positions = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+        self.register_buffer("positions", positions)
+        self.dropout = nn.Dropout(DROPOUT)
+        self.transformer = nn.Transformer(
+            size.d_model,
+            size.num_heads,
+            size.num_layers,
+            size.num_layers,
+            size.d_ff,
+            DROPOUT,
+            batch_first=True,
+        )
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """Logits at every target place."""
+        causal = nn.Transformer.generate_square_subsequent_mask(tgt.size(1)).isinf()
+        states = self.transformer(
+            self.embed(src),
+            self.embed(tgt),
+            tgt_mask=causal,
+            src_key_padding_mask=src == PAD,
+            memory_key_padding_mask=src == PAD,
+            tgt_key_padding_mask=tgt == PAD,
+            tgt_is_causal=True,
+        )
+        return F.linear(states, self.embedding.weight)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Scaled embeddings plus positions."""
+        x = self.embedding(ids) * self.scale + self.positions[: ids.size(1)]  # type: ignore[index]
+        return self.dropout(x)
+
+
+class Marian(nn.Module):
+    """transformers' MarianMTModel, randomly initialised."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        config = MarianConfig(
+            vocab_size=size.vocab_size,
+            d_model=size.d_model,
+            encoder_layers=size.num_layers,
+            decoder_layers=size.num_layers,
+            encoder_attention_heads=size.num_heads,
+            decoder_attention_heads=size.num_heads,
+            encoder_ffn_dim=size.d_ff,
+            decoder_ffn_dim=size.d_ff,
+            dropout=DROPOUT,
+            attention_dropout=DROPOUT,
+            activation_dropout=DROPOUT,
+            activation_function="relu",
+            scale_embedding=True,
+            max_position_embeddings=64,
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            decoder_start_token_id=BOS,
+            forced_eos_token_id=None,
+        )
+        self.model = MarianMTModel(config)
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """Logits at every target place."""
+        found = self.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt)
+        logits: Tensor = found.logits
+        return logits
+
+
+def heedful_model(size: Size) -> nn.Module:
+    """The same sizes from the zoo."""
+    config = vaswani2017.Config(
+        size.vocab_size,
+        size.vocab_size,
+        d_model=size.d_model,
+        num_heads=size.num_heads,
+        num_encoder_layers=size.num_layers,
+        num_decoder_layers=size.num_layers,
+        d_ff=size.d_ff,
+        dropout=DROPOUT,
+        max_length=64,
+    )
+    return vaswani2017.build(config)
+
+
+MODELS: dict[str, Callable[[Size], nn.Module]] = {
+    "heedful": heedful_model,
+    "torch": TorchTransformer,
+    "transformers": Marian,
+}
+LABELS = {
+    "heedful": "heedful",
+    "torch": "torch.nn.Transformer",
+    "transformers": "transformers MarianMTModel",
+}
+
+
+def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> list[str]:
+    """The page: how, the rates, the ratios."""
+    rates = {size: found["tokens_per_second"] for size, found in data.items()}
+    speed = [
+        [f"{LABELS[name]}, {p}", *(whole(rates[size].get(f"{name} {p}")) for size in data)]
+        for name in who
+        for p in PRECISIONS
+    ]
+    compared = [
+        [
+            f"{LABELS[name]}, {p}",
+            *(ratio(rates[s].get(f"heedful {p}"), rates[s].get(f"{name} {p}")) for s in data),
+        ]
+        for name in who[1:]
+        for p in PRECISIONS
+    ]
+    counted = [[LABELS[n], *(whole(data[s]["parameters"][n]) for s in data)] for n in who]
+    shapes = QUICK | SIZES
+    sizes = [[s, *(f"{number:,}" for number in vars(shapes[s]).values())] for s in data]
+    header = ["", *data]
+    how = (
+        "Tokens of source and target, without padding, in a second of whole optimizer steps: "
+        f"forward, loss with label smoothing {SMOOTHING}, backward, clipping, fused Adam; dropout "
+        f"{DROPOUT} on sub-layers, attention weights and hidden units. Random ids, lengths uniform "
+        "in the last quarter of the width. All run in one process in turn; each figure is the "
+        f"median of {rounds} rounds of {steps} steps."
+    )
+    size_header = ["size", "D", "heads", "layers a side", "F", "pairs", "width", "vocabulary"]
+    return [
+        how,
+        table(size_header, sizes),
+        "## Tokens per second",
+        table(header, speed),
+        *(["## heedful's rate over the peer's", table(header, compared)] if compared else []),
+        "## Parameters",
+        table(header, counted),
+    ]
+
+
+def _never(net: nn.Module) -> Any:
+    raise AssertionError("a step evaluates nothing")
+
+
+if __name__ == "__main__":
+    main()

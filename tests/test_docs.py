@@ -1,0 +1,59 @@
+"""The pages that scripts write are what the scripts write now."""
+
+import re
+import runpy
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
+
+
+def test_cli_page_is_up_to_date() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_cli.py"))["render"]()
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == made, "run `make docs`"
+
+
+def test_cli_page_needs_no_torch() -> None:
+    code = (
+        f"import runpy, sys; runpy.run_path({str(ROOT / 'docs' / 'make_cli.py')!r})['render'](); "
+    )
+    code += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "CHANGELOG.md"])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    missing = [link for link in LINK.findall(text) if not ((ROOT / page).parent / link).exists()]
+    assert not missing
+
+
+def test_pages_name_files_that_exist() -> None:
+    """Code moves; a page that speaks of `src/...` or a room's file must follow."""
+    for page in ("CONTRIBUTING.md", "docs/architecture.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)*\.py)`", text):
+            places = [ROOT / name, ROOT / "src" / "heedful" / name]
+            assert any(place.is_file() for place in places), f"{page}: {name}"
+
+
+def test_constraints_pin_what_the_package_needs() -> None:
+    """Every dependency is pinned, at a version that its own bounds allow."""
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    for text in wanted:
+        requirement = Requirement(text)
+        if requirement.name != "heedful":
+            pin = pins[requirement.name.lower()]
+            assert requirement.specifier.contains(pin), f"{requirement} but {pin}"
