@@ -63,10 +63,10 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
         drop = Dropout(p)
 
         def plain(q: Tensor = q, k: Tensor = k, v: Tensor = v, drop: Dropout = drop) -> float:
-            return backward(attend(q, k, v, mask, drop)[0])
+            return backward(attend(q, k, v, mask.bias(torch.float32), drop)[0])
 
         def fused(q: Tensor = q, k: Tensor = k, v: Tensor = v, p: float = p) -> float:
-            return backward(attend_fused(q, k, v, mask, p))
+            return backward(attend_fused(q, k, v, mask.bias(q.dtype), p))
 
         name = f"attention in training, {str(dtype).removeprefix('torch.')}, dropout {p:g}"
         found[name] = {"plain products": plain, "fused kernel": fused}

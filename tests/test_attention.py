@@ -339,12 +339,12 @@ def test_gradients_are_those_of_the_formula() -> None:
     tensors = [torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4)]
     allowed = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]], dtype=torch.bool)
     mask = AttentionMask(allowed[None, None])
-    for path in (lambda *t: attend(*t, mask)[0] * mask.rows, lambda *t: _fused(t, mask)):
+    for path in (lambda *t: attend(*t, mask.bias(torch.float64))[0] * mask.rows, lambda *t: _fused(t, mask)):
         assert torch.autograd.gradcheck(path, tensors)
 
 
 def _fused(tensors: tuple[Tensor, ...], mask: AttentionMask) -> Tensor:
-    return attend_fused(*tensors, mask) * mask.rows
+    return attend_fused(*tensors, mask.bias(torch.float64)) * mask.rows
 
 
 def test_half_precision_is_near_the_full_one() -> None:

@@ -245,9 +245,7 @@ def test_a_decoding_may_start_again_from_a_reordered_copy_of_one_row() -> None:
 
 def test_the_store_has_the_capacity_from_the_start() -> None:
     """A step never allocates it anew."""
-    heads = torch.zeros(2, 3, 4, 5)
-    mask = torch.ones(2, 1, 1, 4, dtype=torch.bool)
-    cache = Cache([(heads, heads)], mask, rows=2, capacity=6)
+    cache = Cache((1, 3, 5), rows=2, capacity=6, like=torch.zeros(1))
     keys = torch.randn(2, 3, 2, 5)
     stored, _ = cache.layer(0).update(keys, keys)
     cache.advance(2)

@@ -6,18 +6,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
+from heedful.models.padding import Rows
 from heedful.models.stack import Stack
 from heedful.parts.attention import Attention
 from heedful.parts.cache import Cache
-from heedful.parts.embeddings import OutputProjection, TokenEmbedding
-from heedful.parts.masks import (
-    AttentionMask,
-    PaddingSide,
-    causal_mask,
-    combine,
-    padding_mask,
-    token_positions,
-)
+from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.heads import OutputProjection
+from heedful.parts.masks import PaddingSide
 
 
 class Memory(NamedTuple):
@@ -79,19 +74,16 @@ class EncoderDecoder(nn.Module):
         padding_side: PaddingSide = "right",
     ) -> Float[Tensor, "B T D"]:
         """What the head turns into logits: losses that never form all logits start here."""
-        memory = self.encode(src, src_lengths, padding_side=padding_side)
-        real, positions = _padding(tgt, tgt_lengths, padding_side)
-        own = combine(
-            causal_mask(tgt.size(1), tgt.size(1), tgt.device)[None, None],
-            None if real is None else real[:, None, None, :] & real[:, None, :, None],
+        sources = Rows.of(src, src_lengths, padding_side)
+        targets = Rows.of(tgt, tgt_lengths, padding_side)
+        x = self.tgt_embedding(tgt, positions=targets.positions)
+        return self.decoder(
+            x,
+            targets.attention(causal=True),
+            self._encode(src, sources),
+            targets.attention_to(sources),
+            targets.positions,
         )
-        across = combine(
-            None if memory.mask is None else memory.mask[:, None, None, :],
-            None if real is None else real[:, None, :, None],
-        )
-        x = self.tgt_embedding(tgt, positions=positions)
-        own_mask, across_mask = AttentionMask.of(own), AttentionMask.of(across)
-        return self.decoder(x, own_mask, memory.states, across_mask)
 
     def encode(
         self,
@@ -101,10 +93,8 @@ class EncoderDecoder(nn.Module):
         padding_side: PaddingSide = "right",
     ) -> Memory:
         """The encoder's states and which of them are real."""
-        real, positions = _padding(src, src_lengths, padding_side)
-        mask = None if real is None else real[:, None, None, :] & real[:, None, :, None]
-        x = self.src_embedding(src, positions=positions)
-        return Memory(self.encoder(x, AttentionMask.of(mask)), real)
+        sources = Rows.of(src, src_lengths, padding_side)
+        return Memory(self._encode(src, sources), sources.real)
 
     def start(
         self,
@@ -121,33 +111,25 @@ class EncoderDecoder(nn.Module):
             attention = block.cross_attention.sublayer  # type: ignore[union-attr]
             assert isinstance(attention, Attention)
             cross.append(attention.project_memory(memory.states))
-        mask = src.new_ones(src.shape, dtype=bool) if memory.mask is None else memory.mask  # type: ignore[call-overload]
-        return Cache(cross, mask[:, None, None, :], rows=src.size(0), capacity=capacity)
+        return Cache(
+            self.decoder.cache_shape,
+            rows=src.size(0),
+            capacity=capacity,
+            like=memory.states,
+            cross=cross,
+            source_mask=None if memory.mask is None else memory.mask[:, None, None, :],
+        )
 
     def step(self, tgt: Int[Tensor, "N T"], cache: Cache) -> Float[Tensor, "N T V"]:
         """Logits after each of T new tokens; those before are in the cache, which grows by T."""
+        return self.head(self.extend(tgt, cache))
+
+    def extend(self, tgt: Int[Tensor, "N T"], cache: Cache) -> Float[Tensor, "N T D"]:
+        """What `step` turns into logits."""
         if tgt.size(0) != cache.rows:
             raise UserError(f"a step of {tgt.size(0)} rows for a cache of {cache.rows}")
-        length = tgt.size(1)
-        x = self.tgt_embedding(tgt, cache.filled)
-        mask = None
-        if length > 1:  # a single query is the last, and sees all
-            mask = causal_mask(length, cache.filled + length, tgt.device)[None, None]
-        return self.head(self.decoder.step(x, cache, AttentionMask.of(mask)))
+        return self.decoder.step(self.tgt_embedding(tgt, cache.filled), cache)
 
-
-def _padding(
-    ids: Int[Tensor, "B T"], lengths: Int[Tensor, "B"] | None, side: PaddingSide
-) -> tuple[Tensor | None, Tensor | None]:
-    """Which tokens are real, and their positions; None and None where nothing needs saying."""
-    size = ids.size(1)
-    if lengths is None:
-        if size:
-            return None, None
-        lengths = ids.new_zeros(ids.size(0))  # an empty source: all there is to say is "nothing"
-    if int(lengths.max()) > size or int(lengths.min()) < 0:
-        raise UserError(
-            f"lengths must be from 0 to {size}, the width of the batch, "
-            f"not {int(lengths.min())} to {int(lengths.max())}"
-        )
-    return padding_mask(lengths, size, side), token_positions(lengths, size, side)
+    def _encode(self, src: Int[Tensor, "B S"], sources: Rows) -> Float[Tensor, "B S D"]:
+        x = self.src_embedding(src, positions=sources.positions)
+        return self.encoder(x, sources.attention(causal=False), positions=sources.positions)

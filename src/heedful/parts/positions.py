@@ -15,18 +15,20 @@ from heedful.errors import UserError
 
 
 class PositionTable(nn.Module):
-    """A table with one row a position; `weight` is (max_length, D)."""
+    """A table with one row a position; `weight` is (max_length + offset, D)."""
 
     weight: Tensor
+    offset = 0
 
     def forward(
         self, length: int, start: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "#B T D"]:
         """Rows start … start + length - 1, or those of explicit `positions` (left padding)."""
-        check_length(start + length, self.weight.size(0))
+        check_length(start + length, self.weight.size(0) - self.offset)
+        start += self.offset
         if positions is None:
             return self.weight[start : start + length].unsqueeze(0)
-        return self.weight[positions]
+        return self.weight[positions + self.offset]
 
 
 class _Nowhere(nn.Module):
@@ -55,31 +57,46 @@ class _Fixed(PositionTable):
 
 
 class LearnedTable(PositionTable):
-    """A trained row a position."""
+    """A trained row a position; the first `offset` rows are not used."""
 
-    def __init__(self, max_length: int, width: int) -> None:
+    def __init__(self, max_length: int, width: int, offset: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(max_length, width))
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(max_length + offset, width))
 
 
 @dataclass(frozen=True)
 class Sinusoidal:
-    """Sines at even, cosines at odd dimensions (Vaswani et al. 2017, sec. 3.5)."""
+    """Sines at even, cosines at odd dimensions (Vaswani et al. 2017, sec. 3.5).
+
+    `halves` puts all sines first and then all cosines: Marian's order, and that of the authors'
+    own code. No model that learns its embeddings can tell the two apart; its weights can.
+    """
 
     base: float = 10000.0
+    halves: bool = False
 
     def build(self, max_length: int, width: int) -> nn.Module:
         """A module that gives rows of `sinusoidal_table`."""
-        return _Fixed(sinusoidal_table(max_length, width, self.base))
+        table = sinusoidal_table(max_length, width, self.base)
+        if self.halves:
+            table = torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
+        return _Fixed(table)
 
 
 @dataclass(frozen=True)
 class Learned:
-    """One trained vector a position (Gehring et al. 2017)."""
+    """One trained vector a position (Gehring et al. 2017).
+
+    `offset` rows stand before that of the first position: BART and RoBERTa keep two, which their
+    padding's id once needed, and their files have them.
+    """
+
+    offset: int = 0
 
     def build(self, max_length: int, width: int) -> nn.Module:
-        """A module with a trained (max_length, width) table."""
-        return LearnedTable(max_length, width)
+        """A module with a trained (max_length + offset, width) table."""
+        return LearnedTable(max_length, width, self.offset)
 
 
 @dataclass(frozen=True)

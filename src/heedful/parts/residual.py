@@ -1,5 +1,6 @@
-"""Where the normalisation stands around a sub-layer: three placements, one class each."""
+"""Where the normalisation stands around a sub-layer: four placements, one class each."""
 
+import copy
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from heedful.parts.dropout import Dropout
 
-NormPlacement = Literal["post", "pre", "output"]
+NormPlacement = Literal["post", "pre", "output", "sandwich"]
 
 
 class Residual(nn.Module):
@@ -49,8 +50,20 @@ class OutputNorm(Residual):
         return x + self.dropout(self.norm(f(x)))
 
 
+class SandwichNorm(Residual):
+    """x + norm₂(f(norm(x))) (Ding et al. 2021, CogView, sec. 2.4): bounds what f adds."""
+
+    def __init__(self, sublayer: nn.Module, norm: nn.Module, *, dropout: float = 0.0) -> None:
+        super().__init__(sublayer, norm, dropout=dropout)
+        self.output_norm = copy.deepcopy(norm)
+
+    def around(self, x: Tensor, f: Any) -> Tensor:
+        return x + self.dropout(self.output_norm(f(self.norm(x))))
+
+
 PLACEMENTS: dict[NormPlacement, type[Residual]] = {
     "post": PostNorm,
     "pre": PreNorm,
     "output": OutputNorm,
+    "sandwich": SandwichNorm,
 }

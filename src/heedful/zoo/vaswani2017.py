@@ -21,8 +21,9 @@ from torch import nn
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
-from heedful.parts.embeddings import OutputProjection, TokenEmbedding
+from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Activation, Mlp
+from heedful.parts.heads import OutputProjection
 from heedful.parts.init import init_weights
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal

@@ -1,0 +1,128 @@
+"""Position schemes that add to the scores of attention what the distance of two tokens is worth.
+
+Each is a small value that builds a module; one module serves all layers of a stack, and gives
+(1, H, T, K) once a forward pass.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from heedful.parts.masks import key_distances
+from heedful.parts.rotary import Rotary, Rotation
+
+
+@runtime_checkable
+class RelativePositions(Protocol):
+    """What a stack asks of its position scheme: a rotation of queries and keys, or scores."""
+
+    def __call__(
+        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
+    ) -> tuple[Rotation | None, Float[Tensor, "1 H T K"] | None]:
+        """For the `queries` tokens that stand last of `keys`; `like` tells device and type."""
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """Attention with linear biases (Press et al. 2022, sec. 3): -slope · distance.
+
+    Where a stack may look at them, scores of tokens to the right fall off as those to the left.
+    """
+
+    def build(self, num_heads: int, head_dim: int, *, causal: bool) -> nn.Module:
+        """A module without weights."""
+        return _Linear(num_heads)
+
+
+@dataclass(frozen=True)
+class RelativeBuckets:
+    """A learned score for each head and bucket of distances (Raffel et al. 2020, sec. 2.1; T5).
+
+    Args:
+        num_buckets: half of them for single distances, the others logarithmically wider; a stack
+            that looks both ways uses half of each for either side.
+        max_distance: from here on all distances share the last bucket.
+    """
+
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def build(self, num_heads: int, head_dim: int, *, causal: bool) -> nn.Module:
+        """A module with a (num_buckets, num_heads) table."""
+        return BucketScores(self, num_heads, causal=causal)
+
+
+RelativeScheme = Rotary | Alibi | RelativeBuckets
+
+
+def alibi_slopes(num_heads: int) -> Float[Tensor, "{num_heads}"]:
+    """2^(-8/H), 2^(-16/H), … for a power of two; else as the authors' code fills up.
+
+    That takes all slopes of the power of two below, and then every second one of the power above.
+    """
+    below = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (head + 1) / below) for head in range(below)]
+    finer = [2 ** (-4 * (head + 1) / below) for head in range(0, 2 * below, 2)]
+    return torch.tensor(slopes + finer[: num_heads - below])
+
+
+def relative_buckets(
+    distances: Int[Tensor, "T K"], *, num_buckets: int, max_distance: int, causal: bool
+) -> Int[Tensor, "T K"]:
+    """The bucket of each distance query - key (Raffel et al. 2020, as in the authors' code).
+
+    Distances below a quarter of the buckets (causal: below half) have one each; beyond, buckets
+    grow logarithmically up to `max_distance`. Causal, keys to the right share the bucket of
+    distance 0; else they have the second half of the buckets.
+    """
+    offset = torch.zeros_like(distances)
+    if causal:
+        distances = distances.clamp(min=0)
+    else:
+        num_buckets //= 2
+        offset = (distances < 0) * num_buckets
+        distances = distances.abs()
+    exact = num_buckets // 2
+    ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    wide = (exact + (ratio * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
+    return offset + torch.where(distances < exact, distances, wide)
+
+
+class _Linear(nn.Module):
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.table = alibi_slopes(num_heads)  # no buffer, for the reasons of `RotaryPositions`
+
+    def forward(
+        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
+    ) -> tuple[None, Float[Tensor, "1 H T K"]]:
+        if self.table.device != like.device:
+            self.table = self.table.to(like.device)
+        distances = key_distances(range(queries), range(keys), keys - queries, like.device)
+        return None, -self.table[None, :, None, None] * distances.abs()
+
+
+class BucketScores(nn.Module):
+    """The learned scores of `RelativeBuckets`; `weight` is (num_buckets, H)."""
+
+    def __init__(self, scheme: RelativeBuckets, num_heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.causal = causal
+        self.weight = nn.Parameter(torch.empty(scheme.num_buckets, num_heads))
+
+    def forward(
+        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
+    ) -> tuple[None, Float[Tensor, "1 H T K"]]:
+        distances = key_distances(range(queries), range(keys), keys - queries, like.device)
+        buckets = relative_buckets(
+            distances,
+            num_buckets=self.scheme.num_buckets,
+            max_distance=self.scheme.max_distance,
+            causal=self.causal,
+        )
+        return None, self.weight[buckets].permute(2, 0, 1)[None]

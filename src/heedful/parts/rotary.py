@@ -1,0 +1,171 @@
+"""Rotary positions: queries and keys are turned by an angle that grows with their place.
+
+The product of a query and a key then depends on their distance alone (Su et al. 2021, RoFormer,
+eq. 34). Angles are formed in fp32 whatever the model runs in: bf16 cannot hold the integers above
+256. What stretches them over longer texts than a model was trained on is a `Scaling`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Layout = Literal["half", "interleaved"]
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of some places: (#B, 1, T, E/2) each, and which dimensions are paired."""
+
+    cos: Float[Tensor, "#B 1 T e"]
+    sin: Float[Tensor, "#B 1 T e"]
+    layout: Layout
+
+
+def rotate(x: Float[Tensor, "B H T E"], rotation: Rotation) -> Float[Tensor, "B H T E"]:
+    """Each pair of dimensions turned by its angle.
+
+    `half` pairs dimension i with i + E/2 (GPT-NeoX, and LLaMA in the Hugging Face format),
+    `interleaved` pairs 2i with 2i + 1 (RoFormer, and LLaMA as its authors released it).
+    """
+    cos, sin, layout = rotation
+    if layout == "half":
+        first, second = x.chunk(2, dim=-1)
+    else:
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
+    return joined.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Places divided by `factor` (Chen et al. 2023, "position interpolation")."""
+
+    factor: float
+
+    def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
+        return frequencies / self.factor, 1.0
+
+
+@dataclass(frozen=True)
+class NtkScaling:
+    """A larger base, so that high frequencies hardly change (bloc97 2023, "NTK-aware").
+
+    base · factor^(E / (E - 2)): the lowest frequency is divided by just `factor`.
+    """
+
+    factor: float
+
+    def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
+        stretch = self.factor ** (width / (width - 2)) if width > 2 else 1.0
+        return _frequencies(base * stretch, width), 1.0
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, between them a ramp (Llama 3.1).
+
+    Args:
+        low, high: turns over the original length below and above which a frequency is low, high.
+        original_length: the length that the model was trained on before.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original_length: int = 8192
+
+    def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
+        turns = self.original_length * frequencies / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return kept * frequencies + (1 - kept) * frequencies / self.factor, 1.0
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Low frequencies interpolated, high ones kept, and the scores sharpened (Peng et al. 2023).
+
+    Args:
+        slow, fast: turns over the original length (α and β of eq. 18; the paper's 1 and 32 are for
+            LLaMA) between which the ramp lies, taken over the index of the dimension as the
+            authors' code does.
+        attention_factor: what cosines and sines are multiplied by; default: 0.1 ln(factor) + 1
+            (eq. 22 as it enters queries and keys).
+        truncate: the ramp's ends are whole dimensions, as in the authors' code.
+    """
+
+    factor: float
+    original_length: int
+    slow: float = 1.0
+    fast: float = 32.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
+        low, high = (self._dimension(turns, base, width) for turns in (self.fast, self.slow))
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
+        steps = torch.arange(width // 2, dtype=torch.float32)
+        ramp = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+        factor = self.attention_factor
+        if factor is None:
+            factor = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+        return frequencies / self.factor * ramp + frequencies * (1 - ramp), factor
+
+    def _dimension(self, turns: float, base: float, width: int) -> float:
+        """Where in the table a frequency turns this often over the original length."""
+        return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+
+Scaling = LinearScaling | NtkScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions (Su et al. 2021), their layout, and how they are stretched."""
+
+    base: float = 10000.0
+    layout: Layout = "half"
+    scaling: Scaling | None = None
+
+    def build(self, num_heads: int, head_dim: int, *, causal: bool) -> "RotaryPositions":
+        """A module that turns (B, H, T, head_dim); the width must be even."""
+        if head_dim % 2:
+            raise ValueError(f"rotary positions need an even head width, not {head_dim}")
+        return RotaryPositions(self, head_dim)
+
+
+class RotaryPositions(nn.Module):
+    """The rotation of some places; it has no weights."""
+
+    frequencies: Tensor
+
+    def __init__(self, scheme: Rotary, head_dim: int) -> None:
+        super().__init__()
+        frequencies, self.factor = _frequencies(scheme.base, head_dim), 1.0
+        if scheme.scaling is not None:
+            frequencies, self.factor = scheme.scaling(frequencies, scheme.base, head_dim)
+        self.layout = scheme.layout
+        # Not a buffer: `net.to(bfloat16)` would round it, and `to_empty` leave it without a value.
+        self.table = frequencies
+
+    def forward(
+        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
+    ) -> tuple[Rotation, None]:
+        """The rotation of the `queries` tokens that stand last of `keys`, or at `positions`."""
+        if positions is None:
+            positions = torch.arange(keys - queries, keys, device=like.device)[None]
+        if self.table.device != like.device:
+            self.table = self.table.to(like.device)
+        angles = positions[:, None, :, None].float() * self.table
+        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        return Rotation(cos, sin, self.layout), None
+
+
+def _frequencies(base: float, width: int) -> Float[Tensor, "e"]:
+    """base^(-2i/E), by which a place is multiplied to give the angle of pair i."""
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
