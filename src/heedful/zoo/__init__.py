@@ -6,7 +6,7 @@ from typing import Any
 
 from heedful.errors import UserError
 
-ARCHITECTURES = ("vaswani2017",)
+ARCHITECTURES = ("vaswani2017", "gpt2")
 
 
 def architecture(name: str) -> Any:

@@ -38,7 +38,8 @@ class Name:
 class Names:
     """All tensors of a model, and what else a file of it may hold.
 
-    Regular expressions are matched against whole names, with or without the prefix.
+    `buffers`, `unused` and `optional` are regular expressions that match whole names; those of
+    names over there match with the prefix or without it.
 
     Args:
         names: the map. A parameter that the net shares may have a name for each place; of these a
@@ -86,7 +87,7 @@ def from_hf(
             _check_shapes(place, held, where)
         one, *others = group
         for other in others:
-            _check_equal(one.join(held), other.join(held), one.theirs[0], other.theirs[0], where)
+            _check_equal(one.join(held), other.join(held), other.theirs[0], one.theirs[0], where)
     filled = [group[0] for group in groups]
     for place in filled:
         for theirs, part in zip(place.theirs, place.parts, strict=True):
@@ -227,7 +228,7 @@ def _recognise(
             f"{where} holds a tensor that the model has no place for: {_first(unknown)}{hint}"
         )
     if unused:
-        return held, [f"{where}: not used, as the model has no place for it: {_listed(unused)}"]
+        return held, [f"{where}: left out what the model has no place for: {_listed(unused)}"]
     return held, []
 
 

@@ -1,0 +1,174 @@
+"""A model directory in the Hugging Face format: JSON and safetensors, read and written."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.files import read_json, write_directory, write_json
+from heedful.zoo.saved import WEIGHTS, load_tensors
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+INDEX = "model.safetensors.index.json"
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+OTHER_FRAMEWORKS = {".h5": "from_tf", ".msgpack": "from_flax"}
+
+
+@dataclass(frozen=True)
+class HfDirectory:
+    """What a directory holds.
+
+    Attributes:
+        config: `config.json`; has a `model_type`.
+        generation_config: `generation_config.json`; empty where there is none.
+        tensors: all weights under their names in the files. They lie in the mapped files: what is
+            never looked at is never read.
+    """
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def read_hf_directory(path: Path) -> HfDirectory:
+    """Read configuration and weights, whole or in shards; nothing is ever unpickled.
+
+    Raises:
+        UserError: no directory; `config.json` missing, broken or without a `model_type`; no
+            safetensors, a shard that is missing or truncated, or a tensor in no shard.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path} is no directory; name one that holds a {CONFIG} and a {WEIGHTS}")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path} holds no {CONFIG}: it is no model in the Hugging Face format")
+    config = _read_object(path / CONFIG)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise UserError(f"{path / CONFIG} has no model_type, which says what the model is")
+    generation = path / GENERATION_CONFIG
+    generation_config = _read_object(generation) if generation.is_file() else {}
+    if (path / WEIGHTS).is_file():
+        tensors = load_tensors(path / WEIGHTS)
+    elif (path / INDEX).is_file():
+        tensors = _read_shards(path)
+    else:
+        raise _no_safetensors(path, config)
+    return HfDirectory(config, generation_config, tensors)
+
+
+def write_hf_directory(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    generation_config: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a directory that `transformers` can open, whole or not at all.
+
+    An earlier one of the same files at `path` is replaced. No two of `tensors` may overlap in
+    memory.
+
+    Raises:
+        UserError: `path` is a file, or a directory with anything else in it; no room, or no
+            permission.
+    """
+    assert config.get("model_type"), "a config.json needs a model_type"
+    path = path.resolve()  # a new directory takes this place: a link to it stays a link
+    if path.exists() and not path.is_dir():
+        raise UserError(f"cannot write {path}: there is a file of that name; name another place")
+    entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if others := entries - {CONFIG, GENERATION_CONFIG, WEIGHTS}:
+        raise UserError(
+            f"{path} is not empty: it holds {min(others)}; name a new or an empty directory"
+        )
+
+    def fill(directory: Path) -> None:
+        _save(directory / WEIGHTS, tensors)
+        if generation_config is not None:
+            write_json(directory / GENERATION_CONFIG, dict(generation_config))
+        write_json(directory / CONFIG, dict(config))
+
+    write_directory(path, fill)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _read_shards(path: Path) -> dict[str, Tensor]:
+    """All that is in the shards which the index names."""
+    places = _read_index(path / INDEX)
+    tensors: dict[str, Tensor] = {}
+    shard_of: dict[str, str] = {}
+    for shard, count in sorted(Counter(places.values()).items()):
+        if not (path / shard).is_file():
+            raise UserError(
+                f"{path} lacks the shard {shard}, which holds {count} tensors by its {INDEX}; "
+                "copy it there"
+            )
+        for name, tensor in load_tensors(path / shard).items():
+            if name in tensors:
+                raise UserError(f"{path}: {name} is in two shards, {shard_of[name]} and {shard}")
+            tensors[name], shard_of[name] = tensor, shard
+    for name, shard in places.items():
+        if shard_of.get(name) != shard:
+            raise UserError(f"{path / shard} lacks the tensor {name}, which {INDEX} puts there")
+    return tensors
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Which shard each tensor is in: a file beside the index."""
+    places = _read_object(path).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{path} has no weight_map from tensors to files")
+    for name, shard in places.items():
+        if not isinstance(shard, str) or shard in ("", ".", "..") or set(shard) & set("/\\\0"):
+            raise UserError(f"{path}: {name} must be in a file beside the index, not in {shard!r}")
+    return places
+
+
+def _no_safetensors(path: Path, config: Mapping[str, Any]) -> UserError:
+    """What a directory holds instead of safetensors, and how to make them."""
+    found = {entry.suffix: entry.name for entry in sorted(path.iterdir(), reverse=True)}
+    pickled = next((found[suffix] for suffix in PICKLED if suffix in found), None)
+    other = next((suffix for suffix in OTHER_FRAMEWORKS if suffix in found), None)
+    if pickled is None and other is None:
+        return UserError(f"{path} holds neither a {WEIGHTS} nor a {INDEX}: it lacks the weights")
+    if pickled is not None:
+        option = ""
+        reason = f"{pickled}, a pickled file, which can run code when it is opened"
+    else:
+        option = f", {OTHER_FRAMEWORKS[other]}=True" if other else ""
+        reason = f"{found[other or '']}, of another framework"
+    return UserError(
+        f"{path} holds no {WEIGHTS}, only {reason}. On a machine where that file is trusted, save "
+        f"it again with transformers: {_model_class(config)}.from_pretrained({str(path)!r}{option})"
+        '.save_pretrained("NEW", safe_serialization=True)'
+    )
+
+
+def _model_class(config: Mapping[str, Any]) -> str:
+    """The class that a config names; the plain AutoModel would lose the model's head."""
+    classes = config.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else None
+    return name if isinstance(name, str) and name.isidentifier() else "AutoModel"
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        # Readers of this format ask which framework's layout it is in.
+        save_file(content, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # the library makes files that only their owner can read
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
