@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from commands import Commands, assert_refused, tiny, tree, write_recipe
 from heedful.config import Optimizer, Training, parse_recipe
 from heedful.errors import UserError
+from heedful.jobs.translation import Translation
 from heedful.parts.losses import LossSum
 from heedful.run import train
 from heedful.tasks.translation import pair_loss
@@ -426,17 +427,15 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
         tiny(training__max_steps=9, evaluation__metric=metric, training__average_last=3)
     )
     judged = []
-    from heedful import run
+    real = Translation.evaluate
 
-    real = run._evaluate
-
-    def spy(recipe, data, model):
-        result = real(recipe, data, model)
-        weights = {k: v.detach().clone() for k, v in weights_of(model.net).items()}
+    def spy(job):
+        result = real(job)
+        weights = {k: v.detach().clone() for k, v in weights_of(job.model.net).items()}
         judged.append((result.value, weights))
         return result
 
-    monkeypatch.setattr(run, "_evaluate", spy)
+    monkeypatch.setattr(Translation, "evaluate", spy)
     train(recipe, tmp_path / "run")
     final = load_file(tmp_path / "run/model.safetensors")
     average = average_weights(

@@ -16,7 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heedful.errors import UserError
 
-TaskName = Literal["translation", "dates", "copy", "reverse", "sort"]
+TaskName = Literal[
+    "translation",
+    "dates",
+    "copy",
+    "reverse",
+    "sort",
+    "language_modelling",
+    "masked_lm",
+    "denoising",
+    "classification",
+]
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -25,13 +35,21 @@ class _Strict(BaseModel):
 
 
 class Files(_Strict):
-    """Sentence pairs: two line-parallel files, or one TSV or JSONL file of both (.gz or not)."""
+    """Where examples are read from (.gz or not).
+
+    Sentence pairs: two line-parallel files `src` and `tgt`, or one `file` of both (TSV or JSONL).
+    Texts: `text`, plain or JSONL. Texts with labels: `file`, TSV or JSONL.
+    """
 
     src: str | list[str] | None = None
     tgt: str | list[str] | None = None
     file: str | list[str] | None = None
+    text: str | list[str] | None = None
     src_field: str = "src"
     tgt_field: str = "tgt"
+    text_field: int | str | None = None
+    label_field: int | str | None = None
+    pair_field: int | str | None = None
 
 
 class Generated(_Strict):
@@ -47,12 +65,14 @@ class Generated(_Strict):
 
 
 class Data(_Strict):
-    """Where the pairs come from and which of them are used."""
+    """Where the examples come from and which of them are used."""
 
     train: Files = Files()
     valid: Files = Files()
     test: Files = Files()
     hold_out: int = Field(1_000, ge=1)
+    hold_out_tail: float = Field(0.1, gt=0, lt=1)
+    documents: Literal["line", "paragraph", "file"] = "line"
     generated: Generated = Generated()  # type: ignore[call-arg]
     src_language: str | None = None
     tgt_language: str | None = None
@@ -67,6 +87,7 @@ class TokenizerRecipe(_Strict):
     vocab_size: int | None = Field(8_000, ge=5)
     joint: bool = True
     lowercase: bool = False
+    keep_whitespace: bool = False
     normalization: Literal["nfc", "nfkc", "none"] = "nfkc"
 
 
@@ -111,10 +132,23 @@ class Training(_Strict):
     tensorboard: bool = False
 
 
+class Distillation(_Strict):
+    """Learning from a larger model's outputs; see `tasks/distillation.py` for the losses."""
+
+    teacher: str | None = None
+    level: Literal["word", "sequence"] = "word"
+    temperature: float = Field(2.0, gt=0)
+    soft_weight: float = Field(5.0, ge=0)
+    hard_weight: float = Field(2.0, ge=0)
+    cosine_weight: float = Field(0.0, ge=0)
+    copy_layers: bool = False
+    beam_size: int = Field(4, ge=1)
+
+
 class Evaluation(_Strict):
     """What a run is judged by."""
 
-    metric: Literal["loss", "token_accuracy", "bleu", "chrf", "exact_match"] = "loss"
+    metric: Literal["loss", "token_accuracy", "accuracy", "bleu", "chrf", "exact_match"] = "loss"
     decode_sentences: int = Field(200, ge=0)
     beam_size: int = Field(1, ge=1)
     final_beam_size: int = Field(5, ge=1)
@@ -123,13 +157,20 @@ class Evaluation(_Strict):
 
 
 class Recipe(_Strict):
-    """A whole run. `model` holds the architecture's own keys, checked when the model is built."""
+    """A whole run.
+
+    `model` holds the architecture's own keys, checked when the model is built, and `objective` the
+    task's own (`jobs/`).
+    """
 
     task: TaskName = "translation"
+    init_from: str | None = None
     data: Data = Data()  # type: ignore[call-arg]
     tokenizer: TokenizerRecipe = TokenizerRecipe()  # type: ignore[call-arg]
-    model: dict[str, Any] = {"architecture": "vaswani2017", "size": "tiny"}
+    model: dict[str, Any] = {}
+    objective: dict[str, Any] = {}
     training: Training = Training()  # type: ignore[call-arg]
+    distillation: Distillation = Distillation()  # type: ignore[call-arg]
     evaluation: Evaluation = Evaluation()  # type: ignore[call-arg]
 
     def to_yaml(self) -> str:

@@ -9,7 +9,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,34 @@ from torch import nn
 
 import heedful
 from heedful.bundle import (
-    Card,
-    Limits,
-    Translator,
+    SavedModel,
     choose_device,
+    load,
+    open_net,
     parameter_count,
     save_description,
 )
 from heedful.config import Recipe, changed_keys, load_recipe
 from heedful.errors import UserError
-from heedful.evaluation.metrics import Scores, corpus_scores, perplexity
-from heedful.files import remove_unfinished, write_json, write_text
-from heedful.prepare import Prepared, Say, prepare
-from heedful.tasks.translation import pair_loss
-from heedful.text.batches import plan_epoch
+from heedful.files import remove_unfinished, write_text
+from heedful.jobs import job_of
+from heedful.jobs.job import FinalScores, Job, Say
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.events import Listener, Reason, RunFinished, RunStarted, Sample
+from heedful.training.events import Listener, Reason, RunFinished, RunStarted
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
-from heedful.training.trainer import Evaluation, Trainer, Work
+from heedful.training.trainer import Trainer, Work
 from heedful.zoo import architecture
-from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, save_tensors, set_weights
+from heedful.zoo.saved import (
+    WEIGHTS,
+    copy_matching,
+    load_tensors,
+    make_config,
+    save_tensors,
+    set_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,9 @@ class Result:
     """How a run ended. `scores` are of the held-out test (or validation) text."""
 
     directory: Path
+    task: str
     reason: Reason
-    scores: Scores | None
+    scores: FinalScores | None
 
 
 def train(
@@ -78,19 +84,19 @@ def train(
     device = choose_device(recipe.training.device)
     recipe = _resolve(recipe, device)
     with _undone_on_error(out):
-        data, model, trainer, resumed_from = _start(recipe, out, device, resume, say)
+        job, trainer, resumed_from = _start(recipe, out, device, resume, say)
         log_step = (resumed_from or 0) if resume else None
         trainer.listeners = [*listeners, JsonlLog(out / "log.jsonl", resume_step=log_step)]
         if recipe.training.tensorboard:
             trainer.listeners.append(TensorBoardLog(out / "tensorboard", resume_step=log_step))
     try:
-        trainer.emit(_started(recipe, data, model, resumed_from))
+        trainer.emit(_started(job, resumed_from))
         reason = trainer.run()
         scores = None
         if reason != "interrupted":
             say("scoring the held-out text with the model that the run chooses")
-            _choose_final(trainer, model, recipe, data, out)
-            scores = _final_scores(recipe, data, model, out)
+            _choose_final(trainer, job, out)
+            scores = job.finish(out)
         state = trainer.state
         values = {} if scores is None else scores.values()
         trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values))
@@ -102,10 +108,10 @@ def train(
         title=f"{recipe.task}: {out.name}",
         events=read_log(out / "log.jsonl"),
         recipe_yaml=recipe.to_yaml(),
-        facts=_facts(model.net, device, command),
-        final_scores=scores.to_dict()["scores"] if scores else {},
+        facts=_facts(job.model.net, device, command),
+        final_scores=scores.by_name if scores else {},
     )
-    return Result(out, reason, scores)
+    return Result(out, recipe.task, reason, scores)
 
 
 def _resolve(recipe: Recipe, device: torch.device) -> Recipe:
@@ -142,13 +148,26 @@ def _undone_on_error(out: Path) -> Iterator[None]:
 
 def _start(
     recipe: Recipe, out: Path, device: torch.device, resume: bool, say: Say
-) -> tuple[Prepared, Translator, Trainer, int | None]:
+) -> tuple[Job, Trainer, int | None]:
     """Everything up to the first step; the step that a resumed run goes on from."""
-    _model_config(recipe, 8, 8)  # what is wrong with it is told before the data are read
+    kind = job_of(recipe.task)
+    kind.check(recipe)
+    source = None if recipe.init_from is None else load(recipe.init_from, device="cpu")
+    teacher = recipe.distillation.teacher
+    master = source if teacher is None else load(teacher, device=str(device))
+    _check_model(recipe, kind, source)  # what is wrong is told before the data are read
     _open_folder(recipe, out, resume)
-    data = prepare(recipe, out / "data", say)
+    tokenizers = None
+    if master is not None:
+        tokenizers = (master.src_tokenizer, master.tgt_tokenizer)
+    job: Job = kind(recipe, out / "data", say, tokenizers)
     torch.manual_seed(recipe.training.seed)
-    model = _build(recipe, data)
+    job.model = model = _build(recipe, job, source)
+    if source is not None and not resume:
+        _report_loaded(copy_matching(model.net, source.net), say, str(recipe.init_from))
+    if teacher is not None:
+        assert master is not None
+        job.learn_from(master, resume=resume)
     model.net.to(device)
     save_description(model, out)
     checkpoints = Checkpoints(out / "checkpoints", recipe.training.average_last)
@@ -157,10 +176,10 @@ def _start(
         d_model=model.config.d_model,
         max_steps=recipe.training.max_steps,
     )
-    work = _work(recipe, data, model, out)
-    work.plan(0)  # a pair above the batch's limit is told now
+    work = _work(job, out)
+    work.plan(0)  # an example above the batch's limit is told now
     trainer = Trainer(model.net, work, recipe.training, rate, checkpoints)
-    return data, model, trainer, trainer.resume() if resume else None
+    return job, trainer, trainer.resume() if resume else None
 
 
 def _open_folder(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -184,157 +203,92 @@ def _open_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         write_text(saved, recipe.to_yaml())
 
 
-def _build(recipe: Recipe, data: Prepared) -> Translator:
-    sizes = data.src_tokenizer.vocab_size, data.tgt_tokenizer.vocab_size
-    name, config = _model_config(recipe, *sizes)
-    limits = Limits.of(data.train.src_lengths, data.train.tgt_lengths)
-    card = Card(name, recipe.task, recipe.data.src_language, recipe.data.tgt_language, limits)
+def _build(recipe: Recipe, job: Job, source: SavedModel | None) -> SavedModel:
+    name, config = _model_config(recipe, type(job), source, job.sizes)
     net = architecture(name).build(config)
-    return Translator(net, config, card, data.src_tokenizer, data.tgt_tokenizer)
+    return open_net(net, config, job.card(name), *job.tokenizers)
 
 
-def _model_config(recipe: Recipe, src_vocab_size: int, tgt_vocab_size: int) -> tuple[str, Any]:
-    """Name and Config of the architecture that a recipe's `model` describes."""
+def _check_model(recipe: Recipe, kind: type[Job], source: SavedModel | None) -> None:
+    """Refuse what is wrong with a recipe's `model`, with stand-ins for what the data will say."""
+    _model_config(recipe, kind, source, kind.stand_in_sizes)
+
+
+def _model_config(
+    recipe: Recipe, kind: type[Job], source: SavedModel | None, sizes_of: Any
+) -> tuple[str, Any]:
+    """Name and Config of the architecture that a recipe's `model` describes.
+
+    Where a run starts from another model of that architecture, its sizes are the defaults.
+    """
     keys: dict[str, Any] = dict(recipe.model)
-    name = str(keys.pop("architecture", "vaswani2017"))
+    if not keys and source is None:
+        keys = dict(kind.default_model)
+    first = source.card.architecture if source is not None else kind.default_model["architecture"]
+    name = str(keys.pop("architecture", first))
     module = architecture(name)
     size = keys.pop("size", None)
     if size is not None and size not in module.SIZES:
         raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(module.SIZES)}")
-    for key in ("src_vocab_size", "tgt_vocab_size"):
-        if key in keys:
+    base: dict[str, Any] = {}
+    if source is not None and source.card.architecture == name:
+        base = asdict(source.config)
+    follows = sizes_of(recipe, name)
+    for key in follows:
+        if "vocab_size" in key and key in keys:
             raise UserError(f"model.{key} follows from the tokenizer: set tokenizer.vocab_size")
-    keys = {
-        "src_vocab_size": src_vocab_size,
-        "tgt_vocab_size": tgt_vocab_size,
-        "max_length": recipe.data.max_length,
-        **(module.SIZES[size] if size else {}),
-        **({} if recipe.tokenizer.joint else {"tie_embeddings": "decoder"}),
-        **keys,
-    }
-    return name, make_config(name, keys)
+    known = module.Config.__dataclass_fields__
+    follows = {key: value for key, value in follows.items() if key in known}
+    return name, make_config(name, base | (module.SIZES[size] if size else {}) | follows | keys)
 
 
-def _work(recipe: Recipe, data: Prepared, model: Translator, out: Path) -> Work:
-    settings = recipe.training
-
-    def plan(epoch: int) -> Sequence[Any]:
-        return plan_epoch(
-            data.train.src_lengths,
-            data.train.tgt_lengths,
-            max_tokens=settings.batch_tokens,
-            max_sentences=settings.batch_sentences,
-            seed=settings.seed,
-            epoch=epoch,
+def _report_loaded(found: tuple[list[str], list[str], list[str]], say: Say, source: str) -> None:
+    """Say what a run that starts from another model took over, and what not."""
+    loaded, new, unused = found
+    if not loaded:
+        raise UserError(
+            f"init_from: no tensor of {source} fits this model; its architecture or sizes differ"
         )
+    say(f"init_from  {len(loaded)} tensors of {source} loaded")
+    for what, names in (("drawn anew, not loaded", new), ("of it not used", unused)):
+        if names:
+            say(f"           {len(names)} {what}: {', '.join(names)}")
 
+
+def _work(job: Job, out: Path) -> Work:
     def keep_best(net: nn.Module) -> None:
         save_tensors(out / WEIGHTS, dict(net.named_parameters()))
 
     return Work(
-        plan=plan,
-        load=lambda rows: model.collate(data.train, rows),
-        loss=lambda net, batch: pair_loss(
-            model.net, batch, label_smoothing=settings.label_smoothing
-        ),
-        evaluate=lambda net: _evaluate(recipe, data, model),
+        plan=job.plan,
+        load=job.load,
+        loss=lambda net, batch: job.loss(batch),
+        evaluate=lambda net: job.evaluate(),
         keep_best=keep_best,
     )
 
 
-def _evaluate(recipe: Recipe, data: Prepared, model: Translator) -> Evaluation:
-    """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
-    found = model.teacher_forced_sums(data.valid, recipe.training.label_smoothing)
-    nll, accuracy = float(found.nll) / found.tokens, float(found.correct) / found.tokens
-    settings = recipe.evaluation
-    pairs = data.valid_pairs[: settings.decode_sentences]
-    scores: dict[str, float] = {}
-    samples: list[Sample] = []
-    if pairs:
-        outputs = model.translate(
-            [src for src, _ in pairs],
-            beam_size=settings.beam_size,
-            length_penalty=settings.length_penalty,
-            too_long="truncate",
-        )
-        metrics = {*_metrics(recipe)[:1], settings.metric} & {"bleu", "chrf", "exact_match"}
-        found_scores = corpus_scores(
-            outputs,
-            [tgt for _, tgt in pairs],
-            trg_lang=recipe.data.tgt_language,
-            metrics=sorted(metrics),
-        )
-        scores = found_scores.values()
-        shown = list(zip(pairs, outputs, strict=True))[: settings.num_samples]
-        samples = [Sample(src, tgt, output) for (src, tgt), output in shown]
-    values_by_metric = scores | {"loss": -nll, "token_accuracy": accuracy}
-    if settings.metric not in values_by_metric:
-        raise UserError(
-            f"evaluation.metric {settings.metric} needs decoded text: raise decode_sentences"
-        )
-    return Evaluation(
-        loss=float(found.loss) / found.tokens,
-        perplexity=perplexity(float(found.nll), found.tokens),
-        token_accuracy=accuracy,
-        scores=scores,
-        samples=samples,
-        value=values_by_metric[settings.metric],
-    )
-
-
-def _metrics(recipe: Recipe) -> list[str]:
-    """What outputs of the task are scored by, the main one first."""
-    return ["bleu", "chrf", "ter"] if recipe.task == "translation" else ["exact_match"]
-
-
-def _choose_final(
-    trainer: Trainer, model: Translator, recipe: Recipe, data: Prepared, out: Path
-) -> None:
+def _choose_final(trainer: Trainer, job: Job, out: Path) -> None:
     """The run's model: the average of the last checkpoints where it is better than the best."""
     best = load_tensors(out / WEIGHTS)
     files = [path / WEIGHTS for path in trainer.checkpoints.regular()]
-    if recipe.training.average_last > 1 and len(files) > 1:
+    if job.recipe.training.average_last > 1 and len(files) > 1:
         average = average_weights(files)
-        set_weights(model.net, average, out)
-        if _evaluate(recipe, data, model).value > trainer.state.best_value:
+        set_weights(job.model.net, average, out)
+        if job.evaluate().value > trainer.state.best_value:
             save_tensors(out / WEIGHTS, average)
             return
-    set_weights(model.net, best, out / WEIGHTS)
+    set_weights(job.model.net, best, out / WEIGHTS)
 
 
-def _final_scores(recipe: Recipe, data: Prepared, model: Translator, out: Path) -> Scores:
-    """Decode the test text (the validation text where there is none) and score it."""
-    name, pairs = ("test", data.test_pairs) if data.test_pairs else ("valid", data.valid_pairs)
-    settings = recipe.evaluation
-    outputs = model.translate(
-        [src for src, _ in pairs],
-        beam_size=settings.final_beam_size,
-        length_penalty=settings.length_penalty,
-        too_long="truncate",
-    )
-    scores = corpus_scores(
-        outputs,
-        [tgt for _, tgt in pairs],
-        trg_lang=recipe.data.tgt_language,
-        metrics=_metrics(recipe),
-    )
-    beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
-    write_json(out / "scores.json", {"set": name, **beam, **scores.to_dict()})
-    lines = [f"{output}\n" for output in outputs]
-    write_text(out / f"{name}.output.txt", "".join(lines))
-    return scores
-
-
-def _started(
-    recipe: Recipe, data: Prepared, model: Translator, resumed_from: int | None
-) -> RunStarted:
+def _started(job: Job, resumed_from: int | None) -> RunStarted:
     return RunStarted(
-        recipe=recipe.model_dump(mode="json"),
-        num_parameters=parameter_count(model.net),
-        num_train=len(data.train),
-        num_valid=len(data.valid),
-        device=str(model.device),
-        total_steps=recipe.training.max_steps,
+        recipe=job.recipe.model_dump(mode="json"),
+        num_parameters=parameter_count(job.model.net),
+        num_train=job.num_train,
+        num_valid=job.num_valid,
+        device=str(job.model.device),
+        total_steps=job.recipe.training.max_steps,
         resumed_from=resumed_from,
     )
 

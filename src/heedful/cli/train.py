@@ -7,6 +7,13 @@ from typing import Annotated
 
 import typer
 
+USE = {  # what is typed to use a model, by its task
+    "language_modelling": "heedful generate --prompt 'your text'",
+    "masked_lm": "heedful fill --text 'one <mask> is hidden'",
+    "classification": "echo 'your text' | heedful classify",
+    "translation": "echo 'your text' | heedful translate",
+}
+
 
 def train(
     recipe: Annotated[
@@ -56,8 +63,14 @@ def train(
         typer.echo(f"stopped and saved; go on with: {again}", err=True)
         raise typer.Exit(130)
     if result.scores is not None:
-        for name, score in result.scores.by_metric.items():
-            console.print(f"{name:<12} {score.value:.4g}   {score.signature}")
+        signatures = {
+            name: entry.get("signature", "")
+            for name, entry in result.scores.by_name.items()
+            if isinstance(entry, dict)
+        }
+        for name, value in result.scores.values().items():
+            console.print(f"{name:<18} {value:.4g}   {signatures.get(name, '')}".rstrip())
     console.print(f"model        {folder}")
     console.print(f"report       {folder / 'report.html'}")
-    console.print(f"use it       echo 'your text' | heedful translate {shlex.quote(str(folder))}")
+    use = USE.get(result.task, USE["translation"])
+    console.print(f"use it       {use} {shlex.quote(str(folder))}")

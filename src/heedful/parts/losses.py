@@ -47,11 +47,12 @@ def linear_cross_entropy(
     hidden: Float[Tensor, "N D"],
     weight: Float[Tensor, "V D"],
     targets: Int[Tensor, "N"],
+    bias: Float[Tensor, "V"] | None = None,
     *,
     label_smoothing: float = 0.0,
     count_correct: bool = False,
 ) -> LossSum:
-    """`cross_entropy(hidden @ weight.T, targets)` without ever holding the (N, V) logits.
+    """`cross_entropy(hidden @ weight.T + bias, targets)` without ever holding the (N, V) logits.
 
     Rows are taken in chunks, and each chunk's gradient is formed while its probabilities are still
     in the processor's cache (Hsu et al. 2024 do so on GPUs). Under autocast the products run in its
@@ -61,7 +62,7 @@ def linear_cross_entropy(
     product_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     with torch.autocast(device, enabled=False):
         loss, nll, correct = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, targets, label_smoothing, count_correct, product_dtype
+            hidden, weight, targets, bias, label_smoothing, count_correct, product_dtype
         )
     return LossSum(loss, nll, correct, targets.numel())
 
@@ -73,6 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
+        bias: Tensor | None,
         smoothing: float,
         count_correct: bool,
         product_dtype: torch.dtype | None,
@@ -84,12 +86,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         want = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden = torch.empty_like(hidden) if want else None
         grad_weight = torch.zeros_like(weight) if want else None
+        grad_bias = torch.zeros_like(bias) if want and bias is not None else None
         loss, nll = hidden.new_zeros(2, dtype=torch.float64)
         correct = targets.new_zeros(()) if count_correct else targets.new_full((), -1)
         for start in range(0, targets.numel(), chunk):
             part = slice(start, start + chunk)
             x, target = hidden[part].detach().to(dtype), targets[part, None]
             logits = (x @ matrix.T).float()
+            if bias is not None:
+                logits += bias.detach()
             if count_correct:
                 correct += (logits.argmax(-1, keepdim=True) == target).sum()
             log_probs = F.log_softmax(logits, -1)
@@ -105,10 +110,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if smoothing:
                 grad -= smoothing / vocab
             grad.scatter_add_(-1, target, grad.new_full((1, 1), smoothing - 1).expand_as(target))
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
             grad = grad.to(dtype)
             grad_hidden[part] = grad @ matrix
             grad_weight += grad.T @ x
-        ctx.grads = (grad_hidden, grad_weight)
+        ctx.grads = (grad_hidden, grad_weight, grad_bias)
         nll = nll.float()
         # For reporting only, and kept by callers: neither may hold the gradients in memory.
         ctx.mark_non_differentiable(nll, correct)
@@ -116,6 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.grads
+        grad_hidden, grad_weight, grad_bias = ctx.grads
         scale = grads[0]
-        return grad_hidden * scale, grad_weight * scale, None, None, None, None
+        scaled_bias = None if grad_bias is None else grad_bias * scale
+        return grad_hidden * scale, grad_weight * scale, None, scaled_bias, None, None, None

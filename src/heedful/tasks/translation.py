@@ -20,9 +20,10 @@ def pair_loss(
     states = net.hidden(batch.src, batch.tgt_in, batch.src_lengths, batch.tgt_lengths)
     real = padding_mask(batch.tgt_lengths, batch.tgt_in.size(1))
     return linear_cross_entropy(
-        states[real],
+        net.head.states(states[real]),
         net.head.weight,
         batch.tgt_out[real],
+        net.head.bias,
         label_smoothing=label_smoothing,
         count_correct=count_correct,
     )

@@ -63,6 +63,18 @@ def weights_of(net: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def copy_matching(net: nn.Module, source: nn.Module) -> tuple[list[str], list[str], list[str]]:
+    """Copy what has the same name and shape in both: names loaded, left as drawn, and unused."""
+    own, given = weights_of(net), weights_of(source)
+    loaded = sorted(
+        name for name in own.keys() & given.keys() if own[name].shape == given[name].shape
+    )
+    for name in loaded:
+        own[name].copy_(given[name])
+    return loaded, sorted(own.keys() - set(loaded)), sorted(given.keys() - set(loaded))
+
+
+@torch.no_grad()
 def set_weights(net: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
     """Copy tensors into the net; one too many, too few or of a wrong shape is named."""
     own = weights_of(net)

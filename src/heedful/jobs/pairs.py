@@ -1,23 +1,18 @@
-"""From raw text, or from a task that makes its own, to what a run trains on."""
+"""Pairs of texts, read from files or made by a task, and how they are stored for a run."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from heedful.config import Files, Recipe, TokenizerRecipe
 from heedful.errors import UserError
-from heedful.files import write_json, write_text
+from heedful.files import read_json, write_text
+from heedful.jobs.job import DONE, Say, held_out, make_tokenizer, read_texts
 from heedful.tasks import dates, synthetic
 from heedful.text.corpus import CorpusReport, Pair, PairSource, read_pairs
 from heedful.text.store import PairStore, encode_pairs, open_pairs
-from heedful.text.tokenizer import Tokenizer, train_tokenizer
-
-Say = Callable[[str], None]
-_DONE = "prepared.json"
+from heedful.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,15 +27,18 @@ class Prepared:
     test_pairs: list[Pair]
 
 
-def prepare(recipe: Recipe, directory: Path, say: Say) -> Prepared:
-    """Read, split, tokenise and store the data of a recipe; or open what is stored already.
+def prepare(
+    recipe: Recipe, directory: Path, say: Say, given: tuple[Tokenizer, Tokenizer] | None = None
+) -> dict[str, int]:
+    """Read, split, tokenise and store the data of a recipe; returns how many pairs each split has.
 
     What was found in the text (empty lines, over-long pairs, unknown tokens) is said in a line.
+    `given` are tokenizers to use instead of new ones.
     """
-    if (directory / _DONE).is_file():
-        return _open(recipe, directory)
     splits = _read(recipe, say)
-    src_tokenizer, tgt_tokenizer = _train_tokenizers(recipe.tokenizer, splits["train"].pairs)
+    src_tokenizer, tgt_tokenizer = given or _train_tokenizers(
+        recipe.tokenizer, splits["train"].pairs
+    )
     say(
         f"tokenizer  {recipe.tokenizer.kind}, {src_tokenizer.vocab_size:,} entries"
         + ("" if src_tokenizer is tgt_tokenizer else f" and {tgt_tokenizer.vocab_size:,}")
@@ -64,26 +62,23 @@ def prepare(recipe: Recipe, directory: Path, say: Say) -> Prepared:
         write_text(directory / f"{name}.jsonl", "".join(lines))
     src_tokenizer.save(directory / "tokenizer.src.json")
     tgt_tokenizer.save(directory / "tokenizer.tgt.json")
-    write_json(directory / _DONE, {name: len(split.pairs) for name, split in splits.items()})
-    return _open(recipe, directory)
+    return {"joint": src_tokenizer is tgt_tokenizer} | {
+        name: len(split.pairs) for name, split in splits.items()
+    }
 
 
-def _open(recipe: Recipe, directory: Path) -> Prepared:
+def open_prepared(directory: Path) -> Prepared:
+    """Open what `prepare` stored."""
     src_tokenizer = Tokenizer.load(directory / "tokenizer.src.json")
-    joint = recipe.tokenizer.joint
+    joint = read_json(directory / DONE)["joint"]
     return Prepared(
         src_tokenizer,
         src_tokenizer if joint else Tokenizer.load(directory / "tokenizer.tgt.json"),
         open_pairs(directory / "train"),
         open_pairs(directory / "valid"),
-        _read_jsonl(directory / "valid.jsonl"),
-        _read_jsonl(directory / "test.jsonl"),
+        [(src, tgt) for src, tgt in read_texts(directory / "valid.jsonl")],
+        [(src, tgt) for src, tgt in read_texts(directory / "test.jsonl")],
     )
-
-
-def _read_jsonl(path: Path) -> list[Pair]:
-    with path.open(encoding="utf-8") as lines:
-        return [(src, tgt) for src, tgt in map(json.loads, lines)]
 
 
 class _Split(NamedTuple):
@@ -114,15 +109,7 @@ def _hold_out(split: _Split, count: int) -> tuple[_Split, _Split]:
     """What is left, and `count` pairs: by position, the same whatever else a recipe says."""
     pairs, report = split
     assert report is not None
-    if len(pairs) < 2 * count:
-        raise UserError(
-            f"data.hold_out {count} of {len(pairs)} pairs would leave too few to train on; "
-            "lower it, or give data.valid"
-        )
-    held = np.random.default_rng(0).choice(len(pairs), count, replace=False)
-    is_held = np.zeros(len(pairs), dtype=bool)
-    is_held[held] = True
-    out, kept = np.flatnonzero(is_held).tolist(), np.flatnonzero(~is_held).tolist()
+    kept, out = (places.tolist() for places in held_out(count, len(pairs), "pairs"))
     return (
         _Split([pairs[index] for index in kept], replace(report, origins=report.origins_of(kept))),
         _Split(
@@ -139,7 +126,7 @@ def _generate(recipe: Recipe) -> dict[str, _Split]:
         names: tuple[dates.Split, ...] = ("train", "valid", "test")
         made = {name: dates.generate(counts[name], seed=sizes.seed, split=name) for name in names}
         return {name: _Split([(e.src, e.tgt) for e in made[name]]) for name in names}
-    assert recipe.task != "translation"
+    assert recipe.task in ("copy", "reverse", "sort"), recipe.task
     splits: dict[str, _Split] = {}
     seen: set[str] = set()
     for offset, (name, count) in enumerate(counts.items()):
@@ -186,17 +173,8 @@ def _listed(paths: str | list[str] | None) -> list[str]:
 
 
 def _train_tokenizers(settings: TokenizerRecipe, pairs: list[Pair]) -> tuple[Tokenizer, Tokenizer]:
-    def trained(texts: list[str]) -> Tokenizer:
-        return train_tokenizer(
-            texts,
-            kind=settings.kind,
-            vocab_size=settings.vocab_size,
-            lowercase=settings.lowercase,
-            normalization=settings.normalization,
-        )
-
     src, tgt = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if settings.joint:
-        tokenizer = trained(src + tgt)
+        tokenizer = make_tokenizer(settings, src + tgt)
         return tokenizer, tokenizer
-    return trained(src), trained(tgt)
+    return make_tokenizer(settings, src), make_tokenizer(settings, tgt)

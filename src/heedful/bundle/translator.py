@@ -1,67 +1,25 @@
-"""A saved model opened for use: the net, its tokenizers, and what one does with them."""
+"""Sequence-to-sequence models opened for use: text in, text out."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
-import heedful
+from heedful.bundle.card import GenerationIds
+from heedful.bundle.decoding import Decoding
+from heedful.bundle.model import Texts, TooLong, by_length
+from heedful.bundle.writing import GenerationOptions, Writer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity, token_accuracy
-from heedful.files import read_json, write_json
 from heedful.generation import Hypothesis, Normalization, Stop, beam_search, greedy_search
-from heedful.parts.cache import Cache
 from heedful.parts.losses import LossSum
 from heedful.tasks.translation import pair_loss
 from heedful.text.batches import PairBatch, collate, plan_epoch
 from heedful.text.store import PairStore, pack_ids
-from heedful.text.tokenizer import Tokenizer
-from heedful.zoo import architecture
-from heedful.zoo.saved import (
-    WEIGHTS,
-    load_tensors,
-    make_config,
-    save_tensors,
-    set_weights,
-    weights_of,
-)
-
-CONFIG = "config.json"
-TooLong = Literal["error", "truncate"]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long an output may be: ⌈factor · source tokens⌉ + offset, at most the net's length."""
-
-    factor: float = 2.0
-    offset: int = 10
-
-    @classmethod
-    def of(cls, src_lengths: np.ndarray, tgt_lengths: np.ndarray) -> "Limits":
-        """Room for all but one in a thousand of the training pairs."""
-        needed = (tgt_lengths - cls.offset) / src_lengths
-        return cls(round(max(0.1, float(np.quantile(needed, 0.999))), 2))
-
-    def of_source(self, length: int) -> int:
-        """Most output tokens, EOS included, for a source of `length` tokens."""
-        return math.ceil(self.factor * length) + self.offset
-
-
-@dataclass(frozen=True)
-class Card:
-    """What `config.json` says of a model beside its architecture's own keys."""
-
-    architecture: str
-    task: str
-    src_language: str | None = None
-    tgt_language: str | None = None
-    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -82,34 +40,26 @@ class PairScore:
     num_tokens: int
 
 
-class Translator:
-    """A sequence-to-sequence net with its tokenizers: text in, text out.
+class Translator(Writer):
+    """A net of two stacks with its tokenizers: text in, text out.
 
     Attributes:
         net: the bare module, `net(src, tgt, src_lengths, tgt_lengths) -> logits`.
         num_truncated: sources cut to the net's length so far, where that was asked for.
     """
 
-    def __init__(
-        self,
-        net: Any,
-        config: Any,
-        card: Card,
-        src_tokenizer: Tokenizer,
-        tgt_tokenizer: Tokenizer,
-    ) -> None:
-        self.net = net
-        self.config = config
-        self.card = card
-        self.src_tokenizer = src_tokenizer
-        self.tgt_tokenizer = tgt_tokenizer
-        self.num_truncated = 0
+    kind = "translator"
 
     @property
-    def device(self) -> torch.device:
-        """Where the net is."""
-        device: torch.device = next(self.net.parameters()).device
-        return device
+    def ids(self) -> GenerationIds:
+        """Those of the card; of heedful's own tokenizer where it says none."""
+        ids = self.card.generation
+        if ids.start or not self.has_tokenizer:
+            return ids
+        tokenizer = self.tgt_tokenizer
+        # Neither padding nor a second beginning may be written.
+        never = (tokenizer.pad_id, tokenizer.bos_id)
+        return replace(ids, start=(tokenizer.bos_id,), end=(tokenizer.eos_id,), never=never)
 
     def translate(self, texts: Sequence[str], *, beam_size: int = 5, **options: Any) -> list[str]:
         """The best translation of each text, in order. Options as of `search`."""
@@ -159,13 +109,13 @@ class Translator:
         if progress is not None:
             progress(sum(not ids for ids in sources))
         options: dict[str, Any] = {
-            "eos_id": self.tgt_tokenizer.eos_id,
+            "eos_id": list(self.ids.end),
             "min_new_tokens": min_new_tokens,
             "length_penalty": length_penalty,
             "normalization": normalization,
             "no_repeat_ngram_size": no_repeat_ngram_size,
         }
-        for rows in _by_length(sources, max(1, batch_tokens // beam_size)):
+        for rows in by_length(sources, max(1, batch_tokens // beam_size)):
             batch = [sources[row] for row in rows]
             options["max_new_tokens"] = [
                 min(self.config.max_length, max_new_tokens or self.card.limits.of_source(len(ids)))
@@ -236,11 +186,6 @@ class Translator:
             store, rows, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id, device=self.device
         )
 
-    def save(self, directory: Path) -> None:
-        """Write `config.json`, `model.safetensors` and the tokenizers; the weights come last."""
-        save_description(self, directory)
-        save_tensors(directory / WEIGHTS, weights_of(self.net))
-
     def _encode_pairs(
         self, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
     ) -> PairStore:
@@ -254,141 +199,75 @@ class Translator:
             ("target line", self.tgt_tokenizer, targets),
         ):
             ids = [[*line, tokenizer.eos_id] for line in tokenizer.encode_batch(list(texts))]
-            self._check_lengths(ids, what, too_long, tokenizer.eos_id)
+            self.check_lengths(ids, what, too_long)
             sides.append(pack_ids(ids, tokenizer.vocab_size))
         return PairStore(*sides)
+
+    def prompt_ids(self, prompts: Texts, too_long: TooLong = "error") -> list[list[int]]:
+        """Ids of each source; those given as ids stay as they are."""
+        if isinstance(prompts, str):
+            raise UserError("prompts must be a list; for one prompt write [prompt]")
+        if all(isinstance(prompt, str) for prompt in prompts):
+            texts = [str(prompt) for prompt in prompts]
+            rows = self._encode_sources(texts, too_long)
+            return [ids or [self.src_tokenizer.eos_id] for ids in rows]
+        return self.encode(prompts, too_long=too_long)
+
+    def room(self, row: list[int], options: GenerationOptions) -> int:
+        """As asked for, or as the card says, and never more than the net has positions for."""
+        asked = options.max_new_tokens or self.card.limits.of_source(len(row))
+        return min(asked, self.config.max_length)
+
+    def open(self, rows: list[list[int]], capacity: int) -> tuple[Tensor, Decoding]:
+        src, lengths = self.batch(rows)
+        begin = torch.tensor([list(self.ids.start)] * len(rows), device=self.device)
+        if not self.ids.start:
+            raise UserError("this model has no start mark; import it with its generation_config")
+        size = capacity + begin.size(1) - 1
+        cache = self.net.start(src, lengths, capacity=size)
+        return begin, Decoding(self.net, cache, never=self.ids.never, longest=size)
+
+    def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
+        """The encoder's."""
+        states: Tensor = self.net.encode(ids, lengths).states
+        return states
+
+    def _batches(self, rows: list[list[int]], options: GenerationOptions) -> Iterator[list[int]]:
+        budget = options.batch_tokens // max(options.beam_size, options.num_return)
+        return by_length(rows, max(1, budget))
+
+    def _seen(self, rows: list[list[int]]) -> list[list[int]]:
+        """Rules look at what is written, not at the source."""
+        return [list(self.ids.start) for _ in rows]
 
     def _encode_sources(
         self, texts: Sequence[str], too_long: TooLong, first_number: int = 1
     ) -> list[list[int]]:
         """Ids with EOS; none for a blank text."""
-        eos = self.src_tokenizer.eos_id
-        encoded = self.src_tokenizer.encode_batch(list(texts))
-        sources = [[*ids, eos] if ids else [] for ids in encoded]
-        self._check_lengths(sources, "line", too_long, eos, first_number)
+        tokenizer = self.src_tokenizer
+        sources = []
+        for ids in tokenizer.encode_batch(list(texts)):
+            whole = tokenizer.wrap(ids)
+            if not whole or whole[-1] != tokenizer.eos_id:
+                whole.append(tokenizer.eos_id)
+            sources.append(whole if ids else [])
+        self.check_lengths(sources, "line", too_long, first_number)
         return sources
-
-    def _check_lengths(
-        self,
-        sequences: list[list[int]],
-        what: str,
-        too_long: TooLong,
-        eos: int,
-        first_number: int = 1,
-    ) -> None:
-        longest = self.config.max_length
-        for number, ids in enumerate(sequences, first_number):
-            if len(ids) <= longest:
-                continue
-            if too_long == "error":
-                raise UserError(
-                    f"{what} {number} has {len(ids)} tokens, but the model allows {longest}; "
-                    'split it, or ask for it to be cut (--truncate, or too_long="truncate")'
-                )
-            ids[longest - 1 :] = [eos]
-            self.num_truncated += 1
 
     @torch.inference_mode()
     def _search_batch(
         self, sources: list[list[int]], beam_size: int, options: dict[str, Any]
     ) -> list[list[Hypothesis]]:
         self.net.eval()
-        lengths = torch.tensor([len(ids) for ids in sources], device=self.device)
-        src = torch.full((len(sources), int(lengths.max())), self.src_tokenizer.pad_id)
-        for row, ids in zip(src, sources, strict=True):
-            row[: len(ids)] = torch.tensor(ids)
-        capacity = max(options["max_new_tokens"])
-        cache = self.net.start(src.to(self.device), lengths, capacity=capacity)
-        start = torch.full((len(sources), 1), self.tgt_tokenizer.bos_id, device=self.device)
+        start, state = self.open(sources, max(options["max_new_tokens"]))
         if beam_size == 1 and options["num_return"] == 1:
             options = {k: v for k, v in options.items() if k not in ("stop", "num_return")}
-            return greedy_search(self._next, start, state=cache, **options)
-        return beam_search(self._next, start, beam_size=beam_size, state=cache, **options)
-
-    def _next(self, prefixes: Tensor, cache: Cache) -> Tensor:
-        logits: Tensor = self.net.step(prefixes[:, -1:], cache)[:, -1]
-        # Neither padding nor a second beginning may be written.
-        logits[:, [self.tgt_tokenizer.pad_id, self.tgt_tokenizer.bos_id]] = -math.inf
-        return logits.log_softmax(-1)
+            return greedy_search(state.next_log_probs, start, state=state, **options)
+        return beam_search(state.next_log_probs, start, beam_size=beam_size, state=state, **options)
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
         text = self.tgt_tokenizer.decode(hypothesis.ids)
         return Translation(text, hypothesis.score, hypothesis.finished, hypothesis.ids)
-
-
-def load(path: str | Path, *, device: str = "auto") -> Translator:
-    """Open a model directory: `config.json`, `model.safetensors` and tokenizer files.
-
-    Raises UserError where it is none, is truncated, or was written by something else.
-    """
-    directory = Path(path)
-    if not directory.is_dir():
-        problem = "is a file, not a model directory" if directory.exists() else "does not exist"
-        raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
-    content = read_json(directory / CONFIG)
-    try:
-        config = make_config(content["architecture"], content["model"], str(directory / CONFIG))
-        card = Card(
-            content["architecture"],
-            content["task"],
-            content["src_language"],
-            content["tgt_language"],
-            Limits(**content["limits"]),
-        )
-        files = content["tokenizers"]
-        src = Tokenizer.load(directory / str(files["src"]))
-        joint = files["src"] == files["tgt"]
-        tgt = src if joint else Tokenizer.load(directory / str(files["tgt"]))
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
-    weights = load_tensors(directory / WEIGHTS)
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten
-        net = architecture(card.architecture).build(config)
-    set_weights(net, weights, directory / WEIGHTS)
-    net.to(choose_device(device)).eval()
-    return Translator(net, config, card, src, tgt)
-
-
-def save_description(model: Translator, directory: Path) -> None:
-    """Everything of a model directory but the weights."""
-    joint = model.src_tokenizer is model.tgt_tokenizer
-    files = {side: "tokenizer.json" if joint else f"tokenizer.{side}.json" for side in SIDES}
-    for side, tokenizer in zip(SIDES, (model.src_tokenizer, model.tgt_tokenizer), strict=True):
-        tokenizer.save(directory / files[side])
-    content = {
-        "heedful": heedful.__version__,
-        **asdict(model.card),
-        "tokenizers": files,
-        "model": asdict(model.config),
-    }
-    write_json(directory / CONFIG, content)
-
-
-SIDES = ("src", "tgt")
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA, then MPS, then the CPU; anything else as torch names it."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"no device {name} here: {reason}; use auto or cpu") from None
-    return device
-
-
-def _by_length(sources: list[list[int]], budget: int) -> Iterator[list[int]]:
-    """Rows of similar length together, longest first, so that memory is known at once."""
-    rows = sorted((r for r, ids in enumerate(sources) if ids), key=lambda r: -len(sources[r]))
-    while rows:
-        count = max(1, budget // len(sources[rows[0]]))
-        yield rows[:count]
-        rows = rows[count:]
 
 
 def evaluation_plan(store: PairStore, max_tokens: int = 8_192) -> list[np.ndarray]:
@@ -405,8 +284,3 @@ def evaluation_plan(store: PairStore, max_tokens: int = 8_192) -> list[np.ndarra
         epoch=0,
         shuffle=False,
     )
-
-
-def parameter_count(net: nn.Module) -> int:
-    """Parameters, those that are shared counted once."""
-    return sum(parameter.numel() for parameter in net.parameters())

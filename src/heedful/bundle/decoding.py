@@ -1,0 +1,86 @@
+"""How a net answers a search: next-token log-probabilities from its cache."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.parts.cache import Cache
+
+
+class Decoding:
+    """What a search remembers of N texts: the cache of their net. It is the search's `State`.
+
+    Args:
+        net: of one stack or two, with `extend` and `head`.
+        cache: of the texts' starts; nothing but sources is in it yet.
+        never: tokens that may not be written.
+        longest: most tokens that the net has positions for. A text of one stack that outgrows them
+            is gone on with from its last half alone, as often as need be; texts that may do so must
+            be equally long, so that none depends on another.
+    """
+
+    def __init__(self, net: Any, cache: Cache, *, never: Sequence[int], longest: int) -> None:
+        self.net = net
+        self.cache = cache
+        self._never = list(never)
+        self._longest = longest
+
+    def reorder(self, rows: Int[Tensor, "M"]) -> None:
+        """New row i is old row rows[i]."""
+        self.cache.reorder(rows)
+
+    def next_log_probs(
+        self, prefixes: Int[Tensor, "N t"], state: "Decoding"
+    ) -> Float[Tensor, "N V"]:
+        """What a search calls; all of the start at first, then with one new token each time."""
+        assert state is self
+        new = prefixes if self.cache.filled == 0 else prefixes[:, -1:]
+        if self.cache.filled + new.size(1) > self._longest:
+            new = prefixes[:, -max(1, self._longest // 2) :]
+            self.cache = self.net.start(len(prefixes), capacity=self._longest)
+        states = self.net.extend(new, self.cache)[:, -1:]
+        logits: Tensor = self.net.head(states)[:, 0].float()
+        if self._never:
+            logits[:, self._never] = -math.inf
+        return logits.log_softmax(-1)
+
+
+class CachedScorer:
+    """One text, of which several tokens can be added at a time and taken back again.
+
+    What speculative decoding asks of its target and of a draft model.
+
+    Args:
+        cache: with one row; nothing but a source is in it yet.
+    """
+
+    def __init__(self, net: Any, cache: Cache, *, never: Sequence[int]) -> None:
+        self._net = net
+        self._cache = cache
+        self._never = list(never)
+
+    def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
+        """Log-probabilities after each of the new tokens."""
+        device = self._cache.length.device
+        logits: Tensor = self._net.step(tokens[None].to(device), self._cache)[0].float()
+        if self._never:
+            logits[:, self._never] = -math.inf
+        return logits.log_softmax(-1)
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self._cache.rewind(length)
+
+
+def left_padded(
+    rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "N t"], Int[Tensor, "N"] | None]:
+    """Rows that end together, and how much padding stands before each; None: none anywhere."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)
+    starts = torch.tensor([width - len(row) for row in rows], device=device)
+    return ids, starts if bool(starts.any()) else None

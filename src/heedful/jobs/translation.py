@@ -1,0 +1,128 @@
+"""Learning pairs: translation, and the tasks that make their own pairs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from heedful.bundle import Card, Limits
+from heedful.config import Recipe
+from heedful.errors import UserError
+from heedful.evaluation.metrics import Scores, corpus_scores, perplexity
+from heedful.files import write_json, write_text
+from heedful.jobs.job import FinalScores, Job, Say
+from heedful.jobs.pairs import open_prepared, prepare
+from heedful.parts.losses import LossSum
+from heedful.tasks.translation import pair_loss
+from heedful.text.batches import PairBatch, plan_epoch
+from heedful.training.events import Sample
+from heedful.training.trainer import Evaluation
+
+
+class Translation(Job):
+    """Pairs of texts, judged by real decoding of held-out ones."""
+
+    default_model: ClassVar[dict[str, Any]] = {"architecture": "vaswani2017", "size": "tiny"}
+
+    def prepare(self, say: Say) -> dict[str, Any]:
+        return prepare(self.recipe, self.directory, say, self.given)
+
+    def open(self) -> None:
+        self.data = open_prepared(self.directory)
+        self.tokenizers = (self.data.src_tokenizer, self.data.tgt_tokenizer)
+        self.num_train, self.num_valid = len(self.data.train), len(self.data.valid)
+
+    def sizes(self, recipe: Recipe, name: str) -> dict[str, object]:
+        src, tgt = self.tokenizers
+        sizes: dict[str, object] = {
+            "src_vocab_size": src.vocab_size,
+            "tgt_vocab_size": tgt.vocab_size,
+            "max_length": recipe.data.max_length,
+        }
+        if src is not tgt and name == "vaswani2017":
+            sizes["tie_embeddings"] = "decoder"
+        return sizes
+
+    def card(self, name: str) -> Card:
+        data = self.recipe.data
+        limits = Limits.of(self.data.train.src_lengths, self.data.train.tgt_lengths)
+        return Card(name, self.recipe.task, data.src_language, data.tgt_language, limits)
+
+    def plan(self, epoch: int) -> Sequence[Any]:
+        settings = self.recipe.training
+        return plan_epoch(
+            self.data.train.src_lengths,
+            self.data.train.tgt_lengths,
+            max_tokens=settings.batch_tokens,
+            max_sentences=settings.batch_sentences,
+            seed=settings.seed,
+            epoch=epoch,
+        )
+
+    def load(self, item: Any) -> PairBatch:
+        batch: PairBatch = self.model.collate(self.data.train, item)
+        return batch
+
+    def loss(self, batch: PairBatch) -> LossSum:
+        return pair_loss(
+            self.model.net, batch, label_smoothing=self.recipe.training.label_smoothing
+        )
+
+    def evaluate(self) -> Evaluation:
+        """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
+        recipe = self.recipe
+        found = self.model.teacher_forced_sums(self.data.valid, recipe.training.label_smoothing)
+        nll, accuracy = float(found.nll) / found.tokens, float(found.correct) / found.tokens
+        settings = recipe.evaluation
+        pairs = self.data.valid_pairs[: settings.decode_sentences]
+        scores: dict[str, float] = {}
+        samples: list[Sample] = []
+        if pairs:
+            outputs = self._decode(pairs, settings.beam_size)
+            metrics = {*self._metrics()[:1], settings.metric} & {"bleu", "chrf", "exact_match"}
+            scores = self._score(outputs, pairs, sorted(metrics)).values()
+            shown = list(zip(pairs, outputs, strict=True))[: settings.num_samples]
+            samples = [Sample(src, tgt, output) for (src, tgt), output in shown]
+        values = scores | {"loss": -nll, "token_accuracy": accuracy, "accuracy": accuracy}
+        if settings.metric not in values:
+            raise UserError(
+                f"evaluation.metric {settings.metric} needs decoded text: raise decode_sentences"
+            )
+        return Evaluation(
+            loss=float(found.loss) / found.tokens,
+            perplexity=perplexity(float(found.nll), found.tokens),
+            token_accuracy=accuracy,
+            scores=scores,
+            samples=samples,
+            value=values[settings.metric],
+        )
+
+    def finish(self, out: Path) -> FinalScores:
+        """Decode the test text (the validation text where there is none) and score it."""
+        data, settings = self.data, self.recipe.evaluation
+        name, pairs = ("test", data.test_pairs) if data.test_pairs else ("valid", data.valid_pairs)
+        outputs = self._decode(pairs, settings.final_beam_size)
+        scores = self._score(outputs, pairs, self._metrics())
+        beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
+        write_json(out / "scores.json", {"set": name, **beam, **scores.to_dict()})
+        write_text(out / f"{name}.output.txt", "".join(f"{output}\n" for output in outputs))
+        return FinalScores(scores.to_dict()["scores"])
+
+    def _decode(self, pairs: list[tuple[str, str]], beam_size: int) -> list[str]:
+        outputs: list[str] = self.model.translate(
+            [src for src, _ in pairs],
+            beam_size=beam_size,
+            length_penalty=self.recipe.evaluation.length_penalty,
+            too_long="truncate",
+        )
+        return outputs
+
+    def _score(
+        self, outputs: list[str], pairs: list[tuple[str, str]], metrics: list[str]
+    ) -> Scores:
+        references = [tgt for _, tgt in pairs]
+        language = self.recipe.data.tgt_language
+        return corpus_scores(outputs, references, trg_lang=language, metrics=metrics)
+
+    def _metrics(self) -> list[str]:
+        """What outputs of the task are scored by, the main one first."""
+        return ["bleu", "chrf", "ter"] if self.recipe.task == "translation" else ["exact_match"]
