@@ -1,0 +1,236 @@
+"""Recipes of noise for denoising: from a text to what the encoder reads and the decoder says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from heedful.config import nearest
+from heedful.errors import UserError
+from heedful.tasks.noise_bart import (
+    delete_tokens,
+    find_sentence_ends,
+    infill_spans,
+    mask_tokens,
+    permute_sentences,
+    rotate,
+)
+from heedful.tasks.noise_t5 import corrupt_spans
+
+
+@dataclass(frozen=True)
+class NoiseTokens:
+    """What a noise has to know of a vocabulary.
+
+    Args:
+        mask_id: what BART's masking and infilling write.
+        sentinel_ids: what T5's spans become, in the order of their use.
+        full_stop_ids: what ends a sentence, for texts that come without `sentence_ends`.
+    """
+
+    eos_id: int
+    bos_id: int | None = None
+    mask_id: int | None = None
+    sentinel_ids: tuple[int, ...] = ()
+    full_stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class T5Noise:
+    """Span corruption (Raffel et al. 2020); see `noise_t5`. The numbers are the paper's.
+
+    Args:
+        density: the share of tokens that is dropped.
+        mean_span_length: tokens in a span on average.
+        random_roll: the authors' later option, off by default in their code. On here, because
+            without it a text of less than 31 tokens loses its last tokens and no others.
+        final_sentinel: targets end in one sentinel more, as the paper says. Set both options to
+            false for what the authors' code makes.
+
+    Raises:
+        UserError: a number out of range; the message begins with its key.
+    """
+
+    kind: Literal["t5"] = "t5"
+    density: float = 0.15
+    mean_span_length: float = 3.0
+    random_roll: bool = True
+    final_sentinel: bool = True
+
+    def __post_init__(self) -> None:
+        _check_shares(self, "density")
+        _check_mean(self.mean_span_length)
+
+    def corrupt(
+        self,
+        ids: Integer[np.ndarray, " n"],
+        rng: np.random.Generator,
+        tokens: NoiseTokens,
+        sentence_ends: Integer[np.ndarray, " sentences"] | None = None,
+    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
+        """The text with sentinels, and the spans behind theirs. Both end in EOS.
+
+        BOS and EOS at the ends of `ids`, where they stand, are no part of the text; a BOS stays
+        at the head of the source. Sentences do not matter here.
+        """
+        start, stop = _text_between(ids, tokens)
+        source, target = corrupt_spans(
+            ids[start:stop],
+            rng=rng,
+            density=self.density,
+            mean_length=self.mean_span_length,
+            sentinel_ids=tokens.sentinel_ids,
+            eos_id=tokens.eos_id,
+            random_roll=self.random_roll,
+            final_sentinel=self.final_sentinel,
+        )
+        return np.concatenate([ids[:start].astype(np.int64), source]), target
+
+
+@dataclass(frozen=True)
+class BartNoise:
+    """BART's noises (Lewis et al. 2020); see `noise_bart`. Defaults are those of its sec. 5.1.
+
+    They come in the order sentence permutation, deletion, masking, infilling, rotation. Shares
+    are of the tokens that the noise before has left.
+
+    Args:
+        infilling, masking, deletion: the share of tokens that the noise takes.
+        mean_span_length: of infilling's Poisson distribution.
+
+    Raises:
+        UserError: a number out of range; the message begins with its key.
+    """
+
+    kind: Literal["bart"] = "bart"
+    infilling: float = 0.3
+    mean_span_length: float = 3.0
+    masking: float = 0.0
+    deletion: float = 0.0
+    permute_sentences: bool = True
+    rotate: bool = False
+
+    def __post_init__(self) -> None:
+        _check_shares(self, "infilling", "masking", "deletion")
+        _check_mean(self.mean_span_length)
+
+    def corrupt(
+        self,
+        ids: Integer[np.ndarray, " n"],
+        rng: np.random.Generator,
+        tokens: NoiseTokens,
+        sentence_ends: Integer[np.ndarray, " sentences"] | None = None,
+    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
+        """The noisy text and the original. Both end in EOS, and begin with BOS if `ids` does.
+
+        Args:
+            sentence_ends: positions in `ids` behind a sentence's last token; by default behind
+                the vocabulary's full stops.
+
+        Raises:
+            UserError: the vocabulary lacks the mask; nothing says where sentences end.
+        """
+        start, stop = _text_between(ids, tokens)
+        text = noisy = ids[start:stop].astype(np.int64)
+        if self.permute_sentences:
+            if sentence_ends is None:
+                ends = _find_ends(text, tokens)
+            else:
+                # The caller counts from BOS, and may count EOS as the last sentence's.
+                ends = np.clip(sentence_ends.astype(np.int64) - start, 0, len(text))
+            noisy = permute_sentences(text, rng, sentence_ends=ends)
+        noisy = self._corrupt_tokens(noisy, rng, tokens)
+        head = ids[:start].astype(np.int64)
+        eos = np.array([tokens.eos_id], dtype=np.int64)
+        return np.concatenate([head, noisy, eos]), np.concatenate([head, text, eos])
+
+    def _corrupt_tokens(
+        self, text: Int64[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
+    ) -> Int64[np.ndarray, " m"]:
+        """The noises that do not look at sentences."""
+        if self.deletion:
+            text = delete_tokens(text, rng, share=self.deletion)
+        if self.masking:
+            mask_id = _mask_id(tokens, "masking")
+            text = mask_tokens(text, rng, share=self.masking, mask_id=mask_id)
+        if self.infilling:
+            text = infill_spans(
+                text,
+                rng,
+                share=self.infilling,
+                mean_length=self.mean_span_length,
+                mask_id=_mask_id(tokens, "infilling"),
+            )
+        return rotate(text, rng) if self.rotate else text
+
+
+Noise = T5Noise | BartNoise
+"""`noise.corrupt(ids, rng, tokens, sentence_ends) -> (source, target)`."""
+
+_KINDS: dict[str, type[T5Noise] | type[BartNoise]] = {"t5": T5Noise, "bart": BartNoise}
+
+
+def read_noise(settings: Mapping[str, Any], where: str = "noise") -> Noise:
+    """The noise of a recipe's mapping: its `kind`, and any of that kind's keys.
+
+    Raises:
+        UserError: an unknown kind or key, or a wrong value; the message begins with the key,
+            under `where`.
+    """
+    kind = str(settings.get("kind"))
+    if kind not in _KINDS:
+        raise UserError(f"{where}.kind: unknown value {kind}; {nearest(kind, [*_KINDS])}")
+    defaults = {field.name: field.default for field in fields(_KINDS[kind])}
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in defaults:
+            raise UserError(f"unknown key {where}.{key}; {nearest(key, [*defaults])}")
+        wanted = type(defaults[key])
+        if wanted is float and type(value) is int:
+            value = float(value)
+        # Not `isinstance`, to which true is a number.
+        if type(value) is not wanted:
+            name = "true or false" if wanted is bool else "a number"
+            raise UserError(f"{where}.{key} must be {name}, not {value!r}")
+        values[key] = value
+    try:
+        return _KINDS[kind](**values)
+    except UserError as error:
+        raise UserError(f"{where}.{error}") from None
+
+
+def _check_shares(noise: Noise, *keys: str) -> None:
+    for key in keys:
+        if not 0 <= getattr(noise, key) < 1:
+            raise UserError(f"{key} must be at least 0 and below 1, not {getattr(noise, key)}")
+
+
+def _check_mean(mean_span_length: float) -> None:
+    if not 1 <= mean_span_length < np.inf:
+        raise UserError(f"mean_span_length must be at least 1, not {mean_span_length}")
+
+
+def _text_between(ids: Integer[np.ndarray, " n"], tokens: NoiseTokens) -> tuple[int, int]:
+    """Where the text begins and ends between the BOS and EOS that `ids` may have."""
+    start = int(len(ids) > 0 and ids[0] == tokens.bos_id)
+    has_eos = len(ids) > start and ids[-1] == tokens.eos_id
+    return start, len(ids) - int(has_eos)
+
+
+def _find_ends(
+    text: Int64[np.ndarray, " n"], tokens: NoiseTokens
+) -> Int64[np.ndarray, " sentences"]:
+    if not tokens.full_stop_ids:
+        raise UserError(
+            "permute_sentences: nothing says where sentences end; give sentence_ends or the"
+            " vocabulary's full stops, or set it to false"
+        )
+    return find_sentence_ends(text, tokens.full_stop_ids)
+
+
+def _mask_id(tokens: NoiseTokens, key: str) -> int:
+    if tokens.mask_id is None:
+        raise UserError(f"{key}: the vocabulary has no mask; add one, or set {key} to 0")
+    return tokens.mask_id

@@ -1,0 +1,35 @@
+"""The chi-square test, for what is drawn at random with a fixed seed."""
+
+import math
+
+import numpy as np
+
+
+def fits(observed: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether counts look drawn from the expected ones: false once in some 2,000 right draws.
+
+    By the cube-root approximation of the chi-square distribution (Wilson and Hilferty 1931).
+    """
+    observed, expected = np.asarray(observed, float), np.asarray(expected, float)
+    assert observed.shape == expected.shape
+    assert expected.min() >= 5, expected
+    assert math.isclose(observed.sum(), expected.sum()), (observed.sum(), expected.sum())
+    return _is_likely(observed, expected, observed.size - 1)
+
+
+def fits_uniform(observed: np.ndarray) -> bool:
+    """Whether counts look drawn from a uniform distribution."""
+    return fits(observed, np.full(np.shape(observed), np.mean(observed)))
+
+
+def fit_each_other(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two rows of counts look drawn from one distribution."""
+    table = np.array([first, second], float)
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    return _is_likely(table, expected, table.shape[1] - 1)
+
+
+def _is_likely(observed: np.ndarray, expected: np.ndarray, freedom: int) -> bool:
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    spread = 2 / (9 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread) < 3.3

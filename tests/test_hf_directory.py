@@ -1,0 +1,381 @@
+"""Directories in the Hugging Face format: what is read, what is refused, what is written."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import heedful.export.hf_directory as hf_directory
+from heedful.errors import UserError
+from heedful.export.hf_directory import read_hf_directory, write_hf_directory
+from heedful.zoo.names import Name, Names, from_hf, to_hf
+
+CONFIG = {"model_type": "toy", "width": 3, "Größe": [1, None]}
+TENSORS = {"b": torch.randn(2, 3), "a": torch.randn(4).bfloat16(), "ids": torch.arange(3)}
+
+
+def shards(path: Path, where: dict[str, Any] | None = None) -> Path:
+    """A directory of two shards; `where` changes what the index says."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    save_file({"a": TENSORS["a"]}, path / "one.safetensors")
+    save_file({"b": TENSORS["b"], "ids": TENSORS["ids"]}, path / "two.safetensors")
+    places = {"a": "one.safetensors", "b": "two.safetensors", "ids": "two.safetensors"}
+    index = {"metadata": {"total_size": 0}, "weight_map": places | (where or {})}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+def refuses(path: Path, message: str) -> str:
+    with pytest.raises(UserError, match=message) as error:
+        read_hf_directory(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# --- writing and reading back ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", [None, {"num_beams": 4}])
+def test_what_is_written_is_read(tmp_path: Path, generation: dict[str, Any] | None) -> None:
+    path = tmp_path / "new" / "model"
+    write_hf_directory(path, CONFIG, TENSORS, generation)
+    found = read_hf_directory(path)
+    assert (found.config, found.generation_config) == (CONFIG, generation or {})
+    assert same(found.tensors, TENSORS)
+    names = {"config.json", "model.safetensors"} | (
+        {"generation_config.json"} if generation else set()
+    )
+    assert {entry.name for entry in path.iterdir()} == names
+    assert [entry.name for entry in path.parent.iterdir()] == ["model"]
+    with safe_open(path / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert (path / "model.safetensors").stat().st_mode & 0o044 == 0o044
+
+
+def test_views_that_are_not_contiguous_are_written(tmp_path: Path) -> None:
+    """A joined matrix is exported as slices of one memory, some of them transposed."""
+    whole = nn.Parameter(torch.randn(6, 4))
+    tensors = {"q": whole[:2], "k": whole[2:4].T, "v": whole[4:]}
+    write_hf_directory(tmp_path / "m", CONFIG, tensors)
+    assert same(read_hf_directory(tmp_path / "m").tensors, tensors)
+    assert (tmp_path / "m/model.safetensors").stat().st_size < 6 * 4 * 4 + 400
+
+
+def test_an_earlier_directory_is_replaced_and_may_be_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.mkdir()
+    write_hf_directory(path, CONFIG, TENSORS, {"a": 1})
+    read = read_hf_directory(path)
+    write_hf_directory(path, {"model_type": "other"}, read.tensors)
+    again = read_hf_directory(path)
+    assert (again.config, again.generation_config) == ({"model_type": "other"}, {})
+    assert same(again.tensors, TENSORS)
+    assert same(read.tensors, TENSORS)  # still there for who has read them before
+
+
+def test_what_else_a_directory_holds_is_never_lost(tmp_path: Path) -> None:
+    write_hf_directory(tmp_path, CONFIG, TENSORS)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"not empty: it holds thesis\.tex"):
+        write_hf_directory(tmp_path, {"model_type": "other"}, {})
+    assert read_hf_directory(tmp_path).config == CONFIG
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(UserError, match="there is a file of that name"):
+        write_hf_directory(tmp_path / "thesis.tex", CONFIG, TENSORS)
+
+
+def test_a_link_still_leads_to_what_was_written(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    write_hf_directory(tmp_path / "link", CONFIG, TENSORS)
+    assert (tmp_path / "link").is_symlink()
+    assert same(read_hf_directory(tmp_path / "real").tensors, TENSORS)
+
+
+@pytest.mark.parametrize("fails", ["save_file", "write_json"])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_failure_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, earlier: bool
+) -> None:
+    path = tmp_path / "m"
+    if earlier:
+        write_hf_directory(path, CONFIG, TENSORS)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(hf_directory, fails, full)
+    with pytest.raises(UserError, match="No space left"):
+        write_hf_directory(path, {"model_type": "other"}, TENSORS)
+    assert [entry.name for entry in tmp_path.iterdir()] == (["m"] if earlier else [])
+    if earlier:
+        assert read_hf_directory(path).config == CONFIG
+
+
+# --- shards ---------------------------------------------------------------------------------
+
+
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    assert same(read_hf_directory(shards(tmp_path / "m")).tensors, TENSORS)
+
+
+def test_a_directory_of_links_is_read(tmp_path: Path) -> None:
+    """A download cache keeps its files elsewhere, under their hashes."""
+    real = shards(tmp_path / "blobs")
+    (tmp_path / "snapshot").mkdir()
+    for file in real.iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    assert same(read_hf_directory(tmp_path / "snapshot").tensors, TENSORS)
+
+
+def test_a_missing_or_truncated_shard_is_named(tmp_path: Path) -> None:
+    path = shards(tmp_path / "m")
+    shard = path / "two.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    refuses(path, r"two\.safetensors is no whole safetensors file")
+    shard.unlink()
+    refuses(path, r"lacks the shard two\.safetensors, which holds 2 tensors")
+
+
+def test_a_tensor_in_no_shard_or_in_two_is_named(tmp_path: Path) -> None:
+    path = shards(tmp_path / "m", {"c": "one.safetensors"})
+    refuses(path, r"one\.safetensors lacks the tensor c,")
+    path = shards(tmp_path / "n", {"a": "two.safetensors", "x": "one.safetensors"})
+    refuses(path, r"two\.safetensors lacks the tensor a,")
+    path = shards(tmp_path / "o")
+    save_file(TENSORS, path / "two.safetensors")
+    refuses(path, r"a is in two shards, one\.safetensors and two\.safetensors")
+
+
+@pytest.mark.parametrize(
+    "shard", ["../out.safetensors", "/etc/passwd", "..", ".", "", "sub/x", "..\\x", "\0", 3, None]
+)
+def test_an_index_cannot_lead_out_of_its_directory(tmp_path: Path, shard: Any) -> None:
+    save_file({"a": TENSORS["a"]}, tmp_path / "out.safetensors")
+    refuses(shards(tmp_path / "m", {"a": shard}), "a must be in a file beside the index")
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": []}])
+def test_an_index_without_places_is_refused(tmp_path: Path, index: Any) -> None:
+    path = shards(tmp_path / "m")
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refuses(path, r"index\.json has no weight_map")
+
+
+# --- what is no such directory --------------------------------------------------------------
+
+
+def test_no_directory_no_config(tmp_path: Path) -> None:
+    refuses(tmp_path / "nowhere", "nowhere is no directory")
+    (tmp_path / "file").write_text("")
+    refuses(tmp_path / "file", "file is no directory")
+    refuses(tmp_path, r"holds no config\.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("", "is no JSON"),
+        ("[1]", "must hold a JSON object, not list"),
+        ("{}", "has no model_type"),
+        ('{"model_type": 3}', "has no model_type"),
+        ('{"model_type": ""}', "has no model_type"),
+    ],
+)
+def test_a_broken_config_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(content)
+    assert "config.json" in refuses(tmp_path, message)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    if "model_type" not in message:
+        (tmp_path / "generation_config.json").write_text(content)
+        assert "generation_config.json" in refuses(tmp_path, message)
+
+
+def test_no_weights_or_a_broken_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    refuses(tmp_path, r"holds neither a model\.safetensors nor a model\.safetensors\.index\.json")
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    refuses(tmp_path, r"model\.safetensors is no whole safetensors file")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "m.pt", "m.pth", "m.ckpt", "m.pkl"],
+)
+def test_a_pickle_is_never_opened(tmp_path: Path, name: str) -> None:
+    """The file here would leave a trace if it were."""
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "opened",))
+
+    torch.save(Trap(), tmp_path / name)
+    config = {**CONFIG, "architectures": ["ToyForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = refuses(tmp_path, f"only {name}, a pickled file, which can run code")
+    assert f"ToyForCausalLM.from_pretrained('{tmp_path}').save_pretrained(" in message
+    assert "safe_serialization=True" in message
+    assert not (tmp_path / "opened").exists()
+    (tmp_path / name).rename(tmp_path / "model.safetensors")  # nor under a trusted name
+    refuses(tmp_path, "is no whole safetensors file")
+    assert not (tmp_path / "opened").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")]
+)
+def test_files_of_other_frameworks_are_refused(tmp_path: Path, name: str, option: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    message = refuses(tmp_path, f"only {name}, of another framework")
+    assert f"AutoModel.from_pretrained('{tmp_path}', {option}=True)" in message
+
+
+@pytest.mark.parametrize("classes", [["os; evil()"], [3], [], "GPT2", None])
+def test_only_a_plain_name_goes_into_the_advice(tmp_path: Path, classes: Any) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": classes}))
+    assert "transformers: AutoModel.from_pretrained(" in refuses(tmp_path, "pickled")
+
+
+# --- a real one -----------------------------------------------------------------------------
+
+
+class Gpt2Weights(nn.Module):
+    """Modules for the weights of a GPT-2, every matrix as (out, in)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width = config.n_embd
+        self.tokens = nn.Embedding(config.vocab_size, width)
+        self.positions = nn.Embedding(config.n_positions, width)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+            for _ in range(config.n_layer)
+        )
+        self.norm = nn.LayerNorm(width)
+
+
+LAYER = {
+    "norm1": "ln_1",
+    "qkv": "attn.c_attn",
+    "out": "attn.c_proj",
+    "norm2": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+GPT2_NAMES = Names(
+    names=(
+        Name("tokens.weight", "transformer.wte.weight"),
+        Name("positions.weight", "transformer.wpe.weight"),
+        *(
+            Name(
+                f"blocks.{{i}}.{ours}.{kind}",
+                f"transformer.h.{{i}}.{theirs}.{kind}",
+                transposed=kind == "weight" and "norm" not in ours,
+            )
+            for ours, theirs in LAYER.items()
+            for kind in ("weight", "bias")
+        ),
+        Name("norm.weight", "transformer.ln_f.weight"),
+        Name("norm.bias", "transformer.ln_f.bias"),
+    ),
+    prefix="transformer.",
+    aliases={"lm_head.weight": "transformer.wte.weight"},
+    buffers=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=50,
+        n_positions=16,
+        n_embd=12,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("layout", ["whole", "shards", "headless"])
+def test_a_real_gpt2_is_read_as_transformers_saves_it(
+    gpt2: Any, tmp_path: Path, layout: str
+) -> None:
+    saved = gpt2.transformer if layout == "headless" else gpt2
+    saved.save_pretrained(tmp_path, max_shard_size="5KB" if layout == "shards" else "1GB")
+    assert (tmp_path / "model.safetensors.index.json").exists() == (layout == "shards")
+    found = read_hf_directory(tmp_path)
+    assert found.config["model_type"] == "gpt2"
+    assert found.config["n_embd"] == 12
+    assert (found.generation_config.get("eos_token_id") == 1) == (layout != "headless")
+
+    net = Gpt2Weights(gpt2.config)
+    assert from_hf(net, found.tensors, GPT2_NAMES, tmp_path) == []
+    x = torch.randn(3, 12)
+    for ours, theirs in zip(net.blocks, gpt2.transformer.h, strict=True):
+        assert isinstance(ours, nn.ModuleDict)
+        torch.testing.assert_close(ours["qkv"](x), theirs.attn.c_attn(x))
+        torch.testing.assert_close(
+            ours["down"](ours["up"](x)), theirs.mlp.c_proj(theirs.mlp.c_fc(x))
+        )
+        torch.testing.assert_close(ours["norm1"](x), theirs.ln_1(x))
+    assert torch.equal(net.positions.weight, gpt2.transformer.wpe.weight)
+
+
+def test_transformers_reads_what_is_written(gpt2: Any, tmp_path: Path) -> None:
+    gpt2.save_pretrained(tmp_path / "theirs")
+    found = read_hf_directory(tmp_path / "theirs")
+    net = Gpt2Weights(gpt2.config)
+    from_hf(net, found.tensors, GPT2_NAMES, tmp_path)
+    write_hf_directory(
+        tmp_path / "ours", found.config, to_hf(net, GPT2_NAMES), found.generation_config
+    )
+    again, report = type(gpt2).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values()), report
+    ids = torch.randint(0, 50, (2, 7))
+    with torch.no_grad():
+        assert torch.equal(again.eval()(ids).logits, gpt2(ids).logits)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert same(one, other)
+
+
+def test_a_file_with_the_old_buffers_and_the_tied_head_is_read(gpt2: Any) -> None:
+    """Files of 2019 hold the causal mask of each layer; other tools write both tied names."""
+    file = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
+    assert "lm_head.weight" in file
+    for layer in range(2):
+        file[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16).tril().to(torch.uint8)
+        file[f"transformer.h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    assert from_hf(Gpt2Weights(gpt2.config), file, GPT2_NAMES, "file") == []
+    without = replace(GPT2_NAMES, buffers=())
+    with pytest.raises(UserError, match=r"transformer\.h\.0\.attn\.bias is uint8"):
+        from_hf(Gpt2Weights(gpt2.config), file, without, "file")

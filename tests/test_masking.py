@@ -1,0 +1,284 @@
+"""Masked language modelling: which tokens are hidden, what replaces them, and nothing else."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chance import fit_each_other, fits, fits_uniform
+from heedful.errors import UserError
+from heedful.tasks.masking import Masking, example_rng, mask_ids
+
+VOCAB, MASK = 50, 7
+SPECIAL = frozenset({1, 2, 7, 49})  # 0 is an ordinary id here
+ORDINARY = np.array(sorted(set(range(VOCAB)) - SPECIAL))
+
+
+def hide(ids: Any, masking: Masking = Masking(), seed: int = 0, **changes: Any) -> Any:  # noqa: B008
+    settings: dict[str, Any] = {
+        "rng": np.random.default_rng(seed),
+        "masking": masking,
+        "mask_id": MASK,
+        "vocab_size": VOCAB,
+        "special_ids": SPECIAL,
+        "word_starts": None,
+    }
+    return mask_ids(np.asarray(ids), **(settings | changes))
+
+
+@st.composite
+def texts(draw: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Ids with specials anywhere, and where words begin."""
+    ids = draw(st.lists(st.integers(0, VOCAB - 1), max_size=60))
+    starts = draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
+    return np.array(ids, dtype=np.uint16), np.array(starts, dtype=bool)
+
+
+@given(
+    text=texts(),
+    fraction=st.floats(0.01, 1),
+    mask_share=st.floats(0, 1),
+    whole_word=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_specials_stay_and_only_selected_tokens_change(
+    text: tuple[np.ndarray, np.ndarray],
+    fraction: float,
+    mask_share: float,
+    whole_word: bool,
+    seed: int,
+) -> None:
+    ids, starts = text
+    before = ids.copy()
+    masking = Masking(fraction, mask_share, 1 - mask_share, whole_word)
+    inputs, selected = hide(ids, masking, seed, word_starts=starts)
+    special = np.isin(ids, list(SPECIAL))
+    assert (ids == before).all()
+    assert inputs.dtype == np.int64
+    assert not selected[special].any()
+    assert (inputs[~selected] == ids[~selected]).all()
+    assert set(inputs[selected]) <= {MASK, *ORDINARY}
+    num_ordinary = int((~special).sum())
+    wanted = max(1, round(fraction * num_ordinary)) if num_ordinary else 0
+    if not whole_word:
+        assert selected.sum() == wanted
+        return
+    words = words_of(special, starts)
+    assert all(len(set(selected[word])) == 1 for word in words)
+    longest = max(map(len, words), default=0)
+    assert wanted <= selected.sum() < wanted + max(longest, 1)
+
+
+def words_of(special: np.ndarray, starts: np.ndarray) -> list[list[int]]:
+    """The places of each word, read from left to right."""
+    words: list[list[int]] = []
+    inside = False
+    for place, (is_special, is_start) in enumerate(zip(special, starts, strict=True)):
+        if is_special:
+            inside = False
+        elif is_start or not inside:
+            words.append([place])
+            inside = True
+        else:
+            words[-1].append(place)
+    return words
+
+
+def test_the_number_of_selected_tokens_is_exact() -> None:
+    # ids 10 to 19, in a frame of specials that does not count
+    for length, wanted in {1: 1, 3: 1, 10: 2, 20: 3, 30: 4, 31: 5, 126: 19, 510: 76}.items():
+        ids = np.array([1, *(10 + np.arange(length) % 10), 2])
+        for seed in range(5):
+            assert hide(ids, seed=seed)[1].sum() == wanted
+
+
+def test_a_text_of_specials_alone_or_of_nothing_has_nothing_selected() -> None:
+    for ids in ([], [1, 2], [1, MASK, 2]):
+        inputs, selected = hide(np.array(ids, dtype=np.int64))
+        assert inputs.tolist() == ids
+        assert not selected.any()
+
+
+def test_no_special_is_ever_selected_and_each_ordinary_token_may_be() -> None:
+    ids = np.arange(VOCAB)
+    inputs, selected = hide(ids, Masking(fraction=1.0))
+    assert ids[selected].tolist() == ORDINARY.tolist()
+    assert set(inputs[selected]) <= {MASK, *ORDINARY}
+    _, selected = hide(ids, Masking(fraction=1.0), special_ids=SPECIAL - {MASK})
+    assert ids[selected].tolist() == ORDINARY.tolist()  # the mask is special in any case
+
+
+def test_a_special_token_ends_a_word() -> None:
+    ids = np.array([10, 11, 2, 12, 13])  # two words of two pieces, the second not marked
+    starts = np.array([True, False, False, False, False])
+    before = starts.copy()
+    masking = Masking(whole_word=True)
+    chosen = {tuple(hide(ids, masking, seed, word_starts=starts)[1]) for seed in range(20)}
+    first = (True, True, False, False, False)
+    assert chosen == {first, first[::-1]}
+    assert (starts == before).all()
+
+
+def test_an_ordinary_token_of_id_0_is_a_label_like_any_other() -> None:
+    inputs, selected = hide([1, 0, 2], Masking(mask_share=1.0, random_share=0.0))
+    assert inputs.tolist() == [1, MASK, 2]
+    assert selected.tolist() == [False, True, False]
+
+
+def test_selected_tokens_that_are_kept_are_still_selected() -> None:
+    ids = np.array([1, 10, 11, 12, 13, 2])
+    inputs, selected = hide(ids, Masking(fraction=0.5, mask_share=0.0, random_share=0.0))
+    assert (inputs == ids).all()
+    assert selected.sum() == 2
+
+
+def test_every_place_is_selected_equally_often() -> None:
+    ids = np.array([1, *range(10, 30), 2])
+    counts = sum(hide(ids, seed=seed)[1].astype(int) for seed in range(2_000))
+    assert counts.sum() == 2_000 * 3
+    assert fits_uniform(counts[1:-1])
+
+
+def test_eighty_ten_ten() -> None:
+    ids = np.full(100_000, 10)
+    inputs, selected = hide(ids)
+    new = inputs[selected]
+    masked, kept = (new == MASK).sum(), (new == 10).sum()
+    # one in 46 of the random tokens is the original
+    shares = np.array([0.8, 0.1 * 45 / 46, 0.1 + 0.1 / 46])
+    assert fits(np.array([masked, len(new) - masked - kept, kept]), shares * 15_000)
+
+
+def test_random_tokens_are_uniform_over_the_ordinary_ids() -> None:
+    ids = np.full(100_000, 10)
+    inputs, _ = hide(ids, Masking(fraction=1.0, mask_share=0.0, random_share=1.0))
+    assert set(inputs) == set(ORDINARY)
+    assert fits_uniform(np.bincount(inputs, minlength=VOCAB)[ORDINARY])
+
+
+def test_the_fates_inside_a_word_are_independent() -> None:
+    ids = np.full(40_000, 10)
+    pairs = np.arange(40_000) % 2 == 0
+    masking = Masking(fraction=1.0, mask_share=0.5, random_share=0.0, whole_word=True)
+    inputs, _ = hide(ids, masking, word_starts=pairs)
+    first, second = (inputs == MASK).reshape(-1, 2).T
+    assert fits_uniform(np.bincount(2 * first + second, minlength=4))
+
+
+def test_long_words_of_short_texts_are_selected_as_often_as_short_ones() -> None:
+    ids = np.array([1, *range(10, 17), 2])
+    starts = np.array([1, 1, 0, 0, 1, 1, 1, 1, 1], dtype=bool)  # one word of 3, four of 1
+    masking = Masking(whole_word=True)
+    chosen = [hide(ids, masking, seed, word_starts=starts)[1] for seed in range(2_000)]
+    words = np.array(chosen)[:, [1, 4, 5, 6, 7]].sum(axis=0)
+    assert words.sum() == 2_000  # one token is wanted, so one word is taken
+    assert fits_uniform(words)
+
+
+def test_an_example_depends_on_seed_epoch_and_index_alone() -> None:
+    ids = np.arange(10, 45)
+
+    def masked(seed: int, epoch: int, index: int) -> list[int]:
+        return hide(ids, rng=example_rng(seed, epoch, index))[0].tolist()
+
+    assert masked(1, 2, 3) == masked(1, 2, 3)
+    places = [(seed, epoch, index) for seed in range(3) for epoch in range(3) for index in range(3)]
+    draws = {tuple(example_rng(*place).integers(2**63, size=2).tolist()) for place in places}
+    assert len(draws) == len(places)
+
+
+def test_an_examples_randomness_is_not_that_of_the_epochs_plan() -> None:
+    plan = np.random.default_rng(np.random.SeedSequence([5, 3]))
+    assert example_rng(5, 3, 0).integers(2**63) != plan.integers(2**63)
+
+
+def test_an_examples_masking_stays_the_same_from_version_to_version() -> None:
+    inputs, selected = hide(np.arange(10, 30), Masking(fraction=0.5), rng=example_rng(1, 0, 0))
+    assert np.flatnonzero(selected).tolist() == [1, 4, 5, 6, 9, 11, 12, 14, 17, 18]
+    assert inputs[selected].tolist() == [38, 7, 7, 7, 7, 7, 7, 7, 7, 28]
+
+
+@pytest.mark.parametrize("key", ["fraction", "mask_share", "random_share"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_a_share_out_of_range_is_refused_by_its_key(key: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"^{key} must be"):
+        Masking(**{key: value})
+
+
+def test_shares_that_do_not_add_up_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^mask_share 0\.8 and random_share 0\.3 make more than 1"):
+        Masking(random_share=0.3)
+    with pytest.raises(UserError, match=r"^fraction must be above 0"):
+        Masking(fraction=0.0)
+    for tenths in range(11):
+        Masking(mask_share=tenths / 10, random_share=1 - tenths / 10)
+
+
+def test_whole_words_need_to_know_where_words_begin() -> None:
+    with pytest.raises(UserError, match=r"^whole_word needs to know"):
+        hide([1, 10, 2], Masking(whole_word=True))
+
+
+def collator(**settings: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[PAD]": 0, "[MASK]": 1} | {f"w{i}": i for i in range(2, 1_000)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w2")),
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+    )
+    return transformers.DataCollatorForLanguageModeling(
+        tokenizer, return_tensors="np", **({"seed": 0} | settings)
+    )
+
+
+def test_shares_are_those_of_transformers() -> None:
+    ids = np.random.default_rng(0).integers(2, 1_000, size=(40, 1_000))
+    batch = collator()([{"input_ids": row, "special_tokens_mask": 0 * row} for row in ids])
+    theirs = batch["labels"] != -100
+    pairs = [
+        hide(row, seed=i, mask_id=1, vocab_size=1_000, special_ids=frozenset({0, 1}))
+        for i, row in enumerate(ids)
+    ]
+    inputs, ours = (np.stack(side) for side in zip(*pairs, strict=True))
+
+    def fates(new: np.ndarray, selected: np.ndarray) -> np.ndarray:
+        masked, kept = new[selected] == 1, new[selected] == ids[selected]
+        return np.array([masked.sum(), kept.sum(), (~masked & ~kept).sum()])
+
+    assert ours.sum() == 40 * 150
+    assert abs(theirs.sum() - ours.sum()) < 4 * (40_000 * 0.15 * 0.85) ** 0.5
+    assert fit_each_other(fates(inputs, ours), fates(batch["input_ids"], theirs))
+
+
+def test_whole_words_are_those_of_transformers() -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 5, size=(20, 100))
+    theirs, ours, all_words = (np.zeros(5) for _ in range(3))
+    for i, row in enumerate(lengths):
+        places = np.repeat(np.arange(100), row)  # the word of each token
+        starts = np.diff(places, prepend=-1) == 1
+        begin = np.arange(len(places)) + places  # a gap of one character before each word
+        ids = rng.integers(2, 1_000, size=len(places))
+        example = {
+            "input_ids": ids,
+            "special_tokens_mask": np.zeros(len(ids), dtype=int),
+            "offset_mapping": np.stack([begin, begin + 1], axis=1),
+        }
+        settings = {"whole_word_mask": True, "mask_replace_prob": 1, "random_replace_prob": 0}
+        words_of_theirs = collator(**settings | {"seed": i})([example])["labels"][0] != -100
+        masking = Masking(mask_share=1.0, random_share=0.0, whole_word=True)
+        known = {"mask_id": 1, "vocab_size": 1_000, "special_ids": frozenset({0, 1})}
+        words_of_ours = hide(ids, masking, i, word_starts=starts, **known)[1]
+        for selected, counts in ((words_of_theirs, theirs), (words_of_ours, ours)):
+            assert (selected == selected[starts][places]).all()  # all pieces or none
+            counts += np.bincount(row[selected[starts]], minlength=5)
+        all_words += np.bincount(row, minlength=5)
+    # Both take words of every length alike, and as many.
+    assert fit_each_other(theirs[1:], ours[1:])
+    assert fit_each_other(theirs[1:], all_words[1:])
+    assert fit_each_other(ours[1:], all_words[1:])
+    assert abs(theirs.sum() - ours.sum()) < 4 * (2_000 * 0.15 * 0.85) ** 0.5

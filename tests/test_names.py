@@ -1,0 +1,411 @@
+"""The name map: one description, read in both directions, and everything that may not fit."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from heedful.errors import UserError
+from heedful.zoo.names import Name, Names, from_hf, to_hf
+from heedful.zoo.saved import weights_of
+
+VOCAB, WIDTH, HEAD_WIDTH, HIDDEN = 7, 6, 2, 5
+
+
+class GroupedAttention(nn.Module):
+    """Query, key and value in one matrix, of different heights."""
+
+    def __init__(self, num_heads: int, num_groups: int) -> None:
+        super().__init__()
+        self.split_sizes = (
+            num_heads * HEAD_WIDTH,
+            num_groups * HEAD_WIDTH,
+            num_groups * HEAD_WIDTH,
+        )
+        self.qkv = nn.Linear(WIDTH, sum(self.split_sizes))
+        self.out = nn.Linear(num_heads * HEAD_WIDTH, WIDTH, bias=False)
+
+
+class Layer(nn.Module):
+    def __init__(self, num_heads: int, num_groups: int) -> None:
+        super().__init__()
+        self.attention = GroupedAttention(num_heads, num_groups)
+        self.up = nn.Linear(WIDTH, 2 * HIDDEN, bias=False)  # in two equal parts
+        self.norm = nn.LayerNorm(WIDTH)
+
+
+class Net(nn.Module):
+    def __init__(self, layers: int = 2, heads: int = 2, groups: int = 1, tied: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList(Layer(heads, groups) for _ in range(layers))
+        self.head = nn.Linear(WIDTH, VOCAB)
+        if tied:
+            self.head.weight = self.embedding.weight
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+
+
+NAMES = Names(
+    names=(
+        Name("embedding.weight", "base.wte.weight"),
+        Name(
+            "layers.{i}.attention.qkv.weight",
+            ("base.h.{i}.q.weight", "base.h.{i}.k.weight", "base.h.{i}.v.weight"),
+        ),
+        Name(
+            "layers.{i}.attention.qkv.bias",
+            ("base.h.{i}.q.bias", "base.h.{i}.k.bias", "base.h.{i}.v.bias"),
+        ),
+        Name("layers.{i}.attention.out.weight", "base.h.{i}.o.weight", transposed=True),
+        Name("layers.{i}.up.weight", ("base.h.{i}.gate", "base.h.{i}.up"), transposed=True),
+        Name("layers.{i}.norm.weight", "base.h.{i}.ln.weight"),
+        Name("layers.{i}.norm.bias", "base.h.{i}.ln.bias"),
+        Name("head.bias", "final_logits_bias", row=True),
+    ),
+    prefix="base.",
+    aliases={"lm_head.weight": "base.wte.weight"},
+    buffers=(r"base\.h\.\d+\.mask", r".*position_ids"),
+    unused=(r"pooler\..*",),
+)
+UNTIED = replace(NAMES, names=(*NAMES.names, Name("head.weight", "lm_head.weight")), aliases={})
+
+
+def by_hand(net: Net, *, tied: bool = True) -> dict[str, Tensor]:
+    """What a file of the net holds, taken apart by hand."""
+    file = {"base.wte.weight": net.embedding.weight, "final_logits_bias": net.head.bias[None]}
+    if not tied:
+        file["lm_head.weight"] = net.head.weight
+    for i, layer in enumerate(net.layers):
+        assert isinstance(layer, Layer)
+        attention = layer.attention
+        a, b, _ = attention.split_sizes
+        for letter, rows in (("q", slice(0, a)), ("k", slice(a, a + b)), ("v", slice(a + b, None))):
+            file[f"base.h.{i}.{letter}.weight"] = attention.qkv.weight[rows]
+            file[f"base.h.{i}.{letter}.bias"] = attention.qkv.bias[rows]
+        file[f"base.h.{i}.o.weight"] = attention.out.weight.t()
+        file[f"base.h.{i}.gate"] = layer.up.weight[:HIDDEN].t()
+        file[f"base.h.{i}.up"] = layer.up.weight[HIDDEN:].t()
+        file[f"base.h.{i}.ln.weight"] = layer.norm.weight
+        file[f"base.h.{i}.ln.bias"] = layer.norm.bias
+    return {name: tensor.detach().clone() for name, tensor in file.items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def refuses(file: dict[str, Tensor], message: str, names: Names = NAMES, **sizes: Any) -> None:
+    """The file is refused with the message, and the net is as it was."""
+    net = Net(**sizes)
+    before = {name: weight.detach().clone() for name, weight in weights_of(net).items()}
+    with pytest.raises(UserError, match=message) as error:
+        from_hf(net, file, names, "there/model.safetensors")
+    assert "there/model.safetensors" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert same(weights_of(net), before)
+
+
+# --- both ways ------------------------------------------------------------------------------
+
+sizes = st.fixed_dictionaries(
+    {
+        "layers": st.sampled_from([0, 1, 2, 3, 11]),  # 11: a number of two digits
+        "heads": st.sampled_from([2, 4]),
+        "groups": st.integers(1, 2),
+        "tied": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), size=sizes)
+def test_a_file_and_a_net_hold_the_same_both_ways(data: st.DataObject, size: dict) -> None:
+    net, again, names = Net(**size), Net(**size), NAMES if size["tied"] else UNTIED
+    file = by_hand(net, tied=size["tied"])
+    assert same(to_hf(net, names), file)
+    order = data.draw(st.permutations(sorted(file)))
+    if data.draw(st.booleans()):  # the file of a model without head lacks the prefix
+        order = [name.removeprefix("base.") for name in order]
+        file = {name.removeprefix("base."): tensor for name, tensor in file.items()}
+    assert from_hf(again, {name: file[name] for name in order}, names, "file") == []
+    assert same(weights_of(again), weights_of(net))
+    assert (again.head.weight is again.embedding.weight) == size["tied"]
+
+
+def test_what_is_exported_computes_the_same() -> None:
+    """Query, key and value keep their order, and a transposed matrix its direction."""
+    net, x = Net(layers=1, heads=4, groups=2), torch.randn(3, WIDTH)
+    layer, file = net.layers[0], to_hf(net, NAMES)
+    query, key, value = layer.attention.qkv(x).split([8, 4, 4], dim=-1)
+    for letter, expected in (("q", query), ("k", key), ("v", value)):
+        weight, bias = file[f"base.h.0.{letter}.weight"], file[f"base.h.0.{letter}.bias"]
+        torch.testing.assert_close(nn.functional.linear(x, weight, bias), expected)
+    torch.testing.assert_close(query @ file["base.h.0.o.weight"], layer.attention.out(query))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bits_are_widened_exactly(dtype: torch.dtype) -> None:
+    net = Net()
+    file = {name: tensor.to(dtype) for name, tensor in by_hand(net).items()}
+    assert from_hf(net, file, NAMES, "file") == []
+    assert all(weight.dtype == torch.float32 for weight in net.parameters())
+    assert same(to_hf(net, NAMES), {name: tensor.float() for name, tensor in file.items()})
+
+
+def test_what_the_net_cannot_hold_is_rounded_with_a_notice() -> None:
+    net = Net(layers=0)
+    file = {name: tensor.double() / 3 for name, tensor in by_hand(net).items()}
+    notices = from_hf(net, file, NAMES, "file")
+    assert notices == ["file: rounded from float64 to float32: base.wte.weight, final_logits_bias"]
+    assert torch.equal(net.embedding.weight, file["base.wte.weight"].float())
+
+
+def test_an_exported_tensor_is_a_view() -> None:
+    net = Net(layers=1)
+    file = to_hf(net, NAMES)
+    assert not any(tensor.requires_grad for tensor in file.values())
+    with torch.no_grad():
+        net.layers[0].attention.qkv.weight.zero_()
+    assert file["base.h.0.k.weight"].eq(0).all()
+
+
+# --- tied weights ---------------------------------------------------------------------------
+
+
+def test_a_tied_tensor_may_be_there_under_either_name_or_both() -> None:
+    net = Net()
+    file = by_hand(net)
+    both = {**file, "lm_head.weight": file["base.wte.weight"].clone()}
+    only_alias = {name: tensor for name, tensor in both.items() if name != "base.wte.weight"}
+    for held in (both, only_alias):
+        again = Net()
+        from_hf(again, held, NAMES, "file")
+        assert same(weights_of(again), weights_of(net))
+    assert "lm_head.weight" not in to_hf(net, NAMES)
+
+
+def test_an_alias_that_differs_is_refused() -> None:
+    file = by_hand(Net())
+    file["lm_head.weight"] = file["base.wte.weight"].clone()
+    file["lm_head.weight"][3, 3] += 1e-6
+    refuses(file, "lm_head.weight differs from base.wte.weight")
+    file["lm_head.weight"] = file["base.wte.weight"][:-1]
+    refuses(file, "lm_head.weight differs from base.wte.weight")
+
+
+def test_a_shared_parameter_may_have_two_names() -> None:
+    """Untied in the map, tied in the net: each name may be there, and all must agree."""
+    net = Net(tied=True)
+    assert same(to_hf(net, UNTIED), by_hand(net, tied=True))  # written once
+    file = by_hand(net, tied=False)
+    again = Net(tied=True)
+    from_hf(again, file, UNTIED, "file")
+    assert same(weights_of(again), weights_of(net))
+    for missing in ("lm_head.weight", "base.wte.weight"):
+        again = Net(tied=True)
+        held = {name: tensor for name, tensor in file.items() if name != missing}
+        from_hf(again, held, UNTIED, "file")
+        assert same(weights_of(again), weights_of(net))
+    file["lm_head.weight"][0, 0] += 1
+    refuses(file, "lm_head.weight differs from base.wte.weight", UNTIED)
+    from_hf(Net(tied=False), file, UNTIED, "file")  # as two parameters they may differ
+
+
+def test_names_of_a_shared_parameter_may_differ_in_layout() -> None:
+    """One name is of rows in halves stored as (in, out), the other of the matrix as it is."""
+    net, again = (nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(3, 4)}) for _ in range(2))
+    for each in (net, again):
+        each["b"].weight, each["b"].bias = each["a"].weight, each["a"].bias
+    names = Names(
+        (
+            Name("a.weight", "whole"),
+            Name("b.weight", ("top", "bottom"), transposed=True),
+            Name("a.bias", "bias"),
+            Name("b.bias", "row", row=True),
+        )
+    )
+    weight, bias = net["a"].weight.detach(), net["a"].bias.detach()
+    file = {"whole": weight, "top": weight[:2].t(), "bottom": weight[2:].t()}
+    file |= {"bias": bias, "row": bias[None]}
+    from_hf(again, file, names, "file")
+    assert same(weights_of(again), weights_of(net))
+    for name, other in (("bottom", "top differs from whole"), ("row", "row differs from bias")):
+        with pytest.raises(UserError, match=other):
+            from_hf(again, {**file, name: file[name] + 1}, names, "file")
+
+
+# --- what does not fit ----------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_one_too_few_is_named(data: st.DataObject) -> None:
+    file = by_hand(Net())
+    name = data.draw(st.sampled_from(sorted(file)))
+    del file[name]
+    refuses(file, f"lacks the tensor {name}$")
+
+
+def test_several_too_few_are_counted() -> None:
+    file = {name: tensor for name, tensor in by_hand(Net()).items() if ".h.1.q" not in name}
+    refuses(file, r"lacks the tensor base.h.1.q.bias \(and 1 more\)$")
+    refuses(by_hand(Net(layers=2)), r"lacks the tensor base.h.2.gate \(and 10 more\)", layers=3)
+
+
+def test_one_too_many_is_named_with_the_nearest() -> None:
+    file = by_hand(Net())
+    file["base.h.0.ln.wieght"] = file.pop("base.h.0.ln.weight")
+    message = "no place for: base.h.0.ln.wieght; the nearest known name is base.h.0.ln.weight"
+    refuses(file, message)
+    refuses(by_hand(Net(layers=3)), r"no place for: base.h.2.gate \(and 10 more\)", layers=2)
+    refuses({"stray": torch.ones(1)}, "no place for: stray; the nearest known name is")
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_a_wrong_shape_is_named_with_both(data: st.DataObject) -> None:
+    file = by_hand(Net())
+    name = data.draw(st.sampled_from(sorted(file)))
+    right = tuple(file[name].shape)
+    wrong = data.draw(st.sampled_from([(*right, 1), (1, *right), (right[0] + 1, *right[1:])]))
+    file[name] = torch.zeros(wrong)
+    message = f"{name} is {wrong}, but .* needs {right}$"
+    refuses(file, message.replace("(", r"\(").replace(")", r"\)"))
+
+
+def test_joined_parts_must_each_fit() -> None:
+    """Parts that only add up to the right height would be taken apart at the wrong rows."""
+    file = by_hand(Net(heads=4, groups=2))
+    query, key = file["base.h.1.q.weight"], file["base.h.1.k.weight"]
+    file["base.h.1.q.weight"], file["base.h.1.k.weight"] = key, query
+    refuses(
+        file,
+        r"base.h.1.q.weight is \(4, 6\), but the model's layers.1.attention.qkv.weight, "
+        r"\(16, 6\), is joined of \(8, 6\) \+ \(4, 6\) \+ \(4, 6\) and needs \(8, 6\)",
+        heads=4,
+        groups=2,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(dtype: torch.dtype) -> None:
+    file = by_hand(Net())
+    file["base.h.0.o.weight"] = file["base.h.0.o.weight"].to(dtype)
+    refuses(file, f"base.h.0.o.weight is {str(dtype)[6:]}, .* quantised")
+    file = {**by_hand(Net()), "base.h.0.o.qweight": torch.zeros(1, dtype=torch.int32)}
+    refuses(file, "base.h.0.o.qweight is int32, .* quantised")
+
+
+def test_a_tensor_with_and_without_the_prefix_is_refused() -> None:
+    file = by_hand(Net())
+    file["h.0.gate"] = file["base.h.0.gate"]
+    refuses(file, "holds base.h.0.gate both with and without base")
+
+
+# --- what may be there, or lack -------------------------------------------------------------
+
+
+def test_buffers_are_passed_over_silently_with_the_prefix_or_without() -> None:
+    net = Net()
+    file = by_hand(net)
+    file["base.h.0.mask"] = file["h.1.mask"] = torch.ones(2, 2, dtype=torch.bool)
+    file["embeddings.position_ids"] = torch.arange(4)
+    assert from_hf(Net(), file, NAMES, "file") == []
+    file["base.h.0.mask_of_weight"] = torch.ones(2)  # a pattern matches whole names only
+    refuses(file, "no place for: base.h.0.mask_of_weight")
+
+
+def test_unused_weights_are_left_out_with_a_notice() -> None:
+    file = {**by_hand(Net()), **{f"pooler.{i}": torch.ones(1) for i in range(5)}}
+    assert from_hf(Net(), file, NAMES, "file") == [
+        "file: left out what the model has no place for: pooler.0, pooler.1, pooler.2 and 2 more"
+    ]
+
+
+def test_an_optional_weight_is_left_as_initialised_with_a_notice() -> None:
+    names = replace(NAMES, optional=(r"head\..*", r"layers\.\d+\.attention\.qkv\.bias"))
+    source, net = Net(), Net()
+    file = by_hand(source)
+    bias = net.head.bias.detach().clone()
+    del file["final_logits_bias"]
+    assert from_hf(net, file, names, "file") == [
+        "file has nothing for head.bias: left as initialised"
+    ]
+    assert torch.equal(net.head.bias, bias)
+    assert torch.equal(net.embedding.weight, source.embedding.weight)
+    del file["base.h.0.k.bias"]  # half of an optional tensor is no tensor
+    refuses(file, "lacks the tensor base.h.0.k.bias$", names)
+
+
+# --- mistakes in a map ----------------------------------------------------------------------
+
+
+def without(ours: str) -> tuple[Name, ...]:
+    return tuple(name for name in NAMES.names if name.ours != ours)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        pytest.param(without("layers.{i}.norm.bias"), "no name for .*layers.0.norm.bias", id="gap"),
+        pytest.param(
+            (*NAMES.names, Name("head.bias", "other")), "two names for one of ours", id="twice"
+        ),
+        pytest.param(
+            (*without("head.bias"), Name("head.bias", "base.wte.weight")),
+            "the name of two parameters",
+            id="one-for-two",
+        ),
+        pytest.param(
+            (*without("head.bias"), Name("head.bias", "base.h.{i}")), "which number", id="number"
+        ),
+        pytest.param(
+            (*without("head.bias"), Name("head.bias", "wte.weight")),
+            "with the prefix base. and without",
+            id="prefix",
+        ),
+    ],
+)
+def test_a_mistake_in_a_map_is_ours(names: tuple[Name, ...], message: str) -> None:
+    net = Net()
+    with pytest.raises(AssertionError, match=message):
+        from_hf(net, by_hand(net), replace(NAMES, names=names), "file")
+
+
+def test_split_sizes_that_do_not_fit_are_ours() -> None:
+    net = Net(layers=1)
+    net.layers[0].attention.split_sizes = (4, 2, 1)
+    with pytest.raises(AssertionError, match="do not make up"):
+        to_hf(net, NAMES)
+    net.layers[0].attention.split_sizes = (4, 4)
+    with pytest.raises(AssertionError, match="the map says 3"):
+        to_hf(net, NAMES)
+
+
+def test_a_number_that_occurs_twice_is_the_same() -> None:
+    class Twin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ModuleList(
+                nn.ParameterDict({"b": nn.ParameterList(torch.randn(1) for _ in range(2))})
+                for _ in range(2)
+            )
+
+    net = Twin()
+    diagonal = Name("a.{i}.b.{i}", "x.{i}.y.{i}")
+    rest = (Name("a.0.b.1", "upper"), Name("a.1.b.0", "lower"))
+    file = to_hf(net, Names((diagonal, *rest)))
+    assert same(
+        file,
+        {
+            "x.0.y.0": net.a[0]["b"][0].data,
+            "x.1.y.1": net.a[1]["b"][1].data,
+            "upper": net.a[0]["b"][1].data,
+            "lower": net.a[1]["b"][0].data,
+        },
+    )

@@ -1,0 +1,465 @@
+"""Denoising: T5's spans and BART's noises, against the papers' counts and by their laws."""
+
+import itertools
+from collections import Counter
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chance import fits, fits_uniform
+from heedful.errors import UserError
+from heedful.tasks.masking import example_rng
+from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise, read_noise
+from heedful.tasks.noise_bart import (
+    delete_tokens,
+    draw_span_lengths,
+    find_sentence_ends,
+    infill_spans,
+    mask_tokens,
+    permute_sentences,
+    rotate,
+)
+from heedful.tasks.noise_t5 import corrupt_spans, mark_spans, span_counts, span_mask
+
+BOS, EOS, MASK, STOP = 1, 2, 3, 4
+SENTINELS = tuple(range(999, 899, -1))  # T5's: a hundred, from the vocabulary's end down
+TOKENS = NoiseTokens(
+    eos_id=EOS,
+    bos_id=BOS,
+    mask_id=MASK,
+    sentinel_ids=SENTINELS,
+    full_stop_ids=frozenset({STOP}),
+)
+QUIET = BartNoise(infilling=0.0, permute_sentences=False)
+T5 = {"density": 0.15, "mean_length": 3.0}
+
+text_ids = st.lists(st.integers(10, 500), max_size=80).map(lambda ids: np.array(ids, np.uint16))
+seeds = st.integers(0, 2**32)
+
+
+def rng_of(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# T5
+
+
+def test_the_example_of_the_paper() -> None:
+    # Figure 2, with its sentinels <X>, <Y> and <Z>
+    words = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week", "."]
+    vocabulary = {word: i for i, word in enumerate([*words, "<X>", "<Y>", "<Z>", "</s>"])}
+    names = list(vocabulary)
+    dropped = np.isin(words, ["for", "inviting", "last"])
+    sides = mark_spans(
+        np.arange(len(words)),
+        dropped,
+        sentinel_ids=[vocabulary[name] for name in ("<X>", "<Y>", "<Z>")],
+        eos_id=vocabulary["</s>"],
+    )
+    inputs, targets = (" ".join(names[i] for i in side) for side in sides)
+    assert inputs == "Thank you <X> me to your party <Y> week . </s>"
+    assert targets == "<X> for inviting <Y> last <Z> </s>"
+
+
+def test_counts_are_the_authors() -> None:
+    # round(length x 0.15) and round(noise / 3), halves to even, at least 1 of each
+    table = {2: (1, 1), 3: (1, 1), 10: (2, 1), 16: (2, 1), 17: (3, 1), 30: (4, 1), 31: (5, 2)}
+    table |= {50: (8, 3), 100: (15, 5), 190: (28, 9), 512: (77, 26), 568: (85, 28)}
+    assert {length: span_counts(length, **T5) for length in table} == table
+    for length in range(4, 2_000):
+        num_noise = round(length * Fraction(15, 100))
+        assert span_counts(length, **T5) == (num_noise, max(round(Fraction(num_noise, 3)), 1))
+    assert span_counts(0, **T5) == span_counts(1, **T5) == (0, 0)
+    assert span_counts(100, density=0.0, mean_length=3.0) == (0, 0)
+    assert span_counts(10, density=0.99, mean_length=1.0) == (9, 1)  # one kept token, one span
+
+
+@given(length=st.integers(0, 200), density=st.floats(0, 0.99), mean=st.floats(1, 10), seed=seeds)
+def test_masks_have_exactly_the_counted_noise(
+    length: int, density: float, mean: float, seed: int
+) -> None:
+    num_noise, num_spans = span_counts(length, density=density, mean_length=mean)
+    mask, rolled = (
+        span_mask(length, rng=rng_of(seed), density=density, mean_length=mean, random_roll=roll)
+        for roll in (False, True)
+    )
+    assert len(mask) == len(rolled) == length
+    assert mask.sum() == rolled.sum() == num_noise
+    runs = [key for key, _ in itertools.groupby(mask.tolist())]
+    assert runs == ([False, True] * num_spans or [False] * bool(length))
+    num_rolled = [key for key, _ in itertools.groupby(rolled.tolist())].count(True)
+    assert num_rolled in (num_spans, num_spans + 1)
+
+
+def test_all_masks_are_equally_likely() -> None:
+    # 4 of 9 tokens in 2 spans of 2 on average, kept first and dropped last: by enumeration
+    possible = [
+        mask
+        for mask in itertools.product([False, True], repeat=9)
+        if sum(mask) == 4 and [k for k, _ in itertools.groupby(mask)] == [False, True] * 2
+    ]
+    settings: dict[str, Any] = {"density": 0.44, "mean_length": 2.0, "random_roll": False}
+    assert span_counts(9, density=0.44, mean_length=2.0) == (4, 2)
+    rng = rng_of(0)
+    drawn = Counter(tuple(span_mask(9, rng=rng, **settings).tolist()) for _ in range(3_000))
+    assert len(possible) == 12
+    assert set(drawn) == set(possible)
+    assert fits_uniform(np.array([drawn[mask] for mask in possible]))
+
+
+def test_a_short_text_loses_its_end_always_unless_the_mask_is_rolled() -> None:
+    rng = rng_of(0)
+    still = [span_mask(30, rng=rng, **T5, random_roll=False) for _ in range(50)]
+    assert (np.array(still) == [False] * 26 + [True] * 4).all()
+    rolled = np.array([span_mask(30, rng=rng, **T5, random_roll=True) for _ in range(6_000)])
+    # The four of a span move together: one of them counts.
+    begins = rolled & ~np.roll(rolled, 1, axis=1)
+    assert fits_uniform(begins.sum(axis=0))
+    assert fits_uniform(rolled.sum(axis=0))
+
+
+def lengths_of_the_helper(inputs_length: int) -> tuple[int, int]:
+    """The authors' `random_spans_helper`: raw tokens that fill the inputs, and the targets then."""
+
+    def sides(length: int) -> tuple[int, int]:
+        num_noise = round(length * 0.15)
+        num_spans = round(num_noise / 3.0)
+        return length - num_noise + num_spans + 1, num_noise + num_spans + 1
+
+    length = max(n for n in range(2 * inputs_length) if sides(n)[0] <= inputs_length)
+    return length, sides(length)[1]
+
+
+def test_lengths_are_those_of_the_authors_helper() -> None:
+    assert lengths_of_the_helper(512) == (568, 114)  # the paper's 512
+    for inputs_length in (32, 64, 100, 128, 256, 512):
+        length, targets_length = lengths_of_the_helper(inputs_length)
+        sides = corrupt_spans(
+            np.arange(length),
+            rng=rng_of(length),
+            **T5,
+            sentinel_ids=SENTINELS,
+            eos_id=EOS,
+            final_sentinel=False,
+        )
+        assert tuple(map(len, sides)) == (inputs_length, targets_length)
+
+
+def authors_sentinels(ids: np.ndarray, mask: np.ndarray) -> list[int]:
+    """The authors' `noise_span_to_unique_sentinel`; the targets are those of the inverse mask."""
+    out: list[int] = []
+    unused = iter(SENTINELS)
+    for i, (token, is_noise) in enumerate(zip(ids.tolist(), mask.tolist(), strict=True)):
+        if not is_noise:
+            out.append(token)
+        elif i == 0 or not mask[i - 1]:
+            out.append(next(unused))
+    return out
+
+
+@given(ids=text_ids.filter(len), seed=seeds)
+def test_both_sides_are_the_authors_where_the_text_begins_with_a_kept_token(
+    ids: np.ndarray, seed: int
+) -> None:
+    mask = rng_of(seed).random(len(ids)) < 0.4
+    mask[0] = False
+    inputs, targets = mark_spans(
+        ids, mask, sentinel_ids=SENTINELS, eos_id=EOS, final_sentinel=not mask[-1]
+    )
+    assert inputs.tolist() == [*authors_sentinels(ids, mask), EOS]
+    assert targets.tolist() == [*authors_sentinels(ids, ~mask), EOS]
+
+
+@given(
+    ids=text_ids,
+    density=st.floats(0, 0.9),
+    mean=st.floats(1, 6),
+    roll=st.booleans(),
+    final=st.booleans(),
+    seed=seeds,
+)
+def test_inputs_and_targets_join_to_the_text(
+    ids: np.ndarray, density: float, mean: float, roll: bool, final: bool, seed: int
+) -> None:
+    before = ids.copy()
+    inputs, targets = corrupt_spans(
+        ids,
+        rng=rng_of(seed),
+        density=density,
+        mean_length=mean,
+        sentinel_ids=SENTINELS,
+        eos_id=EOS,
+        random_roll=roll,
+        final_sentinel=final,
+    )
+    assert (ids == before).all()
+    spans: dict[int, list[int]] = {}
+    current: list[int] = []
+    for token in targets[:-1].tolist():
+        if token in SENTINELS:
+            current = spans[token] = []
+        else:
+            current.append(token)
+    joined = [spans.get(token, [token]) for token in inputs[:-1].tolist()]
+    assert [*itertools.chain(*joined)] == ids.tolist()
+    used = [token for token in inputs.tolist() if token in SENTINELS]
+    assert list(spans) == list(SENTINELS[: len(used) + final])  # in order, each once
+    assert used == list(SENTINELS[: len(used)])
+    assert inputs[-1] == targets[-1] == EOS
+
+
+def test_a_text_with_more_spans_than_sentinels_is_refused_with_the_numbers() -> None:
+    few: dict[str, Any] = {**T5, "sentinel_ids": SENTINELS[:5], "eos_id": EOS}
+    with pytest.raises(UserError, match=r"100 tokens has 5 spans and needs 6 sentinels.* has 5"):
+        corrupt_spans(np.arange(100), rng=rng_of(0), **few)
+    corrupt_spans(np.arange(100), rng=rng_of(0), **few, final_sentinel=False)
+
+
+# BART
+
+
+@given(ids=text_ids, share=st.floats(0, 0.99), seed=seeds)
+def test_masking_and_deletion_take_exactly_their_share(
+    ids: np.ndarray, share: float, seed: int
+) -> None:
+    before = ids.copy()
+    taken = round(share * len(ids))
+    masked = mask_tokens(ids, rng_of(seed), share=share, mask_id=MASK)
+    assert ((masked == ids) | (masked == MASK)).all()
+    assert (masked == MASK).sum() == taken
+    places = np.arange(10, 10 + len(ids))
+    left = delete_tokens(places, rng_of(seed), share=share)
+    assert len(left) == len(ids) - taken
+    assert (np.diff(left) > 0).all()
+    assert (ids == before).all()
+
+
+def test_masking_and_deletion_take_every_place_equally_often() -> None:
+    ids, rng = np.arange(10, 30), rng_of(0)
+    masked = [mask_tokens(ids, rng, share=0.3, mask_id=MASK) == MASK for _ in range(1_000)]
+    assert fits_uniform(np.sum(masked, axis=0))
+    left = [delete_tokens(ids, rng, share=0.3) for _ in range(1_000)]
+    assert fits_uniform(np.bincount(np.concatenate(left))[10:])
+
+
+def spans_of(filled: np.ndarray, length: int) -> list[tuple[int, int]]:
+    """(masks, tokens that they stand for) of each run of masks, for a text of 10, 11, 12, …"""
+    runs, before = [], 9
+    for is_mask, group in itertools.groupby(filled.tolist(), key=lambda token: token == MASK):
+        members = list(group)
+        if is_mask:
+            runs.append([len(members), before])
+        else:
+            before = members[-1]
+            if runs and len(runs[-1]) == 2:
+                runs[-1].append(members[0] - 1)
+    if runs and len(runs[-1]) == 2:
+        runs[-1].append(9 + length)
+    return [(masks, after - before) for masks, before, after in runs]
+
+
+@given(length=st.integers(0, 80), share=st.floats(0, 0.99), mean=st.floats(1, 6), seed=seeds)
+def test_infilling_drops_exactly_its_share_and_keeps_the_order(
+    length: int, share: float, mean: float, seed: int
+) -> None:
+    ids = np.arange(10, 10 + length)
+    settings: dict[str, Any] = {"share": share, "mean_length": mean, "mask_id": MASK}
+    filled = infill_spans(ids, rng_of(seed), **settings)
+    kept = filled[filled != MASK]
+    assert len(kept) == length - round(share * length)
+    assert (np.diff(kept) > 0).all()
+    spans = draw_span_lengths(round(share * length), rng_of(seed), mean_length=mean)
+    runs = spans_of(filled, length)
+    assert sum(masks for masks, _ in runs) == len(spans)  # one mask a span
+    assert sum(tokens for _, tokens in runs) == spans.sum() == round(share * length)
+    # Each run of masks stands for the next spans, in their order.
+    unused = iter(spans.tolist())
+    assert [sum(next(unused) for _ in range(masks)) for masks, _ in runs] == [
+        tokens for _, tokens in runs
+    ]
+
+
+def poisson(mean: float, most: int) -> np.ndarray:
+    """Probabilities of 0 to `most` - 1, and of `most` or more."""
+    terms = np.exp(-mean) * np.cumprod([1.0, *(mean / k for k in range(1, most))])
+    return np.append(terms, 1 - terms.sum())
+
+
+def test_infilled_spans_have_poisson_lengths() -> None:
+    length = 60_000
+    filled = infill_spans(
+        np.arange(10, 10 + length), rng_of(0), share=0.3, mean_length=3.0, mask_id=MASK
+    )
+    runs = spans_of(filled, length)
+    # Where masks touch, the length of each cannot be seen.
+    lengths = np.minimum([tokens for masks, tokens in runs if masks == 1], 8)
+    assert len(lengths) > 4_500
+    assert fits(np.bincount(lengths), poisson(3.0, 8) * len(lengths))
+    drawn = np.minimum(draw_span_lengths(60_000, rng_of(1), mean_length=3.0), 8)
+    assert fits(np.bincount(drawn), poisson(3.0, 8) * len(drawn))
+
+
+def test_all_orders_of_kept_tokens_and_spans_are_equally_likely() -> None:
+    rng, places = rng_of(0), Counter[tuple[int, ...]]()
+    for _ in range(12_000):
+        filled = infill_spans(np.arange(10, 16), rng, share=0.5, mean_length=3.0, mask_id=MASK)
+        if (filled == MASK).sum() == 2:
+            places[tuple(np.flatnonzero(filled == MASK).tolist())] += 1
+    assert set(places) == set(itertools.combinations(range(5), 2))  # 3 kept tokens, 2 masks
+    assert fits_uniform(np.array(list(places.values())))
+
+
+@given(ids=text_ids, data=st.data(), seed=seeds)
+def test_permutation_moves_whole_sentences_and_loses_nothing(
+    ids: np.ndarray, data: Any, seed: int
+) -> None:
+    ends = data.draw(st.lists(st.integers(0, len(ids)), max_size=8))
+    places = np.arange(len(ids))
+    permuted = permute_sentences(places, rng_of(seed), sentence_ends=np.array(ends, dtype=int))
+    assert sorted(permuted.tolist()) == places.tolist()
+    # A break in the order comes only behind the end of a sentence.
+    jumps = permuted[:-1][np.diff(permuted) != 1]
+    assert set((jumps + 1).tolist()) <= {*ends, len(ids)}
+
+
+def test_all_orders_of_sentences_are_equally_likely() -> None:
+    ids = np.array([10, STOP, 11, 12, STOP, STOP, 13])  # the last has no full stop
+    ends = find_sentence_ends(ids, {STOP})
+    assert ends.tolist() == [2, 6]
+    sentences = ([10, STOP], [11, 12, STOP, STOP], [13])
+    possible = [tuple(itertools.chain(*order)) for order in itertools.permutations(sentences)]
+    rng = rng_of(0)
+    drawn = Counter(
+        tuple(permute_sentences(ids, rng, sentence_ends=ends).tolist()) for _ in range(1_200)
+    )
+    assert set(drawn) == set(possible)
+    assert fits_uniform(np.array([drawn[order] for order in possible]))
+
+
+def test_all_rotations_are_equally_likely() -> None:
+    ids, rng = np.arange(10, 17), rng_of(0)
+    drawn = Counter(tuple(rotate(ids, rng).tolist()) for _ in range(1_400))
+    possible = [(*range(i, 17), *range(10, i)) for i in range(10, 17)]
+    assert set(drawn) == set(possible)
+    assert fits_uniform(np.array([drawn[order] for order in possible]))
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("noise", [T5Noise(), BartNoise(), BartNoise(rotate=True, deletion=0.2)])
+@given(ids=text_ids, framed=st.booleans(), seed=seeds)
+def test_ends_stay_in_place_and_eos_is_there(
+    noise: Noise, ids: np.ndarray, framed: bool, seed: int
+) -> None:
+    given_ids = np.array([BOS, *ids, EOS], dtype=np.uint16) if framed else ids
+    before = given_ids.copy()
+    source, target = noise.corrupt(given_ids, rng_of(seed), TOKENS)
+    again, _ = noise.corrupt(given_ids[: len(ids) + framed], rng_of(seed), TOKENS)
+    assert source.tolist() == again.tolist()  # with an EOS or without
+    assert (given_ids == before).all()
+    assert source[-1] == target[-1] == EOS
+    assert (source[0] == BOS) == framed
+    assert not {BOS, EOS} & set(source[framed:-1].tolist())
+    if noise.kind == "bart":
+        assert target.tolist() == [*[BOS] * framed, *ids, EOS]
+
+
+@given(ids=text_ids)
+def test_no_noise_changes_nothing(ids: np.ndarray) -> None:
+    source, target = QUIET.corrupt(ids, rng_of(0), NoiseTokens(eos_id=EOS))
+    assert source.tolist() == target.tolist() == [*ids, EOS]
+    source, target = T5Noise(density=0.0).corrupt(ids, rng_of(0), TOKENS)
+    assert source.tolist() == [*ids, EOS]
+    assert target.tolist() == [SENTINELS[0], EOS]
+
+
+def test_sentences_may_be_told_by_position() -> None:
+    ids = np.array([BOS, 10, STOP, 11, 12, STOP, 13, STOP, EOS])
+    noise = BartNoise(infilling=0.0)
+    for ends in ([3, 6, 8], [3, 6, 9]):  # the last end before EOS, or behind it
+        for seed in range(20):
+            by_place = noise.corrupt(
+                ids, rng_of(seed), NoiseTokens(eos_id=EOS, bos_id=BOS), np.array(ends)
+            )[0]
+            assert by_place.tolist() == noise.corrupt(ids, rng_of(seed), TOKENS)[0].tolist()
+
+
+def test_barts_noises_compose_in_the_stated_order() -> None:
+    ids = np.array([*range(10, 20), STOP, *range(20, 30), STOP])
+    everything = BartNoise(
+        infilling=0.2, mean_span_length=2.0, masking=0.3, deletion=0.25, rotate=True
+    )
+    source, _ = everything.corrupt(ids, rng_of(5), TOKENS)
+    rng = rng_of(5)
+    text = permute_sentences(ids, rng, sentence_ends=np.array([11, 22]))
+    text = delete_tokens(text, rng, share=0.25)
+    text = mask_tokens(text, rng, share=0.3, mask_id=MASK)
+    text = infill_spans(text, rng, share=0.2, mean_length=2.0, mask_id=MASK)
+    assert source.tolist() == [*rotate(text, rng), EOS]
+
+
+def test_defaults_mask_the_papers_share_of_a_document() -> None:
+    ids = np.tile([*range(10, 19), STOP], 30)
+    for index in range(20):
+        source, _ = BartNoise().corrupt(ids, example_rng(0, 0, index), TOKENS)
+        assert (source[:-1] != MASK).sum() == 300 * 0.7
+        assert 15 <= (source == MASK).sum() <= 50  # 90 tokens in spans of 3
+
+
+def test_noise_stays_the_same_from_version_to_version() -> None:
+    ids = np.array([*range(10, 16), STOP, *range(16, 22), STOP])
+    source, target = T5Noise(density=0.3, mean_span_length=2.0).corrupt(
+        ids, example_rng(1, 0, 0), TOKENS
+    )
+    assert source.tolist() == [10, 11, 12, 13, 14, 15, STOP, 16, 999, 20, 21, 998, EOS]
+    assert target.tolist() == [999, 17, 18, 19, 998, STOP, 997, EOS]
+    source, _ = BartNoise(rotate=True).corrupt(ids, example_rng(1, 0, 0), TOKENS)
+    assert source.tolist() == [18, 19, 20, 21, STOP, 10, 11, MASK, STOP, 16, 17, EOS]
+
+
+def test_what_the_vocabulary_lacks_is_named() -> None:
+    ids, bare = np.arange(10, 50), NoiseTokens(eos_id=EOS)
+    with pytest.raises(UserError, match=r"^permute_sentences: nothing says where"):
+        BartNoise().corrupt(ids, rng_of(0), bare)
+    with pytest.raises(UserError, match=r"^infilling: the vocabulary has no mask"):
+        BartNoise(permute_sentences=False).corrupt(ids, rng_of(0), bare)
+    with pytest.raises(UserError, match=r"^masking: the vocabulary has no mask"):
+        BartNoise(permute_sentences=False, masking=0.1).corrupt(ids, rng_of(0), bare)
+    with pytest.raises(UserError, match=r"needs 3 sentinels, but the vocabulary has 0"):
+        T5Noise(random_roll=False).corrupt(ids, rng_of(0), bare)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"noise\.kind: unknown value None; known: bart, t5"),
+        ({"kind": "brt"}, r"noise\.kind: unknown value brt; did you mean bart\?"),
+        ({"kind": ["t5"]}, r"noise\.kind: unknown value \['t5'\]"),
+        ({"kind": "t5", "densty": 0.1}, r"unknown key noise\.densty; did you mean density\?"),
+        ({"kind": "t5", "infilling": 0.1}, r"unknown key noise\.infilling"),
+        ({"kind": "t5", "density": 1.0}, r"noise\.density must be at least 0 and below 1"),
+        ({"kind": "t5", "density": "all"}, r"noise\.density must be a number, not 'all'"),
+        ({"kind": "t5", "density": True}, r"noise\.density must be a number, not True"),
+        ({"kind": "t5", "mean_span_length": 0}, r"noise\.mean_span_length must be at least 1"),
+        ({"kind": "t5", "random_roll": 1}, r"noise\.random_roll must be true or false, not 1"),
+        ({"kind": "bart", "infilling": -0.1}, r"noise\.infilling must be at least 0"),
+        ({"kind": "bart", "masking": float("nan")}, r"noise\.masking must be at least 0"),
+        ({"kind": "bart", "deletion": 1.0}, r"noise\.deletion must be at least 0"),
+        ({"kind": "bart", "mean_span_length": float("inf")}, r"noise\.mean_span_length must"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_its_key(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        read_noise(settings)
+
+
+def test_recipes_are_read_and_written() -> None:
+    assert read_noise({"kind": "t5", "mean_span_length": 4}) == T5Noise(mean_span_length=4.0)
+    for noise in (T5Noise(density=0.2), BartNoise(deletion=0.1, rotate=True)):
+        assert read_noise(asdict(noise)) == noise
