@@ -7,13 +7,21 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.errors import UserError
-from heedful.text.tokenizer import KINDS, SPECIALS, Tokenizer, train_tokenizer
+from heedful.text.tokenizer import (
+    KINDS,
+    SPECIALS,
+    Specials,
+    Template,
+    Tokenizer,
+    train_tokenizer,
+)
 
 TEXT = [
     "Zwei junge Männer stehen im Freien, in der Nähe vieler Büsche.",
@@ -280,3 +288,183 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         TRAINED["bpe"].save(tmp_path / "file" / "t.json")
     assert Tokenizer.load(path).kind == "char"
+
+
+EXTRA = ("<mask>", "<extra_0>", "<sep>", "<extra_1>")
+CODE = ["def f(x):\n", "    return x  # two  spaces\n", "\n\n", "if a:\n\tb = 1\r\n", " x"] * 4
+KEEPING = tuple(kind for kind in KINDS if kind != "word")
+KEPT = {
+    kind: train_tokenizer(
+        TEXT + CODE,
+        kind=kind,
+        vocab_size=SIZES[kind] + 20 if kind in SIZES else None,
+        keep_whitespace=True,
+        normalization="none",
+    )
+    for kind in KEEPING
+}
+SPACES = " \n\t\r"
+
+
+@pytest.mark.parametrize("kind", KEEPING)
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_whitespace_comes_back_where_it_is_kept(kind: str, data: st.DataObject) -> None:
+    tokenizer = KEPT[kind]
+    text = data.draw(st.text(ALPHABET + SPACES * 20, max_size=60))
+    ids = tokenizer.encode(text)
+    assert tokenizer.unk_id not in ids
+    assert tokenizer.decode(ids) == tokenizer.normalize(text) == text
+    assert tokenizer.encode_batch([text, text]) == [ids, ids]
+
+
+@given(text=st.text(ALPHABET + SPACES + "▁", max_size=60))
+@settings(max_examples=80, deadline=None)
+def test_characters_come_back_exactly(text: str) -> None:
+    tokenizer = train_tokenizer(
+        [ALPHABET, SPACES, "▁", "a\u0308"],
+        kind="char",
+        keep_whitespace=True,
+        normalization="none",
+    )
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode(text)) == len(text)
+
+
+def test_a_mark_for_the_space_counts_as_one_where_spaces_are_kept() -> None:
+    tokenizer = KEPT["bpe"]
+    assert tokenizer.decode(tokenizer.encode(" x▁ x")) == tokenizer.normalize(" x▁ x") == " x  x"
+
+
+def with_extra(kind: str, **settings: Any) -> Tokenizer:
+    size = SIZES[kind] + len(EXTRA) if kind in SIZES else None
+    return train_tokenizer(TEXT, kind=kind, vocab_size=size, extra_specials=EXTRA, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extra_specials_have_ids_that_no_text_reaches(kind: str, tmp_path: Path) -> None:
+    tokenizer = with_extra(kind)
+    tokenizer.save(tmp_path / "t.json")
+    tricks = [*EXTRA, "x<mask>y <sep>", "<MASK>", "".join(EXTRA)]
+    for t in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
+        assert t.special_ids == frozenset(range(8))
+        assert t.specials == Specials(0, 1, 2, 3, mask_id=4, sentinel_ids=(5, 7))
+        assert t.tokens(range(8)) == [*SPECIALS, *EXTRA]
+        for text in tricks:
+            assert set(t.encode(text)) & t.special_ids <= {t.unk_id}
+        ids = t.encode("The quick fox")
+        assert t.decode([1, *ids, 4, 5, 2, 0]) == t.decode(ids)
+        kept = t.decode([1, *ids[:1], 4, 7, 2], keep_specials=True)
+        assert kept.startswith("<s>")
+        assert kept.endswith("<mask><extra_1></s>")
+        assert t.decode_batch([[4], ids], keep_specials=True)[0] == "<mask>"
+    assert tokenizer.vocab_size == TRAINED[kind].vocab_size + len(EXTRA)
+    # Ids aside it is the tokenizer that it would have been.
+    for text in TEXT:
+        assert tokenizer.tokens(tokenizer.encode(text)) == TRAINED[kind].tokens(
+            TRAINED[kind].encode(text)
+        )
+
+
+@pytest.mark.parametrize(
+    ("template", "one", "two"),
+    [
+        ("none", [7], [7, 8]),
+        ("bos", [1, 7], [1, 7, 1, 8]),
+        ("eos", [7, 2], [7, 2, 8, 2]),
+        ("both", [1, 7, 2], [1, 7, 2, 8, 2]),
+    ],
+)
+def test_templates(template: Any, one: list[int], two: list[int], tmp_path: Path) -> None:
+    train_tokenizer(["a b"], kind="char", template=template).save(tmp_path / "t.json")
+    tokenizer = Tokenizer.load(tmp_path / "t.json")
+    assert tokenizer.wrap([7]) == one
+    assert tokenizer.wrap([7], [8]) == two
+    assert [*tokenizer.prefix_ids, 7, *tokenizer.suffix_ids] == one
+    assert tokenizer.specials.cls_id == (1 if template == "both" else None)
+    assert set(tokenizer.encode("a b")) & {1, 2} == set()
+
+
+def test_a_template_without_a_form_for_pairs() -> None:
+    backend = TRAINED["char"]._backend
+    tokenizer = Tokenizer(
+        backend,
+        "imported",
+        specials=Specials(),
+        special_ids=frozenset(),
+        template=Template((1,), (), None),
+    )
+    assert tokenizer.wrap([5]) == [1, 5]
+    with pytest.raises(UserError, match="no form for a pair"):
+        tokenizer.wrap([5], [6])
+
+
+def test_a_file_of_the_first_format_is_read_as_it_was(tmp_path: Path) -> None:
+    content = TRAINED["bpe"].content()
+    old = {"format": "heedful-tokenizer-1", "kind": "bpe", "tokenizer": content["tokenizer"]}
+    (tmp_path / "t.json").write_text(json.dumps(old))
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert loaded.content() == content
+    assert loaded.wrap([9]) == [9]
+    assert loaded.specials == Specials(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("bpe", "laufen  laut, a_b", "▁laufen ▁laut, ▁a_b"),
+        ("unigram", "laufen  laut, a_b", "▁laufen ▁laut, ▁a_b"),
+        ("word", "Hund, lachend", "<unk> ▁lachend"),
+        ("char", "ab cd", "ab ▁cd"),
+        ("byte_bpe", "laufen laut,\nab", "laufen ▁laut, \n ab"),
+        ("byte", "ab ä\tcd", "ab ▁<C3><A4> \t cd"),
+        ("wordpiece", "laufen, a", "▁laufen , ▁a"),
+    ],
+)
+def test_which_tokens_begin_a_word(kind: str, text: str, expected: str) -> None:
+    tokenizer = TRAINED[kind]
+    ids = tokenizer.encode(text)
+    words: list[str] = []
+    for piece, starts in zip(tokenizer.tokens(ids), tokenizer.word_starts(ids), strict=True):
+        piece = piece.removeprefix("##").replace(" ", "▁")
+        words = [*words, piece] if starts else [*words[:-1], words[-1] + piece]
+    assert " ".join(words) == expected
+    assert tokenizer.word_starts([1, *ids, 2]) == [True, *tokenizer.word_starts(ids), True]
+    assert tokenizer.word_starts([]) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"kind": "word", "keep_whitespace": True}, "kind word is cut at whitespace"),
+        ({"extra_specials": ["mask"]}, "'mask' needs a name like <mask>"),
+        ({"extra_specials": ["<>"]}, "'<>' needs a name"),
+        ({"extra_specials": ["<a b>"]}, "'<a b>' needs a name"),
+        ({"extra_specials": ["<-->"]}, "'<-->' needs a name"),
+        ({"extra_specials": ["<s>"]}, "'<s>' is there twice"),
+        ({"extra_specials": ["<a>", "<a>"]}, "'<a>' is there twice"),
+        ({"extra_specials": ["<a>"], "vocab_size": 5}, "beside the 5 specials"),
+    ],
+)
+def test_specials_and_whitespace_that_cannot_be(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        train_tokenizer(TEXT, **{"kind": "char", **setting})
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_sizes_count_the_extra_specials(kind: str) -> None:
+    with pytest.raises(UserError, match=r"the 8 specials need \d+; set") as small:
+        train_tokenizer(TEXT, kind=kind, vocab_size=30, extra_specials=EXTRA)
+    least = int(str(small.value).split("need ")[-1].split(";")[0])
+    tokenizer = train_tokenizer(TEXT, kind=kind, vocab_size=least, extra_specials=EXTRA)
+    assert tokenizer.vocab_size == least
+    for line in TEXT:
+        assert tokenizer.unk_id not in tokenizer.encode(line)
+
+
+def test_where_no_space_is_put_before_a_text_none_is_counted() -> None:
+    lines = ["abcabcab\n", "bcaabcca\n"] * 4
+    with pytest.raises(UserError, match=r"need 9; set"):  # 4 specials, a, b, c, newline, one more
+        train_tokenizer(lines, kind="unigram", vocab_size=8, keep_whitespace=True)
+    tokenizer = train_tokenizer(lines, kind="unigram", vocab_size=9, keep_whitespace=True)
+    assert tokenizer.decode(tokenizer.encode("ab\n\nc")) == "ab\n\nc"
