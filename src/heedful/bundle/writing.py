@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from heedful.bundle.card import GenerationIds
@@ -13,7 +14,7 @@ from heedful.bundle.decoding import CachedScorer, Decoding
 from heedful.bundle.model import SavedModel, Texts, TooLong
 from heedful.errors import UserError
 from heedful.generation import (
-    ForcedTokens,
+    Context,
     Hypothesis,
     Normalization,
     Rule,
@@ -242,7 +243,7 @@ class Writer(SavedModel):
             "eos_id": self._end_ids(),
             "max_new_tokens": rooms,
             "min_new_tokens": options.min_new_tokens,
-            "rules": self._rules(options, numbers),
+            "rules": self._rules(options, numbers, rooms),
             "prompts": self._seen(rows),
             "state": state,
         }
@@ -257,7 +258,6 @@ class Writer(SavedModel):
                 num_return=options.num_return,
                 num_groups=options.num_groups,
                 diversity_penalty=options.diversity_penalty,
-                force_eos=True if self.ids.last is not None else None,
                 **common,
             )
         found = sample(
@@ -286,7 +286,7 @@ class Writer(SavedModel):
             steps = sample_steps(
                 state.next_log_probs,
                 start,
-                rules=self._rules(options, [0]),
+                rules=self._rules(options, [0], [self.room(row, options)]),
                 eos_id=self._end_ids(),
                 max_new_tokens=self.room(row, options),
                 min_new_tokens=options.min_new_tokens,
@@ -331,7 +331,7 @@ class Writer(SavedModel):
             eos_id=self._end_ids(),
             max_new_tokens=room,
             num_draft_tokens=options.num_draft_tokens,
-            rules=self._rules(options, [number]),
+            rules=self._rules(options, [number], [room]),
             seed=seed,
             stop=self._stop(options),
             on_tokens=on_tokens,
@@ -342,6 +342,11 @@ class Writer(SavedModel):
     def scorer(self, row: list[int], room: int) -> tuple[list[int], CachedScorer]:
         """A prompt's first tokens, and what adds tokens to it and takes them back."""
         start, state = self.open([row], room)
+        if start.size(1) + room > state.cache.capacity + 1:
+            raise UserError(
+                f"speculative decoding cannot outgrow the net: {start.size(1)} tokens and {room} "
+                f"new ones do not fit the {self.config.max_length} that the model allows"
+            )
         return start[0].tolist(), CachedScorer(self.net, state.cache, never=self.ids.never)
 
     def config_vocab_size(self) -> int:
@@ -349,8 +354,13 @@ class Writer(SavedModel):
         size: int = self.net.head.weight.size(0)
         return size
 
-    def _rules(self, options: GenerationOptions, numbers: Sequence[int]) -> list[Rule]:
-        """The rules of a batch; a prefix function is told the prompts' own numbers."""
+    def _rules(
+        self, options: GenerationOptions, numbers: Sequence[int], rooms: Sequence[int]
+    ) -> list[Rule]:
+        """The rules of a batch; a prefix function is told the prompts' own numbers.
+
+        What the model's card forces is certain, as in transformers: it costs no log-probability.
+        """
         asked = options.prefix_function
         function = None
         if asked is not None:
@@ -359,9 +369,6 @@ class Writer(SavedModel):
             def function(sentence: int, ids: list[int]) -> Sequence[int]:
                 return given(numbers[sentence], ids)
 
-        forced = dict(options.forced)
-        if self.ids.first is not None:
-            forced.setdefault(0, self.ids.first)
         banned: list[int | Sequence[int]] = []
         for entry in options.banned:
             banned.append(self.tgt_tokenizer.encode(entry) if isinstance(entry, str) else entry)
@@ -376,10 +383,13 @@ class Writer(SavedModel):
             frequency_penalty=options.frequency_penalty,
             no_repeat_ngram_size=options.no_repeat_ngram_size,
             banned=banned,
-            forced=None,
+            forced=options.forced or None,
             prefix_function=function,
         )
-        return [*rules, ForcedTokens(forced)] if forced else rules
+        for token, places in ((self.ids.first, [0] * len(rooms)), (self.ids.last, rooms)):
+            if token is not None:
+                rules.append(_Certain(token, [place - (place > 0) for place in places]))
+        return rules
 
     def _seen(self, rows: list[list[int]]) -> list[list[int]]:
         """Tokens before the new ones, for the rules that look at them."""
@@ -401,6 +411,24 @@ class Writer(SavedModel):
         text = self._decode(found.ids) if self.has_tokenizer else ""
         text = cut(text, stop) if stop else text
         return Generation(text, found.ids, found.score, found.log_prob, found.finished)
+
+
+@dataclass(frozen=True)
+class _Certain:
+    """At one place of each sentence nothing but this token may stand, with probability 1."""
+
+    token: int
+    places: list[int]
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        place = context.generated.size(1)
+        rows = [self.places[sentence] == place for sentence in context.sentence.tolist()]
+        if not any(rows):
+            return log_probs
+        chosen = torch.tensor(rows, device=log_probs.device)
+        certain = torch.full_like(log_probs, -torch.inf)
+        certain[:, self.token] = 0.0
+        return torch.where(chosen[:, None], certain, log_probs)
 
 
 def _settled(text: str, stop: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from heedful.generation.constraints import Constraints
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]
+EosIds = int | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Request:
 def read_request(
     start: Starts,
     *,
-    eos_id: int,
+    eos_id: EosIds,
     max_new_tokens: PerSentence,
     min_new_tokens: PerSentence,
     no_repeat_ngram_size: int,
@@ -42,14 +43,13 @@ def read_request(
             raise UserError(
                 f"sentence {sentence}: min_new_tokens = {low} is above max_new_tokens = {high}"
             )
-    if eos_id < 0:
-        raise UserError(f"eos_id must be a token id, not {eos_id}")
+    eos_ids = _read_eos(eos_id)
     if no_repeat_ngram_size < 0:
         raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
     forced = _read_forced(forced_prefix, batch)
     for sentence, tokens in enumerate(forced):
         room = longest[sentence]
-        _check_forced(sentence, tokens, eos_id, shortest[sentence], room, force_eos)
+        _check_forced(sentence, tokens, eos_ids, shortest[sentence], room, force_eos)
 
     def tensor(numbers: Sequence[object]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=starts.device)
@@ -57,7 +57,7 @@ def read_request(
     width = max((len(tokens) for tokens in forced), default=0)
     padded = [tokens + [-1] * (width - len(tokens)) for tokens in forced]
     constraints = Constraints(
-        eos_id=eos_id,
+        eos_ids=eos_ids,
         min_lengths=tensor(shortest),
         max_lengths=tensor(longest),
         no_repeat_ngram_size=no_repeat_ngram_size,
@@ -66,6 +66,22 @@ def read_request(
         largest_forced=max((max(tokens, default=-1) for tokens in forced), default=-1),
     )
     return Request(starts, constraints)
+
+
+def read_prompts(prompts: Sequence[Sequence[int]] | None, batch: int) -> list[list[int]]:
+    """The prompt tokens of each sentence, none where none are given; raises UserError."""
+    if prompts is None:
+        return [[] for _ in range(batch)]
+    if len(prompts) != batch:
+        raise UserError(f"prompts has {len(prompts)} prompts for {batch} sentences")
+    return [[int(token) for token in tokens] for tokens in prompts]
+
+
+def _read_eos(eos_id: EosIds) -> tuple[int, ...]:
+    ids = (eos_id,) if isinstance(eos_id, int) else tuple(int(token) for token in eos_id)
+    if not ids or min(ids) < 0:
+        raise UserError(f"eos_id must be a token id, or some, not {eos_id}")
+    return tuple(dict.fromkeys(ids))
 
 
 def _read_start(start: Starts) -> Int[Tensor, "B t0"]:
@@ -97,14 +113,20 @@ def _read_forced(forced_prefix: Sequence[Sequence[int]] | None, batch: int) -> l
 
 
 def _check_forced(
-    sentence: int, tokens: list[int], eos_id: int, shortest: int, longest: int, force_eos: bool
+    sentence: int,
+    tokens: list[int],
+    eos_ids: tuple[int, ...],
+    shortest: int,
+    longest: int,
+    force_eos: bool,
 ) -> None:
     where = f"forced_prefix of sentence {sentence}"
-    ends = bool(tokens) and tokens[-1] == eos_id
+    ends = bool(tokens) and tokens[-1] in eos_ids
+    early = [token for token in tokens[:-1] if token in eos_ids]
     if min(tokens, default=0) < 0:
         raise UserError(f"{where} holds {min(tokens)}, which is no token id")
-    if eos_id in tokens[:-1]:
-        raise UserError(f"{where} holds EOS ({eos_id}) before its last token")
+    if early:
+        raise UserError(f"{where} holds EOS ({early[0]}) before its last token")
     if ends and len(tokens) < shortest:
         raise UserError(f"{where} ends after {len(tokens)} tokens, below min_new_tokens")
     room = longest - 1 if force_eos and not ends else longest

@@ -15,7 +15,7 @@ Normalization = Literal["average", "gnmt", "none"]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One result of a search.
+    """One result of a search or of sampling.
 
     `ids` are the new tokens only: without the start, with EOS where it was reached. Its length,
     EOS included, is the length in the score. `score` is what hypotheses are ranked by, `log_prob`

@@ -1,0 +1,415 @@
+"""Logit rules: small functions from next-token log-probabilities to others, applied in order."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.generation.constraints import allow_only, forbid_repeats
+from heedful.generation.next_token import sum_dtype
+from heedful.generation.topk import top_k as exact_top_k
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may look at, for `N` rows of `B` sentences with `t` new tokens each.
+
+    `prompts` holds the real prompt tokens of each sentence, without padding; empty lists where
+    there is no prompt. `sentence` says which sentence each row belongs to. `memory` lives as long
+    as the search, for what a rule works out once.
+    """
+
+    prompts: list[list[int]]
+    generated: Int[Tensor, "N t"]
+    sentence: Int[Tensor, "N"]
+    memory: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+
+Rule = Callable[[Float[Tensor, "N V"], Context], Float[Tensor, "N V"]]
+"""`rule(log_probs, context)`: a new tensor wherever it changes something; -inf forbids a token.
+
+What a rule gives need not sum to 1; one that needs probabilities normalises for itself.
+"""
+
+
+def apply_rules(
+    rules: Sequence[Rule], log_probs: Float[Tensor, "N V"], context: Context
+) -> Float[Tensor, "N V"]:
+    """The log-probabilities under all rules, the first one first."""
+    for rule in rules:
+        shape = log_probs.shape
+        log_probs = rule(log_probs, context)
+        if log_probs.shape != shape:
+            raise UserError(
+                f"{rule} gave shape {tuple(log_probs.shape)}: it must keep {tuple(shape)}"
+            )
+    return log_probs
+
+
+def sampling_rules(
+    *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    typical_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    no_repeat_ngram_size: int = 0,
+    banned: Sequence[int | Sequence[int]] = (),
+    forced: Mapping[int, int] | None = None,
+    prefix_function: "Allowed | None" = None,
+) -> list[Rule]:
+    """The rules that are asked for, in the usual order; None (0, empty) leaves one out.
+
+    The order: the penalties (repetition, presence, frequency), what is forbidden or forced
+    (n-grams, banned tokens, the prefix function, forced tokens), then temperature, top-k, top-p,
+    min-p and typical, each on what the one before left.
+    """
+    rules: list[Rule] = []
+    if repetition_penalty is not None:
+        rules.append(RepetitionPenalty(repetition_penalty))
+    if presence_penalty is not None:
+        rules.append(PresencePenalty(presence_penalty))
+    if frequency_penalty is not None:
+        rules.append(FrequencyPenalty(frequency_penalty))
+    if no_repeat_ngram_size != 0:
+        rules.append(NoRepeatNgram(no_repeat_ngram_size))
+    if len(banned):
+        rules.append(BannedTokens(banned))
+    if prefix_function is not None:
+        rules.append(PrefixFunction(prefix_function))
+    if forced:
+        rules.append(ForcedTokens(forced))
+    if temperature is not None:
+        rules.append(Temperature(temperature))
+    if top_k is not None:
+        rules.append(TopK(top_k))
+    if top_p is not None:
+        rules.append(TopP(top_p))
+    if min_p is not None:
+        rules.append(MinP(min_p))
+    if typical_p is not None:
+        rules.append(Typical(typical_p))
+    return rules
+
+
+# --- How the distribution is reshaped or cut ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Every log-probability divided by the temperature: below 1 sharper, above 1 flatter."""
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.temperature < math.inf):
+            raise UserError(
+                f"temperature must be a finite number above 0, not {self.temperature}; "
+                "for the likeliest token each time sample without seeds"
+            )
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        return log_probs / self.temperature
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The `k` likeliest tokens, exactly `k` also among equals, where lower ids come first."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UserError(f"top_k must be at least 1, not {self.k}")
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        if self.k >= log_probs.shape[1]:
+            return log_probs
+        values, indices = exact_top_k(log_probs, self.k)
+        return torch.full_like(log_probs, -torch.inf).scatter_(1, indices, values)
+
+
+@dataclass(frozen=True)
+class TopP:
+    """The nucleus (Holtzman et al. 2020): the likeliest tokens until their sum reaches `p`.
+
+    The token that reaches it stays, so at least one does. Lower ids come first among equals.
+    """
+
+    p: float
+
+    def __post_init__(self) -> None:
+        _check_share("top_p", self.p)
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        return _until_sum(log_probs, -log_probs, self.p)
+
+
+@dataclass(frozen=True)
+class MinP:
+    """Tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024)."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise UserError(f"min_p must be from 0 to 1, not {self.p}")
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        if self.p == 0:
+            return log_probs
+        values = log_probs.to(_at_least_single(log_probs.dtype))
+        least = values.amax(dim=1, keepdim=True) + math.log(self.p)
+        return log_probs.masked_fill(values < least, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Locally typical tokens (Meister et al. 2022, "Locally Typical Sampling", section 4).
+
+    Of the tokens ordered by how far their information -log p lies from the entropy, the first
+    ones until their probabilities sum to `p`; the token that reaches it stays.
+    """
+
+    p: float
+
+    def __post_init__(self) -> None:
+        _check_share("typical_p", self.p)
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
+        normal = log_probs.log_softmax(dim=1, dtype=_at_least_single(log_probs.dtype))
+        terms = torch.where(normal > -torch.inf, normal.exp() * normal, 0.0)
+        entropy = -terms.sum(dim=1, keepdim=True)
+        return _until_sum(log_probs, (-normal - entropy).abs(), self.p)
+
+
+# --- Penalties ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """CTRL's penalty (Keskar et al. 2019, section 4.1) on tokens of the prompt and the new ones.
+
+    A log-probability is multiplied by the penalty, a value above 0 divided by it. CTRL divides
+    logits, which depend on a constant that probabilities do not know; like transformers in its
+    beam search (but not in its sampling) this rule sees log-probabilities.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.penalty < math.inf:
+            raise UserError(
+                f"repetition_penalty must be a finite number above 0, not {self.penalty}"
+            )
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        seen = _counts(_history(context), log_probs) > 0
+        scaled = torch.where(log_probs < 0, log_probs * self.penalty, log_probs / self.penalty)
+        return torch.where(seen, scaled, log_probs)
+
+
+@dataclass(frozen=True)
+class PresencePenalty:
+    """OpenAI's: `penalty` is taken off each token that is among the new tokens."""
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        _check_finite("presence_penalty", self.penalty)
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        return log_probs - self.penalty * (_counts(context.generated, log_probs) > 0)
+
+
+@dataclass(frozen=True)
+class FrequencyPenalty:
+    """OpenAI's: `penalty` is taken off a token as often as it is among the new tokens."""
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        _check_finite("frequency_penalty", self.penalty)
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        return log_probs - self.penalty * _counts(context.generated, log_probs)
+
+
+# --- What may not, or must, come next -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoRepeatNgram:
+    """No n-gram of `size` twice in the new tokens; with `include_prompt` in prompt and new ones."""
+
+    size: int
+    include_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"no_repeat_ngram_size must be at least 1, not {self.size}")
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        tokens = _history(context) if self.include_prompt else context.generated
+        return forbid_repeats(log_probs, tokens, self.size)
+
+
+@dataclass(frozen=True)
+class BannedTokens:
+    """Ids that may not come, or sequences of ids that may not be completed.
+
+    Of a sequence the last token is forbidden wherever the prompt and the new tokens end in the
+    others.
+    """
+
+    tokens: Sequence[int | Sequence[int]]
+
+    def __post_init__(self) -> None:
+        for banned in self._sequences():
+            if not banned:
+                raise UserError("a banned sequence is empty: give it at least one token id")
+            if min(banned) < 0:
+                raise UserError(f"banned tokens hold {min(banned)}, which is no token id")
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        by_length: dict[int, list[tuple[int, ...]]] = {}
+        for banned in self._sequences():
+            _check_vocabulary("banned", max(banned), log_probs)
+            by_length.setdefault(len(banned) - 1, []).append(banned)
+        history = _history(context)
+        width = history.shape[1]
+        forbidden = torch.zeros_like(log_probs, dtype=torch.bool)
+        for length, sequences in by_length.items():
+            if length <= width:
+                table = torch.tensor(sequences, device=log_probs.device)
+                ends = history[:, None, width - length :] == table[:, :-1]
+                rows, places = ends.all(dim=2).nonzero(as_tuple=True)
+                forbidden[rows, table[places, -1]] = True
+        return log_probs.masked_fill(forbidden, -torch.inf)
+
+    def _sequences(self) -> list[tuple[int, ...]]:
+        return [(ids,) if isinstance(ids, int) else tuple(ids) for ids in self.tokens]
+
+
+@dataclass(frozen=True)
+class ForcedTokens:
+    """At some positions of the new tokens (the first is 0) one token and no other.
+
+    The token keeps its log-probability; where a rule before had forbidden it, it gets 0.
+    """
+
+    tokens: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        for position, token in self.tokens.items():
+            if position < 0 or token < 0:
+                raise UserError(
+                    f"forced tokens say {position}: {token}, but neither a position nor a "
+                    "token id is below 0"
+                )
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        token = self.tokens.get(context.generated.shape[1])
+        if token is None:
+            return log_probs
+        _check_vocabulary("forced", token, log_probs)
+        ids = torch.full_like(context.sentence, token)
+        only = allow_only(log_probs, torch.ones_like(ids, dtype=torch.bool), ids)
+        column = only[:, token]
+        only[:, token] = torch.where(column > -torch.inf, column, 0.0)
+        return only
+
+
+Allowed = Callable[[int, list[int]], Sequence[int]]
+"""`allowed(sentence index, new token ids) -> ids that may come next`."""
+
+
+@dataclass(frozen=True)
+class PrefixFunction:
+    """Only what a function of the new tokens allows may come (De Cao et al. 2021)."""
+
+    function: Allowed
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        allowed = torch.zeros_like(log_probs, dtype=torch.bool)
+        for row, (sentence, ids) in enumerate(
+            zip(context.sentence.tolist(), context.generated.tolist(), strict=True)
+        ):
+            may_come = [int(token) for token in self.function(sentence, ids)]
+            if not may_come:
+                raise UserError(
+                    f"the prefix function allows nothing for sentence {sentence} after {ids}: "
+                    "it must allow at least one token, for example EOS"
+                )
+            if min(may_come) < 0:
+                raise UserError(f"the prefix function allows {min(may_come)}, which is no token id")
+            _check_vocabulary("allowed", max(may_come), log_probs)
+            allowed[row, may_come] = True
+        return log_probs.masked_fill(~allowed, -torch.inf)
+
+
+# --- Helpers ------------------------------------------------------------------------------------
+
+
+def _until_sum(
+    log_probs: Float[Tensor, "N V"], key: Float[Tensor, "N V"], share: float
+) -> Float[Tensor, "N V"]:
+    """-inf behind the first tokens, by rising `key`, whose probabilities sum to `share`."""
+    if share == 1:
+        return log_probs
+    order = key.sort(dim=1, stable=True).indices
+    probs = log_probs.to(sum_dtype(log_probs.device)).softmax(dim=1).gather(1, order)
+    reached = probs.cumsum(dim=1) >= share
+    # A token falls when the sum is reached before it; the first never does.
+    behind: Bool[Tensor, "N V"] = torch.zeros_like(reached)
+    behind.scatter_(1, order, reached.roll(1, dims=1).index_fill_(1, order.new_zeros(1), False))
+    return log_probs.masked_fill(behind, -torch.inf)
+
+
+def _history(context: Context) -> Int[Tensor, "N all"]:
+    """Each row's prompt and new tokens, filled up with -1 on the left."""
+    prompts = context.memory.get("prompts")
+    if prompts is None:
+        width = max((len(ids) for ids in context.prompts), default=0)
+        filled = [[-1] * (width - len(ids)) + list(ids) for ids in context.prompts]
+        table = torch.tensor(filled, dtype=torch.long, device=context.generated.device)
+        prompts = context.memory["prompts"] = table.view(len(filled), width)
+    return torch.cat([prompts[context.sentence], context.generated], dim=1)
+
+
+def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+    """How often each id of the vocabulary is in each row; ids outside it count nowhere."""
+    rows, size = like.shape
+    outside = (tokens < 0) | (tokens >= size)
+    counts = like.new_zeros(rows, size + 1, dtype=_at_least_single(like.dtype))
+    ones = torch.ones_like(tokens, dtype=counts.dtype)
+    return counts.scatter_add_(1, tokens.masked_fill(outside, size), ones)[:, :size]
+
+
+def _at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """Single precision for the 16-bit formats, which can neither count nor sum."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise UserError(f"{name} must be above 0 and at most 1, not {value}")
+
+
+def _check_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise UserError(f"{name} must be a finite number, not {value}")
+
+
+def _check_vocabulary(what: str, token: int, log_probs: Float[Tensor, "N V"]) -> None:
+    if token >= log_probs.shape[1]:
+        raise UserError(
+            f"{what} token id {token} is outside the vocabulary of {log_probs.shape[1]}"
+        )

@@ -1,0 +1,197 @@
+"""What an imported model writes is what transformers' `generate` writes: greedy and by beams."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heedful.export.hf import import_hf
+from hf_parity import padded, random_hf, random_rows, transformers
+
+VOCAB = 37
+SMALL = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt": ("OpenAIGPT", "OpenAIGPTLMHeadModel", {"n_embd": 12, "n_head": 3, "n_layer": 2}),
+    "gpt2": ("GPT2", "GPT2LMHeadModel", {"n_embd": 12, "n_head": 3, "n_layer": 2}),
+    "gpt3": (
+        "GPTNeo",
+        "GPTNeoForCausalLM",
+        {
+            "hidden_size": 12,
+            "num_heads": 3,
+            "num_layers": 2,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 3,
+            "max_position_embeddings": 64,
+        },
+    ),
+    "llama": (
+        "Llama",
+        "LlamaForCausalLM",
+        {
+            "hidden_size": 24,
+            "intermediate_size": 20,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 2,
+        },
+    ),
+    "mistral": (
+        "Mistral",
+        "MistralForCausalLM",
+        {
+            "hidden_size": 24,
+            "intermediate_size": 20,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "num_hidden_layers": 2,
+            "sliding_window": 4,
+        },
+    ),
+}
+ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bart": (
+        "Bart",
+        "BartForConditionalGeneration",
+        {
+            "d_model": 12,
+            "encoder_attention_heads": 3,
+            "decoder_attention_heads": 3,
+            "encoder_layers": 2,
+            "decoder_layers": 1,
+            "encoder_ffn_dim": 16,
+            "decoder_ffn_dim": 16,
+            "max_position_embeddings": 64,
+            "decoder_start_token_id": 1,
+            "forced_eos_token_id": 1,
+        },
+    ),
+    "marian": (
+        "Marian",
+        "MarianMTModel",
+        {
+            "d_model": 12,
+            "encoder_attention_heads": 3,
+            "decoder_attention_heads": 3,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "encoder_ffn_dim": 16,
+            "decoder_ffn_dim": 16,
+            "max_position_embeddings": 64,
+            "decoder_start_token_id": 0,
+            "forced_eos_token_id": 1,
+        },
+    ),
+    "t5": (
+        "T5",
+        "T5ForConditionalGeneration",
+        {
+            "d_model": 12,
+            "d_kv": 5,
+            "d_ff": 16,
+            "num_heads": 3,
+            "num_layers": 2,
+            "decoder_start_token_id": 0,
+        },
+    ),
+}
+NEW = 9
+ENDS = [1, 5, 11, 17, 23]  # several, so that outputs of random weights do end
+
+
+def made(name: str, seed: int) -> Any:
+    """A random model of transformers whose outputs differ, and end now and then."""
+    config, model_class, keys = (DECODERS | ENCODER_DECODERS)[name]
+    model = random_hf(
+        getattr(transformers, model_class),
+        getattr(transformers, f"{config}Config")(**SMALL | keys),
+        seed,
+    )
+    with torch.no_grad():
+        # At these sizes most logits are nearly equal: sharper ones leave no ties to rounding.
+        model.get_input_embeddings().weight.mul_(2)
+    model.generation_config.eos_token_id = ENDS
+    return model
+
+
+def trimmed(ids: list[int]) -> list[int]:
+    """Up to and with the first end mark."""
+    ends = [place for place, token in enumerate(ids) if token in ENDS]
+    return ids[: ends[0] + 1] if ends else ids
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"beam_size": 2},
+    {"beam_size": 4, "length_penalty": 0.6},
+    {"beam_size": 3, "num_return": 3, "length_penalty": 2.0},
+]
+
+
+def theirs_of(options: dict[str, Any]) -> dict[str, Any]:
+    names = {"beam_size": "num_beams", "num_return": "num_return_sequences"}
+    return {names.get(key, key): value for key, value in options.items()}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_decoders_write_the_same_from_unequal_prompts(name: str, tmp_path: Path) -> None:
+    finished = 0
+    for seed in range(3):
+        model = made(name, seed)
+        model.save_pretrained(tmp_path / f"hf{seed}")
+        ours = import_hf(tmp_path / f"hf{seed}", tmp_path / f"ours{seed}")
+        prompts = random_rows(VOCAB, [4, 7, 1], seed, low=3)
+        for options in OPTIONS:
+            found = ours.generations(
+                [row.tolist() for row in prompts], max_new_tokens=NEW, **options
+            )
+            for prompt, outputs in zip(prompts, found, strict=True):
+                # One at a time: GPT's and GPT-Neo's positions over there are moved by left padding.
+                expected = model.generate(
+                    prompt[None],
+                    attention_mask=torch.ones_like(prompt[None]),
+                    max_new_tokens=NEW,
+                    do_sample=False,
+                    **theirs_of(options),
+                )
+                expected_ids = [trimmed(row[len(prompt) :].tolist()) for row in expected]
+                assert [output.ids for output in outputs] == expected_ids, (seed, options)
+                finished += sum(ids[-1] in ENDS for ids in expected_ids)
+    assert finished, "no output ended: the test would not see a wrong ending"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+@torch.no_grad()
+def test_decoders_write_the_same_from_a_padded_batch(name: str, tmp_path: Path) -> None:
+    model = made(name, 1)
+    model.save_pretrained(tmp_path / "hf")
+    ours = import_hf(tmp_path / "hf", tmp_path / "ours")
+    prompts = random_rows(VOCAB, [4, 7, 1, 5], 3, low=3)
+    ids, _, mask = padded(prompts, "left")
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    found = ours.generate([row.tolist() for row in prompts], max_new_tokens=NEW)
+    assert found == [trimmed(row[ids.size(1) :].tolist()) for row in expected]
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+@torch.no_grad()
+def test_encoder_decoders_write_the_same(name: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        model = made(name, seed)
+        model.save_pretrained(tmp_path / f"hf{seed}")
+        ours = import_hf(tmp_path / f"hf{seed}", tmp_path / f"ours{seed}")
+        sources = random_rows(VOCAB, [4, 7, 1], seed, low=3)
+        ids, _, mask = padded(sources, "right")
+        for options in OPTIONS:
+            expected = model.generate(
+                ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **theirs_of(options)
+            )
+            count = options.get("num_return", 1)
+            found = ours.generations(
+                [row.tolist() for row in sources], max_new_tokens=NEW, **options
+            )
+            rows = [trimmed(row[1:].tolist()) for row in expected]
+            expected_rows = [rows[at : at + count] for at in range(0, len(rows), count)]
+            assert [[o.ids for o in outputs] for outputs in found] == expected_rows, (seed, options)

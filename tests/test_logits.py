@@ -1,0 +1,408 @@
+"""Logit rules: transformers' own, exact tables, and laws that hold for each of them."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.generation import (
+    BannedTokens,
+    Context,
+    ForcedTokens,
+    FrequencyPenalty,
+    MinP,
+    NoRepeatNgram,
+    PrefixFunction,
+    PresencePenalty,
+    RepetitionPenalty,
+    Rule,
+    Temperature,
+    TopK,
+    TopP,
+    Typical,
+    apply_rules,
+    sampling_rules,
+)
+
+INF = math.inf
+SIZE = 12
+
+
+def context_of(generated: list[list[int]], prompts: list[list[int]] | None = None) -> Context:
+    rows = torch.tensor(generated, dtype=torch.long).view(len(generated), -1)
+    return Context(prompts or [[] for _ in generated], rows, torch.arange(len(generated)))
+
+
+def log_probs_of(*probabilities: float) -> Tensor:
+    return torch.tensor([probabilities], dtype=torch.float64).log()
+
+
+def left(log_probs: Tensor) -> list[list[int]]:
+    """The ids of each row that may come."""
+    return [[i for i, value in enumerate(row) if value > -INF] for row in log_probs.tolist()]
+
+
+NOTHING = context_of([[]])
+
+
+# --- Parity -------------------------------------------------------------------------------------
+
+rows = st.tuples(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 7))
+
+
+def random_case(case: tuple[int, int, int], prompt: int = 0) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, some of them -inf, and tokens."""
+    seed, n, t = case
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, SIZE, generator=generator, dtype=torch.float64) * 2
+    logits[torch.rand(n, SIZE, generator=generator) < 0.1] = -INF
+    logits[:, 0] = 0.0
+    tokens = torch.randint(5, (n, prompt + t), generator=generator)
+    return logits.log_softmax(dim=1), tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=rows, strength=st.floats(0.05, 0.95))
+def test_cutting_rules_are_those_of_transformers(
+    case: tuple[int, int, int], strength: float
+) -> None:
+    theirs = pytest.importorskip("transformers").generation.logits_process
+    log_probs, tokens = random_case(case)
+    context = context_of(tokens.tolist())
+    pairs = [
+        (Temperature(strength), theirs.TemperatureLogitsWarper(strength)),
+        (TopK(1 + int(strength * 10)), theirs.TopKLogitsWarper(1 + int(strength * 10))),
+        (TopP(strength), theirs.TopPLogitsWarper(strength)),
+        (MinP(strength), theirs.MinPLogitsWarper(strength)),
+        (Typical(strength), theirs.TypicalLogitsWarper(strength)),
+    ]
+    for rule, processor in pairs:
+        kept = log_probs.clone()
+        torch.testing.assert_close(rule(log_probs, context), processor(tokens, log_probs.clone()))
+        assert torch.equal(log_probs, kept)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=rows, prompt=st.integers(1, 4), penalty=st.floats(0.3, 3.0), size=st.integers(1, 4))
+def test_rules_on_tokens_are_those_of_transformers(
+    case: tuple[int, int, int], prompt: int, penalty: float, size: int
+) -> None:
+    theirs = pytest.importorskip("transformers").generation.logits_process
+    log_probs, tokens = random_case(case, prompt)
+    context = context_of(tokens[:, prompt:].tolist(), tokens[:, :prompt].tolist())
+    banned = [[3], [1, 2], [4, 4, 0], [2, 2]]
+    allowed = {0: [1, 5], 1: [0, 2, 3], 2: [7, 0], 3: [11, 10, 0], 4: [4, 0]}
+    pairs = [
+        (RepetitionPenalty(penalty), theirs.RepetitionPenaltyLogitsProcessor(penalty)),
+        (NoRepeatNgram(size, include_prompt=True), theirs.NoRepeatNGramLogitsProcessor(size)),
+        (BannedTokens([3, *banned[1:]]), theirs.NoBadWordsLogitsProcessor(banned)),
+        (
+            PrefixFunction(lambda row, ids: allowed[([*tokens[row, :prompt].tolist(), *ids])[-1]]),
+            theirs.PrefixConstrainedLogitsProcessor(lambda _row, ids: allowed[int(ids[-1])], 1),
+        ),
+    ]
+    for rule, processor in pairs:
+        kept = log_probs.clone()
+        ruled, expected = rule(log_probs, context), processor(tokens, log_probs.clone())
+        # Where nothing allowed is possible theirs makes it certain; ours leaves a dead end.
+        if isinstance(rule, PrefixFunction):
+            alive = ruled.isfinite().any(dim=1)
+            ruled, expected = ruled[alive], expected[alive]
+        torch.testing.assert_close(ruled.double(), expected.double())
+        assert torch.equal(log_probs, kept)
+
+
+def test_repetition_penalty_divides_what_is_above_zero() -> None:
+    theirs = pytest.importorskip("transformers").generation.logits_process
+    logits, tokens = torch.randn(3, SIZE, dtype=torch.float64), torch.tensor([[1], [2], [3]])
+    for penalty in (0.5, 1.7):
+        expected = theirs.RepetitionPenaltyLogitsProcessor(penalty)(tokens, logits)
+        torch.testing.assert_close(
+            RepetitionPenalty(penalty)(logits, context_of(tokens.tolist())), expected
+        )
+
+
+def test_forced_token_is_where_transformers_puts_it() -> None:
+    theirs = pytest.importorskip("transformers").generation.logits_process
+    log_probs, tokens = random_case((3, 2, 1))
+    forced = ForcedTokens({0: 7, 2: 1})
+    first = forced(log_probs, context_of([[], []]))
+    assert left(first) == left(theirs.ForcedBOSTokenLogitsProcessor(7)(tokens, log_probs))
+    assert torch.equal(forced(log_probs, context_of(tokens.tolist())), log_probs)
+
+
+# --- Exact tables -------------------------------------------------------------------------------
+
+
+def test_impl_trap_28_the_token_that_reaches_top_p_stays() -> None:
+    log_probs = log_probs_of(0.125, 0.5, 0.25, 0.125)
+    for p, ids in {
+        1e-9: [1], 0.5: [1], 0.51: [1, 2], 0.75: [1, 2], 0.76: [0, 1, 2], 0.876: [0, 1, 2, 3],
+        1.0: [0, 1, 2, 3],
+    }.items():  # fmt: skip
+        assert left(TopP(p)(log_probs, NOTHING)) == [ids]
+
+
+def test_impl_trap_29_top_k_keeps_exactly_k_of_equals() -> None:
+    log_probs = log_probs_of(0.1, 0.2, 0.2, 0.2, 0.2, 0.1)
+    for k, ids in {1: [1], 2: [1, 2], 4: [1, 2, 3, 4], 5: [0, 1, 2, 3, 4], 9: range(6)}.items():
+        assert left(TopK(k)(log_probs, NOTHING)) == [list(ids)]
+    theirs = pytest.importorskip("transformers").generation.logits_process
+    assert left(theirs.TopKLogitsWarper(2)(None, log_probs)) == [[1, 2, 3, 4]]
+
+
+def test_top_p_one_keeps_the_longest_tail() -> None:
+    log_probs = (torch.arange(50_000) * -0.01).log_softmax(dim=0)[None]
+    assert torch.equal(TopP(1.0)(log_probs, NOTHING), log_probs)
+    assert torch.equal(Typical(1.0)(log_probs, NOTHING), log_probs)
+
+
+def test_min_p_is_a_share_of_the_likeliest() -> None:
+    log_probs = log_probs_of(0.04, 0.5, 0.06, 0.4)
+    assert left(MinP(0.1)(log_probs, NOTHING)) == [[1, 2, 3]]
+    assert left(MinP(1.0)(log_probs, NOTHING)) == [[1]]
+    assert left(MinP(0.0)(log_probs, NOTHING)) == [[0, 1, 2, 3]]
+
+
+def test_typical_passes_over_a_token_that_says_too_little() -> None:
+    """Entropy 1.23 nats: 0.2 (1.61) and 0.6 (0.51) lie 0.38 and 0.72 away from it, 0.05 1.76."""
+    log_probs = log_probs_of(0.6, 0.05, 0.2, 0.05, 0.05, 0.05)
+    assert left(Typical(0.1)(log_probs, NOTHING)) == [[2]]
+    assert left(Typical(0.19)(log_probs, NOTHING)) == [[2]]
+    assert left(Typical(0.3)(log_probs, NOTHING)) == [[0, 2]]
+    assert left(Typical(0.84)(log_probs, NOTHING)) == [[0, 1, 2]]
+
+
+def test_presence_and_frequency_count_new_tokens_alone() -> None:
+    context = context_of([[2, 2, 0], [1, 1, 1]], prompts=[[3, 3], []])
+    log_probs = torch.zeros(2, 4, dtype=torch.float64)
+    present = PresencePenalty(0.25)(log_probs, context)
+    assert present.tolist() == [[-0.25, 0.0, -0.25, 0.0], [0.0, -0.25, 0.0, 0.0]]
+    frequent = FrequencyPenalty(-0.5)(log_probs, context)
+    assert frequent.tolist() == [[0.5, 0.0, 1.0, 0.0], [0.0, 1.5, 0.0, 0.0]]
+
+
+def test_counts_are_exact_in_16_bit_formats() -> None:
+    log_probs = torch.zeros(1, 3, dtype=torch.bfloat16)
+    ruled = FrequencyPenalty(1.0)(log_probs, context_of([[1] * 301]))
+    assert ruled.tolist() == [[0.0, -301.0, 0.0]]
+
+
+def test_prompts_of_different_lengths_count_without_their_padding() -> None:
+    """An id of a filled place must not be taken for the last of the vocabulary."""
+    prompts = [[3, 1, 3], [], [2]]
+    log_probs = torch.full((3, 4), -1.0)
+    context = context_of([[], [], []], prompts)
+    assert RepetitionPenalty(2.0)(log_probs, context).tolist() == [
+        [-1.0, -2.0, -1.0, -2.0], [-1.0] * 4, [-1.0, -1.0, -2.0, -1.0],
+    ]  # fmt: skip
+    for size, ids in {
+        1: [[0, 2], [0, 1, 2, 3], [0, 1, 3]],
+        2: [[0, 2, 3], *[[0, 1, 2, 3]] * 2],
+    }.items():
+        assert left(NoRepeatNgram(size, include_prompt=True)(log_probs, context)) == ids
+        assert left(NoRepeatNgram(size)(log_probs, context)) == [[0, 1, 2, 3]] * 3
+    assert left(BannedTokens([[3, 0], [1, 3, 1], [2, 2]])(log_probs, context)) == [
+        [2, 3], [0, 1, 2, 3], [0, 1, 3],
+    ]  # fmt: skip
+    # A sequence, or an n-gram, may begin in a prompt of any length and end in the new tokens.
+    context = context_of([[0], [0], [0]], [[3, 1, 3], [], [2]])
+    assert left(BannedTokens([[3, 0, 1], [2, 0, 3]])(log_probs, context)) == [
+        [0, 2, 3], [0, 1, 2, 3], [0, 1, 2],
+    ]  # fmt: skip
+    context = context_of([[0, 2], [0, 2], [0, 2]], [[3, 1, 3], [], [2]])
+    assert left(NoRepeatNgram(2, include_prompt=True)(log_probs, context)) == [
+        [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3],
+    ]  # fmt: skip
+
+
+def test_prompt_tokens_outside_the_output_vocabulary_do_nothing() -> None:
+    context = context_of([[1, 9, 1]], prompts=[[50]])
+    log_probs = torch.full((1, 4), -1.0)
+    assert RepetitionPenalty(2.0)(log_probs, context).tolist() == [[-1.0, -2.0, -1.0, -1.0]]
+    assert left(NoRepeatNgram(2, include_prompt=True)(log_probs, context)) == [[0, 1, 2, 3]]
+
+
+def test_forced_token_wins_over_a_ban_and_keeps_its_value() -> None:
+    log_probs = log_probs_of(0.5, 0.3, 0.2)
+    rules = sampling_rules(banned=[1], forced={0: 1, 1: 2}, top_k=1)
+    assert apply_rules(rules, log_probs, NOTHING).tolist() == [[-INF, 0.0, -INF]]
+    ruled = apply_rules(rules, log_probs, context_of([[0]]))
+    assert ruled.tolist() == [[-INF, -INF, math.log(0.2)]]
+    assert left(apply_rules(rules, log_probs, context_of([[0, 0]]))) == [[0]]
+
+
+def test_prefix_function_sees_sentence_and_new_tokens() -> None:
+    seen = []
+
+    def allowed(sentence: int, ids: list[int]) -> list[int]:
+        seen.append((sentence, ids))
+        return [sentence, 3]
+
+    generated, sentence = torch.tensor([[4], [5], [6]]), torch.tensor([1, 1, 0])
+    context = Context([[8], [9]], generated, sentence)
+    assert left(PrefixFunction(allowed)(torch.zeros(3, 4), context)) == [[1, 3], [1, 3], [0, 3]]
+    assert seen == [(1, [4]), (1, [5]), (0, [6])]
+
+
+# --- Composition and laws -----------------------------------------------------------------------
+
+
+def test_sampling_rules_come_in_the_documented_order() -> None:
+    def allowed(_sentence: int, _ids: list[int]) -> list[int]:
+        return [0]
+
+    everything = sampling_rules(
+        typical_p=0.9, min_p=0.1, top_p=0.8, top_k=3, temperature=0.7, forced={1: 2},
+        prefix_function=allowed, banned=[1], no_repeat_ngram_size=2, frequency_penalty=0.2,
+        presence_penalty=0.1, repetition_penalty=1.2,
+    )  # fmt: skip
+    assert everything == [
+        RepetitionPenalty(1.2), PresencePenalty(0.1), FrequencyPenalty(0.2), NoRepeatNgram(2),
+        BannedTokens([1]), PrefixFunction(allowed), ForcedTokens({1: 2}), Temperature(0.7),
+        TopK(3), TopP(0.8), MinP(0.1), Typical(0.9),
+    ]  # fmt: skip
+    assert sampling_rules() == []
+
+
+def test_order_matters_and_cuts_renormalise() -> None:
+    """After the cut to 2 of (.4, .3, .2, .1) the first has 4/7, so a nucleus of .55 is it alone."""
+    log_probs = log_probs_of(0.4, 0.3, 0.2, 0.1)
+    assert left(apply_rules([TopK(2), TopP(0.55)], log_probs, NOTHING)) == [[0]]
+    assert left(apply_rules([TopP(0.55), TopK(2)], log_probs, NOTHING)) == [[0, 1]]
+    # Ten times as hot all are about equal, and a nucleus of .55 needs three of them.
+    hot = [Temperature(10.0), TopP(0.55)]
+    assert left(apply_rules(hot, log_probs, NOTHING)) == [[0, 1, 2]]
+    assert left(apply_rules(hot[::-1], log_probs, NOTHING)) == [[0, 1]]
+
+
+RULES: list[Callable[[float], Rule]] = [
+    lambda x: Temperature(0.1 + x),
+    lambda x: TopK(1 + int(8 * x)),
+    TopP,
+    MinP,
+    Typical,
+    lambda x: RepetitionPenalty(0.5 + x),
+    lambda x: PresencePenalty(x - 0.5),
+    lambda x: FrequencyPenalty(x - 0.5),
+    lambda x: NoRepeatNgram(1 + int(3 * x), include_prompt=x > 0.5),
+    lambda x: BannedTokens([1, [2, 3], [0, int(8 * x)]]),
+    lambda x: ForcedTokens({0: 1, 2: int(8 * x)}),
+    lambda x: PrefixFunction(lambda sentence, ids: [len(ids), sentence, int(8 * x)]),
+]
+
+
+@settings(max_examples=120, deadline=None)
+@given(case=rows, which=st.sampled_from(range(len(RULES))), strength=st.floats(0.01, 0.99))
+def test_a_row_does_not_depend_on_the_others_and_input_stays(
+    case: tuple[int, int, int], which: int, strength: float
+) -> None:
+    rule, (log_probs, tokens) = RULES[which](strength), random_case(case)
+    prompts = [[(3 * i + j) % 6 for j in range(i)] for i in range(len(tokens))]
+    kept, sentence = log_probs.clone(), torch.arange(len(tokens))
+    together = rule(log_probs, Context(prompts, tokens, sentence))
+    assert torch.equal(log_probs, kept)
+    assert together.shape == log_probs.shape
+    assert not together.isnan().any()
+    for row in range(len(tokens)):
+        at = slice(row, row + 1)
+        alone = rule(
+            log_probs[at], Context([prompts[row]], tokens[at], torch.zeros_like(sentence[at]))
+        )
+        if not isinstance(rule, PrefixFunction):  # which may tell sentences apart
+            torch.testing.assert_close(alone, together[at], rtol=0, atol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=rows, strength=st.floats(0.001, 0.999))
+def test_cuts_keep_the_likeliest_and_change_no_value(
+    case: tuple[int, int, int], strength: float
+) -> None:
+    log_probs, _ = random_case(case)
+    context = context_of([[] for _ in log_probs])
+    for rule in (TopK(1 + int(8 * strength)), TopP(strength), MinP(strength), Typical(strength)):
+        ruled = rule(log_probs, context)
+        stays = ruled > -INF
+        assert torch.equal(ruled[stays], log_probs[stays])
+        assert stays.any(dim=1).all()
+        if not isinstance(rule, Typical):
+            kept = stays.gather(1, log_probs.argsort(dim=1, descending=True)).long()
+            assert torch.equal(kept, kept.sort(dim=1, descending=True).values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=rows, p=st.floats(0.01, 0.99))
+def test_top_p_is_the_smallest_set_that_is_enough(case: tuple[int, int, int], p: float) -> None:
+    log_probs, _ = random_case(case)
+    ruled = TopP(p)(log_probs, context_of([[] for _ in log_probs]))
+    for row, kept in zip(log_probs.exp().tolist(), left(ruled), strict=True):
+        probabilities = sorted((row[token] for token in kept), reverse=True)
+        assert sum(probabilities) >= p - 1e-9
+        assert sum(probabilities[:-1]) < p + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(ids=st.lists(st.integers(0, 2), max_size=9), size=st.integers(1, 3))
+def test_no_repeat_forbids_what_would_repeat_and_no_more(ids: list[int], size: int) -> None:
+    ruled = NoRepeatNgram(size)(torch.zeros(1, 3), context_of([ids]))
+
+    def ngrams(tokens: list[int]) -> list[tuple[int, ...]]:
+        return [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+
+    new = [tuple([*ids, token][len(ids) + 1 - size :]) for token in range(3)]
+    expected = [token for token in range(3) if len(ids) + 1 < size or new[token] not in ngrams(ids)]
+    assert left(ruled) == [expected]
+
+
+# --- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: Temperature(0.0), "temperature"),
+        (lambda: Temperature(math.nan), "temperature"),
+        (lambda: Temperature(INF), "temperature"),
+        (lambda: TopK(0), "top_k"),
+        (lambda: TopP(0.0), "top_p"),
+        (lambda: TopP(1.1), "top_p"),
+        (lambda: MinP(-0.1), "min_p"),
+        (lambda: MinP(1.1), "min_p"),
+        (lambda: Typical(0.0), "typical_p"),
+        (lambda: Typical(math.nan), "typical_p"),
+        (lambda: RepetitionPenalty(0.0), "repetition_penalty"),
+        (lambda: RepetitionPenalty(INF), "repetition_penalty"),
+        (lambda: PresencePenalty(math.nan), "presence_penalty"),
+        (lambda: FrequencyPenalty(INF), "frequency_penalty"),
+        (lambda: NoRepeatNgram(0), "no_repeat_ngram_size"),
+        (lambda: sampling_rules(no_repeat_ngram_size=-1), "no_repeat_ngram_size"),
+        (lambda: BannedTokens([[]]), "empty"),
+        (lambda: BannedTokens([-1]), "no token id"),
+        (lambda: ForcedTokens({-1: 2}), "below 0"),
+        (lambda: ForcedTokens({1: -2}), "below 0"),
+    ],
+)
+def test_bad_settings(build: Callable[[], Rule], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (BannedTokens([[1, 4]]), "outside the vocabulary"),
+        (ForcedTokens({0: 4}), "outside the vocabulary"),
+        (PrefixFunction(lambda _sentence, _ids: []), "allows nothing for sentence 0"),
+        (PrefixFunction(lambda _sentence, _ids: [4]), "outside the vocabulary"),
+        (PrefixFunction(lambda _sentence, _ids: [-1]), "no token id"),
+        (lambda log_probs, _: log_probs[:, :2], "must keep"),
+    ],
+)
+def test_bad_use(rule: Rule, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        apply_rules([rule], torch.zeros(1, 4), NOTHING)

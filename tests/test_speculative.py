@@ -1,0 +1,721 @@
+"""Speculative decoding over tables: the target's own greedy output and its own distribution."""
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.generation import greedy_search
+from heedful.generation.logits import (
+    Context,
+    ForcedTokens,
+    NoRepeatNgram,
+    RepetitionPenalty,
+    Rule,
+    Temperature,
+    TopK,
+    TopP,
+)
+from heedful.generation.sampling import StopFunction, sample
+from heedful.generation.speculative import (
+    Draft,
+    DraftModel,
+    PromptLookup,
+    Proposal,
+    Scorer,
+    SpeculativeResult,
+    draw,
+    speculative_decode,
+    verify,
+)
+
+INF = math.inf
+BELOW_1 = math.nextafter(1.0, 0.0)  # the largest number that a generator gives
+Rows = Callable[[tuple[int, ...]], Tensor]  # log-probabilities after everything so far
+
+
+def random_rows(seed: int, size: int, order: int | None, holes: float = 0.0) -> Rows:
+    """A random distribution for each of the last `order` tokens; for each whole prefix if None."""
+    memory: dict[tuple[int, ...], Tensor] = {}
+
+    def rows(ids: tuple[int, ...]) -> Tensor:
+        key = ids if order is None else ids[-order:]
+        if key not in memory:
+            generator = torch.Generator().manual_seed(hash((seed, size, key)) % 2**40)
+            logits = torch.randn(size, generator=generator, dtype=torch.float64) * 2
+            keep = torch.rand(size, generator=generator) >= holes
+            keep[int(torch.randint(size, (1,), generator=generator))] = True
+            memory[key] = logits.masked_fill(~keep, -INF).log_softmax(0)
+        return memory[key]
+
+    return rows
+
+
+def noisy(rows: Rows, seed: int, amount: float) -> Rows:
+    """A draft that is right more or less."""
+    noise = random_rows(seed, len(rows((0,))), 1)
+    return lambda ids: (rows(ids) + amount * noise(ids)).log_softmax(0)
+
+
+class Table:
+    """A scorer that knows what it holds, refuses what is out of order, and keeps a record."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.held: list[int] = []
+        self.fed: list[int] = []  # how many tokens at each call
+        self.rewound: list[int] = []  # how many tokens forgotten at each call, where any were
+        self.most = 0
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        assert tokens.dtype == torch.int64
+        assert len(tokens) >= 1
+        start = len(self.held)
+        self.held += tokens.tolist()
+        self.fed.append(len(tokens))
+        self.most = max(self.most, len(self.held))
+        assert sum(self.fed) - sum(self.rewound) == len(self.held)
+        return torch.stack(
+            [self.rows(tuple(self.held[: end + 1])) for end in range(start, self.end)]
+        )
+
+    @property
+    def end(self) -> int:
+        return len(self.held)
+
+    def rewind(self, length: int) -> None:
+        assert 0 <= length <= len(self.held)
+        if length < len(self.held):
+            self.rewound.append(len(self.held) - length)
+        del self.held[length:]
+
+
+class Avoid:
+    """A rule that looks at all of its context: a token that depends on it becomes less likely."""
+
+    def __call__(self, log_probs: Tensor, context: Context) -> Tensor:
+        assert context.sentence.tolist() == [0]
+        assert len(context.prompts) == len(context.generated) == 1
+        history = context.prompts[0] + context.generated[0].tolist()
+        token = (sum(history) + len(history)) % log_probs.shape[1]
+        log_probs = log_probs.clone()
+        log_probs[:, token] -= 1.5
+        return log_probs
+
+
+class NoEosBefore:
+    def __init__(self, length: int, eos_id: int) -> None:
+        self.length, self.eos_id = length, eos_id
+
+    def __call__(self, log_probs: Tensor, context: Context) -> Tensor:
+        if context.generated.shape[1] + 1 < self.length:
+            log_probs = log_probs.clone()
+            log_probs[:, self.eos_id] = -INF
+        return log_probs
+
+
+def normalise(log_probs: Tensor, _: Context) -> Tensor:
+    """NaN where a rule before left nothing."""
+    return log_probs.log_softmax(dim=1)
+
+
+def ruled(rows: Rows, rules: Sequence[Rule], prompt: list[int], ids: list[int]) -> Tensor:
+    row = rows(tuple(prompt + ids))[None]
+    for rule in rules:
+        generated = torch.tensor([ids], dtype=torch.long)
+        row = rule(row, Context([prompt], generated, torch.zeros(1, dtype=torch.long)))
+    return row[0]
+
+
+def plain_greedy(
+    rows: Rows,
+    prompt: list[int],
+    eos_ids: Sequence[int],
+    longest: int,
+    rules: Sequence[Rule] = (),
+    stop: StopFunction | None = None,
+) -> tuple[list[int], bool, list[float]]:
+    ids: list[int] = []
+    parts: list[float] = []
+    while len(ids) < longest:
+        row = ruled(rows, rules, prompt, ids).tolist()
+        if max(row) == -INF:
+            break
+        parts.append(rows(tuple(prompt + ids))[row.index(max(row))].item())
+        ids.append(row.index(max(row)))
+        if ids[-1] in eos_ids or (stop is not None and stop(0, ids)):
+            return ids, True, parts
+    return ids, False, parts
+
+
+def every_outcome(
+    rows: Rows, prompt: list[int], eos_ids: Sequence[int], longest: int, rules: Sequence[Rule]
+) -> dict[tuple[int, ...], float]:
+    """The probability of each output under plain sampling."""
+    outcomes: dict[tuple[int, ...], float] = {}
+    open_: dict[tuple[int, ...], float] = {(): 1.0}
+    while open_:
+        ids, before = open_.popitem()
+        probs = ruled(rows, rules, prompt, list(ids)).softmax(0)
+        for token, prob in enumerate(probs.tolist()):
+            longer = (*ids, token)
+            ended = token in eos_ids or len(longer) == longest
+            (outcomes if ended else open_)[longer] = before * prob
+    return {ids: prob for ids, prob in outcomes.items() if prob}
+
+
+def p_value(counts: Counter[tuple[int, ...]], probs: dict[tuple[int, ...], float]) -> float:
+    """Of Pearson's chi-square test, outcomes put together into bins expected 5 times or more."""
+    total = counts.total()
+    assert set(counts) <= set(probs), "an outcome of probability 0"
+    bins, seen, expected = 0, 0.0, 0.0
+    statistic, left = 0.0, float(total)
+    for ids in sorted(probs, key=lambda ids: probs[ids]):
+        seen += counts[ids]
+        expected += probs[ids] * total
+        if expected >= 5 and (left - expected >= 5 or left - expected < 1e-6):
+            statistic += (seen - expected) ** 2 / expected
+            left -= expected
+            bins, seen, expected = bins + 1, 0.0, 0.0
+    assert bins > 3
+    assert left < 1e-6
+    half = torch.tensor([(bins - 1) / 2, statistic / 2], dtype=torch.float64)
+    return torch.special.gammaincc(half[0], half[1]).item()
+
+
+def check_laws(
+    result: SpeculativeResult, target: Table, prompt: list[int], longest: int, num_draft: int
+) -> None:
+    assert len(target.fed) == result.num_target_calls
+    assert 0 <= result.num_accepted <= result.num_proposed
+    own = len(result.ids) - result.num_accepted
+    assert result.num_target_calls - 1 <= own <= result.num_target_calls
+    assert target.fed[0] == len(prompt)
+    assert all(count <= num_draft + 1 for count in target.fed[1:])
+    assert sum(count - 1 for count in target.fed[1:]) == result.num_proposed
+    assert target.most <= len(prompt) + longest - 1
+    assert result.log_prob == pytest.approx(sum(result.token_log_probs))
+
+
+# --- Greedy -------------------------------------------------------------------------------------
+
+
+RULES: list[list[Rule]] = [
+    [],
+    [Temperature(0.7), TopK(2)],
+    [RepetitionPenalty(1.5), NoRepeatNgram(2), TopP(0.8)],
+    [Avoid(), NoEosBefore(5, 0), normalise],
+    [ForcedTokens({2: 1, 3: 3}), Avoid()],
+]
+
+
+@pytest.mark.parametrize("rules", range(len(RULES)))
+@pytest.mark.parametrize("order", [1, 2, None])
+def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
+    """Hundreds of random cases: every draft, rules, EOS, lengths, holes in the table."""
+    chance = random.Random(rules * 10 + (order or 0))
+    accepted = rejected = finished = 0
+    for case in range(40):
+        size, longest, num_draft = chance.randint(4, 7), chance.randint(1, 14), chance.randint(1, 5)
+        holes = chance.choice([0.0, 0.4]) if normalise not in RULES[rules] else 0.0
+        rows = random_rows(case, size, order, holes)
+        prompt = [chance.randrange(size) for _ in range(chance.randint(1, 6))]
+        eos_ids = chance.choice([0, [0, 2], [size - 1]])
+        target, small = Table(rows), Table(noisy(rows, case + 1, chance.choice([0.0, 0.3, 1.0])))
+        draft = chance.choice([DraftModel(small), PromptLookup(chance.randint(1, 3))])
+        runs: list[list[int]] = []
+        result = speculative_decode(
+            target,
+            draft,
+            prompt,
+            eos_id=eos_ids,
+            max_new_tokens=longest,
+            num_draft_tokens=num_draft,
+            rules=RULES[rules],
+            on_tokens=runs.append,
+        )
+        ends_with = [eos_ids] if isinstance(eos_ids, int) else eos_ids
+        ids, ends, parts = plain_greedy(rows, prompt, ends_with, longest, RULES[rules])
+        assert (result.ids, result.finished) == (ids, ends)
+        assert result.token_log_probs == parts
+        assert list(itertools.chain(*runs)) == ids
+        assert all(runs)
+        check_laws(result, target, prompt, longest, num_draft)
+        assert small.most <= max(0, len(prompt) + longest - 2)
+        accepted += result.num_accepted
+        rejected += len(target.rewound)
+        finished += ends
+    assert accepted > 10
+    assert rejected > 5
+    assert finished > 5
+
+
+def test_greedy_is_that_of_sampling_and_of_search() -> None:
+    """Parity with what this package has for batches, which shares no loop with this one."""
+    for case in range(40):
+        rows = random_rows(case, 6, None)
+        prompt, rules = [1, case % 6], RULES[case % len(RULES)]
+
+        def next_log_probs(prefixes: Tensor, rows: Rows = rows) -> Tensor:
+            return torch.stack([rows(tuple(ids)) for ids in prefixes.tolist()])
+
+        [expected] = sample(
+            next_log_probs,
+            [prompt],
+            rules=rules,
+            eos_id=0,
+            max_new_tokens=9,
+            seeds=None,
+            prompts=[prompt],
+        )
+        draft = DraftModel(Table(noisy(rows, case, 0.5)))
+        result = speculative_decode(
+            Table(rows), draft, prompt, eos_id=0, max_new_tokens=9, rules=rules
+        )
+        assert (result.ids, result.finished) == (expected.ids, expected.finished)
+        assert result.token_log_probs == pytest.approx(expected.token_log_probs)
+        assert result.log_prob == pytest.approx(expected.log_prob)
+        if not rules:
+            [[found]] = greedy_search(next_log_probs, [prompt], eos_id=0, max_new_tokens=9)
+            assert (result.ids, result.finished) == (found.ids, found.finished)
+
+
+def test_equal_log_probs_take_the_lower_id() -> None:
+    rows: Rows = lambda ids: torch.tensor([0.0, 0.5, 0.5]).log()  # noqa: E731
+    draft = DraftModel(Table(rows))
+    result = speculative_decode(Table(rows), draft, [2], eos_id=0, max_new_tokens=4)
+    assert result.ids == [1, 1, 1, 1]
+
+
+def chain(ids: tuple[int, ...]) -> Tensor:
+    """1 2 3 4 0 1 2 ...: each token is followed by the next, modulo 5; 5 is unlikely."""
+    probs = torch.full((6,), 0.02, dtype=torch.float64)
+    probs[(ids[-1] + 1) % 5] = 0.9
+    return probs.log()
+
+
+def test_eos_inside_an_accepted_run_ends_it() -> None:
+    target, runs = Table(chain), []
+    result = speculative_decode(
+        target,
+        DraftModel(Table(chain)),
+        [1],
+        eos_id=0,
+        max_new_tokens=20,
+        num_draft_tokens=7,
+        on_tokens=runs.append,
+    )
+    assert (result.ids, result.finished) == ([2, 3, 4, 0], True)
+    assert runs == [[2], [3, 4, 0]]
+    assert (result.num_target_calls, result.num_proposed, result.num_accepted) == (2, 3, 3)
+
+
+@pytest.mark.parametrize("longest", range(1, 12))
+@pytest.mark.parametrize("num_draft", [1, 2, 4])
+def test_target_calls_with_a_perfect_draft(longest: int, num_draft: int) -> None:
+    target = Table(chain)
+    result = speculative_decode(
+        target,
+        DraftModel(Table(chain)),
+        [3, 1],
+        eos_id=5,
+        max_new_tokens=longest,
+        num_draft_tokens=num_draft,
+    )
+    assert len(result.ids) == longest
+    assert not result.finished
+    assert result.num_target_calls == 1 + math.ceil((longest - 1) / (num_draft + 1))
+    assert result.num_accepted == result.num_proposed
+    assert target.rewound == []
+
+
+def test_target_calls_with_a_draft_that_is_never_right() -> None:
+    target, small = Table(chain), Table(lambda ids: chain((*ids[:-1], ids[-1] + 1)))
+    result = speculative_decode(
+        target, DraftModel(small), [1], eos_id=5, max_new_tokens=9, num_draft_tokens=3
+    )
+    assert result.ids == [2, 3, 4, 0, 1, 2, 3, 4, 0]
+    assert (result.num_target_calls, result.num_accepted) == (9, 0)
+    # All proposals go after each call; the last round has no room to propose.
+    assert target.rewound == [3, 3, 3, 3, 3, 2, 1]
+    assert target.fed == [1, 4, 4, 4, 4, 4, 3, 2, 1]
+    # The last proposal of a round is never fed to the draft, so it has one less to forget.
+    assert small.rewound == [2, 2, 2, 2, 2, 1]
+    assert small.fed == [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_stop_is_asked_after_each_token_of_a_run() -> None:
+    for case in range(40):
+        rows = random_rows(case, 5, 2)
+        stop: StopFunction = lambda _, ids: ids[-2:] in ([1, 2], [3, 4], [2, 2])  # noqa: E731
+        for draft in (DraftModel(Table(noisy(rows, case, 0.3))), PromptLookup()):
+            result = speculative_decode(
+                Table(rows), draft, [1, 2, 3], eos_id=0, max_new_tokens=12, stop=stop
+            )
+            expected = plain_greedy(rows, [1, 2, 3], [0], 12, stop=stop)
+            assert (result.ids, result.finished, result.token_log_probs) == expected
+    result = speculative_decode(
+        Table(chain),
+        DraftModel(Table(chain)),
+        [1],
+        eos_id=0,
+        max_new_tokens=20,
+        stop=lambda _, ids: ids[-1] == 3,
+    )
+    assert (result.ids, result.finished) == ([2, 3], True)
+    assert (result.num_proposed, result.num_accepted) == (3, 1)
+
+
+def test_a_dead_end_is_cut_off() -> None:
+    def third_forbidden(log_probs: Tensor, context: Context) -> Tensor:
+        return log_probs - INF if context.generated.shape[1] == 2 else log_probs
+
+    for draft in (DraftModel(Table(chain)), PromptLookup()):
+        runs: list[list[int]] = []
+        result = speculative_decode(
+            Table(chain),
+            draft,
+            [1, 2, 3, 4, 0, 1],
+            eos_id=0,
+            max_new_tokens=9,
+            rules=[third_forbidden],
+            on_tokens=runs.append,
+        )
+        assert (result.ids, result.finished) == ([2, 3], False)
+        assert list(itertools.chain(*runs)) == [2, 3]
+
+
+def test_nothing_may_come_at_all() -> None:
+    runs: list[list[int]] = []
+    result = speculative_decode(
+        Table(chain),
+        PromptLookup(),
+        [1],
+        eos_id=0,
+        max_new_tokens=9,
+        rules=[lambda log_probs, _: log_probs - INF],
+        on_tokens=runs.append,
+    )
+    assert (result.ids, result.finished, result.log_prob, runs) == ([], False, 0.0, [])
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_a_draft_whose_token_is_forbidden_proposes_nothing(seed: int | None) -> None:
+    def not_3(log_probs: Tensor, _: Context) -> Tensor:
+        return log_probs.index_fill(1, torch.tensor([3]), -INF)
+
+    for rules in ([not_3], [not_3, normalise]):
+        result = speculative_decode(
+            Table(lambda ids: torch.tensor([0.02, 0.02, 0.9, 0.06]).log()),
+            PromptLookup(1),
+            [2, 3],
+            eos_id=0,
+            max_new_tokens=2,
+            rules=rules,
+            seed=seed,
+        )
+        assert result.ids == [2, 2]  # after the first 2 the lookup says 3
+        assert (result.num_target_calls, result.num_proposed) == (2, 0)
+
+
+def test_what_a_rule_remembers_of_the_draft_stays_with_the_draft() -> None:
+    """Draft and target may differ in device and precision."""
+
+    def remembering(log_probs: Tensor, context: Context) -> Tensor:
+        first = context.memory.setdefault("first", log_probs)
+        assert first.dtype == log_probs.dtype
+        return log_probs
+
+    draft = DraftModel(Table(lambda ids: chain(ids).float()))
+    result = speculative_decode(
+        Table(chain), draft, [1], eos_id=0, max_new_tokens=9, rules=[remembering]
+    )
+    assert (result.ids, result.num_accepted) == ([2, 3, 4, 0], 3)
+
+
+def test_scorers_may_have_been_used_before() -> None:
+    """The target in any way, before and between; the draft's before it became one."""
+    rows = random_rows(3, 6, None)
+    target, small = Table(rows), Table(rows)
+    small.feed(torch.tensor([3, 3]))
+    draft = DraftModel(small)
+    for prompt in ([1, 2], [1, 4], [5], [1, 2]):
+        target.feed(torch.tensor([4, 4, 4]))
+        rules = [NoEosBefore(4, 0)]
+        result = speculative_decode(target, draft, prompt, eos_id=0, max_new_tokens=9, rules=rules)
+        assert result.ids == plain_greedy(rows, prompt, [0], 9, rules)[0]
+        assert result.num_accepted == result.num_proposed
+        for table in (target, small):
+            assert table.held == (prompt + result.ids)[: table.end]
+
+
+# --- Sampling -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """For runs by the thousand, whose shapes the other tests check: they would take most of it."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+SAMPLED_RULES: dict[str, list[Rule]] = {
+    "no rules": [],
+    "rules": [Avoid(), Temperature(1.3), TopK(3), NoEosBefore(2, 0)],
+}
+NUM_SAMPLES = 500
+PROMPT = [1, 2, 3, 1, 2, 3, 1]
+TARGET = random_rows(5, 4, None)
+TARGET_ORDER_2 = random_rows(8, 4, 2)
+SPARSE = random_rows(9, 4, 1, holes=0.5)
+
+
+def draft_named(name: str, rows: Rows) -> Draft:
+    drafts: dict[str, Callable[[], Draft]] = {
+        "identical": lambda: DraftModel(Table(rows)),
+        "close": lambda: DraftModel(Table(noisy(rows, 3, 0.4))),
+        "bad": lambda: DraftModel(Table(random_rows(77, 4, 1))),
+        "sparse": lambda: DraftModel(Table(SPARSE)),
+        "lookup": lambda: PromptLookup(2),
+    }
+    return drafts[name]()
+
+
+def samples(
+    rows: Rows, draft: str, rules: Sequence[Rule], number: int
+) -> tuple[Counter[tuple[int, ...]], int, int]:
+    counts: Counter[tuple[int, ...]] = Counter()
+    proposed = accepted = 0
+    for seed in range(number):
+        result = speculative_decode(
+            Table(rows),
+            draft_named(draft, rows),
+            PROMPT,
+            eos_id=0,
+            max_new_tokens=4,
+            num_draft_tokens=2,
+            rules=rules,
+            seed=seed,
+        )
+        counts[tuple(result.ids)] += 1
+        proposed += result.num_proposed
+        accepted += result.num_accepted
+    return counts, proposed, accepted
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("rules", SAMPLED_RULES)
+@pytest.mark.parametrize("draft", ["identical", "close", "bad", "sparse", "lookup"])
+def test_samples_follow_the_target(draft: str, rules: str) -> None:
+    """Chi-square over every possible output of at most 4 tokens."""
+    rows = TARGET if rules == "rules" else TARGET_ORDER_2
+    counts, proposed, accepted = samples(rows, draft, SAMPLED_RULES[rules], NUM_SAMPLES)
+    assert p_value(counts, every_outcome(rows, PROMPT, [0], 4, SAMPLED_RULES[rules])) > 1e-4
+    assert proposed > NUM_SAMPLES / 2
+    if draft == "identical":
+        assert accepted == proposed
+    else:
+        assert 0 < accepted < proposed
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_chi_square_tells_another_target_apart() -> None:
+    """The test above can fail: these samples are not those of the target."""
+    counts, _, _ = samples(TARGET_ORDER_2, "close", [], NUM_SAMPLES)
+    other = noisy(TARGET_ORDER_2, 3, 0.4)
+    assert p_value(counts, every_outcome(other, PROMPT, [0], 4, [])) < 1e-6
+
+
+distributions = st.integers(2, 6).flatmap(
+    lambda size: st.tuples(
+        *[st.lists(st.integers(0, 9), min_size=size, max_size=size).filter(any) for _ in range(2)]
+    )
+)
+
+
+@given(weights=distributions)
+@pytest.mark.usefixtures("unchecked_shapes")
+@settings(max_examples=30, deadline=None)
+def test_verify_gives_the_targets_distribution_exactly(
+    weights: tuple[list[int], list[int]],
+) -> None:
+    """Summed over what may be proposed and over a fine grid of both random numbers."""
+    p, q = (torch.tensor(some, dtype=torch.float64) / sum(some) for some in weights)
+    grid = [(i + 0.5) / 200 for i in range(200)]
+    given_ = torch.zeros_like(p)
+    for token in range(len(q)):
+        if not q[token]:
+            continue
+        proposal = Proposal(token, q)
+        accepted = 0
+        for number in grid:
+            numbers = iter([number, 0.5])
+            accepted += verify(proposal, p, lambda numbers=numbers: next(numbers))[1]
+        given_[token] += q[token] * accepted / len(grid)
+        if accepted < len(grid):
+            drawn = Counter(
+                verify(proposal, p, iter([BELOW_1, number]).__next__)[0] for number in grid
+            )
+            for other, count in drawn.items():
+                rejected = 1 - accepted / len(grid)
+                given_[other] += q[token] * rejected * count / len(grid)
+    assert torch.allclose(given_, p, atol=0.02)
+
+
+def test_verify_where_p_and_q_differ_by_rounding_alone() -> None:
+    p = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    q = torch.tensor([math.nextafter(0.5, 1), 0.5], dtype=torch.float64)
+    assert verify(Proposal(0, q), p, iter([BELOW_1, 0.9]).__next__) == (1, False)
+
+
+@pytest.mark.parametrize("number", [0.0, 0.3, 0.5, BELOW_1])
+def test_draw_gives_no_token_of_weight_0(number: float) -> None:
+    weights = torch.tensor([0.0, 0.1, 0.0, 0.1, 0.0], dtype=torch.float64)
+    assert draw(weights, number) == (1 if number < 0.5 else 3)
+
+
+def test_a_seed_repeats_its_sample() -> None:
+    def run(seed: int) -> SpeculativeResult:
+        draft = draft_named("close", TARGET)
+        return speculative_decode(
+            Table(TARGET),
+            draft,
+            PROMPT,
+            eos_id=3,
+            max_new_tokens=12,
+            rules=[NoEosBefore(12, 3)],
+            seed=seed,
+        )
+
+    assert run(1) == run(1)
+    assert len({tuple(run(seed).ids) for seed in range(10)}) > 5
+    for seed in range(10):
+        ids = run(seed).ids
+        parts = [TARGET(tuple(PROMPT + ids[:i]))[token].item() for i, token in enumerate(ids)]
+        assert run(seed).token_log_probs == parts
+
+
+# --- Drafts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "token"),
+    [
+        ([], None),
+        ([1], None),
+        ([1, 2], None),
+        ([1, 1], 1),
+        ([1, 2, 3, 1], 2),
+        ([1, 2, 1, 3, 1], 3),  # of equals the latest
+        ([1, 2, 9, 5, 2, 8, 1, 2], 9),  # the longer match wins over the later
+        ([7, 1, 2, 9, 5, 1, 2, 8, 7, 1, 2], 9),
+        ([6, 7, 1, 2, 9, 5, 7, 1, 2, 8, 6, 7, 1, 2], 8),  # beyond three tokens none is longer
+    ],
+)
+def test_prompt_lookup(ids: list[int], token: int | None) -> None:
+    lookup = PromptLookup(max_ngram=3)
+    assert lookup.follower(ids) == token
+    log_probs = lookup.next_log_probs(ids, 10)
+    if token is None:
+        assert log_probs is None
+    else:
+        assert log_probs is not None
+        assert log_probs.exp().tolist() == [float(i == token) for i in range(10)]
+
+
+def test_prompt_lookup_looks_at_no_more_than_max_ngram() -> None:
+    ids = [2, 0, 1, 9, 0, 1, 8, 2, 0, 1]
+    assert [PromptLookup(size).follower(ids) for size in (1, 2, 3)] == [8, 8, 9]
+
+
+@given(
+    ids=st.lists(st.integers(0, 2), max_size=12),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)).map(sorted),
+)
+def test_prompt_lookup_finds_the_longest_ngram(ids: list[int], sizes: list[int]) -> None:
+    expected = None
+    for size in range(sizes[1], sizes[0] - 1, -1):
+        found = [i for i in range(len(ids) - size) if ids[i : i + size] == ids[-size:]]
+        if found and expected is None:
+            expected = ids[found[-1] + size]
+    assert PromptLookup(sizes[1], sizes[0]).follower(ids) == expected
+
+
+def test_lookup_copies_from_the_prompt_in_one_call() -> None:
+    target = Table(chain)
+    prompt = [1, 2, 3, 4, 0, 1]
+    result = speculative_decode(
+        target, PromptLookup(), prompt, eos_id=5, max_new_tokens=11, num_draft_tokens=10
+    )
+    assert result.ids == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
+    assert (result.num_target_calls, result.num_accepted) == (2, 9)
+
+
+def test_drafts_and_scorers_are_told_by_their_methods() -> None:
+    assert isinstance(Table(chain), Scorer)
+    assert isinstance(DraftModel(Table(chain)), Draft)
+    assert isinstance(PromptLookup(), Draft)
+
+
+# --- What users get wrong -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [1, -2]}, "holds -2"),
+        ({"prompt": [6, 1]}, "token id 6 .* outside the vocabulary"),
+        ({"eos_id": 6}, "token id 6 .* outside the vocabulary"),
+        ({"eos_id": [0, -1]}, "eos_id must be a token id"),
+        ({"eos_id": []}, "eos_id must be a token id"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens must be at least 1, not 0"),
+        ({"seed": -1}, "seed must be 0 or more, not -1"),
+        ({"target": Table(lambda ids: chain(ids) + 1)}, "the target gave .* log_softmax"),
+        ({"target": Table(lambda ids: chain(ids) * math.nan)}, "the target gave NaN"),
+        ({"draft": DraftModel(Table(lambda ids: chain(ids) * math.nan))}, "the draft gave NaN"),
+        ({"draft": DraftModel(Table(lambda ids: chain(ids)[1:]))}, "5 tokens .* one of 6"),
+        ({"rules": [lambda log_probs, _: log_probs * math.nan]}, "a rule gave NaN at step 1"),
+        ({"rules": [lambda log_probs, _: log_probs[:, 1:]]}, "it must keep"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_mistakes_are_told(changes: dict[str, object], message: str) -> None:
+    arguments = {
+        "target": Table(chain),
+        "draft": DraftModel(Table(chain)),
+        "prompt": [1],
+        "eos_id": 0,
+        "max_new_tokens": 3,
+    } | changes
+    with pytest.raises(UserError, match=message):
+        speculative_decode(**arguments)
+
+
+class Flat(Table):
+    """A scorer that gives the last row alone."""
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        return super().feed(tokens)[-1]
+
+
+def test_a_scorer_of_the_wrong_shape_is_told() -> None:
+    with pytest.raises(UserError, match=r"the target gave shape \(6,\) for 2 tokens"):
+        speculative_decode(Flat(chain), PromptLookup(), [1, 2], eos_id=0, max_new_tokens=3)
+
+
+@pytest.mark.parametrize(("largest", "smallest"), [(0, 0), (2, 3), (2, 0)])
+def test_ngram_sizes_are_checked(largest: int, smallest: int) -> None:
+    with pytest.raises(UserError, match="min_ngram must be from 1"):
+        PromptLookup(largest, smallest)
