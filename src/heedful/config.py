@@ -156,6 +156,14 @@ class Evaluation(_Strict):
     num_samples: int = Field(5, ge=0)
 
 
+class Expectation(_Strict):
+    """Is my run right? The held-out loss that the recipe as it stands has at a step."""
+
+    step: int = Field(ge=1)
+    low: float
+    high: float
+
+
 class Recipe(_Strict):
     """A whole run.
 
@@ -172,6 +180,7 @@ class Recipe(_Strict):
     training: Training = Training()  # type: ignore[call-arg]
     distillation: Distillation = Distillation()  # type: ignore[call-arg]
     evaluation: Evaluation = Evaluation()  # type: ignore[call-arg]
+    expect: list[Expectation] = []
 
     def to_yaml(self) -> str:
         """Every key with its value, defaults included."""

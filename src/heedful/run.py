@@ -33,6 +33,7 @@ from heedful.jobs.job import FinalScores, Job, Say
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Listener, Reason, RunFinished, RunStarted
+from heedful.training.expectations import Expectations
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
@@ -86,7 +87,9 @@ def train(
     with _undone_on_error(out):
         job, trainer, resumed_from = _start(recipe, out, device, resume, say)
         log_step = (resumed_from or 0) if resume else None
-        trainer.listeners = [*listeners, JsonlLog(out / "log.jsonl", resume_step=log_step)]
+        expected = Expectations(recipe.expect, say)
+        log = JsonlLog(out / "log.jsonl", resume_step=log_step)
+        trainer.listeners = [*listeners, log, expected]
         if recipe.training.tensorboard:
             trainer.listeners.append(TensorBoardLog(out / "tensorboard", resume_step=log_step))
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from heedful.bundle import Card, SavedModel
-from heedful.config import Recipe, TokenizerRecipe, nearest
+from heedful.config import RECIPES, Recipe, TokenizerRecipe, nearest
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.parts.losses import LossSum
@@ -21,6 +21,7 @@ from heedful.training.trainer import Evaluation
 Say = Callable[[str], None]
 Found = TypeVar("Found")
 DONE = "prepared.json"
+SHIPPED = "shipped:"
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,15 @@ class Job(ABC):
     Attributes:
         recipe: of the run.
         model: the net with its tokenizers; set once, before the first batch.
+        teacher: the model that it learns from, where it does; no part of what is saved.
         tokenizers: of what goes in and what comes out.
         num_train, num_valid: how many examples there are.
+        say: told in a line what was found or done.
     """
 
     default_model: ClassVar[dict[str, Any]] = {}
     model: Any
+    teacher: Any = None
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class Job(ABC):
         self.recipe = recipe
         self.directory = directory
         self.given = tokenizers
+        self.say = say
         self.tokenizers: tuple[Tokenizer, Tokenizer]
         self.num_train = self.num_valid = 0
         if (directory / DONE).is_file():
@@ -165,8 +170,12 @@ def make_tokenizer(
 
 
 def listed(paths: str | list[str] | None) -> list[Path]:
-    """The files that a recipe names, one or several."""
-    return [Path(path) for path in ([paths] if isinstance(paths, str) else paths or [])]
+    """The files that a recipe names, one or several; `shipped:NAME` comes with heedful."""
+    names = [paths] if isinstance(paths, str) else paths or []
+    return [
+        RECIPES / name.removeprefix(SHIPPED) if name.startswith(SHIPPED) else Path(name)
+        for name in names
+    ]
 
 
 def held_out(count: int, total: int, what: str) -> tuple[np.ndarray, np.ndarray]:
