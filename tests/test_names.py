@@ -342,6 +342,60 @@ def test_an_optional_weight_is_left_as_initialised_with_a_notice() -> None:
     refuses(file, "lacks the tensor base.h.0.k.bias$", names)
 
 
+# --- what is zero over there ----------------------------------------------------------------
+
+ZEROS = replace(
+    NAMES,
+    zeros={
+        "base.h.{i}.o.bias": "layers.{i}.attention.out.weight",
+        "base.h.{i}.ln2.bias": "layers.{i}.norm.weight",
+        "final_bias": "head.bias",
+    },
+)
+
+
+def test_what_the_net_has_nothing_for_is_written_as_zeros() -> None:
+    net = Net(layers=2, heads=4)
+    file = to_hf(net.half(), ZEROS)
+    zeros = {name: file.pop(name) for name in list(file) if name not in by_hand(net)}
+    assert same(file, by_hand(net))
+    sizes = {"base.h.{}.o.bias": WIDTH, "base.h.{}.ln2.bias": WIDTH, "final_bias": VOCAB}
+    expected = {name.format(i): torch.zeros(n).half() for name, n in sizes.items() for i in (0, 1)}
+    assert same(zeros, expected)
+    assert all(tensor.dtype == torch.float16 for tensor in zeros.values())
+    places = [tensor.data_ptr() for tensor in zeros.values()]
+    assert len(set(places)) == len(places)  # a file may hold no two that overlap
+
+
+def test_zeros_may_be_there_with_the_prefix_or_without_or_lack() -> None:
+    net = Net()
+    file = to_hf(net, ZEROS)
+    bare = {name.removeprefix("base."): tensor for name, tensor in file.items()}
+    for held in (file, bare, by_hand(net)):
+        again = Net()
+        assert from_hf(again, held, ZEROS, "file") == []
+        assert same(weights_of(again), weights_of(net))
+    refuses(file, "no place for: base.h.0.ln2.bias", NAMES)
+
+
+@pytest.mark.parametrize("value", [1e-30, -1.0, float("nan")])
+def test_what_should_be_zero_and_is_not_is_refused(value: float) -> None:
+    file = {name: tensor.clone() for name, tensor in to_hf(Net(), ZEROS).items()}
+    file["base.h.1.o.bias"][2] = value
+    refuses(file, r"base\.h\.1\.o\.bias is not zero, but the model has nothing for it", ZEROS)
+
+
+def test_zeros_of_another_shape_are_refused() -> None:
+    file = to_hf(Net(), ZEROS)
+    file["base.h.1.o.bias"] = torch.zeros(WIDTH + 1)
+    refuses(file, r"base\.h\.1\.o\.bias is \(7,\), but should be zeros \(6,\)", ZEROS)
+
+
+def test_zeros_for_what_the_net_lacks_are_ours() -> None:
+    with pytest.raises(AssertionError, match=r"zeros for nowhere\.weight"):
+        to_hf(Net(), replace(NAMES, zeros={"zero": "nowhere.weight"}))
+
+
 # --- mistakes in a map ----------------------------------------------------------------------
 
 

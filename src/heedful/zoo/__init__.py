@@ -6,7 +6,20 @@ from typing import Any
 
 from heedful.errors import UserError
 
-ARCHITECTURES = ("vaswani2017", "gpt2")
+ARCHITECTURES = (
+    "vaswani2017",
+    "gpt2",
+    "bert",
+    "roberta",
+    "distilbert",
+    "bart",
+    "marian",
+    "t5",
+    "llama",
+    "mistral",
+    "gpt",
+    "gpt3",
+)
 
 
 def architecture(name: str) -> Any:

@@ -47,6 +47,11 @@ class Names:
         prefix: of the base model's tensors in `names`; a file of a model without head may lack it.
         aliases: a name over there, and the one in `names` whose tensor it must equal where a file
             holds both (tied weights). A file may hold either; the alias is never written.
+        copies: a name over there, and the one whose tensor is taken for it, with a notice, where a
+            file lacks it (weights that were tied when the file was written).
+        zeros: a name over there that our net has nothing for because it is zero (biases, where it
+            has none), and the weight of ours whose outputs it has as many entries as. Written as
+            zeros; a file may lack it, and what it holds must be exactly zero.
         buffers: tensors that hold no weights (causal masks, position ids): passed over silently.
         unused: weights that our net has no place for: passed over with a notice.
         optional: names of ours that a file may lack: left as initialised, with a notice.
@@ -55,6 +60,8 @@ class Names:
     names: tuple[Name, ...]
     prefix: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    zeros: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
@@ -73,14 +80,21 @@ def from_hf(
         where: what the tensors were read from, for messages.
 
     Raises:
-        UserError: a tensor too many, too few, of a wrong shape or of integers, or two that the net
-            has one parameter for and that differ. The net is then as it was.
+        UserError: a tensor too many, too few, of a wrong shape or of integers, two that the net has
+            one parameter for and that differ, or one that is not zero and the net has nothing for.
+            The net is then as it was.
     """
-    places = _places(net, names)
-    held, notices = _recognise(tensors, _known(places, names), names, where)
+    places, zeros = _places(net, names), _zeros(net, names)
+    held, notices = _recognise(tensors, _known(places, names) | zeros.keys(), names, where)
+    for theirs in sorted(zeros.keys() & held.keys()):
+        _check_zero(theirs, held[theirs], zeros[theirs], where)
     for alias, target in names.aliases.items():
         if alias in held:
             _check_equal(held.setdefault(target, held[alias]), held[alias], alias, target, where)
+    for copy, source in names.copies.items():
+        if copy not in held and source in held:
+            held[copy] = held[source]
+            notices.append(f"{where} lacks {copy}: {source} is taken for it")
     groups, left = _present(places, held, names, where)
     for group in groups:
         for place in group:
@@ -98,7 +112,7 @@ def from_hf(
 
 
 def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
-    """The net's weights in the Hugging Face format: views of them, no copies.
+    """The net's weights in the Hugging Face format: views of them, no copies (but for `zeros`).
 
     A parameter that the net shares is there once, under the first of its names in the map.
     """
@@ -108,7 +122,7 @@ def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
         if id(place.parameter) not in written:
             written.add(id(place.parameter))
             tensors.update(zip(place.theirs, place.parts, strict=True))
-    return tensors
+    return tensors | _zeros(net, names)
 
 
 @dataclass(frozen=True)
@@ -162,6 +176,19 @@ def _places_of(net: nn.Module, name: Name) -> Iterator[_Place]:
                 tuple(each.replace("{i}", number) for each in theirs),
                 tuple(_as_theirs(part, name) for part in _split(net, ours, len(theirs))),
             )
+
+
+def _zeros(net: nn.Module, names: Names) -> dict[str, Tensor]:
+    """What is zero over there because our net has nothing for it."""
+    zeros: dict[str, Tensor] = {}
+    for theirs, ours in names.zeros.items():
+        found = {
+            place.theirs[0]: place.parameter.detach()
+            for place in _places_of(net, Name(ours, theirs))
+        }
+        assert found, f"the map has zeros for {ours}, which the net lacks"
+        zeros |= {each: weight.new_zeros(weight.size(0)) for each, weight in found.items()}
+    return zeros
 
 
 def _split(net: nn.Module, ours: str, num_parts: int) -> tuple[Tensor, ...]:
@@ -282,9 +309,19 @@ def _check_shapes(place: _Place, held: Mapping[str, Tensor], where: Path | str) 
             )
 
 
+def _check_zero(name: str, tensor: Tensor, zeros: Tensor, where: Path | str) -> None:
+    if tensor.shape != zeros.shape:
+        raise UserError(
+            f"{where}: {name} is {_shape(tensor)}, but should be zeros {_shape(zeros)}: the model "
+            "has nothing for it"
+        )
+    if tensor.any():
+        raise UserError(f"{where}: {name} is not zero, but the model has nothing for it")
+
+
 def _check_equal(one: Tensor, other: Tensor, name: str, same: str, where: Path | str) -> None:
     wide = torch.promote_types(one.dtype, other.dtype)
-    if one.shape != other.shape or not torch.equal(one.to(wide), other.to(wide)):
+    if not torch.equal(one.to(wide), other.to(wide)):
         raise UserError(
             f"{where}: {name} differs from {same}, but the model has one parameter for both"
         )

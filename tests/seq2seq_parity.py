@@ -1,0 +1,76 @@
+"""What the parity tests of encoder-decoder models share: pairs of texts, either padding, caches."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful.models.encoder_decoder import EncoderDecoder
+from hf_parity import CLOSE, padded, random_rows
+
+SOURCE_LENGTHS = [7, 3, 11, 1]
+TARGET_LENGTHS = [5, 9, 2, 1]
+
+
+class Pairs(NamedTuple):
+    """Sources and targets padded on one side, their lengths, and transformers' masks."""
+
+    src: Tensor
+    tgt: Tensor
+    src_lengths: Tensor
+    tgt_lengths: Tensor
+    src_mask: Tensor
+    tgt_mask: Tensor
+
+
+def random_pairs(src_vocab: int, tgt_vocab: int, side: str, seed: int = 0) -> Pairs:
+    """The same texts for each side."""
+    sources = random_rows(src_vocab, SOURCE_LENGTHS, seed)
+    targets = random_rows(tgt_vocab, TARGET_LENGTHS, seed + 1)
+    src, src_lengths, src_mask = padded(sources, side, pad_id=5)
+    tgt, tgt_lengths, tgt_mask = padded(targets, side, pad_id=5)
+    return Pairs(src, tgt, src_lengths, tgt_lengths, src_mask, tgt_mask)
+
+
+def ours_of(net: EncoderDecoder, pairs: Pairs, side: Any) -> Tensor:
+    return net(pairs.src, pairs.tgt, pairs.src_lengths, pairs.tgt_lengths, padding_side=side)
+
+
+def theirs_of(model: Any, pairs: Pairs) -> Any:
+    return model(
+        input_ids=pairs.src,
+        attention_mask=pairs.src_mask,
+        decoder_input_ids=pairs.tgt,
+        decoder_attention_mask=pairs.tgt_mask,
+        use_cache=False,
+    )
+
+
+def assert_same_logits(model: Any, net: EncoderDecoder, seed: int = 0) -> None:
+    """At every real target position, padded on either side here and on the right over there.
+
+    Over there left padding moves the positions of a model that has them in its embeddings.
+    """
+    vocabularies = net.src_embedding.tokens.num_embeddings, net.tgt_embedding.tokens.num_embeddings
+    right = random_pairs(*vocabularies, "right", seed)
+    theirs = theirs_of(model, right).logits[right.tgt_mask.bool()]
+    assert theirs.std() > 0.1
+    for side in ("right", "left"):
+        pairs = random_pairs(*vocabularies, side, seed)
+        ours = ours_of(net, pairs, side)[pairs.tgt_mask.bool()]
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def assert_cached_is_uncached(net: EncoderDecoder, seed: int = 0) -> None:
+    """Targets in pieces of several sizes, sources of unequal lengths padded on either side."""
+    vocabularies = net.src_embedding.tokens.num_embeddings, net.tgt_embedding.tokens.num_embeddings
+    tgt = torch.stack(random_rows(vocabularies[1], [9] * 4, seed))
+    found = []
+    for side in ("right", "left"):
+        pairs = random_pairs(*vocabularies, side, seed)
+        expected = net(pairs.src, tgt, pairs.src_lengths, padding_side=side)
+        cache = net.start(pairs.src, pairs.src_lengths, capacity=9, padding_side=side)
+        pieces = [net.step(part, cache) for part in tgt.split([1, 3, 1, 4], dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), expected, **CLOSE)
+        found.append(expected)
+    torch.testing.assert_close(found[0], found[1], **CLOSE)
