@@ -2,5 +2,17 @@
 
 from jaxtyping import install_import_hook
 
-CHECKED = ("parts", "models", "zoo", "text", "tasks", "generation", "evaluation", "insight")
+CHECKED = (
+    "parts",
+    "models",
+    "zoo",
+    "text",
+    "tasks",
+    "generation",
+    "evaluation",
+    "insight",
+    "bundle",
+    "export",
+    "jobs",
+)
 install_import_hook([f"heedful.{room}" for room in CHECKED], "beartype.beartype")

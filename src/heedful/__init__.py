@@ -11,18 +11,56 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "heedful.bundle",
     "Translator": "heedful.bundle",
+    "LanguageModel": "heedful.bundle",
+    "MaskedLanguageModel": "heedful.bundle",
+    "Classifier": "heedful.bundle",
+    "Embedder": "heedful.bundle",
     "train": "heedful.run",
     "load_recipe": "heedful.config",
+    "import_hf": "heedful.export.hf",
+    "export_hf": "heedful.export.hf",
     "UserError": "heedful.errors",
 }
-_ROOMS = ("parts", "models", "zoo", "text", "tasks", "generation", "evaluation", "insight")
+_ROOMS = (
+    "parts",
+    "models",
+    "zoo",
+    "text",
+    "tasks",
+    "generation",
+    "evaluation",
+    "insight",
+    "training",
+    "bundle",
+    "export",
+)
 
-__all__ = ["UserError", "Translator", "load", "load_recipe", "train"]  # noqa: RUF022
+__all__ = [  # noqa: RUF022
+    "UserError",
+    "Translator",
+    "LanguageModel",
+    "MaskedLanguageModel",
+    "Classifier",
+    "Embedder",
+    "load",
+    "load_recipe",
+    "train",
+    "import_hf",
+    "export_hf",
+]
 
 if TYPE_CHECKING:
-    from heedful.bundle import Translator, load
+    from heedful.bundle import (
+        Classifier,
+        Embedder,
+        LanguageModel,
+        MaskedLanguageModel,
+        Translator,
+        load,
+    )
     from heedful.config import load_recipe
     from heedful.errors import UserError
+    from heedful.export.hf import export_hf, import_hf
     from heedful.run import train
 
 

@@ -44,9 +44,7 @@ class Decoding:
             self.cache = self.net.start(len(prefixes), capacity=self._longest)
         states = self.net.extend(new, self.cache)[:, -1:]
         logits: Tensor = self.net.head(states)[:, 0].float()
-        if self._never:
-            logits[:, self._never] = -math.inf
-        return logits.log_softmax(-1)
+        return _without(logits.log_softmax(-1), self._never)
 
 
 class CachedScorer:
@@ -67,13 +65,18 @@ class CachedScorer:
         """Log-probabilities after each of the new tokens."""
         device = self._cache.length.device
         logits: Tensor = self._net.step(tokens[None].to(device), self._cache)[0].float()
-        if self._never:
-            logits[:, self._never] = -math.inf
-        return logits.log_softmax(-1)
+        return _without(logits.log_softmax(-1), self._never)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         self._cache.rewind(length)
+
+
+def _without(log_probs: Float[Tensor, "N V"], never: list[int]) -> Float[Tensor, "N V"]:
+    """Some tokens forbidden; what is left keeps the model's own log-probabilities."""
+    if never:
+        log_probs[:, never] = -math.inf
+    return log_probs
 
 
 def left_padded(

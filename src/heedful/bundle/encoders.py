@@ -191,8 +191,11 @@ class Classifier(Encoder):
         for chosen in by_length(rows, batch_tokens):
             ids, lengths = self.batch([rows[row] for row in chosen])
             kinds = None
-            if types is not None and getattr(self.net.embedding, "types", None) is not None:
-                kinds = self.batch([types[row] for row in chosen])[0].clamp(max=1)
+            table = self.net.embedding.types
+            if types is not None and table is not None:
+                # RoBERTa has one type alone.
+                last = table.num_embeddings - 1
+                kinds = self.batch([types[row] for row in chosen])[0].clamp(max=last)
             logits[chosen] = self.net(ids, lengths, types=kinds).float().cpu()
             if progress is not None:
                 progress(len(chosen))

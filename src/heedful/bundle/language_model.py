@@ -77,6 +77,9 @@ class LanguageModel(Writer):
         scores = []
         with torch.inference_mode():
             for row in rows:
+                if len(row) < 2:
+                    scores.append(TextScore(0.0, 0))
+                    continue
                 store = pack_ids([row], self.config.vocab_size)
                 found = self.window_sums(store, context=context, stride=stride or context // 2 or 1)
                 scores.append(TextScore(-float(found.nll), found.tokens))

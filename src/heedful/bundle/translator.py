@@ -57,8 +57,10 @@ class Translator(Writer):
         if ids.start or not self.has_tokenizer:
             return ids
         tokenizer = self.tgt_tokenizer
-        # Neither padding nor a second beginning may be written.
-        never = (tokenizer.pad_id, tokenizer.bos_id)
+        # No special but the end may be written: no padding, second beginning, mask or sentinel.
+        # Of what is unknown the model has read, so it may say so.
+        ends = {tokenizer.eos_id, tokenizer.unk_id}
+        never = tuple(sorted({tokenizer.pad_id, *tokenizer.special_ids} - ends))
         return replace(ids, start=(tokenizer.bos_id,), end=(tokenizer.eos_id,), never=never)
 
     def translate(self, texts: Sequence[str], *, beam_size: int = 5, **options: Any) -> list[str]:

@@ -157,6 +157,8 @@ class Generation:
 class Writer(SavedModel):
     """A model that writes text: of one stack, which goes on with a prompt, or of two."""
 
+    kind = "model that writes"
+
     @property
     def ids(self) -> GenerationIds:
         """Tokens that a generation begins and ends with."""

@@ -5,7 +5,24 @@ import sys
 import typer
 
 from heedful import __version__
-from heedful.cli import average, demo, evaluate, info, recipes, score, train, translate, verify
+from heedful.cli import (
+    average,
+    classify,
+    demo,
+    distill,
+    embed,
+    evaluate,
+    export,
+    fill,
+    generate,
+    import_,
+    info,
+    recipes,
+    score,
+    train,
+    translate,
+    verify,
+)
 from heedful.errors import UserError
 
 app = typer.Typer(
@@ -18,9 +35,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (demo, train, translate, evaluate, score, average, verify, info):
+MAKING = (demo, train, distill)
+USING = (translate, generate, fill, classify, embed)
+JUDGING = (evaluate, score, average, verify, info, export)
+for verb in (*MAKING, *USING, *JUDGING):
     name = verb.__name__.rsplit(".", 1)[1]
     app.command(name)(getattr(verb, name))
+app.add_typer(import_.app, name="import")
 app.add_typer(recipes.app, name="recipes")
 
 

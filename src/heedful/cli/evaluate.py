@@ -1,15 +1,29 @@
-"""`heedful evaluate`: translate a source file and score it against a reference."""
+"""`heedful evaluate`: what a model is worth on a file, whatever its kind."""
 
+import json as json_format
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from heedful.bundle import Classifier, LanguageModel, Translator
 
 
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
-    src: Annotated[Path, typer.Option(help="Source lines.")],
-    ref: Annotated[Path, typer.Option(help="Reference lines, as many.")],
+    src: Annotated[Path | None, typer.Option(help="Source lines, for a translator.")] = None,
+    ref: Annotated[Path | None, typer.Option(help="Reference lines, as many.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Running text, for a language model.")] = None,
+    labelled: Annotated[
+        Path | None, typer.Option(help="Texts with labels, .tsv or .jsonl, for a classifier.")
+    ] = None,
+    text_field: Annotated[
+        str | None, typer.Option(help="Of labelled texts: a column's number or name, or a key.")
+    ] = None,
+    label_field: Annotated[str | None, typer.Option(help="That of the label.")] = None,
+    pair_field: Annotated[str | None, typer.Option(help="That of the second text.")] = None,
     beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy.")] = 5,
     length_penalty: Annotated[float, typer.Option(help="Exponent of the length.")] = 1.0,
     metrics: Annotated[
@@ -22,7 +36,8 @@ def evaluate(
         str | None, typer.Option(help="Language of the target, e.g. de. Default: the model's.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write the translations here.")
+        Path | None,
+        typer.Option("--output", "-o", help="Also write the translations or labels here."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     truncate: Annotated[
@@ -30,45 +45,128 @@ def evaluate(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
-    """Translate a file and score it: sacreBLEU's BLEU, chrF and TER with signatures, exact match.
+    """Score a model on held-out text: translations, running text, or labelled texts.
 
-    Perplexity and token accuracy are those of the reference under the model.
+    With --src and --ref a file is translated and scored: sacreBLEU's BLEU, chrF and TER with
+    signatures, exact match; perplexity and token accuracy are those of the reference. With --text:
+    perplexity and bits of all of a file as one text. With --labelled: accuracy and macro F1.
 
     Example: heedful evaluate runs/translation --src test.en --ref test.de --json
     """
-    import json as json_format
+    from heedful.bundle import Classifier, LanguageModel, Translator, expect, load
+    from heedful.cli.lines import read_parallel, read_whole
+    from heedful.errors import UserError
 
-    from heedful.bundle import TooLong, load
-    from heedful.cli.lines import progress_bar, read_parallel
+    given = [src is not None or ref is not None, text is not None, labelled is not None]
+    if sum(given) != 1 or (src is None) != (ref is None):
+        raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
+    if text is not None:
+        content = read_whole(text)
+        opened = load(model, device=device)
+        expect(opened, LanguageModel, "evaluate --text")
+        _print({"model": str(model)} | _of_text(opened, content, text), json)
+    elif labelled is not None:
+        fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
+        opened = load(model, device=device)
+        expect(opened, Classifier, "evaluate --labelled")
+        _print({"model": str(model)} | _of_labels(opened, labelled, fields, output), json)
+    elif src is not None and ref is not None:
+        lines = read_parallel(src, ref)
+        opened = load(model, device=device)
+        expect(opened, Translator, "evaluate --src")
+        search = {"beam_size": beam, "length_penalty": length_penalty}
+        target = language or opened.card.tgt_language
+        found = _of_pairs(opened, *lines, search, metrics, target, output, truncate)
+        _print({"model": str(model)} | found, json)
+
+
+def _of_pairs(
+    translator: "Translator",
+    sources: list[str],
+    references: list[str],
+    search: dict[str, Any],
+    metrics: str | None,
+    language: str | None,
+    output: Path | None,
+    truncate: bool,
+) -> dict[str, Any]:
+    from heedful.bundle import TooLong
+    from heedful.cli.lines import progress_bar
     from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores
     from heedful.files import write_text
 
-    sources, references = read_parallel(src, ref)
-    translator = load(model, device=device)
     too_long: TooLong = "truncate" if truncate else "error"
     with progress_bar("translating", len(sources)) as progress:
-        outputs = translator.translate(
-            sources,
-            beam_size=beam,
-            length_penalty=length_penalty,
-            too_long=too_long,
-            progress=progress,
-        )
+        outputs = translator.translate(sources, too_long=too_long, progress=progress, **search)
     scores = corpus_scores(
         outputs,
         references,
-        trg_lang=language or translator.card.tgt_language,
+        trg_lang=language,
         metrics=DEFAULT_METRICS if metrics is None else metrics.split(","),
     )
     forced = translator.teacher_forced(sources, references, too_long=too_long)
     if output is not None:
         write_text(output, "".join(f"{line}\n" for line in outputs))
+    return {**search, **scores.to_dict(), **forced}
+
+
+def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]:
+    """All of a text, each token told from those before it, at least half the net's length."""
+    from heedful.errors import UserError
+
+    ids = model.prompt_ids([content])
+    if len(ids[0]) < 2:
+        raise UserError(f"{path} is too short: no token of it is told from one before")
+    found = model.score(ids)[0]
+    bits = -found.log_prob / math.log(2)
+    return {
+        "num_tokens": found.num_tokens,
+        "perplexity": math.exp(-found.log_prob / found.num_tokens),
+        "bits_per_character": bits / len(content),
+        "bits_per_byte": bits / len(content.encode()),
+    }
+
+
+def _of_labels(
+    model: "Classifier", path: Path, fields: dict[str, str | None], output: Path | None
+) -> dict[str, Any]:
+    from heedful.cli.lines import progress_bar
+    from heedful.files import write_text
+    from heedful.tasks.classification import accuracy, confusion, macro_f1
+    from heedful.text.labelled import read_labelled
+
+    # Columns of a file without a header are numbered.
+    named: dict[str, Any] = {
+        key: int(name) if name is not None and name.isdecimal() else name
+        for key, name in fields.items()
+    }
+    given = read_labelled([path], **named)
+    wanted = given.label_ids(model.labels)
+    with progress_bar("classifying", len(given)) as progress:
+        found = model.classify(given.texts, pairs=given.pairs, progress=progress)
+    numbers = {label: number for number, label in enumerate(model.labels)}
+    import numpy as np
+
+    chosen = np.array([numbers[each.label] for each in found])
+    table = confusion(wanted, chosen, len(model.labels))
+    if output is not None:
+        write_text(output, "".join(f"{each.label}\n" for each in found))
+    return {
+        "num_texts": len(given),
+        "accuracy": accuracy(table),
+        "macro_f1": macro_f1(table),
+        "labels": list(model.labels),
+        "confusion": table.tolist(),
+    }
+
+
+def _print(content: dict[str, Any], json: bool) -> None:
+    """As JSON, or a line for each score."""
     if json:
-        search = {"beam_size": beam, "length_penalty": length_penalty}
-        content = {"model": str(model), **search, **scores.to_dict(), **forced}
         typer.echo(json_format.dumps(content, ensure_ascii=False, indent=2))
         return
-    for name, score in scores.by_metric.items():
-        typer.echo(f"{name:<26}{score.value:9.4f}   {score.signature}")
-    for name, value in forced.items():
-        typer.echo(f"{name:<26}{value:9.4f}")
+    for name, entry in content.get("scores", {}).items():
+        typer.echo(f"{name:<26}{entry['score']:9.4f}   {entry.get('signature', '')}".rstrip())
+    for name, value in content.items():
+        if isinstance(value, float) and name != "length_penalty":
+            typer.echo(f"{name:<26}{value:9.4f}")

@@ -1,9 +1,12 @@
 """`heedful info`: what a model directory holds, or what heedful runs on."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from heedful.bundle import SavedModel
 
 
 def info(
@@ -45,22 +48,44 @@ def _model(path: Path) -> dict[str, str]:
 
     model = load(path, device="cpu")
     card = model.card
-    languages = f"{card.src_language or '?'} → {card.tgt_language or '?'}"
-    joint = model.src_tokenizer is model.tgt_tokenizer
-    sides = [model.src_tokenizer] if joint else [model.src_tokenizer, model.tgt_tokenizer]
     rows = {
+        "kind": model.kind,
         "architecture": card.architecture,
         "task": card.task,
-        "languages": languages,
-        "tokenizer": " and ".join(f"{t.kind} of {t.vocab_size:,}" for t in sides)
-        + (" (joint)" if joint else ""),
+        **_text(model),
         "parameters": f"{parameter_count(model.net):,}",
-        "output limit": f"{card.limits.factor:g} x source + {card.limits.offset} tokens",
     }
     groups = {
-        "embeddings": model.net.tgt_embedding,
-        "encoder": model.net.encoder,
-        "decoder": model.net.decoder,
+        "embeddings": getattr(model.net, "tgt_embedding", None),
+        "embedding": getattr(model.net, "embedding", None),
+        "encoder": getattr(model.net, "encoder", None),
+        "decoder": getattr(model.net, "decoder", None),
+        "head": getattr(model.net, "head", None),
     }
-    rows |= {f"  {name}": f"{parameter_count(part):,}" for name, part in groups.items()}
+    rows |= {
+        f"  {name}": f"{parameter_count(part):,}"
+        for name, part in groups.items()
+        if part is not None
+    }
     return rows | {name: str(value) for name, value in asdict(model.config).items()}
+
+
+def _text(model: "SavedModel") -> dict[str, str]:
+    """What goes in and what comes out."""
+    from heedful.bundle import Classifier, Translator
+
+    card, rows = model.card, {}
+    if isinstance(model, Translator):
+        rows["languages"] = f"{card.src_language or '?'} → {card.tgt_language or '?'}"
+        rows["output limit"] = f"{card.limits.factor:g} x source + {card.limits.offset} tokens"
+    elif card.src_language:
+        rows["language"] = card.src_language
+    if isinstance(model, Classifier):
+        rows["labels"] = ", ".join(model.labels)
+    if not model.has_tokenizer:
+        return rows | {"tokenizer": "none: lists of ids alone"}
+    joint = model.src_tokenizer is model.tgt_tokenizer
+    sides = [model.src_tokenizer] if joint else [model.src_tokenizer, model.tgt_tokenizer]
+    named = " and ".join(f"{tokenizer.kind} of {tokenizer.vocab_size:,}" for tokenizer in sides)
+    shared = " (joint)" if joint and isinstance(model, Translator) else ""
+    return rows | {"tokenizer": named + shared}

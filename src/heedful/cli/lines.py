@@ -39,6 +39,23 @@ def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
     return a, b
 
 
+def read_whole(path: Path | None) -> str:
+    """All of a file, or of stdin; raises UserError where it cannot be read or is no UTF-8."""
+    name = "stdin" if path is None else str(path)
+    try:
+        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name}: not valid UTF-8; convert the input") from None
+
+
+def piece_writer(piece: str) -> None:
+    """Write a part of a line to stdout at once."""
+    _show(piece, end="")
+
+
 @contextmanager
 def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
     """A function that writes a line: to a file whole or not at all, to stdout at once."""
@@ -70,9 +87,9 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int]
         yield lambda count: bar.advance(task, count)
 
 
-def _show(line: str) -> None:
+def _show(line: str, end: str = "\n") -> None:
     try:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(line + end)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone; nothing is left to say, not even at exit.

@@ -1,37 +1,72 @@
-"""`heedful score`: how likely given translations are."""
+"""`heedful score`: how likely given translations, or given texts, are."""
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from heedful.bundle import TextScore
 
 
 def score(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
-    src: Annotated[Path, typer.Option(help="Source lines.")],
-    tgt: Annotated[Path, typer.Option(help="Target lines, as many.")],
+    src: Annotated[Path | None, typer.Option(help="Source lines, for a translator.")] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Target lines, as many.")] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", help="A text a line, for a language model. Default: stdin."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
     ] = None,
     per_token: Annotated[
-        bool, typer.Option("--per-token", help="Divide by the number of target tokens.")
+        bool, typer.Option("--per-token", help="Divide log-probabilities by the tokens' number.")
     ] = False,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut lines that are too long.")
+        bool, typer.Option("--truncate", help="Cut lines of a translator that are too long.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
-    """Print the natural log-probability of each target line given its source line.
+    """Print how likely lines are: targets given their sources, or texts by themselves.
+
+    For a translator: the natural log-probability of each target line. For a language model, with
+    tabs between: each line's log-probability, perplexity, and bits a character. nan stands where no
+    token is told from one before it.
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
     """
-    from heedful.bundle import load
-    from heedful.cli.lines import line_writer, read_parallel
+    from heedful.bundle import LanguageModel, Translator, expect, load
+    from heedful.cli.lines import input_chunks, line_writer, read_parallel
+    from heedful.errors import UserError
 
+    if (src is None) != (tgt is None) or (src is not None and input is not None):
+        raise UserError("give --src and --tgt for a translator, or --input for a language model")
+    if src is None or tgt is None:
+        chunks = input_chunks(input)
+        opened = load(model, device=device)
+        if isinstance(opened, Translator):
+            raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
+        expect(opened, LanguageModel, "score")
+        with line_writer(output) as write:
+            for chunk in chunks:
+                for line, ids in zip(chunk, opened.prompt_ids(chunk), strict=True):
+                    # Of a single token none is told from one before it.
+                    found = opened.score([ids])[0] if len(ids) > 1 else None
+                    write("nan\tnan\tnan" if found is None else _row(line, found, per_token))
+        return
     sources, targets = read_parallel(src, tgt)
     translator = load(model, device=device)
-    found = translator.score(sources, targets, too_long="truncate" if truncate else "error")
+    expect(translator, Translator, "score with --src and --tgt")
+    pairs = translator.score(sources, targets, too_long="truncate" if truncate else "error")
     with line_writer(output) as write:
-        for pair in found:
+        for pair in pairs:
             value = pair.log_prob / (pair.num_tokens if per_token else 1)
             write(f"{value:.6f}")
+
+
+def _row(line: str, found: "TextScore", per_token: bool) -> str:
+    mean = found.log_prob / found.num_tokens
+    bits = -found.log_prob / math.log(2) / len(line) if line else math.nan
+    return f"{mean if per_token else found.log_prob:.6f}\t{math.exp(-mean):.6f}\t{bits:.6f}"

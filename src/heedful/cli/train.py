@@ -3,14 +3,18 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from heedful.config import Recipe
 
 USE = {  # what is typed to use a model, by its task
     "language_modelling": "heedful generate --prompt 'your text'",
     "masked_lm": "heedful fill --text 'one <mask> is hidden'",
     "classification": "echo 'your text' | heedful classify",
+    "denoising": "heedful generate --prompt 'your text'",
     "translation": "echo 'your text' | heedful translate",
 }
 
@@ -40,18 +44,30 @@ def train(
 
     Example: heedful train translation --set data.train.src=a.en --set data.train.tgt=a.de
     """
+    from heedful.config import load_recipe, recipe_path
+
+    path = recipe_path(recipe)
+    folder = out or (path.parent if path.name == "recipe.yaml" else Path("runs") / path.stem)
+    run_and_report(load_recipe(recipe, settings or []), folder, resume=resume, quiet=quiet)
+
+
+def run_and_report(
+    recipe: "Recipe", folder: Path, *, resume: bool = False, quiet: bool = False, first: str = ""
+) -> None:
+    """Train into a folder; say what came of it, and how it is used.
+
+    `first` is said before anything else.
+    """
     from rich.console import Console
 
-    from heedful.config import load_recipe, recipe_path
     from heedful.run import train as run
     from heedful.training.progress import ProgressBar
 
-    loaded = load_recipe(recipe, settings or [])
-    path = recipe_path(recipe)
-    folder = out or (path.parent if path.name == "recipe.yaml" else Path("runs") / path.stem)
     console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+    if first:
+        console.print(first, markup=False)
     result = run(
-        loaded,
+        recipe,
         folder,
         resume=resume,
         listeners=[] if quiet else [ProgressBar()],

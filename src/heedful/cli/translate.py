@@ -57,8 +57,8 @@ def translate(
                 beam_size=max(beam, nbest),
                 num_return=nbest,
                 length_penalty=length_penalty,
-                normalization=normalization,  # type: ignore[arg-type]
-                stop=stop,  # type: ignore[arg-type]
+                normalization=normalization,
+                stop=stop,
                 max_new_tokens=max_tokens,
                 no_repeat_ngram_size=no_repeat,
                 too_long="truncate" if truncate else "error",

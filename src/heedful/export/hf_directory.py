@@ -1,7 +1,7 @@
 """A model directory in the Hugging Face format: JSON and safetensors, read and written."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,18 @@ from heedful.zoo.saved import WEIGHTS, load_tensors
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 INDEX = "model.safetensors.index.json"
+
+# What a directory of a model and its tokenizers may hold, and no other model's files.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "source.spm",
+    "target.spm",
+    "vocab.json",
+    "target_vocab.json",
+    "tokenizer_source",
+    "tokenizer_target",
+)
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 OTHER_FRAMEWORKS = {".h5": "from_tf", ".msgpack": "from_flax"}
@@ -69,11 +81,15 @@ def write_hf_directory(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     generation_config: Mapping[str, Any] | None = None,
+    write_text: Callable[[Path], None] = lambda directory: None,
 ) -> None:
     """Write a directory that `transformers` can open, whole or not at all.
 
     An earlier one of the same files at `path` is replaced. No two of `tensors` may overlap in
     memory.
+
+    Args:
+        write_text: writes the tokenizers' files into the directory that it is given.
 
     Raises:
         UserError: `path` is a file, or a directory with anything else in it; no room, or no
@@ -81,21 +97,38 @@ def write_hf_directory(
     """
     assert config.get("model_type"), "a config.json needs a model_type"
     path = path.resolve()  # a new directory takes this place: a link to it stays a link
-    if path.exists() and not path.is_dir():
-        raise UserError(f"cannot write {path}: there is a file of that name; name another place")
-    entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    if others := entries - {CONFIG, GENERATION_CONFIG, WEIGHTS}:
-        raise UserError(
-            f"{path} is not empty: it holds {min(others)}; name a new or an empty directory"
-        )
+    check_replaceable(path, {CONFIG, GENERATION_CONFIG, WEIGHTS, *TOKENIZER_FILES}, "model_type")
 
     def fill(directory: Path) -> None:
+        write_text(directory)
         _save(directory / WEIGHTS, tensors)
         if generation_config is not None:
             write_json(directory / GENERATION_CONFIG, dict(generation_config))
         write_json(directory / CONFIG, dict(config))
 
     write_directory(path, fill)
+
+
+def check_replaceable(path: Path, names: Collection[str], key: str) -> None:
+    """Refuse to write a directory where there is more than an earlier one of its kind.
+
+    Args:
+        names: all that such a directory may hold.
+        key: what its `config.json` says and that of another kind does not.
+
+    Raises:
+        UserError: `path` is a file, holds anything else, or a model in another format.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"cannot write {path}: there is a file of that name; name another place")
+    entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    others = entries - set(names)
+    if CONFIG in entries and not others and key not in read_json(path / CONFIG):
+        others = {f"a model in another format ({CONFIG})"}
+    if others:
+        raise UserError(
+            f"{path} is not empty: it holds {min(others)}; name a new or an empty directory"
+        )
 
 
 def _read_object(path: Path) -> dict[str, Any]:

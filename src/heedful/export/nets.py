@@ -55,8 +55,14 @@ def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedN
 
 
 def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Their `config.json` and tensors; raises UserError where their format has no place for ours."""
+    """Their `config.json` and tensors; raises UserError where they have no place for ours.
+
+    An architecture that is another one by some of its settings says so by `written_as`.
+    """
     module = architecture(name)
+    if hasattr(module, "written_as"):
+        name, config = module.written_as(config)
+        module = architecture(name)
     if not hasattr(module, "HF"):
         raise UserError(
             f"a model of the architecture {name} has no counterpart in the Hugging Face format; "

@@ -8,13 +8,15 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from heedful.bundle import Card, GenerationIds
+from heedful.bundle import Card, GenerationIds, SavedModel
 from heedful.config import Files, Recipe
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
 from heedful.jobs.job import FinalScores, Job, Say, listed, make_tokenizer, objective
+from heedful.jobs.sources import check_distillation, kept_sizes, ready_teacher
 from heedful.parts.losses import LossSum
+from heedful.tasks.distillation import distilled_windows
 from heedful.tasks.language_modelling import window_loss
 from heedful.text.documents import (
     TokenCounts,
@@ -65,6 +67,7 @@ class LanguageModelling(Job):
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         objective(recipe, Objective)
+        check_distillation(recipe)
         if recipe.training.batch_sentences is None and recipe.training.batch_tokens is None:
             raise UserError("give training.batch_sentences: how many windows a batch has")
 
@@ -112,10 +115,14 @@ class LanguageModelling(Job):
         self.num_train, self.num_valid = (self.stores[name][1].num_tokens for name in SPLITS[:2])
 
     def sizes(self, recipe: Recipe, name: str) -> dict[str, object]:
-        return {
-            "vocab_size": self.tokenizers[0].vocab_size,
-            "max_length": self.settings.context,
-        }
+        sizes: dict[str, object] = {"vocab_size": self.tokenizers[0].vocab_size}
+        return kept_sizes(recipe, sizes, self.settings.context, "objective.context")
+
+    def learn_from(self, teacher: SavedModel, *, resume: bool) -> None:
+        """From what it says after each token (Kim and Rush 2016, sec. 3.1)."""
+        longest = self.settings.context
+        say = (lambda line: None) if resume else self.say
+        self.teacher = ready_teacher(teacher, self.model, self.recipe, longest=longest, say=say)
 
     def card(self, name: str) -> Card:
         tokenizer = self.tokenizers[0]
@@ -145,9 +152,11 @@ class LanguageModelling(Job):
         )
 
     def loss(self, batch: PackedBatch) -> LossSum:
-        return window_loss(
-            self.model.net, batch, label_smoothing=self.recipe.training.label_smoothing
-        )
+        net, smoothing = self.model.net, self.recipe.training.label_smoothing
+        if self.teacher is None:
+            return window_loss(net, batch, label_smoothing=smoothing)
+        settings = self.recipe.distillation
+        return distilled_windows(net, self.teacher.net, batch, settings, label_smoothing=smoothing)
 
     def evaluate(self) -> Evaluation:
         found, scores = self._scored("valid")

@@ -40,7 +40,7 @@ def prepare(
         recipe.tokenizer, splits["train"].pairs
     )
     say(
-        f"tokenizer  {recipe.tokenizer.kind}, {src_tokenizer.vocab_size:,} entries"
+        f"tokenizer  {src_tokenizer.kind}, {src_tokenizer.vocab_size:,} entries"
         + ("" if src_tokenizer is tgt_tokenizer else f" and {tgt_tokenizer.vocab_size:,}")
     )
     for name in ("train", "valid"):

@@ -1,17 +1,21 @@
 """Learning pairs: translation, and the tasks that make their own pairs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from heedful.bundle import Card, Limits
+from heedful.bundle import Card, Limits, SavedModel, Translator
 from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, perplexity
 from heedful.files import write_json, write_text
 from heedful.jobs.job import FinalScores, Job, Say
 from heedful.jobs.pairs import open_prepared, prepare
+from heedful.jobs.sources import check_distillation, pair_sizes, ready_teacher
+from heedful.jobs.taught import taught_pairs
 from heedful.parts.losses import LossSum
+from heedful.tasks.distillation import distilled_pairs
 from heedful.tasks.translation import pair_loss
 from heedful.text.batches import PairBatch, plan_epoch
 from heedful.training.events import Sample
@@ -23,6 +27,11 @@ class Translation(Job):
 
     default_model: ClassVar[dict[str, Any]] = {"architecture": "vaswani2017", "size": "tiny"}
 
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        super().check(recipe)
+        check_distillation(recipe, levels=("word", "sequence"))
+
     def prepare(self, say: Say) -> dict[str, Any]:
         return prepare(self.recipe, self.directory, say, self.given)
 
@@ -32,15 +41,32 @@ class Translation(Job):
         self.num_train, self.num_valid = len(self.data.train), len(self.data.valid)
 
     def sizes(self, recipe: Recipe, name: str) -> dict[str, object]:
-        src, tgt = self.tokenizers
-        sizes: dict[str, object] = {
-            "src_vocab_size": src.vocab_size,
-            "tgt_vocab_size": tgt.vocab_size,
-            "max_length": recipe.data.max_length,
-        }
-        if src is not tgt and name == "vaswani2017":
-            sizes["tie_embeddings"] = "decoder"
-        return sizes
+        return pair_sizes(recipe, name, self.tokenizers, recipe.data.max_length)
+
+    def learn_from(self, teacher: SavedModel, *, resume: bool) -> None:
+        """From what it says after each token, or from its own translations of the sources.
+
+        Kim and Rush 2016, sec. 3.1 and 3.2.
+        """
+        recipe = self.recipe
+        say = (lambda line: None) if resume else self.say
+        teacher = ready_teacher(
+            teacher, self.model, recipe, longest=recipe.data.max_length, say=say
+        )
+        if recipe.distillation.level == "word":
+            self.teacher = teacher
+            return
+        assert isinstance(teacher, Translator)
+        train = taught_pairs(
+            self.data.train,
+            teacher,
+            self.directory / "taught",
+            beam_size=recipe.distillation.beam_size,
+            max_length=recipe.data.max_length,
+            say=self.say,
+        )
+        self.data = replace(self.data, train=train)
+        self.num_train = len(train)
 
     def card(self, name: str) -> Card:
         data = self.recipe.data
@@ -63,9 +89,11 @@ class Translation(Job):
         return batch
 
     def loss(self, batch: PairBatch) -> LossSum:
-        return pair_loss(
-            self.model.net, batch, label_smoothing=self.recipe.training.label_smoothing
-        )
+        net, smoothing = self.model.net, self.recipe.training.label_smoothing
+        if self.teacher is None:
+            return pair_loss(net, batch, label_smoothing=smoothing)
+        settings = self.recipe.distillation
+        return distilled_pairs(net, self.teacher.net, batch, settings, label_smoothing=smoothing)
 
     def evaluate(self) -> Evaluation:
         """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""

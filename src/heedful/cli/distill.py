@@ -1,0 +1,47 @@
+"""`heedful distill`: a run whose model learns from a larger one."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def distill(
+    teacher: Annotated[Path, typer.Argument(help="The model directory to learn from.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe of the smaller model: a file, or a shipped one's name.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override one key, e.g. distillation.level=sequence."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE-distilled.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train a smaller model on what a larger one says: `train` with distillation.teacher set.
+
+    The recipe says how large the new model is, what it reads, and under `distillation` how it
+    learns: from the teacher's probabilities of each token (level word), or from the teacher's own
+    outputs (level sequence). It keeps the teacher's tokenizer. A run that was stopped goes on with
+    heedful train FOLDER --resume.
+
+    Example: heedful distill runs/translation small.yaml --set model.d_model=128
+    """
+    from heedful.cli.train import run_and_report
+    from heedful.config import load_recipe, recipe_path
+
+    # JSON, so that no path is taken for a number or a date.
+    named = f"distillation.teacher={json.dumps(str(teacher), ensure_ascii=False)}"
+    loaded = load_recipe(recipe, [*(settings or []), named])
+    chosen = loaded.distillation
+    how = {
+        "word": f"its probabilities of each token (temperature {chosen.temperature:g})",
+        "sequence": f"its own outputs (beam of {chosen.beam_size})",
+    }[chosen.level]
+    folder = out or Path("runs") / f"{recipe_path(recipe).stem}-distilled"
+    run_and_report(loaded, folder, quiet=quiet, first=f"{folder} learns from {teacher}: {how}")

@@ -1,0 +1,60 @@
+"""`heedful embed`: a vector for each text."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def embed(
+    model: Annotated[Path, typer.Argument(help="A model directory, of any kind.")],
+    input: Annotated[
+        Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A file .npy or .jsonl. Default: JSONL on stdout."),
+    ] = None,
+    pooling: Annotated[
+        str, typer.Option(help="Of the tokens' states: mean, first or last.")
+    ] = "mean",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Turn each line into a vector, from the states of the model's last layer.
+
+    A file .npy holds one array (texts, width) of 32-bit floats; JSONL has a line for each text.
+
+    Example: heedful embed runs/encoder --input texts.txt --output vectors.npy
+    """
+    import json
+
+    from heedful.bundle import load
+    from heedful.cli.lines import input_chunks, line_writer, progress_bar
+    from heedful.errors import UserError
+
+    as_array = output is not None and output.suffix == ".npy"
+    if output is not None and output.suffix not in (".npy", ".jsonl"):
+        raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
+    chunks = input_chunks(input)
+    opened = load(model, device=device)
+    bar = nullcontext(lambda count: None) if output is None else progress_bar("embedding")
+    parts = []
+    with nullcontext(print) if as_array else line_writer(output) as write, bar as progress:
+        for chunk in chunks:
+            vectors = opened.embed(chunk, pooling=pooling)
+            progress(len(chunk))
+            if as_array:
+                parts.append(vectors.numpy())
+                continue
+            for text, vector in zip(chunk, vectors.tolist(), strict=True):
+                write(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
+    if as_array:
+        import numpy as np
+
+        from heedful.files import replacing
+
+        assert output is not None
+        empty = np.zeros((0, opened.config.d_model), np.float32)
+        with replacing(output) as file:
+            np.save(file, np.concatenate([empty, *parts]))

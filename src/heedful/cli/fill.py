@@ -1,0 +1,65 @@
+"""`heedful fill`: which words belong where a text is masked."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fill(
+    model: Annotated[Path, typer.Argument(help="A masked language model's directory.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", "-t", help="A text with <mask> or [MASK] in it; repeatable."),
+    ] = None,
+    input: Annotated[
+        Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Candidates for each mask.")] = 5,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each text.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Name the likeliest words for each mask in a text.
+
+    A line for each candidate, best first: its probability, the token, and the text with it, with
+    tabs between. After each mask stands an empty line. Of several masks each is filled with the
+    others still masked.
+
+    Example: heedful fill runs/encoder --text 'A <mask> barks.' --top 3
+    """
+    import json as json_format
+
+    from heedful.bundle import MaskedLanguageModel, expect, load
+    from heedful.cli.lines import input_chunks, line_writer
+    from heedful.errors import UserError
+
+    if text and input is not None:
+        raise UserError("give --text or --input, not both")
+    chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(input)
+    filler = load(model, device=device)
+    expect(filler, MaskedLanguageModel, "fill")
+    number = 0
+    with line_writer(output) as write:
+        for chunk in chunks:
+            for line in chunk:
+                number += 1
+                try:
+                    masks = filler.fill(line, top_k=top)
+                except UserError as error:
+                    raise UserError(f"line {number}: {error}") from None
+                if json:
+                    found = [[asdict(candidate) for candidate in mask] for mask in masks]
+                    content = {"text": line, "masks": found}
+                    write(json_format.dumps(content, ensure_ascii=False))
+                    continue
+                for mask in masks:
+                    for each in mask:
+                        write(f"{each.probability:.6f}\t{each.token}\t{each.text}")
+                    write("")
+    if not number:
+        raise UserError("there is no text: give --text TEXT, --input FILE, or lines on stdin")

@@ -1,0 +1,247 @@
+"""Whole models from and to directories in the Hugging Face format: net, text, labels, ids."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from heedful.bundle import (
+    AnyModel,
+    Card,
+    Classifier,
+    Embedder,
+    LanguageModel,
+    MaskedLanguageModel,
+    SavedModel,
+    Translator,
+    Writer,
+    kind_of,
+    open_net,
+)
+from heedful.bundle.model import CONFIG, SIDES
+from heedful.errors import UserError
+from heedful.export.generation_ids import (
+    decoder_ids,
+    generation_settings,
+    read_generation_ids,
+    role_ids,
+)
+from heedful.export.hf_directory import (
+    HfDirectory,
+    check_replaceable,
+    read_hf_directory,
+    write_hf_directory,
+)
+from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
+from heedful.files import read_json, write_directory, write_json
+from heedful.text.foreign import read_tokenizer, write_tokenizer
+from heedful.text.tokenizer import Tokenizer
+from heedful.zoo.saved import WEIGHTS
+
+Say = Callable[[str], None]
+
+_TASKS: dict[type[SavedModel], str] = {
+    Translator: "text_to_text",
+    LanguageModel: "language_modelling",
+    MaskedLanguageModel: "masked_lm",
+    Classifier: "classification",
+    Embedder: "embedding",
+}
+_OWN_FILES = {CONFIG, WEIGHTS, "tokenizer.json", *(f"tokenizer.{side}.json" for side in SIDES)}
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+def import_hf(
+    directory: str | Path,
+    out: str | Path,
+    *,
+    say: Say = lambda line: None,
+    **config_keys: object,
+) -> AnyModel:
+    """Make a heedful model directory of one in the Hugging Face format, and open it.
+
+    Weights, tokenizers, labels, and what a text begins and ends with are taken over. Nothing is
+    unpickled and nothing of the directory is run. `out` is there whole or not at all.
+
+    Args:
+        say: told what was passed over, and what the directory lacks.
+        config_keys: keys of our Config that win over the directory's, such as head="classify".
+
+    Raises:
+        UserError: no model in that format; a model type, setting or tokenizer that is not built
+            here; a tensor too many, too few or of the wrong shape; `out` holds something else.
+    """
+    directory, out = Path(directory), Path(out).resolve()
+    check_replaceable(out, _OWN_FILES, "heedful")
+    found = read_hf_directory(directory)
+    made = net_from_hf(found, str(directory), **config_keys)
+    kind = kind_of(made.net)
+    src, tgt = _read_tokenizers(directory, kind)
+    card, notices = _card(found, made, kind, tgt, directory)
+    model = open_net(made.net, made.config, card, src, tgt)
+    notices = [*made.notices, *notices, *_doubts(model, directory)]
+    write_directory(out, model.save)
+    for notice in notices:
+        say(notice)
+    return model
+
+
+def export_hf(model: AnyModel, out: str | Path, *, say: Say = lambda line: None) -> None:
+    """Write a directory that `transformers` opens with its Auto classes, with no code of ours.
+
+    It holds `config.json` with ids and labels, `generation_config.json` for a model that writes,
+    the weights, and the tokenizer's files. It is there whole or not at all.
+
+    Raises:
+        UserError: an architecture or a choice that the format has no place for; `out` holds
+            something else.
+    """
+    card = model.card
+    content, tensors = net_to_hf(card.architecture, model.config, model.net)
+    content |= _labels_to_hf(model)
+    for key, value in role_ids(model).items():
+        if content.get(key) is None:
+            content[key] = value
+        elif value is not None and content[key] != value:
+            raise UserError(
+                f"{card.architecture} counts positions from {key} {content[key]} over there, but "
+                f"this model's tokenizer has {value}; train it with "
+                f"model.position_offset={int(value) + 1}"
+            )
+    if isinstance(model, Translator):
+        content |= decoder_ids(model)
+
+    def write_text(directory: Path) -> None:
+        if model.has_tokenizer:
+            write_tokenizer(model.src_tokenizer, directory, model.tgt_tokenizer)
+            _complete_tokenizer(directory, model)
+
+    write_hf_directory(Path(out), content, tensors, generation_settings(model), write_text)
+    if not model.has_tokenizer:
+        say("the model has no tokenizer: the directory takes ids alone")
+    elif (Path(out) / "tokenizer_target").exists():
+        say(
+            "the directory's own tokenizer is that of the source; that of the target is in "
+            "tokenizer_target/, because transformers has one a directory"
+        )
+
+
+def _read_tokenizers(
+    directory: Path, kind: type[SavedModel]
+) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """Those of what goes in and of what comes out; the same one unless they differ."""
+    src = read_tokenizer(directory, "source")
+    if src is None or kind is not Translator:
+        return src, src
+    tgt = read_tokenizer(directory, "target")
+    assert tgt is not None, "a directory has a tokenizer for both sides or for none"
+    return src, src if tgt.content() == src.content() else tgt
+
+
+def _card(
+    found: HfDirectory,
+    made: ImportedNet,
+    kind: type[AnyModel],
+    tokenizer: Tokenizer | None,
+    directory: Path,
+) -> tuple[Card, list[str]]:
+    """What the model is for, and notices."""
+    task = "translation" if made.architecture == "marian" else _TASKS[kind]
+    languages: dict[str, Any] = {}
+    if kind is Translator and (directory / _TOKENIZER_CONFIG).is_file():
+        said = read_json(directory / _TOKENIZER_CONFIG)
+        languages = {
+            "src_language": said.get("source_lang"),
+            "tgt_language": said.get("target_lang"),
+        }
+    card = Card(made.architecture, task, **languages)
+    notices: list[str] = []
+    if issubclass(kind, Writer):
+        sizes = made.config
+        vocab_size = sizes.tgt_vocab_size if kind is Translator else sizes.vocab_size
+        ids, notices = read_generation_ids(found, kind, tokenizer, vocab_size)
+        card = Card(made.architecture, task, **languages, generation=ids)
+    elif kind is Classifier:
+        labels = _labels_from_hf(found.config, made.config.num_labels, str(directory))
+        card = Card(made.architecture, task, labels=labels)
+        problem = found.config.get("problem_type")
+        if problem not in (None, "single_label_classification"):
+            notices.append(
+                f"{directory} was trained for {problem}: its logits are the same here, but "
+                "`classify` gives each text one label by their softmax"
+            )
+    return card, notices
+
+
+def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> tuple[str, ...]:
+    """Names of the classes in the order of the logits; those of transformers where none are said.
+
+    Raises:
+        UserError: names that are not numbered from 0, or two that are alike.
+    """
+    said = content.get("id2label") or {}
+    if len(said) != num_labels:  # other classes were asked for, or their names left out
+        return tuple(f"LABEL_{label}" for label in range(num_labels))
+    try:
+        labels = tuple(str(said[str(label)]) for label in range(num_labels))
+    except (KeyError, TypeError):
+        raise UserError(f"{where}: id2label must name the classes 0 to {num_labels - 1}") from None
+    if len(set(labels)) < num_labels:
+        raise UserError(f"{where}: id2label gives two classes the same name: {', '.join(labels)}")
+    return labels
+
+
+def _labels_to_hf(model: AnyModel) -> dict[str, Any]:
+    if not isinstance(model, Classifier):
+        return {}
+    return {
+        "id2label": {str(number): label for number, label in enumerate(model.labels)},
+        "label2id": {label: number for number, label in enumerate(model.labels)},
+    }
+
+
+def _doubts(model: AnyModel, directory: Path) -> list[str]:
+    """What a user should know of a model's text."""
+    if not model.has_tokenizer:
+        return [f"{directory} has no tokenizer files: the model takes lists of ids alone"]
+    config = model.config
+    sizes = {
+        "source": (model.src_tokenizer, getattr(config, "src_vocab_size", None)),
+        "target": (model.tgt_tokenizer, getattr(config, "tgt_vocab_size", None)),
+    }
+    if not isinstance(model, Translator):
+        sizes = {"": (model.tokenizer, config.vocab_size)}
+    return [
+        f"{directory}: the {side + ' ' if side else ''}tokenizer has {tokenizer.vocab_size:,} "
+        f"ids, but the net {size:,}: text that needs the others cannot be read"
+        for side, (tokenizer, size) in sizes.items()
+        if size is not None and tokenizer.vocab_size > size
+    ]
+
+
+def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
+    """Add to the tokenizer's files what only the model knows: its length, languages, and types."""
+    path = directory / _TOKENIZER_CONFIG
+    settings = read_json(path)
+    settings["model_max_length"] = model.config.max_length
+    if settings.get("tokenizer_class") == "MarianTokenizer":
+        languages = {
+            "source_lang": model.card.src_language,
+            "target_lang": model.card.tgt_language,
+        }
+        settings |= {key: value for key, value in languages.items() if value is not None}
+    tells_apart = getattr(model.config, "type_vocab_size", 1) > 1
+    if tells_apart and "token_type_ids" not in settings["model_input_names"]:
+        settings["model_input_names"].insert(1, "token_type_ids")
+        content = read_json(directory / "tokenizer.json")
+        _type_second(content["post_processor"])
+        write_json(directory / "tokenizer.json", content)
+    write_json(path, settings)
+
+
+def _type_second(processor: dict[str, Any]) -> None:
+    """Let a template give the second text of a pair, and what follows it, the type 1."""
+    second = False
+    for piece in processor["pair"]:
+        ((name, content),) = piece.items()
+        second = second or (name == "Sequence" and content["id"] == "B")
+        content["type_id"] = int(second)
