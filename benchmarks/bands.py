@@ -1,0 +1,99 @@
+"""Is my run right? Trains every recipe that has loss bands up to the last of them, and compares.
+
+DATA holds multi30k/, tatoeba/, tinyshakespeare/ and sst2/; a recipe whose data are not there is
+left out, and said to be.
+"""
+
+import signal
+from pathlib import Path
+
+from common import argument_parser, command_line, table, write_results
+from heedful.config import Recipe, load_recipe, shipped_recipes
+from heedful.run import train
+from heedful.training.events import Evaluated, Event
+from heedful.training.loggers import read_log
+from runs import RUNS
+
+QUICK_RECIPES = ("rhyme",)
+
+
+def main() -> None:
+    """Train, compare, write; ends with an error where a loss lies outside its band."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--data", type=Path, default=Path(), help="where the data sets are")
+    parser.add_argument("--runs", type=Path, default=RUNS / "bands", help="folder of the runs")
+    parser.add_argument("--only", default="", help="names of recipes, by commas")
+    arguments = parser.parse_args()
+    names = [name for name in shipped_recipes() if load_recipe(name).expect]
+    if arguments.quick:
+        names = [name for name in names if name in QUICK_RECIPES]
+    if arguments.only:
+        names = [name for name in names if name in arguments.only.split(",")]
+    rows, data, outside = [], [], []
+    for name in names:
+        recipe = load_recipe(name)
+        found = losses(name, recipe, arguments.data, arguments.runs)
+        for band in recipe.expect:
+            loss = found.get(band.step) if found is not None else None
+            verdict = "data absent" if found is None else "not evaluated"
+            if loss is not None:
+                verdict = "within" if band.low <= loss <= band.high else "OUTSIDE"
+            if verdict in ("OUTSIDE", "not evaluated"):
+                outside.append(f"{name}, step {band.step}: {verdict}")
+            shown = "–" if loss is None else f"{loss:.3f}"
+            rows.append([name, f"{band.step:,}", f"{band.low:g} to {band.high:g}", shown, verdict])
+            data.append({"recipe": name, **band.model_dump(), "loss": loss, "verdict": verdict})
+    write_results(
+        "bands",
+        "Is my run right?",
+        [
+            "The held-out loss that each recipe has at a step, as it is shipped and with the data "
+            "that it names, and what a run of this script found.",
+            table(["recipe", "step", "band", "found", ""], rows),
+        ],
+        {"bands": data},
+        directory=arguments.results,
+        command=command_line({arguments.data: "DATA", arguments.runs: "RUNS"}),
+    )
+    if outside:
+        raise SystemExit("; ".join(outside))
+
+
+def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float] | None:
+    """Held-out losses by step up to the recipe's last band; None where its data are absent."""
+    settings = []
+    for split in ("train", "valid", "test"):
+        for key in ("src", "tgt", "file", "text"):
+            value = getattr(getattr(recipe.data, split), key)
+            if value is None or (isinstance(value, str) and value.startswith("shipped:")):
+                continue
+            paths = [data / path for path in ([value] if isinstance(value, str) else value)]
+            if not all(path.is_file() for path in paths):
+                return None
+            listed = ",".join(map(str, paths))
+            settings.append(f"data.{split}.{key}=[{listed}]")
+    last = max(band.step for band in recipe.expect)
+    out = runs / name
+    if not (out / "log.jsonl").is_file():
+        train(load_recipe(name, settings), out, say=print, listeners=[StopAfter(last)])
+    events = read_log(out / "log.jsonl")
+    return {event.step: event.loss for event in events if isinstance(event, Evaluated)}
+
+
+class StopAfter:
+    """A listener that ends a run as Ctrl-C does, once it was evaluated at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on(self, event: Event) -> None:
+        """Ask the run to stop."""
+        if isinstance(event, Evaluated) and event.step >= self.step:
+            signal.raise_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+if __name__ == "__main__":
+    main()
