@@ -418,13 +418,14 @@ def test_a_draft_whose_token_is_forbidden_proposes_nothing(seed: int | None) -> 
             Table(lambda ids: torch.tensor([0.02, 0.02, 0.9, 0.06]).log()),
             PromptLookup(1),
             [2, 3],
-            eos_id=0,
-            max_new_tokens=2,
+            eos_id=3,
+            max_new_tokens=3,
             rules=rules,
             seed=seed,
         )
-        assert result.ids == [2, 2]  # after the first 2 the lookup says 3
-        assert (result.num_target_calls, result.num_proposed) == (2, 0)
+        assert result.ids[0] == 2  # and after that the lookup says 3
+        assert (len(result.ids), 3 in result.ids) == (3, False)
+        assert (result.num_target_calls, result.num_proposed) == (3, 0)
 
 
 def test_what_a_rule_remembers_of_the_draft_stays_with_the_draft() -> None:

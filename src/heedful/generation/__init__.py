@@ -29,11 +29,21 @@ from heedful.generation.sampling import (
 )
 from heedful.generation.scoring import Hypothesis, LengthScore, Normalization
 from heedful.generation.search import beam_search, greedy_search
+from heedful.generation.speculative import (
+    Draft,
+    DraftModel,
+    PromptLookup,
+    Scorer,
+    SpeculativeResult,
+    speculative_decode,
+)
 from heedful.generation.stopping import Stop
 
 __all__ = [
     "BannedTokens",
     "Context",
+    "Draft",
+    "DraftModel",
     "ForcedTokens",
     "FrequencyPenalty",
     "Hypothesis",
@@ -44,9 +54,12 @@ __all__ = [
     "Normalization",
     "PrefixFunction",
     "PresencePenalty",
+    "PromptLookup",
     "RepetitionPenalty",
     "Rule",
     "SampledStep",
+    "Scorer",
+    "SpeculativeResult",
     "State",
     "Stop",
     "StopFunction",
@@ -62,4 +75,5 @@ __all__ = [
     "sample",
     "sample_steps",
     "sampling_rules",
+    "speculative_decode",
 ]
