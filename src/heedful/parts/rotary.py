@@ -60,8 +60,11 @@ class NtkScaling:
     factor: float
 
     def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
-        stretch = self.factor ** (width / (width - 2)) if width > 2 else 1.0
-        return _frequencies(base * stretch, width), 1.0
+        return _frequencies(self.stretched(base, width), width), 1.0
+
+    def stretched(self, base: float, width: int) -> float:
+        """The larger base itself, which says all that this scaling does."""
+        return base * self.factor ** (width / (width - 2)) if width > 2 else base
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ ARCHITECTURES = (
     "marian",
     "t5",
     "llama",
-    "mistral",
     "gpt",
     "gpt3",
 )

@@ -41,7 +41,7 @@ class Config:
         max_length: longest text, in tokens.
         dropout: on embeddings, sub-layers' outputs and attention weights.
         tie_embeddings: one matrix for input and output.
-        bias: in attention, feed-forward and norms.
+        bias: in attention, feed-forward and norms (nanoGPT trains without).
     """
 
     vocab_size: int = 50257
@@ -101,6 +101,9 @@ def _norm(config: Config) -> nn.Module:
     return LayerNorm(config.norm_eps, config.bias).build(config.d_model)
 
 
+# Their format always has biases: of a model without any they are zeros, and this key says so.
+NO_BIAS = "heedful_bias"
+
 HF = HfFormat(
     model_type="gpt2",
     classes={"GPT2LMHeadModel": {}, "GPT2Model": {}},
@@ -127,7 +130,12 @@ HF = HfFormat(
         "add_cross_attention": (False,),
     },
     defaults={"activation_function": "gelu_new", "n_inner": None, "tie_word_embeddings": True},
-    write=lambda config: {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout},
+    read=lambda given: {"bias": given.get(NO_BIAS, True)},
+    write=lambda config: {
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        **({} if config.bias else {NO_BIAS: False}),
+    },
 )
 
 
@@ -139,6 +147,7 @@ def hf_names(config: Config) -> Names:
         Name("embedding.tokens.weight", "transformer.wte.weight"),
         Name("embedding.positions.weight", "transformer.wpe.weight"),
     ]
+    zeros = {}
     for ours, theirs, transposed in (
         (f"{attention}norm", f"{layer}ln_1", False),
         (f"{attention}sublayer.qkv", f"{layer}attn.c_attn", True),
@@ -149,12 +158,16 @@ def hf_names(config: Config) -> Names:
         ("decoder.final_norm", "transformer.ln_f", False),
     ):
         names.append(Name(f"{ours}.weight", f"{theirs}.weight", transposed=transposed))
-        names.append(Name(f"{ours}.bias", f"{theirs}.bias"))
+        if config.bias:
+            names.append(Name(f"{ours}.bias", f"{theirs}.bias"))
+        else:
+            zeros[f"{theirs}.bias"] = f"{ours}.weight"
     if not config.tie_embeddings:
         names.append(Name("head.weight", "lm_head.weight"))
     return Names(
         tuple(names),
         prefix="transformer.",
         aliases={"lm_head.weight": "transformer.wte.weight"} if config.tie_embeddings else {},
+        zeros=zeros,
         buffers=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),
     )

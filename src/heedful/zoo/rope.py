@@ -1,0 +1,188 @@
+"""Rotary positions as plain keys: those of our Config, and those of the Hugging Face format."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+
+from heedful.config import nearest
+from heedful.errors import UserError
+from heedful.parts.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    NtkScaling,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
+
+SCALINGS: dict[str, type[Scaling]] = {
+    "linear": LinearScaling,
+    "ntk": NtkScaling,
+    "yarn": YarnScaling,
+    "llama3": Llama3Scaling,
+}
+
+
+def scaling_of(keys: Mapping[str, Any] | None) -> Scaling | None:
+    """The scaling whose name is `type` and whose arguments are the other keys.
+
+    Raises ValueError naming the key that is wrong.
+    """
+    if keys is None:
+        return None
+    given = dict(keys)
+    kind = given.pop("type", None)
+    if kind not in SCALINGS:
+        raise ValueError(f"type is {kind!r}; known: {', '.join(SCALINGS)}")
+    known = [field.name for field in fields(SCALINGS[kind])]
+    for key in given:
+        if key not in known:
+            raise ValueError(f"unknown key {key} of {kind}; {nearest(key, known)}")
+    try:
+        scaling: Scaling = TypeAdapter(SCALINGS[kind]).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{first['loc'][0]} of {kind}: {first['msg']}") from None
+    _check(kind, scaling)
+    return scaling
+
+
+def _check(kind: str, scaling: Scaling) -> None:
+    for key, value in asdict(scaling).items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not 0 < value < math.inf:
+            raise ValueError(f"{key} of {kind} must be above 0, not {value}")
+    if isinstance(scaling, Llama3Scaling) and scaling.low >= scaling.high:
+        raise ValueError(f"low {scaling.low} of {kind} must be below high {scaling.high}")
+    if isinstance(scaling, YarnScaling) and scaling.slow >= scaling.fast:
+        raise ValueError(f"slow {scaling.slow} of {kind} must be below fast {scaling.fast}")
+
+
+def _whole(keys: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The keys with all that was left out, so that equal scalings are equal keys."""
+    scaling = scaling_of(keys)
+    if keys is None or scaling is None:
+        return None
+    return {"type": keys["type"], **asdict(scaling)}
+
+
+# The type of a Config's `rope_scaling`: a `Scaling` as values that JSON can hold.
+RopeScaling = Annotated[dict[str, Any] | None, AfterValidator(_whole)]
+
+
+def head_width(config: Any) -> int:
+    """E: `head_dim`, or what the heads leave each other of `d_model`."""
+    width: int = config.head_dim or config.d_model // config.num_heads
+    return width
+
+
+def rotary(config: Any) -> Rotary:
+    """The position scheme of a Config with `rope_base`, `rope_layout` and `rope_scaling`."""
+    return Rotary(config.rope_base, config.rope_layout, scaling_of(config.rope_scaling))
+
+
+def check_rope(config: Any) -> None:
+    """Refuse a head that has no pairs of dimensions; raises ValueError."""
+    if head_width(config) % 2:
+        raise ValueError(f"rotary positions need an even head_dim, not {head_width(config)}")
+
+
+# For each of their types their keys and ours. What is not here is refused.
+HF_SCALINGS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low",
+        "high_freq_factor": "high",
+        "original_max_position_embeddings": "original_length",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_length",
+        "beta_slow": "slow",
+        "beta_fast": "fast",
+        "attention_factor": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+HF_REFUSED = {
+    "dynamic": "it changes with the text's length, so that keys in a cache no longer fit",
+    "longrope": "it changes with the text's length, so that keys in a cache no longer fit",
+}
+_ORIGINAL = "original_max_position_embeddings"
+# Beside the table: the base, the type's names, whether all of a head is turned, how YaRN's
+# attention factor follows from two others, and a remark of the first YaRN models.
+_BESIDE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+_BESIDE_YARN = {"mscale", "mscale_all_dim", "finetuned"}
+
+
+def rope_from_hf(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Our rope keys from `config.json`; raises UserError for what we do not build.
+
+    Old files have `rope_theta` and `rope_scaling`, those of transformers 5 `rope_parameters`, which
+    holds the base too.
+    """
+    place = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
+    inner = given.get(place) or {}
+    base = inner.get("rope_theta", given.get("rope_theta", 10000.0))
+    kind = inner.get("rope_type", inner.get("type", "default"))
+    if kind not in HF_SCALINGS:
+        reason = HF_REFUSED.get(kind, f"known here: {', '.join(HF_SCALINGS)}")
+        raise UserError(f"config.json: the rope_type of {place} is {kind!r}; {reason}")
+    table = HF_SCALINGS[kind]
+    for key in inner:
+        if key not in table.keys() | _BESIDE | (_BESIDE_YARN if kind == "yarn" else set()):
+            raise UserError(f"config.json: {key} of {place} is not known here for {kind}")
+    for partial in (inner.get("partial_rotary_factor"), given.get("partial_rotary_factor")):
+        if partial not in (None, 1):
+            raise UserError(
+                f"config.json: partial_rotary_factor is {partial}, but here all of a head is turned"
+            )
+    if kind == "default":
+        return {"rope_base": base, "rope_scaling": None}
+    said = {key: inner[key] for key in table if inner.get(key) is not None}
+    if _ORIGINAL in table:
+        # In this order: it once stood beside the scaling, and is left out where nothing changed.
+        length = given.get(_ORIGINAL) or said.get(_ORIGINAL) or given["max_position_embeddings"]
+        said[_ORIGINAL] = length
+    if kind == "yarn":
+        said |= _yarn_from_hf(inner, said, given)
+    for key in ("factor", "low_freq_factor", "high_freq_factor"):
+        if key in table and key not in said:
+            raise UserError(f"config.json: {place} of type {kind} lacks {key}")
+    keys = {table[key]: value for key, value in said.items()}
+    return {"rope_base": base, "rope_scaling": {"type": kind, **keys}}
+
+
+def _yarn_from_hf(
+    inner: Mapping[str, Any], said: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What YaRN's keys follow from where they are left out."""
+    factor = said.get("factor") or given["max_position_embeddings"] / said[_ORIGINAL]
+    over, under = inner.get("mscale"), inner.get("mscale_all_dim")
+    if "attention_factor" in said or not (over and under):
+        return {"factor": factor}
+    grown = math.log(factor) if factor > 1 else 0.0
+    return {
+        "factor": factor,
+        "attention_factor": (0.1 * over * grown + 1) / (0.1 * under * grown + 1),
+    }
+
+
+def rope_to_hf(config: Any) -> dict[str, Any]:
+    """What `config.json` says of our rope keys, in the old style, which all versions read.
+
+    There is no NTK over there, but it is no more than a larger base.
+    """
+    scaling, base = scaling_of(config.rope_scaling), config.rope_base
+    if isinstance(scaling, NtkScaling):
+        return {"rope_theta": scaling.stretched(base, head_width(config)), "rope_scaling": None}
+    if scaling is None:
+        return {"rope_theta": base, "rope_scaling": None}
+    kind, ours = config.rope_scaling["type"], asdict(scaling)
+    said = {key: ours[name] for key, name in HF_SCALINGS[kind].items() if ours[name] is not None}
+    return {"rope_theta": base, "rope_scaling": {"rope_type": kind, **said}}
