@@ -16,6 +16,7 @@ ARCHITECTURES = (
     "marian",
     "t5",
     "llama",
+    "mistral",
     "gpt",
     "gpt3",
 )
