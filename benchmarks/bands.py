@@ -4,6 +4,7 @@ DATA holds multi30k/, tatoeba/, tinyshakespeare/ and sst2/; a recipe whose data 
 left out, and said to be.
 """
 
+import json
 import signal
 from pathlib import Path
 
@@ -70,13 +71,21 @@ def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float
             paths = [data / path for path in ([value] if isinstance(value, str) else value)]
             if not all(path.is_file() for path in paths):
                 return None
-            listed = ",".join(map(str, paths))
-            settings.append(f"data.{split}.{key}=[{listed}]")
+            settings.append(f"data.{split}.{key}={json.dumps(list(map(str, paths)))}")
     last = max(band.step for band in recipe.expect)
     out = runs / name
-    if not (out / "log.jsonl").is_file():
-        train(load_recipe(name, settings), out, say=print, listeners=[StopAfter(last)])
-    events = read_log(out / "log.jsonl")
+    if last not in evaluated(out):
+        started = (out / "recipe.yaml").is_file()
+        chosen = load_recipe(out) if started else load_recipe(name, settings)
+        ended = train(chosen, out, resume=started, say=print, listeners=[StopAfter(last)])
+        if ended.reason == "interrupted" and last not in evaluated(out):
+            raise SystemExit("stopped and saved; the same command goes on")
+    return evaluated(out)
+
+
+def evaluated(out: Path) -> dict[int, float]:
+    """Held-out losses by step of a run as far as it is; none where it has not begun."""
+    events = read_log(out / "log.jsonl") if (out / "log.jsonl").is_file() else []
     return {event.step: event.loss for event in events if isinstance(event, Evaluated)}
 
 

@@ -14,12 +14,14 @@ import torch
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
 from heedful.bundle import Classifier, parameter_count
+from heedful.config import load_recipe
 from runs import RUNS, Run, finished_run
 
 SIZE = ["model.size=tiny", "model.num_heads=4", "model.num_layers=4"]
 STUDENT_LAYERS = 2
 QUICK = [
-    "tokenizer.vocab_size=2000",
+    "tokenizer.kind=word",
+    "tokenizer.vocab_size=null",
     "training.max_steps=4",
     "training.evaluate_every=4",
     "model.d_model=16",
@@ -40,17 +42,18 @@ def main() -> None:
     files = [f"data.train.file={train}", f"data.valid.file={dev}"]
     quick = QUICK * arguments.quick
     folder = arguments.runs
-    masked = finished_run("masked-lm", folder / "masked-lm", files + SIZE + quick)
+    settings = [*files, *SIZE, once("masked-lm"), *quick]
+    masked = finished_run("masked-lm", folder / "masked-lm", settings)
     kinds: dict[str, list[Run]] = {"scratch": [], "pretrained": [], "student": []}
     for seed in range(1, arguments.seeds + 1):
-        common = [*files, f"training.seed={seed}", *quick]
-        scratch = finished_run("classification", folder / f"scratch-{seed}", common + SIZE)
+        common = [*files, *SIZE, f"training.seed={seed}", once("classification"), *quick]
+        scratch = finished_run("classification", folder / f"scratch-{seed}", common)
         kinds["scratch"].append(scratch)
         start = [f"init_from={masked.directory}"]
         tuned = finished_run("classification", folder / f"pretrained-{seed}", common + start)
         kinds["pretrained"].append(tuned)
-        taught = [f"distillation.teacher={tuned.directory}", *SIZE]
-        taught += [f"model.num_layers={STUDENT_LAYERS}"]
+        common = [*files, *SIZE, f"training.seed={seed}", once("distil-classification"), *quick]
+        taught = [f"distillation.teacher={tuned.directory}", f"model.num_layers={STUDENT_LAYERS}"]
         student = finished_run("distil-classification", folder / f"student-{seed}", common + taught)
         kinds["student"].append(student)
     accuracy = {kind: [score(run) for run in runs] for kind, runs in kinds.items()}
@@ -106,6 +109,11 @@ def main() -> None:
         command=command_line({arguments.data: "DATA", arguments.runs: "RUNS"}),
         packages=("scikit-learn",),
     )
+
+
+def once(recipe: str) -> str:
+    """The setting with which a recipe's run is evaluated at its end alone."""
+    return f"training.evaluate_every={load_recipe(recipe).training.max_steps}"
 
 
 def score(run: Run) -> float:

@@ -38,7 +38,8 @@ class Files(_Strict):
     """Where examples are read from (.gz or not).
 
     Sentence pairs: two line-parallel files `src` and `tgt`, or one `file` of both (TSV or JSONL).
-    Texts: `text`, plain or JSONL. Texts with labels: `file`, TSV or JSONL.
+    Texts: `text`, plain or JSONL. Texts with labels: `file`, TSV or JSONL (masked LM reads the
+    texts of one too).
     """
 
     src: str | list[str] | None = None

@@ -9,7 +9,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from heedful.training.schedules import make_schedule
 from heedful.training.trainer import Trainer, Work
 from heedful.zoo import architecture
 from heedful.zoo.saved import (
+    OF_WORDS,
     WEIGHTS,
     copy_matching,
     load_tensors,
@@ -166,8 +167,11 @@ def _start(
     job: Job = kind(recipe, out / "data", say, tokenizers)
     torch.manual_seed(recipe.training.seed)
     job.model = model = _build(recipe, job, source)
-    if source is not None and not resume:
-        _report_loaded(copy_matching(model.net, source.net), say, str(recipe.init_from))
+    if source is not None:
+        # Also where a run goes on: it may have been stopped before its first checkpoint.
+        found = _take_over(model, source)
+        if not resume:
+            _report_loaded(found, say, str(recipe.init_from))
     if teacher is not None:
         assert master is not None
         job.learn_from(master, resume=resume)
@@ -209,7 +213,11 @@ def _open_folder(recipe: Recipe, out: Path, resume: bool) -> None:
 def _build(recipe: Recipe, job: Job, source: SavedModel | None) -> SavedModel:
     name, config = _model_config(recipe, type(job), source, job.sizes)
     net = architecture(name).build(config)
-    return open_net(net, config, job.card(name), *job.tokenizers)
+    card = job.card(name)
+    if source is not None and not card.generation.start:
+        # An imported model's outputs go on to begin and end as it was trained.
+        card = replace(card, generation=source.card.generation)
+    return open_net(net, config, card, *job.tokenizers)
 
 
 def _check_model(recipe: Recipe, kind: type[Job], source: SavedModel | None) -> None:
@@ -222,7 +230,8 @@ def _model_config(
 ) -> tuple[str, Any]:
     """Name and Config of the architecture that a recipe's `model` describes.
 
-    Where a run starts from another model of that architecture, its sizes are the defaults.
+    Where a run starts from another model of that architecture, that one's sizes stand instead of
+    those of `size`; keys that the recipe sets by themselves win over both.
     """
     keys: dict[str, Any] = dict(recipe.model)
     if not keys and source is None:
@@ -242,7 +251,19 @@ def _model_config(
             raise UserError(f"model.{key} follows from the tokenizer: set tokenizer.vocab_size")
     known = module.Config.__dataclass_fields__
     follows = {key: value for key, value in follows.items() if key in known}
-    return name, make_config(name, base | (module.SIZES[size] if size else {}) | follows | keys)
+    return name, make_config(name, (module.SIZES[size] if size else {}) | base | follows | keys)
+
+
+def _take_over(model: SavedModel, source: SavedModel) -> tuple[list[str], list[str], list[str]]:
+    """Copy what fits; tables of words only where both have the same words."""
+    same = all(
+        ours.content() == theirs.content()
+        for ours, theirs in (
+            (model.src_tokenizer, source.src_tokenizer),
+            (model.tgt_tokenizer, source.tgt_tokenizer),
+        )
+    )
+    return copy_matching(model.net, source.net, without="" if same else OF_WORDS)
 
 
 def _report_loaded(found: tuple[list[str], list[str], list[str]], say: Say, source: str) -> None:

@@ -183,10 +183,9 @@ class Translator(Writer):
 
     def collate(self, store: PairStore, rows: np.ndarray) -> PairBatch:
         """Pairs of a store as a batch for this net, on its device."""
-        tokenizer = self.tgt_tokenizer
-        return collate(
-            store, rows, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id, device=self.device
-        )
+        # What the decoder hears first: BOS, or what an imported model was trained with.
+        start, pad_id = self.ids.start[-1], self.tgt_tokenizer.pad_id
+        return collate(store, rows, bos_id=start, pad_id=pad_id, device=self.device)
 
     def _encode_pairs(
         self, sources: Sequence[str], targets: Sequence[str], too_long: TooLong

@@ -44,9 +44,12 @@ def verify(
             )
         )
     else:
-        from heedful.bundle import load
+        from heedful.bundle import Translator, expect, load
 
-        net = load(model).net
+        found = load(model)
+        # The checklist is for two stacks: what it says of sources has no meaning for one.
+        expect(found, Translator, "verify")
+        net = found.net
     report = check(net, fresh=model is None, overfit=overfit, seed=seed)
     if json:
         typer.echo(json_format.dumps(report.to_dict(), indent=2))

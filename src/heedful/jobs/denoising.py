@@ -185,7 +185,8 @@ class Denoising(Job):
         counts = {"num_texts": len(pairs), "num_targets": found.tokens}
         write_json(out / "scores.json", {"set": name, **counts, "scores": scores})
         shown_samples = [
-            f"corrupted: {sample.source}\noriginal:  {sample.reference}\noutput:    {sample.output}\n"
+            f"corrupted: {sample.source}\noriginal:  {sample.reference}\n"
+            f"output:    {sample.output}\n"
             for sample in self._samples()
         ]
         write_text(out / "samples.txt", "\n".join(shown_samples))

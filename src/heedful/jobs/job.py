@@ -147,8 +147,10 @@ def objective(recipe: Recipe, kind: type[Found], keys: Mapping[str, Any] = {}) -
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(["objective", *(str(part) for part in first["loc"][:1])])
-        raise UserError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # the dataclass's own check, whose message begins with the key
+            raise UserError(f"objective.{message}") from None
+        raise UserError(f"objective.{first['loc'][0]}: {message}") from None
     except UserError as error:
         raise UserError(f"objective.{error}") from None
 

@@ -45,7 +45,7 @@ class Rows:
         if lengths is None and size and documents is None:
             return cls(size, ids.device, None, None)
         if lengths is None and documents is not None:
-            return cls(size, ids.device, None, _restarting(documents), documents)
+            return cls(size, ids.device, None, _restarting(documents, None), documents)
         if lengths is None:
             lengths = ids.new_zeros(ids.size(0))  # empty rows: all there is to say is "nothing"
         if ids.size(0) and (int(lengths.max()) > size or int(lengths.min()) < 0):
@@ -56,7 +56,7 @@ class Rows:
         real = padding_mask(lengths, size, side)
         positions = token_positions(lengths, size, side)
         if documents is not None:
-            positions = _restarting(documents)
+            positions = _restarting(documents, real)
         return cls(size, ids.device, real, positions, documents)
 
     def attention(self, *, causal: bool) -> AttentionMask:
@@ -86,9 +86,13 @@ class Rows:
         return states[torch.arange(states.size(0), device=self.device), self.real.int().argmax(1)]
 
 
-def _restarting(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Positions that begin at 0 with every text of a packed row."""
+def _restarting(
+    documents: Int[Tensor, "B T"], real: Bool[Tensor, "B T"] | None
+) -> Int[Tensor, "B T"]:
+    """Positions that begin at 0 with every text of a packed row, whatever stands in its padding."""
     places = torch.arange(documents.size(1), device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    if real is not None:
+        begins[:, 1:] |= real[:, 1:] != real[:, :-1]
     return places - torch.where(begins, places, 0).cummax(dim=1).values

@@ -40,7 +40,7 @@ def attend(
     NaN: `Attention` turns what comes of them into zeros.
 
     Args:
-        bias: of an `AttentionMask`, in fp32.
+        bias: of an `AttentionMask`, in fp32 at least.
         scale: default 1 / √E.
     """
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         key, value = (
             t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (key, value)
         )
-        bias = None if mask is None else mask.bias(torch.float32)
+        bias = None if mask is None else mask.bias(_at_least_fp32(query))
         heads, weights = attend(query, key, value, bias, self.dropout, self.scale)
         if mask is not None and mask.rows is not None:
             weights = weights * mask.rows
@@ -237,7 +237,7 @@ class Attention(nn.Module):
         assert mask.rule is not None
         size = max(self.window, _LOCAL_QUERIES)
         gathered = []
-        for start in range(0, query.size(2), size):
+        for start in range(0, max(query.size(2), 1), size):  # no queries are one part too
             rows = range(start, min(start + size, query.size(2)))
             seen = mask.rule.reach(rows)
             part = slice(seen.start, seen.stop)
@@ -267,7 +267,7 @@ class Attention(nn.Module):
         """Both paths; query heads that share a key head are further queries of that head."""
         length, repeats = query.size(2), self.num_heads // self.num_kv_heads
         forms_weights = self._forms_weights(query)
-        bias = bias_of(torch.float32 if forms_weights else query.dtype)
+        bias = bias_of(_at_least_fp32(query) if forms_weights else query.dtype)
         if repeats > 1:
             query = query.unflatten(1, (-1, repeats)).flatten(2, 3)
             bias = _for_groups(bias, repeats, length)
@@ -298,6 +298,10 @@ class Attention(nn.Module):
         dropout; in fp32 without dropout it is faster but less exact (docs/log.md).
         """
         return query.device.type == "cpu" and query.requires_grad and torch.is_grad_enabled()
+
+
+def _at_least_fp32(query: Tensor) -> torch.dtype:
+    return torch.promote_types(query.dtype, torch.float32)
 
 
 def _part_of(mask: AttentionMask, rows: range, columns: range) -> _BiasOf:

@@ -150,7 +150,7 @@ def from_json(line: str) -> Event:
     return event
 
 
-SHARES = ("exact_match", "token_accuracy")
+SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1")
 
 
 def format_score(name: str, value: float) -> str:

@@ -1,5 +1,6 @@
 """A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from heedful.files import write_file
 from heedful.zoo import architecture
 
 WEIGHTS = "model.safetensors"
+# Names of tensors with a row for each entry of the vocabulary.
+OF_WORDS = r"(.*embedding\.tokens\.weight|head\.(weight|bias))"
 
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:
@@ -63,11 +66,18 @@ def weights_of(net: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def copy_matching(net: nn.Module, source: nn.Module) -> tuple[list[str], list[str], list[str]]:
-    """Copy what has the same name and shape in both: names loaded, left as drawn, and unused."""
+def copy_matching(
+    net: nn.Module, source: nn.Module, *, without: str = ""
+) -> tuple[list[str], list[str], list[str]]:
+    """Copy what has the same name and shape in both: names loaded, left as drawn, and unused.
+
+    `without`: names that fully match this pattern are not copied; default: all may be.
+    """
     own, given = weights_of(net), weights_of(source)
     loaded = sorted(
-        name for name in own.keys() & given.keys() if own[name].shape == given[name].shape
+        name
+        for name in own.keys() & given.keys()
+        if own[name].shape == given[name].shape and not re.fullmatch(without, name)
     )
     for name in loaded:
         own[name].copy_(given[name])

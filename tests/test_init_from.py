@@ -1,0 +1,211 @@
+"""Starting from another model: what is taken over, what is said of it, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import heedful
+from commands import Commands, assert_refused, tiny, write_recipe
+from heedful.config import parse_recipe
+from heedful.run import train
+from heedful.zoo import bert
+from heedful.zoo.saved import OF_WORDS, copy_matching, load_tensors, weights_of
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A trained model of the task copy."""
+    folder = tmp_path_factory.mktemp("source") / "run"
+    train(parse_recipe(tiny(training__max_steps=3)), folder)
+    return folder
+
+
+def start(source: Any, **changes: Any) -> Any:
+    return parse_recipe(tiny(init_from=str(source), **({"training__max_steps": 1} | changes)))
+
+
+STILL = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
+
+
+def test_all_of_a_model_is_taken_over_with_its_sizes_and_words(source, tmp_path):
+    said: list[str] = []
+    recipe = start(source, model={}, training__schedule=STILL, data__generated__num_symbols=4)
+    train(recipe, tmp_path / "run", say=said.append)
+    before, after = (heedful.load(path, device="cpu") for path in (source, tmp_path / "run"))
+    assert after.config == before.config
+    assert after.src_tokenizer.content() == before.src_tokenizer.content()
+    given = load_tensors(source / WEIGHTS)
+    for name, tensor in load_tensors(tmp_path / "run" / WEIGHTS).items():
+        torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
+    assert f"init_from  {len(given)} tensors of {source} loaded" in said
+    assert not any("drawn anew" in line or "not used" in line for line in said)
+
+
+def test_what_was_not_loaded_is_named_on_both_sides(source, tmp_path):
+    said: list[str] = []
+    recipe = start(source, model={"num_encoder_layers": 2, "d_ff": 48})
+    train(recipe, tmp_path / "run", say=said.append)
+    new = next(line for line in said if "drawn anew, not loaded" in line)
+    unused = next(line for line in said if "of it not used" in line)
+    own = {name: t.shape for name, t in load_tensors(tmp_path / "run" / WEIGHTS).items()}
+    given = {name: t.shape for name, t in load_tensors(source / WEIGHTS).items()}
+    drawn = {name for name in own if own[name] != given.get(name)}
+    assert set(new.split(": ")[1].split(", ")) == drawn
+    assert any(name.startswith("encoder.blocks.1.") for name in drawn)
+    left = {name for name in given if given[name] != own.get(name)}
+    assert set(unused.split(": ")[1].split(", ")) == left
+    assert f"{len(own) - len(drawn)} tensors of" in "\n".join(said)
+
+
+def test_sizes_come_from_the_source_and_its_own_keys_win(source, tmp_path):
+    recipe = start(source, model={"dropout": 0.0})
+    train(recipe, tmp_path / "run")
+    before, after = (heedful.load(path, device="cpu").config for path in (source, tmp_path / "run"))
+    assert (after.d_model, after.num_heads, after.d_ff) == (16, 2, 32)
+    assert (before.dropout, after.dropout) == (0.1, 0.0)
+
+
+def test_the_length_is_the_sources_and_longer_texts_are_refused(source, tmp_path, commands):
+    train(start(source, model={}, data__max_length=8), tmp_path / "run")
+    assert heedful.load(tmp_path / "run", device="cpu").config.max_length == 12
+    recipe = write_recipe(tmp_path / "r.json", init_from=str(source), data__max_length=20)
+    ended = commands.train(recipe, tmp_path / "long")
+    assert_refused(ended, "data.max_length 20", "the 12 tokens")
+    assert not (tmp_path / "long").exists()
+
+
+def test_a_model_with_nothing_in_common_is_refused(source, tmp_path, commands):
+    recipe = write_recipe(
+        tmp_path / "r.json",
+        init_from=str(source),
+        model={"d_model": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    )
+    content = json.loads(recipe.read_text())
+    content["model"] |= {"d_ff": 48, "bias": False}
+    recipe.write_text(json.dumps(content))
+    ended = commands.train(recipe, tmp_path / "run")
+    assert_refused(ended, "init_from: no tensor of", source, "architecture or sizes differ")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "part"), [("nowhere", "does not exist"), ("r.json", "is a file, not a model")]
+)
+def test_a_source_that_is_no_directory(path, part, tmp_path, commands):
+    recipe = write_recipe(tmp_path / "r.json", init_from=path)
+    ended = commands.train(recipe, tmp_path / "run", cwd=tmp_path)
+    assert_refused(ended, path, part)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_relative_path_is_of_where_the_command_runs(source, tmp_path, commands):
+    recipe = write_recipe(
+        tmp_path / "r.json", init_from=source.name, model={}, training__max_steps=1
+    )
+    ended = commands.train(recipe, tmp_path / "here", cwd=source.parent)
+    assert ended.code == 0, ended.err
+    elsewhere = commands.train(recipe, tmp_path / "elsewhere", cwd=tmp_path)
+    assert_refused(elsewhere, "run", "does not exist")
+
+
+def test_what_was_loaded_is_printed(source, tmp_path, commands):
+    recipe = write_recipe(
+        tmp_path / "r.json", init_from=str(source), model={"d_ff": 48}, training__max_steps=1
+    )
+    ended = commands.run("train", recipe, "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    shown = re.sub(r"\s+", " ", ended.out)
+    assert "init_from" in shown
+    assert "tensors of" in shown
+    assert "drawn anew, not loaded: " in shown
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_starts_from_it_again(
+    source, tmp_path, commands
+):
+    recipe = write_recipe(tmp_path / "r.json", init_from=str(source), model={})
+    assert commands.train(recipe, tmp_path / "whole").code == 0
+    kill = {"call": "replace", "path": r"checkpoints/", "when": "before"}
+    assert commands.train(recipe, tmp_path / "run", kill=kill).signal == 9
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+    ended = commands.train(recipe, tmp_path / "run", "--resume")
+    assert ended.code == 0, ended.err
+    for name in (WEIGHTS, "scores.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_the_table_of_other_words_of_the_same_number_is_not_loaded(source, tmp_path):
+    """A student has its teacher's vocabulary; that of `init_from` may be as large, and another."""
+    other = tmp_path / "teacher"
+    changes = {"task": "reverse", "data__generated__seed": 5, "training__max_steps": 1}
+    train(parse_recipe(tiny(**changes)), other)
+    edited = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = edited["tokenizer"]["model"]["vocab"]
+    words = sorted(vocabulary, key=vocabulary.get)
+    first, last = words[4], words[-1]
+    vocabulary[first], vocabulary[last] = vocabulary[last], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(edited))
+    said: list[str] = []
+    recipe = start(source, model={}, distillation={"teacher": str(other)})
+    train(recipe, tmp_path / "run", say=said.append)
+    new = next(line for line in said if "drawn anew, not loaded" in line)
+    names = new.split(": ")[1].split(", ")
+    assert names == ["src_embedding.tokens.weight"]  # of all three, since they are tied
+
+
+def test_the_names_of_tables_of_words():
+    names = weights_of(bert.build(bert.Config(12, 8, 2, 1, 16, max_length=8, tie_embeddings=False)))
+    rows = {name for name, weight in names.items() if weight.size(0) == 12}
+    assert rows == {name for name in names if re.fullmatch(OF_WORDS, name)}
+
+
+def test_copies_are_copies():
+    torch.manual_seed(0)
+    nets = [bert.build(bert.Config(12, 8, 2, layers, 16, max_length=8)) for layers in (1, 2)]
+    loaded, new, unused = copy_matching(*nets)
+    own, given = (weights_of(net) for net in nets)
+    assert loaded == sorted(own)
+    assert new == []
+    assert unused == sorted(given.keys() - own.keys())
+    for name in loaded:
+        assert torch.equal(own[name], given[name])
+        assert own[name].data_ptr() != given[name].data_ptr()
+
+
+def test_a_classifier_starts_from_a_masked_language_model(tmp_path):
+    from encoder_runs import tiny as encoder
+
+    lines = ["the dog sees", "a cat runs", "the old cow", "a big cat sees"] * 10
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
+    labelled = [f"{line}\t{'x' if 'cat' in line else 'y'}\n" for line in lines]
+    (tmp_path / "l.tsv").write_text("".join(labelled))
+    first = encoder("masked_lm", data__train__text=str(tmp_path / "text"), training__max_steps=2)
+    train(first, tmp_path / "first")
+    said: list[str] = []
+    second = encoder(
+        "classification",
+        init_from=str(tmp_path / "first"),
+        model={},
+        data__train__file=str(tmp_path / "l.tsv"),
+        data__hold_out=8,
+        training__max_steps=2,
+    )
+    train(second, tmp_path / "second", say=said.append)
+    new = next(line for line in said if "drawn anew" in line).split(": ")[1].split(", ")
+    assert new == ["head.dense.bias", "head.dense.weight", "head.out.bias", "head.out.weight"]
+    unused = next(line for line in said if "not used" in line).split(": ")[1].split(", ")
+    assert all(name.startswith("head.") for name in unused)
+    assert Path(tmp_path / "second" / WEIGHTS).is_file()
