@@ -25,7 +25,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
 	@echo "make test    ruff, mypy and pytest"
-	@echo "make bench   measure, and write docs/results (DATA=FOLDER for the translation runs)"
+	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make docs    write docs/cli.md from the commands themselves"
 	@echo "make setup   only install, into $(VENV)"
 	@echo "make clean   remove $(VENV) and caches; runs/ stays"
@@ -56,9 +56,15 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding_speed.py
+	$(BIN)/python benchmarks/long_texts.py
 ifneq ($(DATA),)
+	$(INSTALL) -e '.[bench]'
 	$(BIN)/python benchmarks/multi30k.py --data '$(DATA)/multi30k'
 	$(BIN)/python benchmarks/tatoeba.py --data '$(DATA)/tatoeba'
+	$(BIN)/python benchmarks/shakespeare.py --data '$(DATA)/tinyshakespeare'
+	$(BIN)/python benchmarks/sst2.py --data '$(DATA)/sst2'
+	$(BIN)/python benchmarks/denoising.py --data '$(DATA)/multi30k'
+	$(BIN)/python benchmarks/bands.py --data '$(DATA)'
 endif
 
 docs: $(STAMP)

@@ -4,9 +4,14 @@ import json
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import yaml
+
+from heedful.config import RECIPES, load_recipe
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 Bench = Callable[..., tuple[str, dict[str, Any]]]
@@ -22,7 +27,11 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         script = str(BENCHMARKS / f"{name}.py")
         words = [script, "--quick", "--results", str(results), *arguments]
         monkeypatch.setattr("sys.argv", words)
+        here = tmp_path / "here"
+        here.mkdir(exist_ok=True)
+        monkeypatch.chdir(here)
         runpy.run_path(script, run_name="__main__")
+        assert not list(here.iterdir()), "a benchmark writes where it was called"
         page = (results / f"{name}.md").read_text(encoding="utf-8")
         content = (results / f"{name}.json").read_text(encoding="utf-8")
         for text in (page, content):
@@ -141,6 +150,147 @@ def test_translation(bench: Bench, tmp_path: Path, name: str, target: str) -> No
     # A finished run is not trained again, and needs no text.
     again, _ = bench(name, "--run", run)
     assert again.split("## How")[0] == page.split("## How")[0]
+
+
+@pytest.fixture
+def short_rhyme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipes as if there were the rhyme alone, of four steps; the file of it."""
+    recipe = tmp_path / "recipes" / "rhyme.yaml"
+    recipe.parent.mkdir()
+    (recipe.parent / "rhyme.txt").write_bytes((RECIPES / "rhyme.txt").read_bytes())
+    changes = ["training.max_steps=4", "training.evaluate_every=2", "objective.sample_tokens=5"]
+    recipe.write_text(load_recipe("rhyme", changes).to_yaml(), encoding="utf-8")
+    monkeypatch.setattr("heedful.config.RECIPES", recipe.parent)
+    return recipe
+
+
+def expecting(recipe: Path, *bands: tuple[int, float, float]) -> None:
+    """Put bands (step, low, high) into a recipe."""
+    content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    content["expect"] = [{"step": step, "low": low, "high": high} for step, low, high in bands]
+    recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+def test_bands(bench: Bench, tmp_path: Path, short_rhyme: Path) -> None:
+    expecting(short_rhyme, (2, 0.0, 50.0))
+    runs = str(tmp_path / "runs")
+    page, data = bench("bands", "--runs", runs)
+    (found,) = data["bands"]
+    assert found["recipe"] == "rhyme"
+    assert found["verdict"] == "within"
+    assert f"| rhyme | 2 | 0 to 50 | {found['loss']:.3f} | within |" in page
+    log = (tmp_path / "runs/rhyme/log.jsonl").read_text(encoding="utf-8")
+    assert '"step": 3' not in log, "a run ends at its last band"
+    # A later band lets the same run go on; a loss outside is an error, after the page is written.
+    expecting(short_rhyme, (2, 0.0, 50.0), (4, 40.0, 50.0))
+    with pytest.raises(SystemExit, match="rhyme, step 4: OUTSIDE"):
+        bench("bands", "--runs", runs)
+    again = json.loads((tmp_path / "results/bands.json").read_text(encoding="utf-8"))["bands"]
+    assert [band["verdict"] for band in again] == ["within", "OUTSIDE"]
+    assert again[0]["loss"] == found["loss"]
+
+
+def test_bands_leave_out_what_has_no_data(bench: Bench, tmp_path: Path, short_rhyme: Path) -> None:
+    expecting(short_rhyme, (2, 0.0, 50.0))
+    text = short_rhyme.read_text(encoding="utf-8").replace("shipped:rhyme.txt", "absent/a.txt")
+    short_rhyme.write_text(text, encoding="utf-8")
+    _, data = bench("bands", "--data", str(tmp_path), "--runs", str(tmp_path / "runs"))
+    assert [(band["loss"], band["verdict"]) for band in data["bands"]] == [(None, "data absent")]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    lines = [f"Speaker {number % 7}:\nWords of number {number}.\n" for number in range(100)]
+    (text / "input.txt").write_text("\n".join(lines), encoding="utf-8")
+    runs = tmp_path / "runs"
+    page, data = bench("shakespeare", "--data", str(text), "--runs", str(runs))
+    assert set(data["runs"]) == {"shakespeare", "shakespeare-better"}
+    size = len((text / "input.txt").read_text(encoding="utf-8"))
+    for name, found in data["runs"].items():
+        # The run's own score, which it has of the same windows.
+        scores = json.loads((runs / name / "scores.json").read_text(encoding="utf-8"))["scores"]
+        assert found["loss_apart"] == pytest.approx(scores["loss"], rel=1e-5)
+        assert found["loss_overlapping"] != found["loss_apart"]
+        assert found["held_out_characters"] == pytest.approx(size / 10, abs=40)
+        assert f"## {name}: what it writes" in page
+    windows = {"shakespeare": 12, "shakespeare-better": 6}
+    for name, found in data["runs"].items():
+        assert found["training_tokens"] == 4 * windows[name] * 64
+    assert data["command"] == "python benchmarks/shakespeare.py --quick --data DATA --runs RUNS"
+
+
+def test_long_texts(bench: Bench, tmp_path: Path) -> None:
+    page, data = bench("long_texts")
+    for kind in ("window", "full"):
+        assert set(data["layers"][kind]) == {"512", "1024"}
+        assert all(found["seconds"] > 0 for found in data["layers"][kind].values())
+    assert set(data["decoding"]) == {"32", "64"}
+    assert "| 1,024 |" in page
+    assert "(long_texts.svg)" in page
+    picture = ElementTree.parse(tmp_path / "results/long_texts.svg").getroot()
+    assert len(picture.findall("{*}circle")) == 2 * 2 * 2  # measures, kinds, lengths
+
+
+def test_sst2(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    folder, runs = tmp_path / "text", tmp_path / "runs"
+    folder.mkdir()
+    films = ["film", "story", "plot", "cast", "scene"]
+    said = {"good": ["fine", "warm", "funny"], "bad": ["dull", "cold", "silly"]}
+    lines = [
+        f"the {film} {number} is {word}\t{label}\n"
+        for label, words in said.items()
+        for word in words
+        for film in films
+        for number in range(3)
+    ]
+    (folder / "train.tsv").write_text("".join(lines), encoding="utf-8")
+    (folder / "dev.tsv").write_text("".join(lines[::4]), encoding="utf-8")
+    arguments = ["--data", str(folder), "--runs", str(runs), "--seeds", "1"]
+    page, data = bench("sst2", *arguments)
+    assert {kind: len(found) for kind, found in data["accuracy"].items()} == {
+        "scratch": 1,
+        "pretrained": 1,
+        "student": 1,
+    }
+    assert data["tfidf"] == 1.0, "the words alone say the label"
+    assert data["kept"] == [data["accuracy"]["student"][0] / data["accuracy"]["pretrained"][0]]
+    assert set(data["sentences_per_second"]) == {"teacher", "student"}
+    assert "scikit-learn" in data["versions"]
+    assert "| TF-IDF with logistic regression | 100.00 |" in page
+    sizes = {
+        name: json.loads((runs / name / "config.json").read_text(encoding="utf-8"))["model"]
+        for name in ("masked-lm", "pretrained-1", "student-1")
+    }
+    assert [size["num_layers"] for size in sizes.values()] == [4, 4, 2]
+    assert len({size["d_model"] for size in sizes.values()}) == 1
+
+
+def test_sst2_evaluates_each_run_once_and_at_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is without --quick: dev chooses nothing, and a model fits the one it starts from."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    asked: list[tuple[str, list[str]]] = []
+
+    def stop(name: str, directory: Path, settings: list[str]) -> SimpleNamespace:
+        asked.append((name, settings))
+        if name == "distil-classification":
+            raise InterruptedError
+        return SimpleNamespace(directory=directory)
+
+    import runs
+
+    monkeypatch.setattr(runs, "finished_run", stop)
+    monkeypatch.setattr("sys.argv", ["sst2.py", "--data", "DATA"])
+    with pytest.raises(InterruptedError):
+        runpy.run_path(str(BENCHMARKS / "sst2.py"), run_name="__main__")
+    recipes = [load_recipe(name, settings) for name, settings in asked]
+    assert [recipe.task for recipe in recipes] == ["masked_lm", *["classification"] * 3]
+    for recipe in recipes:
+        assert recipe.training.evaluate_every == recipe.training.max_steps
+    assert {recipe.model["size"] for recipe in recipes} == {"tiny"}
+    assert [recipe.model["num_layers"] for recipe in recipes] == [4, 4, 4, 2]
 
 
 def gzip_of(text: str) -> bytes:

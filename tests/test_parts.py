@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts import init
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.heads import OutputProjection
 from heedful.parts.feedforward import ACTIVATIONS, Activation, Mlp
+from heedful.parts.heads import OutputProjection
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import LearnedTable, NoPositions, Sinusoidal, sinusoidal_table
 from heedful.parts.residual import OutputNorm, PostNorm, PreNorm, Residual

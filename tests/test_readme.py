@@ -10,12 +10,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# What makes a run short; added to every `heedful train` of the README that starts one.
-SHORT = (
-    "--set training.max_steps=4 --set training.evaluate_every=2 --set tokenizer.vocab_size=60 "
-    "--set data.hold_out=8 --set model.d_model=16 --set model.d_ff=16 "
-    "--set model.num_encoder_layers=1 --set model.num_decoder_layers=1"
-)
+# What makes a run short, by recipe; added to every `heedful train` of the README that starts one.
+STEPS = ("training.max_steps=4", "training.evaluate_every=2", "model.d_model=16", "model.d_ff=16")
+ONE_STACK = (*STEPS, "model.num_heads=2", "model.num_layers=1")
+SHORT = {
+    "translation": (
+        *(*STEPS, "model.num_encoder_layers=1", "model.num_decoder_layers=1"),
+        *("tokenizer.vocab_size=60", "data.hold_out=8"),
+    ),
+    "rhyme": (*ONE_STACK, "objective.sample_tokens=5"),
+    "language-model": (*ONE_STACK, "tokenizer.vocab_size=280", "objective.sample_tokens=5"),
+    "masked-lm": (*ONE_STACK, "tokenizer.vocab_size=60"),
+    "classification": (*ONE_STACK, "data.hold_out=8"),
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -37,7 +44,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("".join(f"{line}\n" for line in pairs), encoding="utf-8")
     for name in ("my.de", "test.de"):
         (folder / name).write_text("".join(f"{line[::-1]}\n" for line in pairs), encoding="utf-8")
+    labelled = "".join(f"{line}\t{'far' if 'dog' in line else 'near'}\n" for line in pairs)
+    (folder / "my.tsv").write_text(labelled, encoding="utf-8")
     return folder
+
+
+def shortened(command: str) -> str:
+    """A command that starts a run, with the settings that make it short; others as they are."""
+    found = re.match(r"heedful train (\S+)", command)
+    if found is None or "--resume" in command:
+        return command
+    return " ".join([command, *(f"--set {setting}" for setting in SHORT[found[1]])])
 
 
 def run(command: str, folder: Path) -> str:
@@ -65,13 +82,18 @@ def test_make_targets_exist() -> None:
 
 def test_commands_and_library_run(folder: Path) -> None:
     ours = [c for c in commands() if "heedful " in c and ".venv" not in c]
-    assert any("heedful train translation" in command for command in ours)
-    for command in ours:
-        if "heedful train" in command and "--resume" not in command:
-            command = f"{command} {SHORT}"
-        out = run(command, folder)
+    for recipe in SHORT:
+        assert any(f"heedful train {recipe} " in command for command in ours), recipe
+    outputs = {command: run(shortened(command), folder) for command in ours}
+    for command, out in outputs.items():
         if "heedful translate" in command:
             assert out.count("\n") == 1
+        elif "heedful classify" in command:
+            assert out in ("far\n", "near\n")
+        elif "heedful fill" in command:
+            assert " rides" in out.splitlines()[0]
+    assert (folder / "exported/model.safetensors").is_file()
+    assert (folder / "runs/back/model.safetensors").is_file()
     (code,) = blocks("python")
     out = run(f"{sys.executable} - <<'PYTHON'\n{code}\nPYTHON", folder)
     assert "causality" in out

@@ -1,10 +1,15 @@
 """The recipes: strict, commented, and every shipped one runs."""
 
+import json
 import re
+from dataclasses import fields
+from importlib import import_module
+from typing import get_args
 
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import settings as how_tested
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -12,6 +17,7 @@ from commands import Commands, assert_refused, tiny
 from heedful.config import (
     RECIPES,
     Recipe,
+    TaskName,
     changed_keys,
     load_recipe,
     nearest,
@@ -19,24 +25,68 @@ from heedful.config import (
     shipped_recipes,
 )
 from heedful.errors import UserError
+from heedful.jobs import job_of
 
 NAMES = shipped_recipes()
-TRANSLATION = [name for name in NAMES if load_recipe(name).task == "translation"]
+TASKS = {name: load_recipe(name).task for name in NAMES}
+TRANSLATION = [name for name in NAMES if TASKS[name] == "translation"]
+MADE = [name for name in NAMES if TASKS[name] in ("dates", "copy", "reverse", "sort")]
+TAUGHT = [name for name in NAMES if name.startswith("distil-")]
+OF_TEXTS = [name for name in NAMES if name not in (*TRANSLATION, *MADE, *TAUGHT)]
 SMALL = {
     "model.d_model": 16,
     "model.num_heads": 2,
-    "model.num_encoder_layers": 1,
-    "model.num_decoder_layers": 1,
     "model.d_ff": 32,
     "training.device": "cpu",
     "training.max_steps": 4,
     "training.evaluate_every": 2,
     "training.log_every": 1,
     "training.schedule.warmup_steps": 2,
+}
+TWO_STACKS = {"model.num_encoder_layers": 1, "model.num_decoder_layers": 1}
+PAIRS = TWO_STACKS | {
     "training.batch_tokens": 400,
     "evaluation.decode_sentences": 3,
     "evaluation.final_beam_size": 2,
 }
+
+# Which keys a task has no use for, as regular expressions of whole names. Every other key of the
+# schema stands in each recipe of the task, and none of these does.
+_MADE = r"data\.(train|valid|test)\..*|data\.(documents|hold_out|hold_out_tail|(src|tgt)_language)"
+_OF_PAIRS = r"data\.\w+\.(src|tgt|src_field|tgt_field)|data\.tgt_language|tokenizer\.joint"
+_DECODED = r"evaluation\.(decode_sentences|beam_size|final_beam_size|length_penalty)"
+_NO_OBJECTIVE = r"objective"
+_GENERATED = r"data\.generated\..*"
+_LABELLED = r"data\.\w+\.(label_field|pair_field)"
+UNUSED = {
+    "copy": [_MADE, _NO_OBJECTIVE],
+    "reverse": [_MADE, _NO_OBJECTIVE],
+    "sort": [_MADE, _NO_OBJECTIVE],
+    "dates": [_MADE, _NO_OBJECTIVE, r"data\.generated\.(num_symbols|min_length|max_length)"],
+    "translation": [
+        *(_GENERATED, _LABELLED, _NO_OBJECTIVE),
+        r"data\.\w+\.(text|text_field)|data\.(documents|hold_out_tail)",
+    ],
+    "language_modelling": [
+        *(_GENERATED, _OF_PAIRS, _LABELLED, _DECODED),
+        r"data\.\w+\.file|data\.(hold_out|max_length|too_long)",
+    ],
+    "masked_lm": [_GENERATED, _OF_PAIRS, _DECODED, r"data\.hold_out"],
+    "denoising": [
+        *(_GENERATED, _OF_PAIRS, _LABELLED, _DECODED),
+        r"data\.\w+\.file|data\.hold_out",
+    ],
+    "classification": [
+        *(_GENERATED, _OF_PAIRS, _DECODED),
+        r"data\.\w+\.text|data\.(documents|hold_out_tail)",
+    ],
+}
+# What a task does not need, but its recipes show, for they were made from the recipe copy.
+SHOWN_ANYWAY = {
+    ("dates", f"data.generated.{key}") for key in ("num_symbols", "min_length", "max_length")
+}
+# Other files' keys are as those of train, where they are explained.
+AS_IN_TRAIN = re.compile(r"data\.(valid|test)\..*")
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +108,37 @@ def leaves(model=Recipe, prefix=""):
     return found
 
 
+def used(name):
+    """The keys that a recipe's task uses. Distillation is explained in the recipes made for it."""
+    patterns = list(UNUSED[TASKS[name]])
+    if name not in TAUGHT:
+        patterns.append(r"distillation\..*")
+    return [key for key in leaves() if not any(re.fullmatch(each, key) for each in patterns)]
+
+
+def objective_keys(name):
+    """The keys that the task's own section has, from the dataclass that reads it."""
+    recipe = load_recipe(name)
+    if recipe.task == "denoising":
+        from heedful.jobs.denoising import noise_of
+
+        return [field.name for field in fields(noise_of(recipe))]
+    job = job_of(recipe.task)
+    kind = getattr(import_module(job.__module__), "Objective", None)
+    return [] if kind is None else [field.name for field in fields(kind)]
+
+
+def commented(text):
+    """The keys of a file with a comment on their line."""
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return {line.split(":")[0].strip() for line in lines if " #" in line}
+
+
 def test_there_are_recipes_for_every_task():
     assert {"copy", "reverse", "sort", "dates", "multi30k", "tatoeba", "translation"} <= set(NAMES)
-    assert {load_recipe(name).task for name in NAMES} == {
-        "translation",
-        "dates",
-        "copy",
-        "reverse",
-        "sort",
-    }
+    assert {"rhyme", "shakespeare", "shakespeare-better", "language-model"} <= set(NAMES)
+    assert {"masked-lm", "classification", "denoising"} <= set(NAMES)
+    assert set(TASKS.values()) == set(get_args(TaskName)) == set(UNUSED)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,59 +150,75 @@ def test_a_recipe_survives_a_round_trip(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_key_is_there_and_the_file_is_what_is_loaded(name):
-    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
-    task = content["task"]
-    for key in leaves():
-        made = key.startswith("data.generated.")
-        files = key.startswith(("data.train", "data.valid", "data.test", "data.hold_out"))
-        if (made and task == "translation") or (files and task != "translation"):
-            continue
-        if (
-            made
-            and task == "dates"
-            and key.rsplit(".", 1)[1]
-            in (
-                "num_symbols",
-                "min_length",
-                "max_length",
-            )
-        ):
-            continue
-        if key.endswith("_language") and task != "translation":
-            continue
-        if re.search(r"(valid|test)\.(file|src_field|tgt_field)", key):
-            continue  # as in train, where they are explained
+def test_every_key_is_there_and_no_other(name):
+    content = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+
+    def has(key):
         place = content
         for part in key.split("."):
-            assert part in place, f"{name}.yaml lacks {key}"
+            if part not in place:
+                return False
             place = place[part]
+        return True
+
+    wanted = set(used(name))
+    for key in wanted:
+        if not AS_IN_TRAIN.fullmatch(key):
+            assert has(key), f"{name}.yaml lacks {key}"
+    for key in set(leaves()) - wanted:
+        if (TASKS[name], key) in SHOWN_ANYWAY or (name in TAUGHT and key.startswith("tokenizer.")):
+            continue
+        assert not has(key), f"{name}.yaml has {key}, which its task does not use"
 
 
-def test_every_key_is_commented():
-    """In the recipe for one's own files and in a made one: a comment on the line, or above."""
-    texts = [
-        (RECIPES / f"{name}.yaml").read_text(encoding="utf-8") for name in ("translation", "copy")
-    ]
-    lines = [line for text in texts for line in text.splitlines()]
-    explained = {line.split(":")[0].strip() for line in lines if "#" in line.partition(":")[2]}
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_of_the_objective_is_there(name):
+    content = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert sorted(content.get("objective", {})) == sorted(objective_keys(name))
+
+
+def test_no_key_of_the_schema_is_without_a_recipe():
+    missing = set(leaves()) - {key for name in NAMES for key in used(name)}
+    if not TAUGHT:
+        missing = {key for key in missing if not key.startswith("distillation.")}
+    assert {key for key in missing if not AS_IN_TRAIN.fullmatch(key)} == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_is_commented(name):
+    """In every recipe: a comment on the line, or above."""
+    explained = commented((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
     # Explained by the line before them, or by what they are.
     plain = {"src", "tgt", "tgt_field", "tgt_language", "hold_out", "num_train", "num_valid"}
-    plain |= {"num_test", "max_length", "seed", "batch_sentences", "max_epochs", "eps", "betas"}
-    plain |= {"label_smoothing"}
-    keys = {key.rsplit(".", 1)[1] if "." in key else key for key in leaves()}
+    plain |= {"num_test", "max_length", "seed", "max_epochs", "eps", "betas", "label_smoothing"}
+    plain |= {"objective"}
+    keys = {key.rsplit(".", 1)[-1] for key in used(name)} | set(objective_keys(name))
     assert keys - explained - plain == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_comment_became_a_part_of_a_value(name):
+    """YAML takes a # for a comment only after a space."""
+
+    def texts(value):
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list):
+            return [text for each in value for text in texts(each)]
+        return [value] if isinstance(value, str) else []
+
+    content = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert [text for text in texts(content) if "#" in text] == []
 
 
 def settings(changes):
     return [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in TRANSLATION])
+@pytest.mark.parametrize("name", MADE)
 def test_made_recipes_run(commands, tmp_path, name):
     sizes = {"num_train": 60, "num_valid": 5, "num_test": 5}
-    changes = SMALL | {f"data.generated.{key}": value for key, value in sizes.items()}
+    changes = SMALL | PAIRS | {f"data.generated.{key}": value for key, value in sizes.items()}
     ended = commands.run("train", name, "--out", tmp_path / "run", *settings(changes))
     assert ended.code == 0, ended.err
     assert (tmp_path / "run/model.safetensors").is_file()
@@ -144,7 +232,7 @@ def test_translation_recipes_run_on_two_files(commands, tmp_path, name):
     english = [f"the {a} {n} sees a {b}" for a in adjectives for n in nouns for b in nouns]
     for side, lines in (("en", english), ("xx", [line[::-1] for line in english])):
         (tmp_path / f"a.{side}").write_text("".join(f"{line}\n" for line in lines))
-    changes = SMALL | {"tokenizer.vocab_size": 60, "data.hold_out": 5}
+    changes = SMALL | PAIRS | {"tokenizer.vocab_size": 60, "data.hold_out": 5}
     for split in ("train", "valid", "test"):
         given = load_recipe(name).data.model_dump()[split]["src"] is not None
         if split == "train" or given:
@@ -154,6 +242,67 @@ def test_translation_recipes_run_on_two_files(commands, tmp_path, name):
     assert ended.code == 0, ended.err
     assert "bleu" in ended.out
     assert (tmp_path / "run/scores.json").is_file()
+
+
+def test_the_rhyme_runs_on_its_own_text(commands, tmp_path):
+    """It needs nothing but what comes with heedful."""
+    changes = {"training.max_steps": 3, "training.evaluate_every": 3, "objective.sample_tokens": 5}
+    ended = commands.run("train", "rhyme", "--out", tmp_path / "run", *settings(changes))
+    assert ended.code == 0, ended.err
+    samples = (tmp_path / "run/samples.txt").read_text(encoding="utf-8")
+    assert samples.strip()
+    again = RECIPES / "rhyme.txt"
+    assert json.loads((tmp_path / "run/scores.json").read_text())["num_characters"] == len(
+        again.read_text(encoding="utf-8")
+    )
+
+
+def small_texts(name, folder):
+    """What lets a recipe of texts run for a few steps on texts made here."""
+    colours = ["red", "old", "shy", "yellow", "brown"]
+    animals = ["dog", "cat", "cow", "mouse", "horse", "owl"]
+    lines = [f"the {c} {a} sees a {b} ." for c in colours for a in animals for b in animals]
+    changes = dict(SMALL)
+    if TASKS[name] == "classification":
+        labelled = "".join(f"{line}\t{'far' if 'dog' in line else 'near'}\n" for line in lines)
+        (folder / "a.tsv").write_text(labelled, encoding="utf-8")
+        changes |= {"data.train.file": folder / "a.tsv", "data.hold_out": 10}
+    else:
+        (folder / "a.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        changes["data.train.text"] = folder / "a.txt"
+    recipe = load_recipe(name)
+    if recipe.tokenizer.vocab_size is not None:
+        least = {"byte_bpe": 300}
+        changes["tokenizer.vocab_size"] = least.get(recipe.tokenizer.kind, 60)
+    if "sample_tokens" in recipe.objective:
+        changes["objective.sample_tokens"] = 5
+    if recipe.training.batch_tokens is not None:
+        changes["training.batch_tokens"] = 400
+    return changes | (TWO_STACKS if TASKS[name] == "denoising" else {"model.num_layers": 2})
+
+
+@pytest.mark.parametrize("name", [name for name in OF_TEXTS if name != "rhyme"])
+def test_recipes_of_texts_run(commands, tmp_path, name):
+    changes = small_texts(name, tmp_path)
+    ended = commands.run("train", name, "--out", tmp_path / "run", *settings(changes))
+    assert ended.code == 0, ended.err
+    scores = json.loads((tmp_path / "run/scores.json").read_text())["scores"]
+    assert "accuracy" in scores if TASKS[name] == "classification" else "loss" in scores
+    assert (tmp_path / "run/report.html").is_file()
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_distilling_recipes_run(commands, tmp_path, name):
+    """The teacher is a run of the recipe that is told after `distil-`."""
+    first = name.removeprefix("distil-")
+    changes = small_texts(first, tmp_path)
+    assert commands.run("train", first, "--out", tmp_path / "a", *settings(changes)).code == 0
+    changes = small_texts(name, tmp_path) | {"model.num_layers": 1}
+    del changes["tokenizer.vocab_size"]
+    where = tmp_path / "a", name, "--out", tmp_path / "b"
+    ended = commands.run("distill", *where, *settings(changes))
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "b/scores.json").is_file()
 
 
 # --- overrides ------------------------------------------------------------------------------
@@ -222,6 +371,7 @@ def test_the_first_of_several_mistakes_is_named_and_the_others_counted():
         load_recipe("copy", ["training.accumulate=0", "training.log_every=0"])
 
 
+@how_tested(deadline=None)
 @given(st.sampled_from(["training.seed", "data.generated.seed"]), st.integers(-(2**40), 2**40))
 def test_changed_keys_names_both_values(key, value):
     before = load_recipe("copy")

@@ -317,6 +317,21 @@ def test_dead_end_ends_the_row_alone() -> None:
     assert nothing == Hypothesis([], 0.0, False, 0.0, [])
 
 
+def test_state_follows_the_rows_behind_a_dead_end() -> None:
+    """The second of three rows dies without a token in the second step, and leaves the state."""
+
+    def allowed(sentence: int, ids: list[int]) -> list[int]:
+        return [1] if sentence == 1 and ids else [2]
+
+    rules = [BannedTokens([1]), PrefixFunction(allowed)]
+    options = {"rules": rules, "eos_id": EOS, "max_new_tokens": 4, "seeds": [1, 2, 3]}
+    starts, state = [[1], [2], [3]], Remembered(3)
+    found = sample(remembering(2), starts, state=state, **options)
+    assert [h.ids for h in found] == [[2] * 4, [2], [2] * 4]
+    assert state.prefixes[:, 0].tolist() == [1, 3]
+    assert found == sample(random_function(2), starts, **options)
+
+
 def decode(ids: list[int]) -> str:
     return "".join(".ab\nc"[token] for token in ids)
 

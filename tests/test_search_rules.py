@@ -97,10 +97,11 @@ def test_small_beams_go_on_beside_several_ends(
 
     [found] = beam_search(
         function, [[]], beam_size=beam, num_return=beam, eos_id=ends, max_new_tokens=3, stop=stop,
-        force_eos=False, normalization="none", length_penalty=0.0,
+        force_eos=False, length_penalty=20.0,
     )  # fmt: skip
     going_on = SIZE - len(ends)
     assert widths == [1, min(beam, going_on), min(beam, going_on**2)][: len(widths)]
+    assert len(widths) == 3 or stop != "optimal"  # with such a penalty the longest are the best
     assert len({tuple(h.ids) for h in found}) == len(found)
 
 

@@ -19,9 +19,11 @@ def list_recipes() -> None:
     """
     from heedful.config import RECIPES, shipped_recipes
 
-    for name in shipped_recipes():
+    names = shipped_recipes()
+    width = max(map(len, names)) + 2
+    for name in names:
         first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-        typer.echo(f"{name:<20}{first.removeprefix('# ')}")
+        typer.echo(f"{name:<{width}}{first.removeprefix('# ')}")
 
 
 @app.command("show")

@@ -3,10 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int64
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from heedful.bundle import Card, SavedModel
 from heedful.bundle.language_model import total
@@ -28,6 +31,7 @@ from heedful.jobs.job import (
     held_out,
     listed,
     make_tokenizer,
+    objective,
     read_texts,
 )
 from heedful.jobs.sources import check_distillation, ready_teacher, saved_model
@@ -35,6 +39,7 @@ from heedful.parts.losses import LossSum
 from heedful.tasks.classification import (
     accuracy,
     confusion,
+    hide_words,
     label_logits,
     label_loss,
     macro_f1,
@@ -54,7 +59,27 @@ from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
 SPLITS = ("train", "valid", "test")
+MASK = "<mask>"
 _SHOWN = 10  # labels that a line lists
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Objective:
+    """What is done to texts that are learnt from.
+
+    Args:
+        word_dropout: the chance of each ordinary token to be hidden behind the mask, anew in every
+            epoch, so that no single word decides (Iyyer et al. 2015, sec. 3.1).
+    """
+
+    word_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class PlannedRows(NamedTuple):
+    """A planned batch: some texts as an epoch hides their words."""
+
+    epoch: int
+    indices: Int64[np.ndarray, " B"]
 
 
 class Classification(Job):
@@ -68,7 +93,7 @@ class Classification(Job):
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        super().check(recipe)
+        objective(recipe, Objective)
         check_encoder_recipe(recipe, ("file",))
         check_distillation(recipe)
         paired = recipe.data.train.pair_field is not None
@@ -146,11 +171,22 @@ class Classification(Job):
         data = self.recipe.data
         return Card(name, self.recipe.task, data.src_language, labels=self.labels)
 
-    def plan(self, epoch: int) -> Sequence[Any]:
-        return training_plan(self.recipe, self.stores["train"].lengths, epoch)
+    def plan(self, epoch: int) -> Sequence[PlannedRows]:
+        batches = training_plan(self.recipe, self.stores["train"].lengths, epoch)
+        return [PlannedRows(epoch, indices) for indices in batches]
 
-    def load(self, item: Any) -> LabelledBatch:
-        return self._batch("train", item)
+    def load(self, item: PlannedRows) -> LabelledBatch:
+        batch = self._batch("train", item.indices)
+        chance = objective(self.recipe, Objective).word_dropout
+        if not chance:
+            return batch
+        return hide_words(
+            batch,
+            chance=chance,
+            tokenizer=self.tokenizers[0],
+            seed=self.recipe.training.seed,
+            epoch=item.epoch,
+        )
 
     def loss(self, batch: LabelledBatch) -> LossSum:
         net, smoothing = self.model.net, self.recipe.training.label_smoothing
@@ -203,7 +239,8 @@ class Classification(Job):
         if self.given is not None:
             return self.given[0]
         texts = train.texts + (train.pairs or [])
-        return make_tokenizer(self.recipe.tokenizer, texts, template="both")
+        settings = self.recipe.tokenizer
+        return make_tokenizer(settings, texts, extra_specials=[MASK], template="both")
 
     def _write_samples(self, split: Labelled) -> None:
         """The first held-out texts as they were read, to be shown."""

@@ -1,13 +1,40 @@
 """Learning to name the class of a text, or of a pair of texts: loss, table of errors, F1."""
 
+from dataclasses import replace
+
 import numpy as np
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy
+from heedful.tasks.masking import example_rng
 from heedful.text.sequences import LabelledBatch
+from heedful.text.tokenizer import Tokenizer
+
+
+def hide_words(
+    batch: LabelledBatch, *, chance: float, tokenizer: Tokenizer, seed: int, epoch: int
+) -> LabelledBatch:
+    """The batch with each ordinary token hidden by chance (Iyyer et al. 2015, "word dropout").
+
+    A token is hidden behind the mask, or is unknown where the tokenizer has none. What is hidden
+    is a pure function of the seed, the epoch and the text's place in its store.
+    """
+    hidden_id = tokenizer.specials.mask_id
+    if hidden_id is None:
+        hidden_id = tokenizer.unk_id
+    if hidden_id < 0:
+        raise UserError("objective.word_dropout needs a mask or an unknown token in the tokenizer")
+    ids = batch.ids.cpu().numpy().copy()
+    special = np.isin(ids, sorted(tokenizer.special_ids))
+    for row, index in enumerate(batch.indices.tolist()):
+        drawn = example_rng(seed, epoch, index).random(int(batch.lengths[row])) < chance
+        ids[row, : len(drawn)][drawn & ~special[row, : len(drawn)]] = hidden_id
+    return replace(batch, ids=torch.from_numpy(ids).to(batch.ids.device))
 
 
 def text_states(net: EncoderOnly, batch: LabelledBatch) -> Float[Tensor, "B T D"]:

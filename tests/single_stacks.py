@@ -1,0 +1,187 @@
+"""The option space of single stacks, decoders and encoders, put together from the parts by hand.
+
+As in `option_space.py` nets are in fp64 with every weight random, so that a law may be held to
+1e-9. Angles of rotary positions are in fp32, but the same ones however a text is computed.
+"""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from heedful.models.decoder_only import DecoderOnly
+from heedful.models.encoder_only import EncoderOnly
+from heedful.models.stack import Block, Stack
+from heedful.parts.attention import Attention
+from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.feedforward import Activation, Gate, feedforward
+from heedful.parts.heads import ClassificationHead, MaskedTokenHead, OutputProjection
+from heedful.parts.init import init_weights
+from heedful.parts.norms import LayerNorm, Norm, RMSNorm
+from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
+from heedful.parts.relative import Alibi, RelativeBuckets, RelativeScheme
+from heedful.parts.residual import PLACEMENTS, NormPlacement, Residual
+from heedful.parts.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    NtkScaling,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
+from option_space import VOCAB
+
+MAX_LENGTH = 40
+RMS = RMSNorm()
+LABELS = 3
+STRETCHES: list[Scaling] = [
+    LinearScaling(2.0),
+    NtkScaling(4.0),
+    Llama3Scaling(original_length=16),
+    YarnScaling(4.0, 16),
+]
+# By name, so that a test can be asked for one.
+SCHEMES: dict[str, Positions | RelativeScheme] = {
+    "sinusoidal": Sinusoidal(),
+    "sinusoidal-halves": Sinusoidal(halves=True),
+    "learned": Learned(),
+    "learned-offset": Learned(offset=2),
+    "none": NoPositions(),
+    "rotary": Rotary(100.0),
+    "rotary-interleaved": Rotary(100.0, "interleaved"),
+    **{f"rotary-{type(s).__name__}": Rotary(100.0, "half", s) for s in STRETCHES},
+    "alibi": Alibi(),
+    "buckets": RelativeBuckets(8, 6),
+    "buckets-few": RelativeBuckets(4, 3),
+}
+
+
+@dataclass(frozen=True)
+class Single:
+    """One stack's choices; `windows` has one entry a layer, None: all keys."""
+
+    scheme: str = "rotary"
+    d_model: int = 6
+    num_heads: int = 2
+    num_kv_heads: int = 1
+    head_dim: int = 4
+    d_ff: int = 5
+    windows: tuple[int | None, ...] = (None, None)
+    norm: Norm = RMS
+    placement: NormPlacement = "pre"
+    network: Activation | Gate = "swiglu"
+    bias: bool = False
+    tied: bool = True
+    final_norm: bool = True
+    embedding_norm: bool = False
+    scale: float | None = None
+    dropout: float = 0.0
+
+
+@st.composite
+def singles(draw: st.DrawFn, *, dropout: float = 0.0) -> Single:
+    """Every choice at tiny sizes: odd widths, heads that are no part of the model's width."""
+    scheme = draw(st.sampled_from(list(SCHEMES)))
+    num_heads, num_kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (4, 2)]))
+    half = draw(st.integers(1, 3))
+    window = st.none() | st.integers(1, 4)
+    layers = draw(st.integers(1, 3))
+    return Single(
+        scheme=scheme,
+        d_model=draw(st.integers(4, 7)),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=2 * half if scheme.startswith("rotary") else draw(st.integers(1, 5)),
+        d_ff=draw(st.integers(4, 8)),
+        windows=tuple(draw(window) for _ in range(layers)),
+        norm=draw(st.sampled_from([LayerNorm(), LayerNorm(bias=False), RMS])),
+        placement=draw(st.sampled_from(get_args(NormPlacement))),
+        network=draw(st.sampled_from([*get_args(Activation), *get_args(Gate)])),
+        bias=draw(st.booleans()),
+        tied=draw(st.booleans()),
+        final_norm=draw(st.booleans()),
+        embedding_norm=draw(st.booleans()),
+        scale=draw(st.sampled_from([None, 1.0])),
+        dropout=dropout,
+    )
+
+
+def decoder(single: Single, seed: int = 0) -> DecoderOnly:
+    """A language model in fp64 and eval mode, every weight random."""
+    torch.manual_seed(seed)
+    embedding, stack = _embedding(single), _stack(single, causal=True)
+    own = nn.Parameter(torch.empty(VOCAB, single.d_model))
+    bias = nn.Parameter(torch.empty(VOCAB)) if single.bias else None
+    weight = embedding.tokens.weight if single.tied else own
+    return _random(DecoderOnly(embedding, stack, OutputProjection(weight, bias=bias, scale=0.7)))
+
+
+def encoder(single: Single, head: str = "none", seed: int = 0) -> EncoderOnly:
+    """An encoder with a head (none, tokens, classes), as `decoder`."""
+    torch.manual_seed(seed)
+    embedding, stack = _embedding(single, types=True), _stack(single, causal=False)
+    heads: dict[str, Any] = {
+        "none": lambda: None,
+        "tokens": lambda: MaskedTokenHead(
+            embedding.tokens.weight,
+            nn.Parameter(torch.empty(VOCAB)),
+            single.norm.build(single.d_model),
+        ),
+        "classes": lambda: ClassificationHead(single.d_model, LABELS),
+    }
+    return _random(EncoderOnly(embedding, stack, heads[head]()))
+
+
+def _random(net: Any) -> Any:
+    init_weights(net).double().eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return net
+
+
+def _embedding(single: Single, *, types: bool = False) -> TokenEmbedding:
+    scheme = SCHEMES[single.scheme]
+    added = scheme if isinstance(scheme, Positions) else NoPositions()
+    return TokenEmbedding(
+        nn.Embedding(VOCAB, single.d_model),
+        added.build(MAX_LENGTH, single.d_model),
+        scale=1.5,
+        dropout=single.dropout,
+        norm=single.norm.build(single.d_model) if single.embedding_norm else None,
+        types=nn.Embedding(2, single.d_model) if types else None,
+    )
+
+
+def _stack(single: Single, *, causal: bool) -> Stack:
+    scheme = SCHEMES[single.scheme]
+    relative = None
+    if isinstance(scheme, RelativeScheme):
+        relative = scheme.build(single.num_heads, single.head_dim, causal=causal)
+    norm = single.norm.build(single.d_model) if single.final_norm else None
+    return Stack((_block(single, window) for window in single.windows), norm, relative=relative)
+
+
+def _block(single: Single, window: int | None) -> Block:
+    attention = Attention(
+        single.d_model,
+        single.num_heads,
+        num_kv_heads=single.num_kv_heads,
+        head_dim=single.head_dim,
+        scale=single.scale,
+        window=window,
+        dropout=single.dropout,
+        bias=single.bias,
+        out_bias=single.bias,
+    )
+    network = feedforward(
+        single.d_model, single.d_ff, single.network, dropout=single.dropout, bias=single.bias
+    )
+    return Block(_residual(single, attention), None, _residual(single, network))
+
+
+def _residual(single: Single, sublayer: nn.Module) -> Residual:
+    norm = single.norm.build(single.d_model)
+    return PLACEMENTS[single.placement](sublayer, norm, dropout=single.dropout)

@@ -1,0 +1,105 @@
+"""A run says whether its held-out loss is in the band that its recipe names."""
+
+from pathlib import Path
+
+import pytest
+
+from commands import tiny
+from heedful.config import Expectation, parse_recipe
+from heedful.errors import UserError
+from heedful.run import train
+from heedful.training.events import Evaluated, StepDone
+from heedful.training.expectations import Expectations
+from heedful.training.loggers import read_log
+
+BAND = {"step": 4, "low": 1.5, "high": 2.0}
+
+
+def said(loss: float, step: int = 4) -> list[str]:
+    """What is said of an evaluation, by a recipe with one band."""
+    lines: list[str] = []
+    listener = Expectations([Expectation(**BAND)], lines.append)
+    listener.on(Evaluated(step, 0, 1.0, loss, perplexity=9.0, token_accuracy=0.5))
+    return lines
+
+
+@pytest.mark.parametrize("loss", [1.5, 1.75, 2.0])
+def test_a_loss_in_the_band_is_within(loss: float) -> None:
+    (line,) = said(loss)
+    assert line == f"is it right? step 4: loss {loss:.3f} is within 1.5 to 2"
+
+
+@pytest.mark.parametrize(("loss", "side"), [(1.499, "below"), (2.001, "above")])
+def test_a_loss_out_of_the_band_is_told_with_its_side(loss: float, side: str) -> None:
+    (line,) = said(loss)
+    assert f"step 4: loss {loss:.3f} is {side} 1.5 to 2" in line
+    assert "heedful verify" in line
+
+
+def test_a_loss_that_is_no_number_is_not_within() -> None:
+    (line,) = said(float("nan"))
+    assert "within" not in line
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_other_steps_are_silent(step: int) -> None:
+    assert said(9.0, step) == []
+
+
+def test_what_is_no_evaluation_is_silent() -> None:
+    lines: list[str] = []
+    event = StepDone(
+        step=4,
+        epoch=0,
+        loss=9.0,
+        nll=9.0,
+        learning_rate=0.1,
+        grad_norm=1.0,
+        tokens_per_second=1.0,
+        num_tokens=1,
+        seconds=1.0,
+    )
+    Expectations([Expectation(**BAND)], lines.append).on(event)
+    assert lines == []
+
+
+def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
+    """Bands around, above and below what the run really finds; step 5 is never evaluated."""
+    bands = [
+        {"step": 3, "low": 0.0, "high": 50.0},
+        {"step": 5, "low": 0.0, "high": 50.0},
+        {"step": 6, "low": 40.0, "high": 50.0},
+        {"step": 9, "low": 0.0, "high": 1e-6},
+    ]
+    lines: list[str] = []
+    train(parse_recipe(tiny(expect=bands)), tmp_path / "run", say=lines.append)
+    found = {
+        event.step: event.loss
+        for event in read_log(tmp_path / "run/log.jsonl")
+        if isinstance(event, Evaluated)
+    }
+    about = [line for line in lines if line.startswith("is it right?")]
+    assert [line.split(";")[0].split(", where")[0] for line in about] == [
+        f"is it right? step 3: loss {found[3]:.3f} is within 0 to 50",
+        f"is it right? step 6: loss {found[6]:.3f} is below 40 to 50",
+        f"is it right? step 9: loss {found[9]:.3f} is above 0 to 1e-06",
+    ]
+
+
+def test_a_run_without_bands_says_nothing_of_them(tmp_path: Path) -> None:
+    lines: list[str] = []
+    train(parse_recipe(tiny(training__max_steps=3)), tmp_path / "run", say=lines.append)
+    assert not any("is it right" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "band",
+    [
+        {"step": 0, "low": 0.0, "high": 1.0},
+        {"step": 1, "low": 0.0},
+        {"step": 1, "low": 0.0, "high": 1.0, "loss": 1.0},
+    ],
+)
+def test_a_wrong_band_is_refused(band: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="expect"):
+        parse_recipe(tiny(expect=[band]))

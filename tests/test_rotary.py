@@ -1,0 +1,340 @@
+"""Rotary positions: formulas and transformers' tables, layouts, distances, precision."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.parts.rotary import (
+    Layout,
+    LinearScaling,
+    Llama3Scaling,
+    NtkScaling,
+    Rotary,
+    RotaryPositions,
+    Scaling,
+    YarnScaling,
+    rotate,
+)
+from heedful.zoo import llama
+
+LAYOUTS: list[Layout] = ["half", "interleaved"]
+# The scheme, and what transformers calls it.
+SCALED: dict[str, tuple[Scaling | None, dict[str, Any]]] = {
+    "default": (None, {}),
+    "linear": (LinearScaling(4.0), {"factor": 4.0}),
+    "llama3": (
+        Llama3Scaling(),
+        {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "llama3 of 3.2": (
+        Llama3Scaling(32.0, 0.5, 3.0, 1024),
+        {
+            "factor": 32.0,
+            "low_freq_factor": 0.5,
+            "high_freq_factor": 3.0,
+            "original_max_position_embeddings": 1024,
+        },
+    ),
+    "yarn": (YarnScaling(4.0, 4096), {"factor": 4.0, "original_max_position_embeddings": 4096}),
+    "yarn set by hand": (
+        YarnScaling(16.0, 2048, slow=2.0, fast=24.0, attention_factor=1.25),
+        {
+            "factor": 16.0,
+            "original_max_position_embeddings": 2048,
+            "beta_slow": 2.0,
+            "beta_fast": 24.0,
+            "attention_factor": 1.25,
+        },
+    ),
+    "yarn not truncated": (
+        YarnScaling(4.0, 4096, truncate=False),
+        {"factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False},
+    ),
+    "yarn of a short text": (
+        YarnScaling(2.0, 16),
+        {"factor": 2.0, "original_max_position_embeddings": 16},
+    ),
+    "yarn that stretches nothing": (
+        YarnScaling(1.0, 64),
+        {"factor": 1.0, "original_max_position_embeddings": 64},
+    ),
+}
+
+
+def built(width: int, scheme: Rotary | None = None) -> RotaryPositions:
+    return (scheme or Rotary()).build(2, width, causal=True)
+
+
+def turned(x: Tensor, positions: list[int], scheme: Rotary) -> Tensor:
+    """`x` (B, H, T, E) with its T tokens at these positions."""
+    rotation, scores = built(x.size(-1), scheme)(x.size(2), x.size(2), torch.tensor([positions]), x)
+    assert scores is None
+    return rotate(x, rotation)
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+# Tables
+
+
+def test_golden_angles() -> None:
+    """Width 4 and base 10,000: a place times 1 and times 1/100."""
+    rotation, _ = built(4)(4, 4, None, torch.zeros(1))
+    expected = [[0.0, 0.0], [1.0, 0.01], [2.0, 0.02], [3.0, 0.03]]
+    assert rotation.cos.shape == rotation.sin.shape == (1, 1, 4, 2)
+    torch.testing.assert_close(rotation.cos[0, 0], torch.tensor(expected).cos())
+    torch.testing.assert_close(rotation.sin[0, 0], torch.tensor(expected).sin())
+
+
+def test_golden_turns() -> None:
+    """The one pair (1, 0) at place 1, in both layouts; the slow pair hardly moves."""
+    x = torch.tensor([1.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 4)
+    c, s = math.cos(1), math.sin(1)
+    half, interleaved = (turned(x, [1], Rotary(layout=layout)) for layout in LAYOUTS)
+    torch.testing.assert_close(half.flatten(), torch.tensor([c, 0.0, s, 0.0]))
+    torch.testing.assert_close(interleaved.flatten(), torch.tensor([c, s, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_pair_is_a_complex_number_that_is_turned(layout: Layout) -> None:
+    """(x₁ + i x₂) e^(i m θ), θ = base^(-2i/E) in double precision (RoFormer, eq. 14, 15)."""
+    x, places = random(2, 3, 5, 8), [0, 1, 7, 100, 31]
+    first, second = (x[..., :4], x[..., 4:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
+    theta = 500.0 ** (-np.arange(0, 8, 2) / 8)
+    pairs = (first.numpy() + 1j * second.numpy()) * np.exp(1j * np.outer(places, theta))
+    parts = (torch.from_numpy(pairs.real), torch.from_numpy(pairs.imag))
+    expected = torch.cat(parts, -1) if layout == "half" else torch.stack(parts, -1).flatten(-2)
+    found = turned(x, places, Rotary(500.0, layout))
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("width", [2, 6, 64, 128])
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize("name", SCALED)
+def test_frequencies_are_those_of_transformers(name: str, base: float, width: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling, keys = SCALED[name]
+    kind = name.split()[0]
+    config = transformers.LlamaConfig(
+        hidden_size=2 * width,
+        num_attention_heads=2,
+        head_dim=width,
+        max_position_embeddings=int(
+            keys.get("factor", 1) * keys.get("original_max_position_embeddings", 64)
+        ),
+        rope_parameters={"rope_type": kind, "rope_theta": base, **keys},
+    )
+    if kind == "default":
+        rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+        theirs, factor = rotary.inv_freq, rotary.attention_scaling
+    else:
+        theirs, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    module = built(width, Rotary(base, "half", scaling))
+    torch.testing.assert_close(module.table, theirs, rtol=2e-6, atol=0)
+    assert module.factor == pytest.approx(factor, rel=1e-7)
+
+
+def test_cosines_and_sines_of_transformers() -> None:
+    """Their module's, the attention factor of YaRN in them."""
+    transformers = pytest.importorskip("transformers")
+    scaling, keys = SCALED["yarn"]
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_attention_heads=2, max_position_embeddings=16384,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **keys},
+    )  # fmt: skip
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    places = torch.tensor([[0, 1, 5, 999]])
+    cos, sin = theirs(torch.zeros(1, 4, 16), places)
+    rotation, _ = built(16, Rotary(scaling=scaling))(4, 4, places, torch.zeros(1))
+    torch.testing.assert_close(torch.cat([rotation.cos[:, 0]] * 2, -1), cos, rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.cat([rotation.sin[:, 0]] * 2, -1), sin, rtol=0, atol=1e-4)
+    assert rotation.cos[0, 0, 0, 0] == pytest.approx(0.1 * math.log(4) + 1)
+
+
+@pytest.mark.parametrize("width", [4, 64, 128])
+def test_ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest(width: int) -> None:
+    """base · factor^(E / (E - 2)); it is transformers' dynamic scaling at twice the length."""
+    scaling = NtkScaling(8.0)
+    base = 10000.0 * 8 ** (width / (width - 2))
+    assert scaling.stretched(10000.0, width) == pytest.approx(base, rel=1e-12)
+    plain, stretched = built(width).table, built(width, Rotary(scaling=scaling)).table
+    torch.testing.assert_close(stretched, built(width, Rotary(base)).table)
+    assert stretched[0] == plain[0] == 1
+    assert stretched[-1].item() == pytest.approx(plain[-1].item() / 8, rel=1e-5)
+    assert (stretched[1:] < plain[1:]).all()
+
+
+def test_ntk_has_nothing_to_stretch_in_a_single_pair() -> None:
+    assert built(2, Rotary(scaling=NtkScaling(8.0))).table.tolist() == [1.0]
+
+
+def test_llama_3_keeps_fast_pairs_divides_slow_ones_and_ramps_between() -> None:
+    plain = built(128, Rotary(500000.0)).table
+    ratio = built(128, Rotary(500000.0, "half", Llama3Scaling())).table / plain
+    turns = 8192 * plain / (2 * math.pi)
+    assert torch.equal(ratio[turns > 4], torch.ones_like(ratio[turns > 4]))
+    torch.testing.assert_close(ratio[turns < 1], torch.full_like(ratio[turns < 1], 1 / 8))
+    between = ratio[(turns > 1) & (turns < 4)]
+    assert between.numel() > 3
+    assert ((between > 1 / 8) & (between < 1)).all()
+    assert (between.diff() < 0).all()
+
+
+# Layouts
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 8), st.integers(0, 5000), st.integers(0, 99))
+def test_trap_13_the_layouts_are_one_another_under_the_permutation(
+    pairs: int, start: int, seed: int
+) -> None:
+    """Evens first and then odds: exactly, not nearly."""
+    x = random(2, 2, 3, 2 * pairs, seed=seed)
+    order = torch.cat([torch.arange(0, 2 * pairs, 2), torch.arange(1, 2 * pairs, 2)])
+    places = list(range(start, start + 3))
+    interleaved = turned(x, places, Rotary(layout="interleaved"))
+    half = turned(x[..., order], places, Rotary(layout="half"))
+    assert torch.equal(interleaved[..., order], half)
+    if pairs > 1 and start > 0:
+        assert not torch.equal(interleaved, turned(x, places, Rotary(layout="half")))
+
+
+@torch.no_grad()
+def test_trap_13_a_net_changes_its_layout_and_says_the_same() -> None:
+    config = llama.Config(
+        13, 12, 2, 1, 8, 2, 7, 32, rope_layout="interleaved", attention_bias=True
+    )  # fmt: skip
+    torch.manual_seed(0)
+    net = llama.build(config).double()
+    for parameter in net.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.3)
+    half, _ = llama.to_half_layout(net, config)
+    ids = torch.randint(13, (2, 20))
+    torch.testing.assert_close(half(ids), net(ids), rtol=1e-9, atol=1e-9)
+
+
+# Laws
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 6),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.integers(0, 2000),
+    st.sampled_from(LAYOUTS),
+    st.sampled_from([None, LinearScaling(2.0), NtkScaling(4.0), Llama3Scaling()]),
+)
+def test_products_depend_on_the_distance_alone(
+    pairs: int, query: int, key: int, shift: int, layout: Layout, scaling: Scaling | None
+) -> None:
+    scheme = Rotary(10000.0, layout, scaling)
+    q, k = random(1, 1, 1, 2 * pairs), random(1, 1, 1, 2 * pairs, seed=1)
+
+    def product(query: int, key: int) -> float:
+        return (turned(q, [query], scheme) * turned(k, [key], scheme)).sum().item()
+
+    # Angles of 2,000 in fp32 are off by 1e-4.
+    assert product(query + shift, key + shift) == pytest.approx(product(query, key), abs=5e-3)
+    assert product(7, 7) == pytest.approx((q * k).sum().item(), abs=1e-5)
+
+
+def test_and_products_do_depend_on_it() -> None:
+    q, k = random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
+    products = [(turned(q, [m], Rotary()) * k).sum().item() for m in range(5)]
+    assert len({round(product, 6) for product in products}) == 5
+    backwards = (q * turned(k, [2], Rotary())).sum().item()
+    assert backwards != pytest.approx(products[2], abs=1e-3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 8), st.integers(0, 100_000), st.sampled_from(LAYOUTS))
+def test_norms_are_kept(pairs: int, place: int, layout: Layout) -> None:
+    """And multiplied by the attention factor where YaRN sharpens."""
+    x = random(2, 2, 1, 2 * pairs)
+    found = turned(x, [place], Rotary(layout=layout))
+    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
+    sharp = turned(x, [place], Rotary(10000.0, layout, YarnScaling(4.0, 64, attention_factor=1.5)))
+    torch.testing.assert_close(sharp.norm(dim=-1), 1.5 * x.norm(dim=-1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_place_zero_turns_nothing(layout: Layout) -> None:
+    x = random(1, 2, 1, 6)
+    assert torch.equal(turned(x, [0], Rotary(layout=layout)), x)
+
+
+def test_trap_15_new_tokens_stand_after_those_of_the_cache() -> None:
+    """The last queries of all keys; explicit positions go before."""
+    module, like = built(6), torch.zeros(1)
+    whole, step = module(9, 9, None, like)[0], module(2, 9, None, like)[0]
+    assert torch.equal(step.cos, whole.cos[:, :, 7:])
+    assert torch.equal(step.sin, whole.sin[:, :, 7:])
+    rows = module(2, 9, torch.tensor([[0, 1], [4, 5]]), like)[0]
+    assert rows.sin.shape == (2, 1, 2, 3)
+    assert torch.equal(rows.sin[1, 0], whole.sin[0, 0, 4:6])
+    assert torch.equal(rows.sin[0, 0], whole.sin[0, 0, :2])
+
+
+# Precision and devices
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_trap_14_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtype) -> None:
+    """At position 100,000, where bf16 knows every 512th integer and fp16 none."""
+    module = built(16).to(dtype)
+    assert module.table.dtype == torch.float32
+    places = torch.tensor([[99_999, 100_000]])
+    rotation, _ = module(2, 100_001, places, torch.zeros(1, dtype=dtype))
+    theta = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    angles = np.outer([99_999, 100_000], theta)
+    assert rotation.cos.dtype == rotation.sin.dtype == torch.float32
+    np.testing.assert_allclose(rotation.cos[0, 0].numpy(), np.cos(angles), rtol=0, atol=0.02)
+    np.testing.assert_allclose(rotation.sin[0, 0].numpy(), np.sin(angles), rtol=0, atol=0.02)
+    x = torch.ones(1, 1, 2, 16, dtype=dtype)
+    found = rotate(x, rotation)
+    assert found.dtype == dtype
+    exact = rotate(x.float(), rotation)
+    torch.testing.assert_close(found.float(), exact, rtol=0, atol=1e-2)
+
+
+def test_trap_14_a_whole_model_in_bf16_keeps_its_angles() -> None:
+    config = llama.Config(13, 12, 2, 1, 8, 1, 7, 100)
+    net = llama.build(config)
+    before = net.decoder.relative.table.clone()
+    net.to(torch.bfloat16)
+    assert torch.equal(net.decoder.relative.table, before)
+
+
+def test_trap_37_what_no_checkpoint_holds_is_there_after_a_load() -> None:
+    """No buffer: `to_empty` would leave it without a value, a saved file would hold it."""
+    module = built(8)
+    assert module.state_dict() == {}
+    assert list(module.parameters()) == []
+    with torch.device("meta"):
+        shape = torch.empty(1)
+    before = module.table.clone()
+    module.to("meta").to_empty(device="cpu")
+    assert torch.equal(module.table, before)
+    assert module(2, 2, None, shape)[0].cos.device.type == "meta"
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_an_odd_width_is_refused(width: int) -> None:
+    with pytest.raises(ValueError, match=f"even head width, not {width}"):
+        Rotary().build(2, width, causal=True)
