@@ -268,7 +268,9 @@ def test_sst2(bench: Bench, tmp_path: Path) -> None:
     assert len({size["d_model"] for size in sizes.values()}) == 1
 
 
-def test_sst2_evaluates_each_run_once_and_at_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sst2_evaluates_each_classifier_once_and_at_one_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As it is without --quick: dev chooses nothing, and a model fits the one it starts from."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     asked: list[tuple[str, list[str]]] = []
@@ -286,11 +288,11 @@ def test_sst2_evaluates_each_run_once_and_at_one_size(monkeypatch: pytest.Monkey
     with pytest.raises(InterruptedError):
         runpy.run_path(str(BENCHMARKS / "sst2.py"), run_name="__main__")
     recipes = [load_recipe(name, settings) for name, settings in asked]
-    assert [recipe.task for recipe in recipes] == ["masked_lm", *["classification"] * 3]
-    for recipe in recipes:
+    assert [recipe.task for recipe in recipes] == [*["masked_lm"] * 2, *["classification"] * 3]
+    for recipe in recipes[2:]:
         assert recipe.training.evaluate_every == recipe.training.max_steps
     assert {recipe.model["size"] for recipe in recipes} == {"tiny"}
-    assert [recipe.model["num_layers"] for recipe in recipes] == [4, 4, 4, 2]
+    assert [recipe.model["num_layers"] for recipe in recipes] == [4, 4, 4, 4, 2]
 
 
 def gzip_of(text: str) -> bytes:
