@@ -10,12 +10,24 @@ from pathlib import Path
 
 from common import argument_parser, command_line, table, write_results
 from heedful.config import Recipe, load_recipe, shipped_recipes
+from heedful.jobs.job import SHIPPED
 from heedful.run import train
 from heedful.training.events import Evaluated, Event
 from heedful.training.loggers import read_log
 from runs import RUNS
 
 QUICK_RECIPES = ("rhyme",)
+# What recipes for one's own data are given here.
+OWN: dict[str, dict[str, str | list[str]]] = {
+    "translation": {
+        "data.train.src": "multi30k/train.en.gz",
+        "data.train.tgt": "multi30k/train.de.gz",
+    },
+    "denoising": {"data.train.text": ["multi30k/train.en.gz", "multi30k/train.de.gz"]},
+    "language-model": {"data.train.text": "multi30k/train.en.gz"},
+    "masked-lm": {"data.train.file": "sst2/train.tsv", "data.valid.file": "sst2/dev.tsv"},
+    "classification": {"data.train.file": "sst2/train.tsv", "data.valid.file": "sst2/dev.tsv"},
+}
 
 
 def main() -> None:
@@ -63,15 +75,11 @@ def main() -> None:
 def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float] | None:
     """Held-out losses by step up to the recipe's last band; None where its data are absent."""
     settings = []
-    for split in ("train", "valid", "test"):
-        for key in ("src", "tgt", "file", "text"):
-            value = getattr(getattr(recipe.data, split), key)
-            if value is None or (isinstance(value, str) and value.startswith("shipped:")):
-                continue
-            paths = [data / path for path in ([value] if isinstance(value, str) else value)]
-            if not all(path.is_file() for path in paths):
-                return None
-            settings.append(f"data.{split}.{key}={json.dumps(list(map(str, paths)))}")
+    for key, value in (named(recipe) | OWN.get(name, {})).items():
+        paths = [data / path for path in ([value] if isinstance(value, str) else value)]
+        if not all(path.is_file() for path in paths):
+            return None
+        settings.append(f"{key}={json.dumps(list(map(str, paths)))}")
     last = max(band.step for band in recipe.expect)
     out = runs / name
     if last not in evaluated(out):
@@ -81,6 +89,17 @@ def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float
         if ended.reason == "interrupted" and last not in evaluated(out):
             raise SystemExit("stopped and saved; the same command goes on")
     return evaluated(out)
+
+
+def named(recipe: Recipe) -> dict[str, str | list[str]]:
+    """The files that a recipe names itself, those that come with heedful left out."""
+    found: dict[str, str | list[str]] = {}
+    for split in ("train", "valid", "test"):
+        for key in ("src", "tgt", "file", "text"):
+            value = getattr(getattr(recipe.data, split), key)
+            if value is not None and not str(value).startswith(SHIPPED):
+                found[f"data.{split}.{key}"] = value
+    return found
 
 
 def evaluated(out: Path) -> dict[int, float]:

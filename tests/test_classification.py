@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,10 +193,10 @@ def test_plans_are_pure_and_whole(file: str, tmp_path: Path) -> None:
     job = job_of(tmp_path / "data", file)
     again = Classification(job.recipe, tmp_path / "data", lambda line: None)
     for epoch in (0, 1):
-        plans = [[batch.tolist() for batch in each.plan(epoch)] for each in (job, again)]
+        plans = [[batch.indices.tolist() for batch in each.plan(epoch)] for each in (job, again)]
         assert plans[0] == plans[1]
         assert sorted(place for batch in plans[0] for place in batch) == list(range(50))
-    assert plans[0] != [batch.tolist() for batch in job.plan(0)]
+    assert plans[0] != [batch.indices.tolist() for batch in job.plan(0)]
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
@@ -247,7 +248,7 @@ def test_an_unknown_label_is_told_by_its_line(file: str, tmp_path: Path, split: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"fraction": 0.2}}, "the task classification has no objective settings"),
+        ({"objective": {"fraction": 0.2}}, "unknown key objective.fraction; known: word_dropout"),
         ({"model__head": "mlm"}, "model.head follows from the task classification"),
         ({"model__num_labels": 3}, "model.num_labels follows from the task"),
         ({"model__vocab_size": 9}, "model.vocab_size follows from the tokenizer"),
@@ -404,3 +405,24 @@ def test_batches_know_their_labels() -> None:
     assert isinstance(batch, LabelledBatch)
     assert batch.num_targets == 2
     assert batch.num_tokens == 8
+
+
+def test_words_are_hidden_by_chance_and_never_marks(tmp_path: Path, file: str) -> None:
+    """Anew in every epoch, and the same again for the same epoch and example."""
+    job = job_of(tmp_path / "data", file, objective={"word_dropout": 0.5})
+    job.model = SimpleNamespace(device="cpu")
+    plain = job_of(tmp_path / "plain", file)
+    plain.model = job.model
+    mask_id = job.tokenizers[0].specials.mask_id
+    shares = []
+    for item in job.plan(0):
+        before, after = plain.load(item).ids, job.load(item).ids
+        assert torch.equal(job.load(item).ids, after)
+        hidden = after != before
+        assert set(after[hidden].tolist()) <= {mask_id}
+        specials = torch.tensor(sorted(job.tokenizers[0].special_ids))
+        assert not torch.isin(before[hidden], specials).any()
+        shares.append(float(hidden.sum() / (~torch.isin(before, specials)).sum()))
+    assert 0.4 < sum(shares) / len(shares) < 0.6
+    other = job.load(job.plan(0)[0]._replace(epoch=1)).ids
+    assert not torch.equal(other, job.load(job.plan(0)[0]).ids)

@@ -30,6 +30,7 @@ from heedful.errors import UserError
 from heedful.files import remove_unfinished, write_text
 from heedful.jobs import job_of
 from heedful.jobs.job import FinalScores, Job, Say
+from heedful.text.tokenizer import IMPORTED
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Listener, Reason, RunFinished, RunStarted
@@ -214,7 +215,7 @@ def _build(recipe: Recipe, job: Job, source: SavedModel | None) -> SavedModel:
     name, config = _model_config(recipe, type(job), source, job.sizes)
     net = architecture(name).build(config)
     card = job.card(name)
-    if source is not None and not card.generation.start:
+    if source is not None and source.has_tokenizer and source.src_tokenizer.kind == IMPORTED:
         # An imported model's outputs go on to begin and end as it was trained.
         card = replace(card, generation=source.card.generation)
     return open_net(net, config, card, *job.tokenizers)

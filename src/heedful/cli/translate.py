@@ -25,7 +25,9 @@ def translate(
     normalization: Annotated[
         str, typer.Option(help="Of scores by length: average, gnmt or none.")
     ] = "average",
-    stop: Annotated[str, typer.Option(help="Stop rule: optimal, beam_full or heuristic.")] = "optimal",
+    stop: Annotated[
+        str, typer.Option(help="Stop rule: optimal, beam_full or heuristic.")
+    ] = "optimal",
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest output. Default: from the training data.")
     ] = None,

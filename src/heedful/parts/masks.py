@@ -85,7 +85,7 @@ class MaskRule:
 
     def table(
         self, rows: range, columns: range, device: torch.device | None
-    ) -> Bool[Tensor, "#B 1 t k"] | None:
+    ) -> Bool[Tensor, "#B 1 #t k"] | None:
         """The part of these queries and keys; None where nothing of it is forbidden."""
         found: Tensor | None = None
         first, last = self.place(rows.start), self.place(rows.stop - 1)
@@ -104,7 +104,7 @@ class MaskRule:
             own = self.query_documents[:, None, rows.start : rows.stop, None]
             seen = self.key_documents[:, None, None, columns.start : columns.stop]
             found = combine(found, own == seen)
-        return found
+        return None if found is None else found.expand(-1, -1, -1, len(columns))
 
     def place(self, query: int) -> int:
         """The key that a query stands at."""
