@@ -326,10 +326,10 @@ def test_a_window_without_a_rule_is_refused() -> None:
 # Memory
 
 
-class _Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation gave."""
+class _Written(TorchDispatchMode):
+    """The most elements of any tensor that an operation gave, and of all that it wrote."""
 
-    elements = 0
+    elements = total = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -338,6 +338,7 @@ class _Largest(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
+                self.total += 0 if leaf._is_view() else leaf.numel()
         return out
 
 
@@ -353,7 +354,7 @@ def test_no_tensor_of_a_windowed_layer_grows_with_the_square_of_the_text(
     for name, size in (("windowed", window), ("full", None)):
         module = attention(heads, 1, window=size).float()
         x = torch.randn(1, length, D)
-        mode = largest[name] = _Largest()
+        mode = largest[name] = _Written()
         with mode:
             mask = AttentionMask(rule(length, length, causal, tokens, "right"))
             module(x, mask=mask).sum().backward()
@@ -361,3 +362,18 @@ def test_no_tensor_of_a_windowed_layer_grows_with_the_square_of_the_text(
     joined = length * (heads + 2) * E
     assert largest["windowed"].elements <= max(heads * length * 2 * window, joined)
     assert 4 * largest["windowed"].elements < length**2
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_a_windowed_layer_writes_grows_with_the_text_alone(groups: int) -> None:
+    """Forward and backward: twice the text is twice the numbers, not four times."""
+    totals = []
+    for length in (1024, 2048, 4096):
+        module = attention(2, groups, window=128).float()
+        x = torch.randn(1, length, D)
+        with _Written() as mode:
+            module(
+                x, mask=AttentionMask(rule(length, length, True, None, "right"))
+            ).sum().backward()
+        totals.append(mode.total)
+    assert totals[2] - totals[1] == pytest.approx(2 * (totals[1] - totals[0]), rel=0.01)

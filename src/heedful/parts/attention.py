@@ -1,7 +1,7 @@
 """Scaled dot-product attention and the one multi-head module for self- and cross-attention."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -236,18 +236,19 @@ class Attention(nn.Module):
         mask = mask.within(self.window)
         assert mask.rule is not None
         size = max(self.window, _LOCAL_QUERIES)
-        gathered = []
-        for start in range(0, max(query.size(2), 1), size):  # no queries are one part too
-            rows = range(start, min(start + size, query.size(2)))
+        if query.size(2) <= size:
+            rows = range(query.size(2))
             seen = mask.rule.reach(rows)
-            part = slice(seen.start, seen.stop)
-            bias_of = _part_of(mask, rows, seen)
-            gathered.append(
-                self._attend(
-                    query[:, :, rows.start : rows.stop], key[:, :, part], value[:, :, part], bias_of
-                )
-            )
-        return gathered[0] if len(gathered) == 1 else torch.cat(gathered, dim=2)
+            key, value = (t[:, :, seen.start : seen.stop] for t in (key, value))
+            return self._attend(query, key, value, _part_of(mask, rows, seen))
+        keys, values = key.split(size, dim=2), value.split(size, dim=2)
+        gathered = []
+        for index, part in enumerate(query.split(size, dim=2)):
+            rows = range(index * size, index * size + part.size(2))
+            seen = mask.rule.reach(rows)
+            key, value = _join(keys, seen), _join(values, seen)
+            gathered.append(self._attend(part, key, value, _part_of(mask, rows, seen)))
+        return torch.cat(gathered, dim=2)
 
     def _gather_all(
         self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask | None
@@ -302,6 +303,20 @@ class Attention(nn.Module):
 
 def _at_least_fp32(query: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
+
+
+def _join(pieces: Sequence[Tensor], places: range) -> Tensor:
+    """Some places of a (B, G, K, E) tensor that was split into pieces of one size.
+
+    Cut from the pieces that hold them: the gradient of a slice is as large as what it was cut from,
+    and one of the whole for every block of queries would make the backward pass quadratic.
+    """
+    size = pieces[0].size(2)
+    found = [
+        pieces[index][:, :, max(places.start - index * size, 0) : places.stop - index * size]
+        for index in range(places.start // size, -(-places.stop // size))
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=2)
 
 
 def _part_of(mask: AttentionMask, rows: range, columns: range) -> _BiasOf:
