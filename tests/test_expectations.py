@@ -64,7 +64,7 @@ def test_what_is_no_evaluation_is_silent() -> None:
 
 
 def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
-    """Bands around, above and below what the run really finds; step 5 is never evaluated."""
+    """Bands around, above and below what the run really finds; it is evaluated for step 5 alone."""
     bands = [
         {"step": 3, "low": 0.0, "high": 50.0},
         {"step": 5, "low": 0.0, "high": 50.0},
@@ -78,9 +78,11 @@ def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
         for event in read_log(tmp_path / "run/log.jsonl")
         if isinstance(event, Evaluated)
     }
+    assert set(found) == {3, 5, 6, 9, 12}
     about = [line for line in lines if line.startswith("is it right?")]
     assert [line.split(";")[0].split(", where")[0] for line in about] == [
         f"is it right? step 3: loss {found[3]:.3f} is within 0 to 50",
+        f"is it right? step 5: loss {found[5]:.3f} is within 0 to 50",
         f"is it right? step 6: loss {found[6]:.3f} is below 40 to 50",
         f"is it right? step 9: loss {found[9]:.3f} is above 0 to 1e-06",
     ]
@@ -92,14 +94,21 @@ def test_a_run_without_bands_says_nothing_of_them(tmp_path: Path) -> None:
     assert not any("is it right" in line for line in lines)
 
 
+def test_a_resumed_run_may_have_other_bands(tmp_path: Path) -> None:
+    train(parse_recipe(tiny(training__max_steps=3)), tmp_path / "run")
+    again = parse_recipe(tiny(training__max_steps=3, expect=[BAND]))
+    assert train(again, tmp_path / "run", resume=True).reason == "max_steps"
+
+
 @pytest.mark.parametrize(
-    "band",
+    ("band", "message"),
     [
-        {"step": 0, "low": 0.0, "high": 1.0},
-        {"step": 1, "low": 0.0},
-        {"step": 1, "low": 0.0, "high": 1.0, "loss": 1.0},
+        ({"step": 0, "low": 0.0, "high": 1.0}, "expect.0.step: .* not 0"),
+        ({"step": 1, "low": 0.0}, "expect.0.high: field required"),
+        ({"step": 1, "low": 0.0, "high": 1.0, "hihg": 1.0}, "unknown key expect.0.hihg; .*high"),
+        ({"step": 1, "low": 2.0, "high": 1.0}, "expect.0: low 2 must be below high 1"),
     ],
 )
-def test_a_wrong_band_is_refused(band: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="expect"):
+def test_a_wrong_band_is_refused(band: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         parse_recipe(tiny(expect=[band]))

@@ -9,10 +9,10 @@ import difflib
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from heedful.errors import UserError
 
@@ -164,6 +164,12 @@ class Expectation(_Strict):
     low: float
     high: float
 
+    @model_validator(mode="after")
+    def _low_first(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
+        return self
+
 
 class Recipe(_Strict):
     """A whole run.
@@ -261,8 +267,11 @@ def shipped_recipes() -> list[str]:
 
 
 def changed_keys(before: Recipe, now: Recipe) -> list[str]:
-    """Dotted names of the keys whose values differ, with both values."""
-    old, new = _flatten(before.model_dump(mode="json")), _flatten(now.model_dump(mode="json"))
+    """Dotted names of the keys whose values differ, with both values.
+
+    What a recipe says of the loss that is right (`expect`) is no part of how it is trained.
+    """
+    old, new = (_flatten(one.model_dump(mode="json", exclude={"expect"})) for one in (before, now))
     return [
         f"{key} ({json.dumps(old.get(key))} -> {json.dumps(new.get(key))})"
         for key in sorted(old.keys() | new.keys())
@@ -306,7 +315,10 @@ def _describe(error: ValidationError) -> str:
         options = re.findall("'([^']+)'", first["ctx"]["expected"])
         value = str(first["input"])
         return f"{key}: unknown value {value}; {nearest(value, options)}{more}"
-    message = first["msg"][0].lower() + first["msg"][1:]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{key}: {message}{more}"
+    message = message[0].lower() + message[1:]
     return f"{key}: {message}, not {first['input']!r}{more}"
 
 
@@ -314,6 +326,9 @@ def _written(location: tuple[int | str, ...]) -> list[str]:
     """The keys of an error's place, without pydantic's positions and names of union members."""
     keys: list[str] = []
     for part in location:
+        if isinstance(part, int):  # a place in a list of models
+            keys.append(str(part))
+            continue
         fields = _fields_at(keys)
         keys.append(str(part))
         if part not in fields or not _models_in(fields[str(part)].annotation):
@@ -324,6 +339,8 @@ def _written(location: tuple[int | str, ...]) -> list[str]:
 def _fields_at(keys: list[str]) -> dict[str, Any]:
     model: type[BaseModel] = Recipe
     for key in keys:
+        if key.isdigit():
+            continue
         model = _models_in(model.model_fields[key].annotation)[0]
     return dict(model.model_fields)
 

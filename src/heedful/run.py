@@ -186,7 +186,14 @@ def _start(
     )
     work = _work(job, out)
     work.plan(0)  # an example above the batch's limit is told now
-    trainer = Trainer(model.net, work, recipe.training, rate, checkpoints)
+    trainer = Trainer(
+        model.net,
+        work,
+        recipe.training,
+        rate,
+        checkpoints,
+        also_evaluate_at=[one.step for one in recipe.expect],
+    )
     return job, trainer, trainer.resume() if resume else None
 
 

@@ -29,7 +29,8 @@ class Expectations:
             side = "below" if event.loss < one.low else "above"
             self._say(
                 f"is it right? step {event.step}: loss {event.loss:.3f} is {side} {band}, where "
-                "the recipe as shipped should be; `heedful verify` looks for what is wrong"
+                "the recipe as shipped is; other data or settings may rightly be elsewhere, else "
+                "`heedful verify` looks for what is wrong"
             )
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ is evaluated are handed to it.
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import FrameType
@@ -104,6 +104,8 @@ class Trainer:
         rate: Rate,
         checkpoints: Checkpoints,
         listeners: Sequence[Listener] = (),
+        *,
+        also_evaluate_at: Collection[int] = (),
     ) -> None:
         self.net = net
         self.work = work
@@ -111,6 +113,7 @@ class Trainer:
         self.rate = rate
         self.checkpoints = checkpoints
         self.listeners = list(listeners)
+        self.also_evaluate_at = frozenset(also_evaluate_at)
         self.state = State()
         self.optimizer = make_optimizer(net, settings.optimizer)
         self.device = next(net.parameters()).device
@@ -149,7 +152,7 @@ class Trainer:
                 self._step()
                 if self.state.step % self.settings.log_every == 0:
                     self._report_steps()
-                if self.state.step % self.settings.evaluate_every == 0:
+                if self._is_looked_at():
                     self._evaluate()
             if reason == "interrupted":
                 self._report_steps()
@@ -157,6 +160,10 @@ class Trainer:
             elif self.state.evaluated_step != self.state.step:
                 self._evaluate()
         return reason
+
+    def _is_looked_at(self) -> bool:
+        step = self.state.step
+        return step % self.settings.evaluate_every == 0 or step in self.also_evaluate_at
 
     def emit(self, event: Event) -> None:
         """Tell the listeners."""
