@@ -27,7 +27,12 @@ OWN: dict[str, dict[str, str | list[str]]] = {
     "language-model": {"data.train.text": "multi30k/train.en.gz"},
     "masked-lm": {"data.train.file": "sst2/train.tsv", "data.valid.file": "sst2/dev.tsv"},
     "classification": {"data.train.file": "sst2/train.tsv", "data.valid.file": "sst2/dev.tsv"},
+    "distil-classification": {
+        "data.train.file": "sst2/train.tsv",
+        "data.valid.file": "sst2/dev.tsv",
+    },
 }
+TEACHERS = {"distil-classification": "classification"}  # the recipe whose run is learnt from
 
 
 def main() -> None:
@@ -80,6 +85,10 @@ def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float
         if not all(path.is_file() for path in paths):
             return None
         settings.append(f"{key}={json.dumps(list(map(str, paths)))}")
+    if name in TEACHERS:
+        if losses(TEACHERS[name], load_recipe(TEACHERS[name]), data, runs) is None:
+            return None
+        settings.append(f"distillation.teacher={runs / TEACHERS[name]}")
     last = max(band.step for band in recipe.expect)
     out = runs / name
     if last not in evaluated(out):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from heedful.errors import UserError
 from heedful.text.batches import collate, plan_epoch
-from heedful.text.store import PairStore, encode_pairs, pack_ids
+from heedful.text.pair_store import PairStore, encode_pairs
+from heedful.text.store import pack_ids
 from heedful.text.tokenizer import train_tokenizer
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=200)

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.errors import UserError
-from heedful.text.corpus import CorpusReport, PairSource, read_lines, read_pairs
-from heedful.text.store import encode_pairs, open_ids, open_pairs, pack_ids, write_ids
+from heedful.text.corpus import CorpusReport, PairSource, read_pairs
+from heedful.text.lines import read_lines
+from heedful.text.pair_store import encode_pairs, open_pairs
+from heedful.text.store import open_ids, pack_ids, write_ids
 from heedful.text.tokenizer import train_tokenizer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -259,7 +261,7 @@ def test_over_long_pairs(tmp_path: Path) -> None:
 
 
 def test_many_chunks_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.text.store._CHUNK", 3)
+    monkeypatch.setattr("heedful.text.pair_store.CHUNK", 3)
     pairs = [("a " * (i % 5 + 1), "b " * (i % 3 + 1)) for i in range(20)]
     store, _ = encode_pairs(pairs, WORD, WORD, tmp_path, max_length=4, too_long="drop")
     expected = [(s.split(), t.split()) for s, t in pairs if len(s.split()) < 4]

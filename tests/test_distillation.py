@@ -33,7 +33,7 @@ from heedful.tasks.distillation import (
 from heedful.tasks.language_modelling import window_loss
 from heedful.tasks.masked_lm import masked_loss
 from heedful.tasks.translation import pair_loss
-from heedful.text.store import open_pairs
+from heedful.text.pair_store import open_pairs
 from heedful.zoo import bert, gpt2, vaswani2017
 from heedful.zoo.saved import load_tensors, weights_of
 
@@ -148,7 +148,8 @@ def windows_case() -> tuple[Any, ...]:
 
 def pairs_case() -> tuple[Any, ...]:
     from heedful.text.batches import collate
-    from heedful.text.store import PairStore, pack_ids
+    from heedful.text.pair_store import PairStore
+    from heedful.text.store import pack_ids
 
     rows = [[5, 6, 7, 2], [8, 2], [9, 10, 2]]
     store = PairStore(pack_ids(rows, 12), pack_ids(rows[::-1], 12))

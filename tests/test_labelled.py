@@ -305,7 +305,7 @@ def test_many_chunks_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     many = labelled(texts, [str(i % 3) for i in range(20)], ["b " * (i % 2 + 1) for i in range(20)])
     settings_ = {"label_names": ["0", "1", "2"], "max_length": 8, "too_long": "drop"}
     encode_labelled(many, BOTH, tmp_path / "whole", **settings_)  # type: ignore[arg-type]
-    monkeypatch.setattr("heedful.text.labelled._CHUNK", 3)
+    monkeypatch.setattr("heedful.text.labelled.CHUNK", 3)
     encode_labelled(many, BOTH, tmp_path / "parts", **settings_)  # type: ignore[arg-type]
     kept = [i for i in range(20) if i % 5 + i % 2 + 5 <= 8]
     assert open_labelled(tmp_path / "parts").labels.tolist() == [i % 3 for i in kept]

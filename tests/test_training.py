@@ -20,7 +20,8 @@ from heedful.parts.losses import LossSum
 from heedful.run import train
 from heedful.tasks.translation import pair_loss
 from heedful.text.batches import collate
-from heedful.text.store import PairStore, pack_ids
+from heedful.text.pair_store import PairStore
+from heedful.text.store import pack_ids
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Evaluated, RunFinished, StepDone

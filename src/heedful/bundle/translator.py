@@ -19,7 +19,8 @@ from heedful.generation import Hypothesis, Normalization, Stop, beam_search, gre
 from heedful.parts.losses import LossSum
 from heedful.tasks.translation import pair_loss
 from heedful.text.batches import PairBatch, collate, plan_epoch
-from heedful.text.store import PairStore, pack_ids
+from heedful.text.pair_store import PairStore
+from heedful.text.store import pack_ids
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _show_groups(out: Path, console: "Console") -> None:
     from heedful.config import load_recipe
     from heedful.tasks.date_styles import LANGUAGES
     from heedful.tasks.dates import HELD_OUT_GROUPS, generate
-    from heedful.text.corpus import read_lines
+    from heedful.text.lines import read_lines
 
     sizes = load_recipe(out).data.generated
     examples = generate(sizes.num_test, seed=sizes.seed, split="test")

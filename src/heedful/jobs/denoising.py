@@ -30,8 +30,9 @@ from heedful.tasks.noise import Noise, NoiseTokens, T5Noise, read_noise
 from heedful.tasks.noise_t5 import span_counts
 from heedful.tasks.translation import pair_loss
 from heedful.text.batches import PairBatch, collate, plan_epoch
+from heedful.text.pair_store import PairStore
 from heedful.text.sequences import encode_sequences
-from heedful.text.store import PairStore, open_ids, pack_ids
+from heedful.text.store import open_ids, pack_ids
 from heedful.text.tokenizer import Template, Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation

@@ -11,7 +11,7 @@ from heedful.files import read_json, write_text
 from heedful.jobs.job import DONE, Say, held_out, make_tokenizer, read_texts
 from heedful.tasks import dates, synthetic
 from heedful.text.corpus import CorpusReport, Pair, PairSource, read_pairs
-from heedful.text.store import PairStore, encode_pairs, open_pairs
+from heedful.text.pair_store import PairStore, encode_pairs, open_pairs
 from heedful.text.tokenizer import Tokenizer
 
 

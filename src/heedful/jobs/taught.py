@@ -6,7 +6,8 @@ from heedful.bundle import Translator
 from heedful.errors import UserError
 from heedful.files import read_json
 from heedful.jobs.job import DONE, Say, write_json_after
-from heedful.text.store import PairStore, open_pairs, write_ids
+from heedful.text.pair_store import PairStore, open_pairs
+from heedful.text.store import write_ids
 
 _REPORTS = 10  # how often progress is said
 

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Int64, Integer
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.text.store import IdStore, PairStore
+from heedful.text.pair_store import PairStore
+from heedful.text.store import IdStore
 
 _BAND = 2  # source lengths that are mixed, in tokens
 
@@ -45,7 +46,7 @@ def plan_epoch(
         raise UserError("batches have no limit; set max_tokens or max_sentences")
     if min(limit for limit in (max_tokens, max_sentences) if limit is not None) < 1:
         raise UserError("max_tokens and max_sentences must be at least 1; raise them")
-    src, tgt = (_round_up(side, pad_multiple) for side in (src_lengths, tgt_lengths))
+    src, tgt = (round_up(side, pad_multiple) for side in (src_lengths, tgt_lengths))
     num_pairs = len(src)
     if num_pairs == 0:
         return []
@@ -93,8 +94,8 @@ def collate(
     pad_multiple: int = 1,
 ) -> PairBatch:
     """The tensors of the pairs at `indices`, in that order, on `device`."""
-    src, src_real = _padded(store.src, indices, pad_id, pad_multiple)
-    tgt_out, tgt_real = _padded(store.tgt, indices, pad_id, pad_multiple)
+    src, src_real = padded_rows(store.src, indices, pad_id, pad_multiple)
+    tgt_out, tgt_real = padded_rows(store.tgt, indices, pad_id, pad_multiple)
     tgt_in = np.full_like(tgt_out, bos_id)
     tgt_in[:, 1:] = tgt_out[:, :-1]
     tgt_in[~tgt_real] = pad_id
@@ -115,7 +116,7 @@ def collate(
     )
 
 
-def _round_up(lengths: Integer[np.ndarray, " N"], multiple: int) -> Int64[np.ndarray, " N"]:
+def round_up(lengths: Integer[np.ndarray, " N"], multiple: int) -> Int64[np.ndarray, " N"]:
     return -(-lengths.astype(np.int64) // multiple) * multiple
 
 
@@ -145,12 +146,12 @@ def _cut(
     return batches
 
 
-def _padded(
+def padded_rows(
     store: IdStore, indices: Integer[np.ndarray, " B"], pad_id: int, multiple: int
 ) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
     """The sequences as rows padded on the right, and which places are not padding."""
     starts, lengths = store.offsets[indices], store.lengths[indices]
-    width = int(_round_up(lengths, multiple).max())
+    width = int(round_up(lengths, multiple).max())
     real = np.arange(width) < lengths[:, None]
     padded = np.full((len(indices), width), pad_id, dtype=np.int64)
     padded[real] = store.ids[(starts[:, None] + np.arange(width))[real]]

@@ -1,49 +1,17 @@
-"""Raw text in: lines of plain and gzip files, and pairs of sentences with an account of them."""
+"""Pairs of sentences in: from two files or one, with an account of them."""
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from heedful.errors import UserError
+from heedful.text.lines import read_lines, read_objects, text_of
 
 Pair: TypeAlias = tuple[str, str]  # source, target
-
-_GZIP_MAGIC = b"\x1f\x8b"
-_BOM = b"\xef\xbb\xbf"
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    r"""The lines of a UTF-8 text file, plain or gzip, without their ends.
-
-    Only "\n" and "\r\n" end a line: other marks that Unicode knows are text, or the two sides of
-    a corpus would fall out of step. A byte order mark at the start is dropped. A file is gzip by
-    its first bytes; one that is named `.gz` must be.
-
-    Raises:
-        UserError: the file cannot be read, is not UTF-8 (with the line), or is damaged gzip.
-    """
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            raw.seek(0)
-            if path.suffix == ".gz" and not packed:
-                raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
-            stream = cast(Iterable[bytes], gzip.GzipFile(fileobj=raw) if packed else raw)
-            for number, line in enumerate(stream, 1):
-                line = line.removeprefix(_BOM) if number == 1 else line
-                yield _decode(line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged gzip: {error}; fetch or pack it again") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"cannot read {path}: {reason}; name a text file") from error
 
 
 @dataclass(frozen=True)
@@ -138,8 +106,8 @@ class CorpusReport:
         if self.num_truncated:
             parts.append(f"{self.num_truncated:,} cut to the longest allowed")
         if self.num_src_tokens or self.num_tgt_tokens:
-            src = _share(self.num_src_unknown, self.num_src_tokens)
-            tgt = _share(self.num_tgt_unknown, self.num_tgt_tokens)
+            src = share(self.num_src_unknown, self.num_src_tokens)
+            tgt = share(self.num_tgt_unknown, self.num_tgt_tokens)
             parts.append(f"unknown tokens: source {src}, target {tgt}")
         return "; ".join(parts)
 
@@ -185,17 +153,8 @@ def read_pairs(source: PairSource | Sequence[PairSource]) -> tuple[list[Pair], C
     )
 
 
-def _decode(line: bytes, path: Path, number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}, line {number}: not UTF-8 at byte {error.start + 1} of the line;"
-            " convert the file to UTF-8"
-        ) from error
-
-
-def _share(count: int, total: int) -> str:
+def share(count: int, total: int) -> str:
+    """A count, and what part of a total it is."""
     return f"{count:,} ({count / max(total, 1):.2%})"
 
 
@@ -230,27 +189,9 @@ def _tsv(path: Path) -> Iterator[Pair]:
 
 def _jsonl(source: PairSource) -> Iterator[Pair]:
     assert source.file is not None
-    for number, line in enumerate(read_lines(source.file), 1):
-        if not line.strip():
-            yield "", ""
-            continue
+    for number, entry in read_objects(source.file):
         place = f"{source.file}, line {number}"
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{place}: not JSON ({error}); write one object a line") from error
-        if not isinstance(entry, dict):
-            raise UserError(f"{place}: not a JSON object; write one object a line")
-        yield _text_of(entry, source.src_field, place), _text_of(entry, source.tgt_field, place)
-
-
-def _text_of(entry: dict[str, object], key: str, place: str) -> str:
-    if key not in entry:
-        found = ", ".join(map(repr, entry)) or "none"
-        raise UserError(f"{place}: no key {key!r} (found: {found}); set the field to the right key")
-    text = entry[key]
-    if not isinstance(text, str):
-        raise UserError(f"{place}: {key!r} is not a text; write it as a JSON string")
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise UserError(f"{place}: {key!r} holds half of a surrogate pair, which is no character")
-    return text
+        if entry is None:
+            yield "", ""
+        else:
+            yield text_of(entry, source.src_field, place), text_of(entry, source.tgt_field, place)

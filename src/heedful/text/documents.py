@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
-from gzip import GzipFile
-from json import loads
 from math import floor
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -14,8 +12,9 @@ from jaxtyping import Int64, Integer
 
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
-from heedful.text.corpus import _BOM, _GZIP_MAGIC, _share, _text_of, read_lines
-from heedful.text.store import IdStore, _joined, _write, open_ids, pack_ids
+from heedful.text.corpus import share
+from heedful.text.lines import is_jsonl, read_lines, read_objects, read_whole, text_of
+from heedful.text.store import IdStore, joined, open_ids, pack_ids, write_store
 from heedful.text.tokenizer import Tokenizer
 
 Unit: TypeAlias = Literal["line", "paragraph", "file"]
@@ -73,7 +72,7 @@ class TextReport:
         if self.num_truncated:
             parts.append(f"{self.num_truncated:,} cut to the longest allowed")
         if self.num_tokens:
-            parts.append(f"unknown tokens: {_share(self.num_unknown, self.num_tokens)}")
+            parts.append(f"unknown tokens: {share(self.num_unknown, self.num_tokens)}")
         return "; ".join(parts)
 
 
@@ -206,7 +205,7 @@ def encode_documents(
         if marks:
             encoded = [[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in encoded]
         chunks.append(pack_ids(encoded, tokenizer.vocab_size))
-    store = _joined(chunks)
+    store = joined(chunks)
     counts = TokenCounts(
         num_documents=len(documents),
         num_characters=sum(map(len, documents)),
@@ -220,7 +219,7 @@ def encode_documents(
         raise UserError("the tokenizer makes no token of the text; give other text")
     # Gone before new ids have their name, so that no counts ever stand beside other ids.
     _counts_path(path).unlink(missing_ok=True)
-    _write(path, store)
+    write_store(path, store)
     write_json(_counts_path(path), asdict(counts))
     return counts
 
@@ -245,31 +244,6 @@ def open_documents(path: Path) -> tuple[IdStore, TokenCounts]:
     return store, counts
 
 
-def is_jsonl(path: Path) -> bool:
-    """Whether a file is named as one of JSONL."""
-    return path.name.removesuffix(".gz").endswith(".jsonl")
-
-
-def read_objects(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
-    """The number and the object of each line of a JSONL file; `None` for a blank line.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not a JSON object (with its number).
-    """
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            yield number, None
-            continue
-        place = f"{path}, line {number}"
-        try:
-            entry = loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{place}: not JSON ({error}); write one object a line") from error
-        if not isinstance(entry, dict):
-            raise UserError(f"{place}: not a JSON object; write one object a line")
-        yield number, entry
-
-
 class _Found(NamedTuple):
     text: str
     line: int  # where it begins
@@ -278,7 +252,7 @@ class _Found(NamedTuple):
 
 def _of_jsonl(path: Path, text_field: str) -> Iterator[_Found]:
     for number, entry in read_objects(path):
-        text = "" if entry is None else _text_of(entry, text_field, f"{path}, line {number}")
+        text = "" if entry is None else text_of(entry, text_field, f"{path}, line {number}")
         yield _Found(text, number, 1)
 
 
@@ -301,13 +275,8 @@ def _of_paragraphs(path: Path) -> Iterator[_Found]:
 
 
 def _of_file(path: Path) -> Iterator[_Found]:
-    # Reading it as lines first finds whatever is wrong with the file, and on which line.
-    num_lines = sum(1 for _ in read_lines(path))
-    with path.open("rb") as raw:
-        packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        raw.seek(0)
-        data = GzipFile(fileobj=raw).read() if packed else raw.read()
-    yield _Found(data.removeprefix(_BOM).decode(), 1, num_lines)
+    text, num_lines = read_whole(path)
+    yield _Found(text, 1, num_lines)
 
 
 _UNITS = {"line": _of_lines, "paragraph": _of_paragraphs, "file": _of_file}

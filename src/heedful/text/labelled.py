@@ -12,9 +12,17 @@ from jaxtyping import Int64, Integer
 
 from heedful.errors import UserError
 from heedful.files import read_json, replacing, write_json
-from heedful.text.corpus import _text_of, read_lines
-from heedful.text.documents import Origins, TextReport, is_jsonl, read_objects
-from heedful.text.store import _CHUNK, IdStore, _joined, _map, _write, open_ids, pack_ids
+from heedful.text.documents import Origins, TextReport
+from heedful.text.lines import is_jsonl, read_lines, read_objects, text_of
+from heedful.text.store import (
+    CHUNK,
+    IdStore,
+    joined,
+    map_array,
+    open_ids,
+    pack_ids,
+    write_store,
+)
 from heedful.text.tokenizer import Tokenizer
 
 Field: TypeAlias = int | str  # a column by its number, counted from 1; a column or key by its name
@@ -200,14 +208,14 @@ def encode_labelled(
     kept: list[int] = []
     seconds: list[int] = []
     num_over = num_unknown = 0
-    for start in range(0, len(labelled), _CHUNK):
+    for start in range(0, len(labelled), CHUNK):
         sequences = []
         for index, (first, second) in enumerate(_encoded(labelled, tokenizer, start), start):
             length = num_marks + len(first) + len(second)
             if length > max_length:
                 num_over += 1
                 if too_long == "error":
-                    raise _over_long(labelled.report.place(index), length, max_length)
+                    raise over_long(labelled.report.place(index), length, max_length)
                 if too_long == "drop":
                     continue
                 first, second = _cut(first, second, max_length - num_marks)
@@ -222,7 +230,7 @@ def encode_labelled(
             " raise it, or set too_long to truncate"
         )
     store = LabelledStore(
-        _joined(chunks),
+        joined(chunks),
         labels[kept],
         tuple(label_names),
         np.array(seconds, dtype=np.int64) if paired else None,
@@ -247,14 +255,14 @@ def open_labelled(path: Path) -> LabelledStore:
         UserError: a file is missing or damaged, or they are not of one store.
     """
     content = read_json(_beside(path, "labels.json"))
-    ids, labels = open_ids(path), _map(_beside(path, "labels.npy"))
+    ids, labels = open_ids(path), map_array(_beside(path, "labels.npy"))
     broken = UserError(f"{path}.labels.json and its .npy files are not one store; encode again")
     if not isinstance(content, dict) or content.keys() != {"label_names", "pairs"}:
         raise broken
     names, paired = content["label_names"], content["pairs"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise broken
-    seconds = _map(_beside(path, "seconds.npy")) if paired else None
+    seconds = map_array(_beside(path, "seconds.npy")) if paired else None
     if not _within(labels, 0, np.full(len(ids), len(names) - 1)):
         raise broken
     if seconds is not None and not _within(seconds, 0, ids.lengths):
@@ -290,8 +298,8 @@ def _jsonl(path: Path, wanted: _Wanted) -> Iterator[tuple[int, _Row | None]]:
             entry[label] = "true" if value else "false"
         elif isinstance(value, int):
             entry[label] = str(value)
-        second = "" if wanted[2] is None else _text_of(entry, str(wanted[2]), place)
-        yield number, (_text_of(entry, text, place), _text_of(entry, label, place), second)
+        second = "" if wanted[2] is None else text_of(entry, str(wanted[2]), place)
+        yield number, (text_of(entry, text, place), text_of(entry, label, place), second)
 
 
 def _tsv(path: Path, wanted: _Wanted) -> Iterator[tuple[int, _Row | None]]:
@@ -350,7 +358,7 @@ def _encoded(
     labelled: Labelled, tokenizer: Tokenizer, start: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """The ids of a chunk of texts, and of their second texts, empty where there are none."""
-    chunk = slice(start, start + _CHUNK)
+    chunk = slice(start, start + CHUNK)
     firsts = tokenizer.encode_batch(labelled.texts[chunk])
     pairs = labelled.pairs
     seconds = [[] for _ in firsts] if pairs is None else tokenizer.encode_batch(pairs[chunk])
@@ -363,7 +371,7 @@ def _cut(first: list[int], second: list[int], room: int) -> tuple[list[int], lis
     return first[:size], second[: room - size]
 
 
-def _over_long(place: str, length: int, max_length: int) -> UserError:
+def over_long(place: str, length: int, max_length: int) -> UserError:
     return UserError(
         f"{place}: {length} tokens (marks counted), more than max_length {max_length};"
         " raise it, or set too_long to drop or truncate"
@@ -379,7 +387,7 @@ def _within(values: np.ndarray, low: int, high: np.ndarray) -> bool:
 def _save(path: Path, store: LabelledStore) -> None:
     # Gone first and written last: a store that has its names is whole.
     _beside(path, "labels.json").unlink(missing_ok=True)
-    _write(path, store.ids)
+    write_store(path, store.ids)
     arrays = {"labels": store.labels, "seconds": store.seconds}
     for name, array in arrays.items():
         _beside(path, f"{name}.npy").unlink(missing_ok=True)

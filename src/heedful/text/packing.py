@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int64, Integer
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.text.store import IdStore, _offsets
+from heedful.text.store import IdStore, offsets_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ def packed_plan(
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
     order = rng.permutation(len(lengths)) if shuffle else np.arange(len(lengths))
     order = order[lengths[order] > 0]
-    stream = Stream(order, _offsets(lengths[order].astype(np.int64)))
+    stream = Stream(order, offsets_of(lengths[order].astype(np.int64)))
     spare = int(stream.offsets[-1]) - 1 - context  # tokens beyond what one window needs
     if spare < 0:
         raise UserError(
@@ -212,7 +212,7 @@ def _cut(lengths: Integer[np.ndarray, " N"], context: int, stride: int) -> _Cut:
     beyond_first = np.maximum(lengths - 1 - context, 0)  # targets that the first window leaves
     counts = np.where(lengths > 1, 1 - (-beyond_first // stride), 0)
     indices = np.repeat(np.arange(len(lengths)), counts)
-    number = np.arange(len(indices)) - _offsets(counts)[indices]  # of a window in its document
+    number = np.arange(len(indices)) - offsets_of(counts)[indices]  # of a window in its document
     starts = number * stride
     return _Cut(
         indices=indices,

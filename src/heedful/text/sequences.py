@@ -11,10 +11,10 @@ from jaxtyping import Int64, Integer
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.text.batches import _padded, _round_up, plan_epoch
+from heedful.text.batches import padded_rows, plan_epoch, round_up
 from heedful.text.documents import TextReport
-from heedful.text.labelled import LabelledStore, _over_long
-from heedful.text.store import _CHUNK, IdStore, _joined, _offsets, _write, open_ids, pack_ids
+from heedful.text.labelled import LabelledStore, over_long
+from heedful.text.store import CHUNK, IdStore, joined, offsets_of, open_ids, pack_ids, write_store
 from heedful.text.tokenizer import Tokenizer
 
 
@@ -51,15 +51,15 @@ def encode_sequences(
         )
     chunks: list[IdStore] = []
     num_over = num_bare = num_unknown = 0
-    for start in range(0, len(texts), _CHUNK):
+    for start in range(0, len(texts), CHUNK):
         sequences = []
-        encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]))
+        encoded = tokenizer.encode_batch(list(texts[start : start + CHUNK]))
         for index, ids in enumerate(encoded, start):
             length = num_marks + len(ids)
             if length > max_length:
                 num_over += 1
                 if too_long == "error":
-                    raise _over_long(report.place(index), length, max_length)
+                    raise over_long(report.place(index), length, max_length)
                 if too_long == "drop":
                     continue
                 ids = ids[: max_length - num_marks]
@@ -69,14 +69,14 @@ def encode_sequences(
             num_unknown += ids.count(tokenizer.unk_id)
             sequences.append(tokenizer.wrap(ids))
         chunks.append(pack_ids(sequences, tokenizer.vocab_size))
-    store = _joined(chunks)
+    store = joined(chunks)
     if not len(store):
         raise UserError(
             f"no text is left: of {len(texts)}, {num_over} are longer than max_length {max_length}"
             f" and {num_bare} hold nothing that the tokenizer knows; raise max_length, set"
             " too_long to truncate, or give other text"
         )
-    _write(path, store)
+    write_store(path, store)
     return open_ids(path), replace(
         report,
         num_kept=len(store),
@@ -107,7 +107,7 @@ def plan_sequences(
     Raises:
         UserError: a sequence that alone is above `max_tokens`; no limit at all.
     """
-    padded = _round_up(lengths, pad_multiple)
+    padded = round_up(lengths, pad_multiple)
     if len(padded) and max_tokens is not None and 1 <= max_tokens < padded.max():
         longest = int(padded.argmax())
         raise UserError(
@@ -162,7 +162,7 @@ def collate_sequences(
     pad_multiple: int = 1,
 ) -> SequenceBatch:
     """The tensors of the sequences at `indices`, in that order, on `device`."""
-    ids, real = _padded(store, indices, pad_id, pad_multiple)
+    ids, real = padded_rows(store, indices, pad_id, pad_multiple)
     return SequenceBatch(
         ids=torch.from_numpy(ids).to(device),
         lengths=torch.from_numpy(real.sum(axis=1)).to(device),
@@ -218,7 +218,7 @@ def pack_sentences(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64
             f"sentence {longest + 1} has {lengths[longest]} tokens, more than max_length"
             f" {max_length}; raise it, or cut the sentence"
         )
-    ends = _offsets(lengths.astype(np.int64))
+    ends = offsets_of(lengths.astype(np.int64))
     borders = [0]
     while borders[-1] < len(lengths):
         full = ends[borders[-1]] + max_length
