@@ -1,6 +1,7 @@
 """Classification: batches, loss, F1, and runs from labelled files to a saved model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from heedful.tasks.classification import (
     macro_f1,
     text_states,
 )
-from heedful.text.labelled import LabelledStore
+from heedful.text.labelled import LabelledStore, encode_labelled, read_labelled
 from heedful.text.sequences import LabelledBatch, collate_labelled
 from heedful.text.store import pack_ids
 from heedful.training.events import Evaluated
@@ -426,3 +427,24 @@ def test_words_are_hidden_by_chance_and_never_marks(tmp_path: Path, file: str) -
     assert 0.4 < sum(shares) / len(shares) < 0.6
     other = job.load(job.plan(0)[0]._replace(epoch=1)).ids
     assert not torch.equal(other, job.load(job.plan(0)[0]).ids)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_a_pair_that_is_too_long_is_cut_as_in_training(tmp_path: Path, name: str) -> None:
+    """The longer text gives way; nothing that the model was trained on is cut off the end."""
+    model = saved(tmp_path / "model", name, TOKENIZER, labels=("a", "b"), num_labels=2)
+    model.config = replace(model.config, max_length=9)
+    path = tmp_path / "data"
+    rows = [("the cat runs near a house", "old owl"), ("hen", "the duck sleeps near a river")]
+    for text, other in rows:
+        line = write_tsv(tmp_path / "one.tsv", [(text, other, "a")])
+        labelled = read_labelled([Path(line)], text_field=1, pair_field=2, label_field=3)
+        store, _ = encode_labelled(
+            labelled, TOKENIZER, path, label_names=("a", "b"), max_length=9, too_long="truncate"
+        )
+        ids, types = model.encode_pairs([text], [other], "truncate")
+        assert ids == [store.ids[0].tolist()]
+        assert types == [[0] * int(store.seconds[0]) + [1] * (9 - int(store.seconds[0]))]
+    assert model.num_truncated == 2
+    with pytest.raises(UserError, match=r"pair 1 has .* tokens, but the model allows 9"):
+        model.encode_pairs(*zip(*rows, strict=True), "error")

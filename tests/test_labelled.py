@@ -14,7 +14,7 @@ from heedful.errors import UserError
 from heedful.text.documents import TextReport
 from heedful.text.labelled import (
     Labelled,
-    _cut,
+    cut_pair,
     encode_labelled,
     open_labelled,
     read_labelled,
@@ -275,7 +275,7 @@ def test_the_longer_of_a_pair_gives_way_token_by_token(first: int, second: int, 
     a, b = list(range(first)), list(range(second))
     if first + second <= room:
         return
-    cut = _cut(a.copy(), b.copy(), room)
+    cut = cut_pair(a.copy(), b.copy(), room)
     while len(a) + len(b) > room:
         (a if len(a) > len(b) else b).pop()
     assert cut == (a, b)

@@ -70,6 +70,17 @@ def test_a_sequence_longer_than_the_table_is_refused_with_both_lengths(scheme: P
             module(length, start)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_row_wider_than_the_table_holds_texts_that_are_not(scheme: Positions) -> None:
+    """Left padding, or other texts before it: what counts is where a token stands in its own."""
+    module = filled(scheme.build(4, 4))
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1]])
+    found = module(6, 0, positions)
+    assert torch.equal(found.expand(1, 6, 4), module(4).expand(1, 4, 4)[:, positions[0]])
+    with pytest.raises(UserError, match=r"5 tokens.*max_length 4"):
+        module(6, 0, positions + 1)
+
+
 @pytest.mark.parametrize("scheme", [Sinusoidal(), Learned()])
 def test_start_and_explicit_positions_choose_rows(scheme: Positions) -> None:
     module = filled(scheme.build(9, 4))

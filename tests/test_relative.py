@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from heedful.errors import UserError
 from heedful.parts.relative import Alibi, BucketScores, RelativeBuckets, alibi_slopes
 from heedful.parts.relative import relative_buckets as buckets_of
 from heedful.parts.rotary import Rotary
@@ -219,3 +220,12 @@ def test_trap_2_scores_never_outweigh_a_mask(scheme: str, dtype: torch.dtype) ->
             said, unmoved = (net(each, lengths, padding_side="left") for each in (ids, other))
         assert said.isfinite().all()
         assert torch.equal(said[1, 5:], unmoved[1, 5:])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_buckets_that_cannot_be_told_apart_are_refused(causal: bool) -> None:
+    least = 2 if causal else 4
+    RelativeBuckets(least, 2).build(3, 8, causal=causal)
+    for scheme in (RelativeBuckets(least - 1, 8), RelativeBuckets(8 * least, 8)):
+        with pytest.raises(UserError, match=f"{scheme.num_buckets} buckets"):
+            scheme.build(3, 8, causal=causal)

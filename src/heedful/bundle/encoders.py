@@ -10,6 +10,7 @@ from torch import Tensor
 
 from heedful.bundle.model import SavedModel, Texts, TooLong, by_length
 from heedful.errors import UserError
+from heedful.text.labelled import cut_pair
 
 MASK_NAMES = ("<mask>", "[MASK]")
 
@@ -45,23 +46,32 @@ class Encoder(SavedModel):
     def encode_pairs(
         self, texts: Texts, others: Sequence[str] | None, too_long: TooLong
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """Ids of each text (and the one that goes with it), and which of the two each is of."""
+        """Ids of each text (and the one that goes with it), and which of the two each is of.
+
+        A pair that is too long is cut as in training: the longer of the two gives way.
+        """
         if others is None:
             return self.encode(texts, too_long=too_long), None
         if len(others) != len(texts):
             raise UserError(f"{len(texts)} texts but {len(others)} to go with them")
-        tokenizer = self.tokenizer
+        tokenizer, longest = self.tokenizer, self.config.max_length
         rows, types = [], []
         for text, other in zip(texts, others, strict=True):
             if not isinstance(text, str):
                 raise UserError("pairs are given as text, not as ids")
             first, second = tokenizer.encode(text), tokenizer.encode(other)
-            rows.append(tokenizer.wrap(first, second))
+            row = tokenizer.wrap(first, second)
+            if len(row) > longest and too_long == "truncate":
+                num_marks = len(row) - len(first) - len(second)
+                first, second = cut_pair(first, second, longest - num_marks)
+                row = tokenizer.wrap(first, second)
+                self.num_truncated += 1
+            rows.append(row)
             border = len(tokenizer.prefix_ids) + len(first) + len(tokenizer.pair_middle_ids or ())
             # BERT counts the mark between the texts to the first, and RoBERTa has no types.
             types.append([0] * border + [1] * (len(rows[-1]) - border))
-        self.check_lengths(rows, "text", too_long)
-        return rows, [kind[: len(row)] for kind, row in zip(types, rows, strict=True)]
+        self.check_lengths(rows, "pair", "error")
+        return rows, types
 
 
 class MaskedLanguageModel(Encoder):

@@ -159,7 +159,8 @@ class Attention(nn.Module):
         """What `forward` gives, and the attention weights: for looking inside."""
         mask = AttentionMask.of(mask)
         query, key, value = self.project(x, memory, rotation)
-        if self.window is not None and mask is not None:
+        if self.window is not None:
+            assert mask is not None, "a sliding window is said by a mask rule"
             mask = mask.within(self.window)
         key, value = (
             t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (key, value)

@@ -24,7 +24,7 @@ class PositionTable(nn.Module):
         self, length: int, start: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "#B T D"]:
         """Rows start … start + length - 1, or those of explicit `positions` (left padding)."""
-        check_length(start + length, self.weight.size(0) - self.offset)
+        check_positions(length, start, positions, self.weight.size(0) - self.offset)
         start += self.offset
         if positions is None:
             return self.weight[start : start + length].unsqueeze(0)
@@ -45,7 +45,7 @@ class _Nowhere(nn.Module):
     def forward(
         self, length: int, start: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "#B #T #D"]:
-        check_length(start + length, self.max_length)
+        check_positions(length, start, positions, self.max_length)
         return self.nothing
 
 
@@ -126,6 +126,22 @@ def sinusoidal_table(
     table[:, 0::2] = angles.sin()
     table[:, 1::2] = angles[:, : width // 2].cos()
     return table
+
+
+def check_positions(
+    length: int, start: int, positions: Int[Tensor, "#B T"] | None, max_length: int
+) -> None:
+    """Refuse a position that the model has none for.
+
+    A row may be wider than the longest text where padding or other texts stand before a token:
+    then its own position counts. It is looked at only there, as it may be on an accelerator.
+    """
+    if start + length <= max_length:
+        return
+    if positions is not None and positions.numel():
+        check_length(int(positions.max()) + 1, max_length)
+    else:
+        check_length(start + length, max_length)
 
 
 def check_length(length: int, max_length: int) -> None:

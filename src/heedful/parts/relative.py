@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.errors import UserError
 from heedful.parts.masks import key_distances
 from heedful.parts.rotary import Rotary, Rotation
 
@@ -111,6 +112,12 @@ class BucketScores(nn.Module):
 
     def __init__(self, scheme: RelativeBuckets, num_heads: int, *, causal: bool) -> None:
         super().__init__()
+        exact = scheme.num_buckets // (2 if causal else 4)  # distances with a bucket of their own
+        if exact < 1 or scheme.max_distance <= exact:
+            raise UserError(
+                f"{scheme.num_buckets} buckets up to distance {scheme.max_distance}: there must "
+                f"be {2 if causal else 4} at least, and the distance must be above {max(exact, 1)}"
+            )
         self.scheme = scheme
         self.causal = causal
         self.weight = nn.Parameter(torch.empty(scheme.num_buckets, num_heads))

@@ -117,6 +117,7 @@ def collate(
 
 
 def round_up(lengths: Integer[np.ndarray, " N"], multiple: int) -> Int64[np.ndarray, " N"]:
+    """The next multiple of each."""
     return -(-lengths.astype(np.int64) // multiple) * multiple
 
 

@@ -218,7 +218,7 @@ def encode_labelled(
                     raise over_long(labelled.report.place(index), length, max_length)
                 if too_long == "drop":
                     continue
-                first, second = _cut(first, second, max_length - num_marks)
+                first, second = cut_pair(first, second, max_length - num_marks)
             kept.append(index)
             num_unknown += first.count(tokenizer.unk_id) + second.count(tokenizer.unk_id)
             sequences.append(tokenizer.wrap(first, second if paired else None))
@@ -365,13 +365,14 @@ def _encoded(
     return zip(firsts, seconds, strict=True)
 
 
-def _cut(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
+def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
     """What is left of both when the longer one always gives way, of equals the second."""
     size = min(len(first), max(room - len(second), (room + 1) // 2))
     return first[:size], second[: room - size]
 
 
 def over_long(place: str, length: int, max_length: int) -> UserError:
+    """What is said of a text that is too long."""
     return UserError(
         f"{place}: {length} tokens (marks counted), more than max_length {max_length};"
         " raise it, or set too_long to drop or truncate"
