@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 import heedful.export.hf_directory as hf_directory
 from commands import tree
 from heedful.bundle import Card, GenerationIds, load, open_net
+from heedful.config import parse_recipe
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
+from heedful.run import train
 from heedful.text.foreign import write_tokenizer
+from heedful.text.pair_store import open_pairs
 from heedful.text.tokenizer import Tokenizer, train_tokenizer
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
@@ -295,6 +298,40 @@ def test_a_translator_of_our_own_starts_over_there_as_it_does_here(
     source = model.prompt_ids(["hello world"])[0]
     theirs = auto.generate(torch.tensor([source]), max_new_tokens=9, do_sample=False)[0]
     assert theirs[1:].tolist() == model.generate([source], max_new_tokens=9)[0]
+
+
+@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
+def test_a_model_goes_on_learning_pairs_in_the_form_that_it_knows(
+    name: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both sides with the marks that transformers puts around them, and the same loss."""
+    model = import_hf(directories[name], tmp_path / "ours")
+    pairs = [("the cat sat", "hello world"), ("hello", "the cat sat on a world")]
+    theirs = theirs_of(name)
+    theirs.config.decoder_start_token_id = model.ids.start[0]  # T5's needs to be told
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directories[name])
+    for src, tgt in pairs:
+        inputs, labels = (tokenizer(text, return_tensors="pt").input_ids for text in (src, tgt))
+        assert labels.size(1) > 2
+        with torch.no_grad():
+            loss = theirs(input_ids=inputs, labels=labels).loss
+        (score,) = model.score([src], [tgt])
+        assert score.num_tokens == labels.size(1)
+        assert -score.log_prob / score.num_tokens == pytest.approx(float(loss), abs=1e-5)
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs))
+    files = {"file": str(path)}
+    content = {
+        "init_from": str(tmp_path / "ours"),
+        "data": {"train": files, "valid": files, "max_length": 30},
+        "training": {"max_steps": 1, "device": "cpu", "schedule": {"learning_rate": 1e-3}},
+        "evaluation": {"decode_sentences": 0},
+    }
+    train(parse_recipe(content), tmp_path / "run")
+    store = open_pairs(tmp_path / "run/data/train")
+    for row, (src, tgt) in enumerate(pairs):
+        assert store.src[row].tolist() == tokenizer(src).input_ids == model.prompt_ids([src])[0]
+        assert store.tgt[row].tolist() == tokenizer(tgt).input_ids
 
 
 def test_two_tokenizers_are_two_again(tmp_path: Path) -> None:

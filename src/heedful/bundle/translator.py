@@ -124,8 +124,12 @@ class Translator(Writer):
                 min(self.config.max_length, max_new_tokens or self.card.limits.of_source(len(ids)))
                 for ids in batch
             ]
-            if prefixes is not None:
-                options["forced_prefix"] = [self.tgt_tokenizer.encode(prefixes[r]) for r in rows]
+            if prefixes is not None or self.ids.first is not None:
+                first = [] if self.ids.first is None else [self.ids.first]
+                asked = [""] * len(texts) if prefixes is None else prefixes
+                options["forced_prefix"] = [
+                    [*first, *self.tgt_tokenizer.encode(asked[row])] for row in rows
+                ]
             found = self._search_batch(
                 batch, beam_size, options | {"stop": stop, "num_return": num_return}
             )
@@ -200,7 +204,7 @@ class Translator(Writer):
             ("source line", self.src_tokenizer, sources),
             ("target line", self.tgt_tokenizer, targets),
         ):
-            ids = [[*line, tokenizer.eos_id] for line in tokenizer.encode_batch(list(texts))]
+            ids = [tokenizer.frame(line) for line in tokenizer.encode_batch(list(texts))]
             self.check_lengths(ids, what, too_long)
             sides.append(pack_ids(ids, tokenizer.vocab_size))
         return PairStore(*sides)
@@ -245,14 +249,10 @@ class Translator(Writer):
     def _encode_sources(
         self, texts: Sequence[str], too_long: TooLong, first_number: int = 1
     ) -> list[list[int]]:
-        """Ids with EOS; none for a blank text."""
+        """Framed ids; none for a blank text."""
         tokenizer = self.src_tokenizer
-        sources = []
-        for ids in tokenizer.encode_batch(list(texts)):
-            whole = tokenizer.wrap(ids)
-            if not whole or whole[-1] != tokenizer.eos_id:
-                whole.append(tokenizer.eos_id)
-            sources.append(whole if ids else [])
+        encoded = tokenizer.encode_batch(list(texts))
+        sources = [tokenizer.frame(ids) if ids else [] for ids in encoded]
         self.check_lengths(sources, "line", too_long, first_number)
         return sources
 

@@ -324,7 +324,7 @@ def check_tokens(noise: Noise, tokens: NoiseTokens, max_length: int) -> None:
 
 
 def with_eos(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, but that its template ends a text in EOS."""
+    """The same tokenizer, but that `wrap` does what `frame` does: ends a text in EOS."""
     if tokenizer.suffix_ids[-1:] == (tokenizer.eos_id,):
         return tokenizer
     framed = copy(tokenizer)

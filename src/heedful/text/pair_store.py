@@ -62,8 +62,9 @@ def encode_pairs(
 ) -> tuple[PairStore, CorpusReport]:
     """Tokenise a corpus into `directory` and open it.
 
-    Both sides are stored as their tokens and EOS; BOS is put before the target when a batch is
-    made. Lengths and `max_length` count the EOS.
+    Both sides are stored as their tokens and EOS (an imported model's with what else it expects
+    around a text); what the decoder hears first is put before the target when a batch is made.
+    Lengths and `max_length` count these marks.
 
     Args:
         too_long: what becomes of a pair with a side above `max_length`: an error, left out, or
@@ -71,7 +72,7 @@ def encode_pairs(
         report: the one of `read_pairs`, for line numbers and to count on from.
 
     Returns:
-        The store, and the report with over-long pairs, tokens (EOS not counted) and unknown
+        The store, and the report with over-long pairs, tokens (marks not counted) and unknown
         tokens filled in.
 
     Raises:
@@ -114,8 +115,8 @@ def encode_pairs(
         num_kept=len(src),
         num_dropped=num_over if too_long == "drop" else 0,
         num_truncated=num_over if too_long == "truncate" else 0,
-        num_src_tokens=len(src.ids) - len(src),
-        num_tgt_tokens=len(tgt.ids) - len(tgt),
+        num_src_tokens=len(src.ids) - len(src) * len(src_tokenizer.frame([])),
+        num_tgt_tokens=len(tgt.ids) - len(tgt) * len(tgt_tokenizer.frame([])),
         num_src_unknown=int((src.ids == src_tokenizer.unk_id).sum()),
         num_tgt_unknown=int((tgt.ids == tgt_tokenizer.unk_id).sum()),
         origins=(),  # they name the pairs as they were before any was dropped
@@ -126,7 +127,7 @@ def _encode(
     pairs: Sequence[Pair], tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> list[tuple[list[int], list[int]]]:
     src, tgt = (
-        [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch([pair[side] for pair in pairs])]
+        [tokenizer.frame(ids) for ids in tokenizer.encode_batch([pair[side] for pair in pairs])]
         for side, tokenizer in enumerate(tokenizers)
     )
     return list(zip(src, tgt, strict=True))

@@ -240,6 +240,11 @@ class Tokenizer:
             raise UserError("this tokenizer has no form for a pair of texts; give them one by one")
         return [*self.prefix_ids, *ids, *self.pair_middle_ids, *pair, *self.suffix_ids]
 
+    def frame(self, ids: Sequence[int]) -> list[int]:
+        """A text of a pair as it is read and learnt: what `wrap` gives, and at its end EOS."""
+        whole = self.wrap(ids)
+        return whole if whole[-1:] == [self.eos_id] else [*whole, self.eos_id]
+
     def decode(self, ids: Sequence[int], *, keep_specials: bool = False) -> str:
         """The text of some ids; the specials are left out, or written by their names.
 
