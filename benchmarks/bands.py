@@ -23,6 +23,10 @@ OWN: dict[str, dict[str, str | list[str]]] = {
         "data.train.src": "multi30k/train.en.gz",
         "data.train.tgt": "multi30k/train.de.gz",
     },
+    "transformer-base": {
+        "data.train.src": "multi30k/train.en.gz",
+        "data.train.tgt": "multi30k/train.de.gz",
+    },
     "denoising": {"data.train.text": ["multi30k/train.en.gz", "multi30k/train.de.gz"]},
     "language-model": {"data.train.text": "multi30k/train.en.gz"},
     "masked-lm": {"data.train.file": "sst2/train.tsv", "data.valid.file": "sst2/dev.tsv"},
@@ -32,6 +36,8 @@ OWN: dict[str, dict[str, str | list[str]]] = {
         "data.valid.file": "sst2/dev.tsv",
     },
 }
+# The same steps in batches that an ordinary machine has the memory for.
+SPLIT = {"transformer-base": ["training.batch_tokens=5000", "training.accumulate=10"]}
 TEACHERS = {"distil-classification": "classification"}  # the recipe whose run is learnt from
 
 
@@ -79,7 +85,7 @@ def main() -> None:
 
 def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float] | None:
     """Held-out losses by step up to the recipe's last band; None where its data are absent."""
-    settings = []
+    settings = [*SPLIT.get(name, [])]
     for key, value in (named(recipe) | OWN.get(name, {})).items():
         paths = [data / path for path in ([value] if isinstance(value, str) else value)]
         if not all(path.is_file() for path in paths):

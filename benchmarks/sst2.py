@@ -53,13 +53,13 @@ def main() -> None:
     masked = finished_run("masked-lm", folder / "masked-lm", again)
     kinds: dict[str, list[Run]] = {"scratch": [], "pretrained": [], "student": []}
     for seed in range(1, arguments.seeds + 1):
-        common = [*files, f"training.seed={seed}", once("classification"), *quick]
+        common = [*files, f"training.seed={seed}", *once("classification"), *quick]
         scratch = finished_run("classification", folder / f"scratch-{seed}", common)
         kinds["scratch"].append(scratch)
         start = [f"init_from={masked.directory}"]
         tuned = finished_run("classification", folder / f"pretrained-{seed}", common + start)
         kinds["pretrained"].append(tuned)
-        common = [*files, f"training.seed={seed}", once("distil-classification"), *quick]
+        common = [*files, f"training.seed={seed}", *once("distil-classification"), *quick]
         taught = [f"distillation.teacher={tuned.directory}", f"model.num_layers={STUDENT_LAYERS}"]
         student = finished_run("distil-classification", folder / f"student-{seed}", common + taught)
         kinds["student"].append(student)
@@ -119,9 +119,9 @@ def main() -> None:
     )
 
 
-def once(recipe: str) -> str:
-    """The setting with which a recipe's run is evaluated at its end alone."""
-    return f"training.evaluate_every={load_recipe(recipe).training.max_steps}"
+def once(recipe: str) -> list[str]:
+    """The settings with which a recipe's run is evaluated at its end alone."""
+    return [f"training.evaluate_every={load_recipe(recipe).training.max_steps}", "expect=[]"]
 
 
 def score(run: Run) -> float:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import yaml
 
@@ -200,25 +201,34 @@ def test_bands_leave_out_what_has_no_data(bench: Bench, tmp_path: Path, short_rh
 
 
 def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     text = tmp_path / "text"
     text.mkdir()
     lines = [f"Speaker {number % 7}:\nWords of number {number}.\n" for number in range(100)]
     (text / "input.txt").write_text("\n".join(lines), encoding="utf-8")
     runs = tmp_path / "runs"
-    page, data = bench("shakespeare", "--data", str(text), "--runs", str(runs))
-    assert set(data["runs"]) == {"shakespeare", "shakespeare-better"}
+    folders = ("--data", str(text), "--runs", str(runs))
+    page, data = bench("shakespeare", *folders, "--seeds", "2")
+    found = data["runs"]
+    assert set(found) == {"shakespeare", "shakespeare-better", "peer"}
     size = len((text / "input.txt").read_text(encoding="utf-8"))
-    for name, found in data["runs"].items():
-        # The run's own score, which it has of the same windows.
-        scores = json.loads((runs / name / "scores.json").read_text(encoding="utf-8"))["scores"]
-        assert found["loss_apart"] == pytest.approx(scores["loss"], rel=1e-5)
-        assert found["loss_overlapping"] != found["loss_apart"]
-        assert found["held_out_characters"] == pytest.approx(size / 10, abs=40)
+    for name, windows in (("shakespeare", 12), ("shakespeare-better", 6)):
+        # The runs' own scores, which they have of the same windows.
+        paths = [runs / folder / "scores.json" for folder in (name, f"{name}-2")]
+        scores = [json.loads(path.read_text(encoding="utf-8"))["scores"]["loss"] for path in paths]
+        assert found[name]["losses"] == pytest.approx(scores, rel=1e-5)
+        assert scores[0] != scores[1]
+        assert found[name]["overlapping"] != found[name]["losses"]
+        assert found[name]["held_out_characters"] == pytest.approx(size / 10, abs=40)
+        assert found[name]["training_tokens"] == 4 * windows * 64
         assert f"## {name}: what it writes" in page
-    windows = {"shakespeare": 12, "shakespeare-better": 6}
-    for name, found in data["runs"].items():
-        assert found["training_tokens"] == 4 * windows[name] * 64
-    assert data["command"] == "python benchmarks/shakespeare.py --quick --data DATA --runs RUNS"
+    for one in found.values():
+        # Estimates are of the same text, by windows at random places.
+        assert np.mean(one["estimates"]) == pytest.approx(np.mean(one["losses"]), rel=0.05)
+        assert len(one["losses"]) == 2
+    assert "| the same in transformers' GPT-2" in page
+    named = "python benchmarks/shakespeare.py --quick --data DATA --runs RUNS --seeds 2"
+    assert data["command"] == named
 
 
 def test_long_texts(bench: Bench, tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""nanoGPT's way of training and of estimating, with the GPT-2 of transformers: a peer to compare.
+
+Its settings for a CPU: batches of 12 windows of 64 characters that begin anywhere, AdamW, a cosine.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CONTEXT, WINDOWS, STEPS, WARMUP, PEAK, END = 64, 12, 2000, 100, 1e-3, 1e-4
+ESTIMATE_BATCHES = 20  # of which its own evaluation is the mean
+
+
+def losses_of_peer(text: str, seed: int, kept: Path, *, steps: int = STEPS) -> dict[str, Any]:
+    """Held-out losses of transformers' GPT-2 after nanoGPT's loop, kept in a file once found."""
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    torch.manual_seed(seed)
+    place = {character: index for index, character in enumerate(sorted(set(text)))}
+    ids = torch.tensor([place[character] for character in text])
+    border = int(0.9 * len(ids))
+    net = peer(len(place))
+    train(net, ids[:border], steps)
+    held_out = ids[border:]
+    found = {"loss": apart(net, held_out), "estimates": estimates(net, held_out)}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def peer(vocab_size: int) -> nn.Module:
+    """Four layers of width 128 without biases, all else as transformers draws it."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    class Logits(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            logits: Tensor = self.model(ids).logits
+            return logits
+
+    sizes = {"n_positions": CONTEXT, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    marks = {"bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(vocab_size=vocab_size, activation_function="gelu", **sizes, **none, **marks)
+    model = GPT2LMHeadModel(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # drawn as zeros
+            parameter.requires_grad_(False)
+    return Logits(model)
+
+
+def train(net: nn.Module, ids: Tensor, steps: int) -> None:
+    """Its loop."""
+    learnt = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in learnt if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in learnt if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.99))
+    net.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.zero_grad()
+        loss(net, *anywhere(ids)).backward()
+        nn.utils.clip_grad_norm_(learnt, 1.0)
+        optimizer.step()
+
+
+def rate(step: int) -> float:
+    """A linear rise, then half a cosine to a tenth."""
+    if step < WARMUP:
+        return PEAK * (step + 1) / (WARMUP + 1)
+    share = (step - WARMUP) / (STEPS - WARMUP)
+    return END + (PEAK - END) * (1 + math.cos(math.pi * share)) / 2
+
+
+def anywhere(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch of windows that begin at random places, and what comes next in them."""
+    starts = torch.randint(len(ids) - CONTEXT, (WINDOWS,))
+    windows = torch.stack([ids[start : start + CONTEXT + 1] for start in starts])
+    return windows[:, :-1], windows[:, 1:]
+
+
+def loss(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy."""
+    return F.cross_entropy(net(inputs).flatten(0, 1), targets.flatten())
+
+
+@torch.no_grad()
+def apart(net: nn.Module, ids: Tensor) -> float:
+    """Over all of a text, in windows that do not overlap."""
+    net.eval()
+    count = (len(ids) - 1) // CONTEXT
+    inputs, targets = (ids[first : first + count * CONTEXT].view(count, -1) for first in (0, 1))
+    losses = [
+        float(loss(net, *batch)) * len(batch[0])
+        for batch in zip(inputs.split(256), targets.split(256), strict=True)
+    ]
+    return sum(losses) / count
+
+
+@torch.no_grad()
+def estimates(net: nn.Module, ids: Tensor, count: int = 50) -> list[float]:
+    """What its own evaluation gives, drawn `count` times."""
+    net.eval()
+    return [
+        float(np.mean([float(loss(net, *anywhere(ids))) for _ in range(ESTIMATE_BATCHES)]))
+        for _ in range(count)
+    ]
