@@ -164,7 +164,7 @@ def test_sources_that_cannot_be() -> None:
     ):
         with pytest.raises(UserError, match="either src and tgt, or file"):
             make()
-    with pytest.raises(UserError, match="set its format"):
+    with pytest.raises(UserError, match="write it as one of them"):
         PairSource(file=Path("p.csv"))
 
 

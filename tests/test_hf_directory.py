@@ -106,7 +106,7 @@ def test_a_link_still_leads_to_what_was_written(tmp_path: Path) -> None:
     assert same(read_hf_directory(tmp_path / "real").tensors, TENSORS)
 
 
-@pytest.mark.parametrize("fails", ["save_file", "write_json"])
+@pytest.mark.parametrize("fails", ["save_tensors", "write_json"])
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_failure_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, earlier: bool

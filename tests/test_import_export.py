@@ -575,7 +575,7 @@ def test_neither_direction_overwrites_what_is_not_its_own(
         export_hf(model, tmp_path / "hf")
 
 
-@pytest.mark.parametrize("fails", ["save_file", "write_json"])
+@pytest.mark.parametrize("fails", ["save_tensors", "write_json"])
 def test_an_export_that_fails_leaves_nothing(
     fails: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,7 +118,7 @@ NAMED = {"text_field": "a", "label_field": "b"}
         ("t.tsv", "", NAMED, r"line 1: column 'a' is not in the header"),
         ("t.tsv", "", {}, r"t\.tsv holds no labelled text; leave it out"),
         ("t.tsv", "\n \t1\n", {}, r"t\.tsv holds no labelled text"),
-        ("t.csv", "a,1\n", {}, r"t\.csv is not named \.tsv or \.jsonl; set its format"),
+        ("t.csv", "a,1\n", {}, r"t\.csv is not named \.tsv or \.jsonl; write it as one of them"),
         ("t.jsonl", '{"text": "a"}', {}, r"t\.jsonl, line 1: no key 'label' .found: 'text'"),
         ("t.jsonl", '{"label": "a"}', {}, r"t\.jsonl, line 1: no key 'text'"),
         ("t.jsonl", '{"text": "a", "label": 0.5}', {}, r"line 1: 'label' is not a text"),

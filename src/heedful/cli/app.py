@@ -23,6 +23,7 @@ from heedful.cli import (
     translate,
     verify,
 )
+from heedful.cli.help import help_of
 from heedful.errors import UserError
 
 app = typer.Typer(
@@ -40,7 +41,8 @@ USING = (translate, generate, fill, classify, embed)
 JUDGING = (evaluate, score, average, verify, info, export)
 for verb in (*MAKING, *USING, *JUDGING):
     name = verb.__name__.rsplit(".", 1)[1]
-    app.command(name)(getattr(verb, name))
+    function = getattr(verb, name)
+    app.command(name, help=help_of(function))(function)
 app.add_typer(import_.app, name="import")
 app.add_typer(recipes.app, name="recipes")
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.help import help_of
+
 app = typer.Typer(
     help="Make a heedful model of one in another format; no code of it is run.",
     no_args_is_help=True,
@@ -16,7 +18,6 @@ def _formats() -> None:
     """Keep the format's name a command of its own, though there is but one."""
 
 
-@app.command("hf")
 def hf(
     directory: Annotated[
         Path, typer.Argument(help="A local directory with config.json and model.safetensors.")
@@ -48,6 +49,9 @@ def hf(
     )
     count = parameter_count(model.net)
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
+
+
+app.command("hf", help=help_of(hf))(hf)
 
 
 def _keys(settings: list[str]) -> dict[str, object]:

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.files import read_json, write_directory, write_json
-from heedful.zoo.saved import WEIGHTS, load_tensors
+from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -101,7 +99,8 @@ def write_hf_directory(
 
     def fill(directory: Path) -> None:
         write_text(directory)
-        _save(directory / WEIGHTS, tensors)
+        # Readers of this format ask which framework's layout it is in.
+        save_tensors(directory / WEIGHTS, tensors, metadata={"format": "pt"})
         if generation_config is not None:
             write_json(directory / GENERATION_CONFIG, dict(generation_config))
         write_json(directory / CONFIG, dict(config))
@@ -195,13 +194,3 @@ def _model_class(config: Mapping[str, Any]) -> str:
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
     return name if isinstance(name, str) and name.isidentifier() else "AutoModel"
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        # Readers of this format ask which framework's layout it is in.
-        save_file(content, path, metadata={"format": "pt"})
-        path.chmod(0o644)  # the library makes files that only their owner can read
-    except SafetensorError as error:
-        raise OSError(str(error)) from None

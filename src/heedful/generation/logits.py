@@ -112,7 +112,7 @@ class Temperature:
         if not (0 < self.temperature < math.inf):
             raise UserError(
                 f"temperature must be a finite number above 0, not {self.temperature}; "
-                "for the likeliest token each time sample without seeds"
+                "0 in generate takes the likeliest token each time"
             )
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:

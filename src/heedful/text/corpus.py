@@ -50,7 +50,9 @@ class PairSource:
             return "tsv"
         if name.endswith(".jsonl"):
             return "jsonl"
-        raise UserError(f"{self.file} is not named .tsv or .jsonl; set its format to one of them")
+        raise UserError(
+            f"{self.file} is not named .tsv or .jsonl; write it as one of them, and name it so"
+        )
 
     def __str__(self) -> str:
         return str(self.file) if self.file is not None else f"{self.src} and {self.tgt}"

@@ -277,7 +277,7 @@ def _format(path: Path, format: Literal["tsv", "jsonl"] | None) -> Literal["tsv"
         return "jsonl"
     if path.name.removesuffix(".gz").endswith(".tsv"):
         return "tsv"
-    raise UserError(f"{path} is not named .tsv or .jsonl; set its format to one of them")
+    raise UserError(f"{path} is not named .tsv or .jsonl; write it as one of them, and name it so")
 
 
 _Wanted: TypeAlias = tuple[Field | None, Field | None, Field | None]

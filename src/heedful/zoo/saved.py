@@ -1,6 +1,7 @@
 """A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -34,13 +35,15 @@ def make_config(name: str, keys: dict[str, object], where: str = "model") -> obj
         raise UserError(f"{where}: {key + ': ' if key else ''}{message}") from None
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
+) -> None:
     """Write tensors to one safetensors file, whole or not at all."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def write(beside: Path) -> None:
         try:
-            save_file(content, beside)
+            save_file(content, beside, metadata=metadata)
             beside.chmod(0o644)  # the library makes files that only their owner can read
         except SafetensorError as error:
             raise OSError(str(error)) from None
