@@ -14,7 +14,7 @@ from heedful.parts import attention as attention_module
 from heedful.parts.attention import Attention
 from heedful.parts.cache import Cache
 from heedful.parts.masks import AttentionMask, MaskRule, padding_mask
-from heedful.parts.relative import Alibi
+from heedful.parts.relative import Alibi, RelativeBuckets
 from heedful.parts.rotary import Rotary
 from option_space import EXACT, pad, random_rows, real
 from single_stacks import Single, decoder
@@ -364,16 +364,23 @@ def test_no_tensor_of_a_windowed_layer_grows_with_the_square_of_the_text(
     assert 4 * largest["windowed"].elements < length**2
 
 
+@pytest.mark.parametrize("scheme", [None, Alibi(), RelativeBuckets(8, 60)])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_what_a_windowed_layer_writes_grows_with_the_text_alone(groups: int) -> None:
+def test_what_a_windowed_layer_writes_grows_with_the_text_alone(
+    groups: int, scheme: Alibi | RelativeBuckets | None
+) -> None:
     """Forward and backward: twice the text is twice the numbers, not four times."""
     totals = []
     for length in (1024, 2048, 4096):
         module = attention(2, groups, window=128).float()
         x = torch.randn(1, length, D)
         with _Written() as mode:
-            module(
-                x, mask=AttentionMask(rule(length, length, True, None, "right"))
-            ).sum().backward()
+            mask = AttentionMask(rule(length, length, True, None, "right"))
+            if scheme is not None:
+                positions = scheme.build(2, E, causal=True)
+                for table in positions.parameters():
+                    nn.init.zeros_(table)
+                mask = mask.plus(positions(length, length, None, x)[1])
+            module(x, mask=mask).sum().backward()
         totals.append(mode.total)
     assert totals[2] - totals[1] == pytest.approx(2 * (totals[1] - totals[0]), rel=0.01)

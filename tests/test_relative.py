@@ -55,7 +55,7 @@ def scores_of(
     module = filled(scheme.build(heads, 4, causal=causal))
     rotation, scores = module(queries, keys, None, torch.zeros(1))
     assert rotation is None
-    return scores
+    return scores.whole()
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -194,14 +194,31 @@ def test_trap_6_scores_of_a_cached_step_are_the_last_rows_of_the_whole(
         assert torch.equal(step, whole[:, :, 9 - queries :])
 
 
+@pytest.mark.parametrize("scheme", [Alibi(), RelativeBuckets(8, 6)], ids=["alibi", "buckets"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_part_of_the_scores_is_that_part_of_the_whole(
+    scheme: Alibi | RelativeBuckets, causal: bool
+) -> None:
+    module = filled(scheme.build(3, 4, causal=causal))
+    _, scores = module(5, 9, None, torch.zeros(1))
+    whole = scores.whole()
+    for rows, columns in (
+        (range(5), range(9)),
+        (range(1, 3), range(4, 9)),
+        (range(4, 5), range(1)),
+    ):
+        part = whole[:, :, rows.start : rows.stop, columns.start : columns.stop]
+        assert torch.equal(scores.part(rows, columns), part)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_alibi_slopes_stay_in_fp32_and_move_with_the_model(dtype: torch.dtype) -> None:
     """bf16 holds no distance above 256 to the place: scores are formed in fp32."""
     module = Alibi().build(12, 4, causal=True).to(dtype)
-    _, scores = module(1, 3000, None, torch.zeros(1, dtype=dtype))
+    scores = module(1, 3000, None, torch.zeros(1, dtype=dtype))[1].whole()
     assert scores.dtype == torch.float32
     assert len(scores[0, 0].unique()) == 3000
-    assert module(2, 2, None, torch.zeros(1, device="meta"))[1].device.type == "meta"
+    assert module(2, 2, None, torch.zeros(1, device="meta"))[1].whole().device.type == "meta"
 
 
 @pytest.mark.parametrize("scheme", ["alibi", "buckets"])

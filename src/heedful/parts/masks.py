@@ -5,6 +5,7 @@ never by comparing ids, so that the padding id may equal any other. Causality is
 call, right also when there are fewer queries than keys (a cache).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -142,6 +143,36 @@ def key_distances(
     return queries[:, None] - torch.arange(columns.start, columns.stop, device=device)
 
 
+class Scores:
+    """What a position scheme adds to the scores of attention, formed where it is needed.
+
+    As a mask's rule is: a sliding window asks for the part that it sees, and the layers of a stack
+    share what was formed.
+
+    Args:
+        of: gives (1, H, t, k) for some queries and keys.
+        queries, keys: how many there are.
+    """
+
+    def __init__(
+        self, of: Callable[[range, range], Float[Tensor, "1 H t k"]], queries: int, keys: int
+    ) -> None:
+        self._of = of
+        self.queries = queries
+        self.keys = keys
+        self._formed: dict[tuple[range, range], Tensor] = {}
+
+    def part(self, rows: range, columns: range) -> Float[Tensor, "1 H t k"]:
+        """Those of some queries and keys."""
+        if (rows, columns) not in self._formed:
+            self._formed[rows, columns] = self._of(rows, columns)
+        return self._formed[rows, columns]
+
+    def whole(self) -> Float[Tensor, "1 H T K"]:
+        """All of them."""
+        return self.part(range(self.queries), range(self.keys))
+
+
 class AttentionMask:
     """A mask made ready once a forward pass and shared by all layers.
 
@@ -152,14 +183,14 @@ class AttentionMask:
 
     Args:
         allowed: the table, or the rule that it follows from.
-        scores: (#B, #H, T, K), added to the scores besides: what a position scheme says.
+        scores: added to the scores besides: what a position scheme says.
     """
 
     def __init__(
         self,
         allowed: Bool[Tensor, "..."] | MaskRule,
         *,
-        scores: Float[Tensor, "#B #H T K"] | None = None,
+        scores: Scores | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.rule = allowed if isinstance(allowed, MaskRule) else None
@@ -219,22 +250,19 @@ class AttentionMask:
         -inf is NaN. None where nothing is to be added.
         """
         if dtype not in self._bias:
-            self._bias[dtype] = _bias(self.allowed, self.scores, dtype)
+            scores = None if self.scores is None else self.scores.whole()
+            self._bias[dtype] = _bias(self.allowed, scores, dtype)
         return self._bias[dtype]
 
     def part_bias(
         self, rows: range, columns: range, dtype: torch.dtype
     ) -> Float[Tensor, "#B #H t k"] | None:
         """`bias` of some queries and keys, made alone: for attention that never sees the whole."""
-        scores = self.scores
-        if scores is not None:
-            scores = scores[..., rows.start : rows.stop, columns.start : columns.stop]
+        scores = None if self.scores is None else self.scores.part(rows, columns)
         return _bias(self._part(rows, columns), scores, dtype)
 
-    def plus(self, scores: Float[Tensor, "#B #H T K"] | None) -> "AttentionMask":
+    def plus(self, scores: Scores) -> "AttentionMask":
         """The same mask with a position scheme's scores."""
-        if scores is None:
-            return self
         assert self.scores is None, "a mask has one position scheme"
         source = self._table if self.rule is None else self.rule
         assert source is not None

@@ -1,7 +1,7 @@
 """Position schemes that add to the scores of attention what the distance of two tokens is worth.
 
-Each is a small value that builds a module; one module serves all layers of a stack, and gives
-(1, H, T, K) once a forward pass.
+Each is a small value that builds a module; one module serves all layers of a stack, and is asked
+once a forward pass.
 """
 
 import math
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.masks import key_distances
+from heedful.parts.masks import Scores, key_distances
 from heedful.parts.rotary import Rotary, Rotation
 
 
@@ -23,7 +23,7 @@ class RelativePositions(Protocol):
 
     def __call__(
         self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
-    ) -> tuple[Rotation | None, Float[Tensor, "1 H T K"] | None]:
+    ) -> tuple[Rotation | None, Scores | None]:
         """For the `queries` tokens that stand last of `keys`; `like` tells device and type."""
 
 
@@ -100,11 +100,16 @@ class _Linear(nn.Module):
 
     def forward(
         self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
-    ) -> tuple[None, Float[Tensor, "1 H T K"]]:
+    ) -> tuple[None, Scores]:
         if self.table.device != like.device:
             self.table = self.table.to(like.device)
-        distances = key_distances(range(queries), range(keys), keys - queries, like.device)
-        return None, -self.table[None, :, None, None] * distances.abs()
+        offset, device = keys - queries, like.device
+
+        def of(rows: range, columns: range) -> Tensor:
+            distances = key_distances(rows, columns, offset, device)
+            return -self.table[None, :, None, None] * distances.abs()
+
+        return None, Scores(of, queries, keys)
 
 
 class BucketScores(nn.Module):
@@ -124,12 +129,16 @@ class BucketScores(nn.Module):
 
     def forward(
         self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
-    ) -> tuple[None, Float[Tensor, "1 H T K"]]:
-        distances = key_distances(range(queries), range(keys), keys - queries, like.device)
-        buckets = relative_buckets(
-            distances,
-            num_buckets=self.scheme.num_buckets,
-            max_distance=self.scheme.max_distance,
-            causal=self.causal,
-        )
-        return None, self.weight[buckets].permute(2, 0, 1)[None]
+    ) -> tuple[None, Scores]:
+        offset, device = keys - queries, like.device
+
+        def of(rows: range, columns: range) -> Tensor:
+            buckets = relative_buckets(
+                key_distances(rows, columns, offset, device),
+                num_buckets=self.scheme.num_buckets,
+                max_distance=self.scheme.max_distance,
+                causal=self.causal,
+            )
+            return self.weight[buckets].permute(2, 0, 1)[None]
+
+        return None, Scores(of, queries, keys)
