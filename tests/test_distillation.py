@@ -219,7 +219,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(case, key):
     batch, student, teacher, distilled, _ = two_nets(case)
     found = distilled(student, student, batch, wanted(**{key: 1.0}))
     found.loss.backward()
-    assert float(found.loss) == pytest.approx(0, abs=1e-4)
+    assert found.loss.item() == pytest.approx(0, abs=1e-4)
     same = gradients(student)
     distilled(student, teacher, batch, wanted(**{key: 1.0})).loss.backward()
     other = gradients(student)
@@ -283,7 +283,7 @@ def test_classes_of_more_places_are_a_sum():
             return net.hidden(batch.ids, batch.lengths)[rows, 0]
 
         targets = batch.labels[rows]
-        return float(distilled_loss(student, teacher, read, targets, wanted(**LEVELS)).loss)
+        return distilled_loss(student, teacher, read, targets, wanted(**LEVELS)).loss.item()
 
     assert loss([0, 0, 1]) == pytest.approx(2 * loss([0]) + loss([1]), rel=1e-5)
 

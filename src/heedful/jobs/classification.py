@@ -21,7 +21,6 @@ from heedful.jobs.encoders import (
     check_encoder_recipe,
     encoder_sizes,
     evaluation_plan,
-    splits_of,
     training_plan,
 )
 from heedful.jobs.job import (
@@ -35,6 +34,7 @@ from heedful.jobs.job import (
     read_texts,
 )
 from heedful.jobs.sources import check_distillation, ready_teacher, saved_model
+from heedful.jobs.texts import splits_of
 from heedful.parts.losses import LossSum
 from heedful.tasks.classification import (
     accuracy,

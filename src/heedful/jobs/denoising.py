@@ -22,8 +22,9 @@ from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
 from heedful.jobs.encoders import check_encoder_recipe
 from heedful.jobs.job import FinalScores, Job, Say, make_tokenizer
-from heedful.jobs.masked_lm import MASK, SPLITS, read_splits
+from heedful.jobs.masked_lm import MASK
 from heedful.jobs.sources import check_distillation, pair_sizes
+from heedful.jobs.texts import SPLITS, open_texts, read_splits, store_texts
 from heedful.parts.losses import LossSum
 from heedful.tasks.masking import example_rng
 from heedful.tasks.noise import Noise, NoiseTokens, T5Noise, read_noise
@@ -31,8 +32,7 @@ from heedful.tasks.noise_t5 import span_counts
 from heedful.tasks.translation import pair_loss
 from heedful.text.batches import PairBatch, collate, plan_epoch
 from heedful.text.pair_store import PairStore
-from heedful.text.sequences import encode_sequences
-from heedful.text.store import open_ids, pack_ids
+from heedful.text.store import pack_ids
 from heedful.text.tokenizer import Template, Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -80,18 +80,7 @@ class Denoising(Job):
         tokenizer = self._tokenizer(splits["train"].texts)
         say(f"tokenizer  {tokenizer.kind}, {tokenizer.vocab_size:,} entries")
         check_tokens(self.noise, noise_tokens(tokenizer), self.recipe.data.max_length)
-        framed, counts = with_eos(tokenizer), {}
-        for name, split in splits.items():
-            store, report = encode_sequences(
-                split.texts,
-                framed,
-                self.directory / name,
-                max_length=self.recipe.data.max_length,
-                too_long=self.recipe.data.too_long,
-                report=split.report,
-            )
-            say(f"{name:<10} {report.summary()}")
-            counts[name] = len(store)
+        counts = store_texts(splits, with_eos(tokenizer), self.directory, self.recipe, say)
         tokenizer.save(self.directory / "tokenizer.json")
         return counts
 
@@ -99,11 +88,7 @@ class Denoising(Job):
         tokenizer = Tokenizer.load(self.directory / "tokenizer.json")
         self.tokenizers = (tokenizer, tokenizer)
         self.tokens = noise_tokens(tokenizer)
-        self.texts = {
-            name: open_ids(self.directory / name)
-            for name in SPLITS
-            if (self.directory / f"{name}.ids.npy").is_file()
-        }
+        self.texts = open_texts(self.directory)
         self.num_train, self.num_valid = (len(self.texts[name]) for name in SPLITS[:2])
 
     def sizes(self, recipe: Recipe, name: str) -> dict[str, object]:

@@ -5,21 +5,20 @@ from collections.abc import Collection
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.config import Files, Recipe
+from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.jobs.sources import kept_sizes
+from heedful.jobs.texts import check_sources
 from heedful.text.sequences import plan_sequences
 from heedful.zoo import architecture
 
 METRICS = ("loss", "accuracy", "token_accuracy")
-_SOURCES = ("src", "tgt", "file", "text")
 
 
 def check_encoder_recipe(recipe: Recipe, sources: Collection[str]) -> None:
     """Refuse what no task of an encoder can use; raises UserError naming the key.
 
-    `sources` are the keys of `data.train`, `data.valid` and `data.test` that the task reads from:
-    the training text has to be in one of them.
+    `sources` as of `check_sources`.
     """
     for key in ("head", "num_labels"):
         if key in recipe.model:
@@ -29,24 +28,7 @@ def check_encoder_recipe(recipe: Recipe, sources: Collection[str]) -> None:
             f"evaluation.metric {recipe.evaluation.metric} is none of the task {recipe.task}; "
             "use loss or accuracy"
         )
-    wanted = " or ".join(sources)
-    for name, files in splits_of(recipe).items():
-        given = [key for key in _SOURCES if getattr(files, key) is not None]
-        for key in given:
-            if key not in sources:
-                raise UserError(
-                    f"data.{name}.{key} is of no use to the task {recipe.task}; give {wanted}"
-                )
-        if len(given) > 1:
-            raise UserError(f"data.{name}: give {wanted}, not both")
-        if name == "train" and not given:
-            example = " or ".join(f"--set data.train.{key}=FILE" for key in sources)
-            raise UserError(f"data.train is not given: add {example}")
-
-
-def splits_of(recipe: Recipe) -> dict[str, Files]:
-    """The files of train, valid and test."""
-    return {"train": recipe.data.train, "valid": recipe.data.valid, "test": recipe.data.test}
+    check_sources(recipe, sources)
 
 
 def encoder_sizes(recipe: Recipe, name: str, vocab_size: int, **keys: object) -> dict[str, object]:

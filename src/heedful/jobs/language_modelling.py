@@ -9,12 +9,13 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from heedful.bundle import Card, GenerationIds, SavedModel
-from heedful.config import Files, Recipe
+from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
-from heedful.jobs.job import FinalScores, Job, Say, listed, make_tokenizer, objective
+from heedful.jobs.job import FinalScores, Job, Say, make_tokenizer, objective
 from heedful.jobs.sources import check_distillation, kept_sizes, ready_teacher
+from heedful.jobs.texts import SPLITS, check_sources, read_splits
 from heedful.parts.losses import LossSum
 from heedful.tasks.distillation import distilled_windows
 from heedful.tasks.language_modelling import window_loss
@@ -22,16 +23,12 @@ from heedful.text.documents import (
     TokenCounts,
     encode_documents,
     open_documents,
-    read_documents,
-    split_tail,
 )
 from heedful.text.packing import PackedBatch, load_windows, packed_plan
 from heedful.text.store import IdStore
 from heedful.text.tokenizer import Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
-
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -67,6 +64,7 @@ class LanguageModelling(Job):
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         objective(recipe, Objective)
+        check_sources(recipe, ("text",))
         check_distillation(recipe)
         if recipe.training.batch_sentences is None and recipe.training.batch_tokens is None:
             raise UserError("give training.batch_sentences: how many windows a batch has")
@@ -86,7 +84,7 @@ class LanguageModelling(Job):
         return max(1, training.batch_tokens // self.settings.context)
 
     def prepare(self, say: Say) -> dict[str, Any]:
-        splits = read_splits(self.recipe, say)
+        splits = {name: split.texts for name, split in read_splits(self.recipe, say).items()}
         marks = self.settings.marks
         if self.given is not None:
             tokenizer = self.given[0]
@@ -220,27 +218,3 @@ class LanguageModelling(Job):
             seed=self.recipe.training.seed,
         )[0]
         return [Sample(prompt, "", text.text) for text in texts]
-
-
-def read_splits(recipe: Recipe, say: Say) -> dict[str, list[str]]:
-    """The texts to train on, those held out and, where given, those to test on."""
-    data = recipe.data
-
-    def read(files: Files, key: str) -> list[str]:
-        if not listed(files.text):
-            raise UserError(f"{key}.text is not given: add --set {key}.text=FILE")
-        documents, report = read_documents(
-            listed(files.text), data.documents, text_field=str(files.text_field or "text")
-        )
-        say(f"{key:<10} {report.summary()}")
-        return documents
-
-    train = read(data.train, "data.train")
-    if data.valid.text is None:
-        train, valid = split_tail(train, data.hold_out_tail, data.documents)
-    else:
-        valid = read(data.valid, "data.valid")
-    splits = {"train": train, "valid": valid}
-    if data.test.text is not None:
-        splits["test"] = read(data.test, "data.test")
-    return splits

@@ -1,7 +1,7 @@
 """Learning words from the text around them: rows of texts with some tokens hidden."""
 
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,31 +13,28 @@ from pydantic.dataclasses import dataclass
 
 from heedful.bundle import Card, SavedModel
 from heedful.bundle.language_model import total
-from heedful.config import Files, Recipe
+from heedful.config import Recipe
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json
 from heedful.jobs.encoders import (
     check_encoder_recipe,
     encoder_sizes,
     evaluation_plan,
-    splits_of,
     training_plan,
 )
-from heedful.jobs.job import FinalScores, Job, Say, listed, make_tokenizer, objective
+from heedful.jobs.job import FinalScores, Job, Say, make_tokenizer, objective
 from heedful.jobs.sources import check_distillation, ready_teacher
+from heedful.jobs.texts import SPLITS, open_texts, read_splits, store_texts
 from heedful.parts.losses import LossSum
 from heedful.tasks.distillation import distilled_masked
 from heedful.tasks.masked_lm import MaskedBatch, fill_in, mask_id_of, masked_batch, masked_loss
 from heedful.tasks.masking import Masking
-from heedful.text.documents import TextReport, read_documents, split_tail
-from heedful.text.labelled import read_labelled
-from heedful.text.sequences import encode_sequences, pack_sentences
-from heedful.text.store import IdStore, open_ids
+from heedful.text.sequences import pack_sentences
+from heedful.text.store import IdStore
 from heedful.text.tokenizer import Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
-SPLITS = ("train", "valid", "test")
 MASK = "<mask>"
 # Held-out text is masked by this seed whatever the run's, so that runs can be compared.
 _HELD_OUT_SEED = 0
@@ -89,29 +86,14 @@ class MaskedLm(Job):
         tokenizer = self._tokenizer(splits["train"].texts)
         mask_id_of(tokenizer)
         say(f"tokenizer  {tokenizer.kind}, {tokenizer.vocab_size:,} entries")
-        counts = {}
-        for name, split in splits.items():
-            store, report = encode_sequences(
-                split.texts,
-                tokenizer,
-                self.directory / name,
-                max_length=self.recipe.data.max_length,
-                too_long=self.recipe.data.too_long,
-                report=split.report,
-            )
-            say(f"{name:<10} {report.summary()}")
-            counts[name] = len(store)
+        counts = store_texts(splits, tokenizer, self.directory, self.recipe, say)
         tokenizer.save(self.directory / "tokenizer.json")
         return counts
 
     def open(self) -> None:
         tokenizer = Tokenizer.load(self.directory / "tokenizer.json")
         self.tokenizers = (tokenizer, tokenizer)
-        self.texts = {
-            name: open_ids(self.directory / name)
-            for name in SPLITS
-            if (self.directory / f"{name}.ids.npy").is_file()
-        }
+        self.texts = open_texts(self.directory)
         self.rows = {name: self._rows(store) for name, store in self.texts.items()}
         self.num_train, self.num_valid = (len(self.rows[name]) for name in SPLITS[:2])
 
@@ -247,60 +229,3 @@ def shown(tokenizer: Tokenizer, ids: list[int]) -> str:
         for run in ([[token] for token in group] if is_mask else [group])
     ]
     return " ".join(piece for piece in pieces if piece)
-
-
-class Texts(NamedTuple):
-    """The texts of a split, and where they were read."""
-
-    texts: list[str]
-    report: TextReport
-
-
-def read_splits(recipe: Recipe, say: Say) -> dict[str, Texts]:
-    """The texts to train on, those held out and, where given, those to test on."""
-    splits = {
-        name: _read(files, recipe)
-        for name, files in splits_of(recipe).items()
-        if listed(files.text) or listed(files.file)
-    }
-    for name, split in splits.items():
-        say(f"{'data.' + name:<10} {split.report.summary()}")
-    if "valid" not in splits:
-        splits["train"], splits["valid"] = _split(splits["train"], recipe)
-    return {name: splits[name] for name in SPLITS if name in splits}
-
-
-def _read(files: Files, recipe: Recipe) -> Texts:
-    if not listed(files.file):
-        text_field = str(files.text_field or "text")
-        unit = recipe.data.documents
-        return Texts(*read_documents(listed(files.text), unit, text_field=text_field))
-    found = read_labelled(
-        listed(files.file),
-        text_field=files.text_field,
-        label_field=files.label_field,
-        pair_field=files.pair_field,
-    )
-    if found.pairs is None:
-        return Texts(found.texts, found.report)
-    both = list(chain.from_iterable(zip(found.texts, found.pairs, strict=True)))
-    return Texts(both, _part(found.report, np.repeat(np.arange(len(found)), 2)))
-
-
-def _split(texts: Texts, recipe: Recipe) -> tuple[Texts, Texts]:
-    """What is trained on, and the last texts, which are held out."""
-    unit = "line" if listed(recipe.data.train.file) else recipe.data.documents
-    sides = split_tail(texts.texts, recipe.data.hold_out_tail, unit)
-    # A file that is cut is on both sides, the last text of one and the first of the other.
-    places = [np.arange(len(sides[0])), np.arange(-len(sides[1]), 0) + len(texts.texts)]
-    train, valid = (
-        Texts(side, _part(texts.report, place)) for side, place in zip(sides, places, strict=True)
-    )
-    return train, valid
-
-
-def _part(report: TextReport, indices: Int64[np.ndarray, " n"]) -> TextReport:
-    """The report of some of the texts."""
-    origins = report.origins
-    assert origins is not None
-    return TextReport(len(indices), len(indices), origins=origins.select(indices))
