@@ -180,6 +180,26 @@ def test_a_draft_changes_nothing(commands, models, draft):
     assert commands.run(*options, "--draft", models.get(draft, draft)).out == plain.out != "\n"
 
 
+@pytest.mark.parametrize("draft", [None, "lookup", "draft"])
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.3, "seed": 3}])
+def test_a_stream_comes_while_it_is_written(opened, draft, drawn, monkeypatch):
+    """Between its pieces the model is at work, not before the first of them."""
+    lm, calls = opened["lm"], []
+    options = {"max_new_tokens": 18, "draft": opened.get(draft, draft), **drawn}
+    expected = lm.generate(["the cat"], **options)[0]
+    step = type(lm.net).extend
+
+    def counted(net, ids, cache):
+        calls.append(net is lm.net)
+        return step(net, ids, cache)
+
+    monkeypatch.setattr(type(lm.net), "extend", counted)
+    seen = [(piece, sum(calls)) for piece in lm.stream("the cat", **options)]
+    assert "".join(piece for piece, _ in seen) == expected
+    assert seen[0][1] < seen[-1][1] <= sum(calls)
+    assert seen[0][1] <= sum(calls) / 2
+
+
 def test_a_whole_file_is_one_prompt(commands, models, opened, tmp_path):
     (tmp_path / "text").write_text("the cat\nsat on")
     ended = commands.run(

@@ -34,6 +34,7 @@ from heedful.generation.speculative import (
     Scorer,
     SpeculativeResult,
     draw,
+    speculate,
     speculative_decode,
     verify,
 )
@@ -232,8 +233,7 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
         eos_ids = chance.choice([0, [0, 2], [size - 1]])
         target, small = Table(rows), Table(noisy(rows, case + 1, chance.choice([0.0, 0.3, 1.0])))
         draft = chance.choice([DraftModel(small), PromptLookup(chance.randint(1, 3))])
-        runs: list[list[int]] = []
-        result = speculative_decode(
+        speculation = speculate(
             target,
             draft,
             prompt,
@@ -241,14 +241,14 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
             max_new_tokens=longest,
             num_draft_tokens=num_draft,
             rules=RULES[rules],
-            on_tokens=runs.append,
         )
+        runs, result = list(speculation), speculation.result()
         ends_with = [eos_ids] if isinstance(eos_ids, int) else eos_ids
         ids, ends, parts = plain_greedy(rows, prompt, ends_with, longest, RULES[rules])
         assert (result.ids, result.finished) == (ids, ends)
         assert result.token_log_probs == parts
         assert list(itertools.chain(*runs)) == ids
-        assert all(runs)
+        assert all(runs) or (all(runs[:-1]) and not ends)
         check_laws(result, target, prompt, longest, num_draft)
         assert small.most <= max(0, len(prompt) + longest - 2)
         accepted += result.num_accepted
@@ -304,16 +304,16 @@ def chain(ids: tuple[int, ...]) -> Tensor:
 
 
 def test_eos_inside_an_accepted_run_ends_it() -> None:
-    target, runs = Table(chain), []
-    result = speculative_decode(
+    target = Table(chain)
+    speculation = speculate(
         target,
         DraftModel(Table(chain)),
         [1],
         eos_id=0,
         max_new_tokens=20,
         num_draft_tokens=7,
-        on_tokens=runs.append,
     )
+    runs, result = list(speculation), speculation.result()
     assert (result.ids, result.finished) == ([2, 3, 4, 0], True)
     assert runs == [[2], [3, 4, 0]]
     assert (result.num_target_calls, result.num_proposed, result.num_accepted) == (2, 3, 3)
@@ -380,32 +380,30 @@ def test_a_dead_end_is_cut_off() -> None:
         return log_probs - INF if context.generated.shape[1] == 2 else log_probs
 
     for draft in (DraftModel(Table(chain)), PromptLookup()):
-        runs: list[list[int]] = []
-        result = speculative_decode(
+        speculation = speculate(
             Table(chain),
             draft,
             [1, 2, 3, 4, 0, 1],
             eos_id=0,
             max_new_tokens=9,
             rules=[third_forbidden],
-            on_tokens=runs.append,
         )
+        runs, result = list(speculation), speculation.result()
         assert (result.ids, result.finished) == ([2, 3], False)
         assert list(itertools.chain(*runs)) == [2, 3]
 
 
 def test_nothing_may_come_at_all() -> None:
-    runs: list[list[int]] = []
-    result = speculative_decode(
+    speculation = speculate(
         Table(chain),
         PromptLookup(),
         [1],
         eos_id=0,
         max_new_tokens=9,
         rules=[lambda log_probs, _: log_probs - INF],
-        on_tokens=runs.append,
     )
-    assert (result.ids, result.finished, result.log_prob, runs) == ([], False, 0.0, [])
+    runs, result = list(speculation), speculation.result()
+    assert (result.ids, result.finished, result.log_prob, runs) == ([], False, 0.0, [[]])
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,9 @@ from heedful.generation import (
     sample_steps,
     sampling_rules,
 )
-from heedful.generation.speculative import Draft, DraftModel, PromptLookup, speculative_decode
+from heedful.generation.speculative import Draft, DraftModel, PromptLookup, Speculation, speculate
+
+Step = TypeVar("Step")
 
 
 @dataclass(frozen=True)
@@ -278,10 +280,10 @@ class Writer(SavedModel):
     ) -> Iterator[tuple[list[int], bool]]:
         """Tokens as they are written, and whether they were the last."""
         if options.draft is not None:
-            runs: list[list[int]] = []
             with torch.inference_mode():
-                self._speculated(row, 0, options, seeds[0] if seeds else None, runs.append)
-            yield from ((run, place == len(runs) - 1) for place, run in enumerate(runs))
+                speculation = self._speculation(row, 0, options, seeds[0] if seeds else None)
+            for run in _one_at_a_time(iter(speculation)):
+                yield run, speculation.ended
             return
         with torch.inference_mode():
             start, state = self.open([row], self.room(row, options))
@@ -297,22 +299,23 @@ class Writer(SavedModel):
                 stop=self._stop(options),
                 state=state,
             )
-        while True:
-            with torch.inference_mode():  # not held while the caller has the piece
-                step = next(steps, None)
-            if step is None:
-                return
+        for step in _one_at_a_time(steps):
             yield step.tokens, bool(step.ended)
 
     def _speculated(
-        self,
-        row: list[int],
-        number: int,
-        options: GenerationOptions,
-        seed: int | None,
-        on_tokens: Callable[[list[int]], None] | None = None,
+        self, row: list[int], number: int, options: GenerationOptions, seed: int | None
     ) -> list[Hypothesis]:
         """One prompt by speculative decoding."""
+        speculation = self._speculation(row, number, options, seed)
+        for _ in speculation:
+            pass
+        found = speculation.result()
+        score = found.log_prob / max(1, len(found.ids))
+        return [Hypothesis(found.ids, score, found.finished, found.log_prob, found.token_log_probs)]
+
+    def _speculation(
+        self, row: list[int], number: int, options: GenerationOptions, seed: int | None
+    ) -> Speculation:
         if options.num_return > 1:
             raise UserError("a draft gives one output for each prompt: leave out num_return")
         room = self.room(row, options)
@@ -326,7 +329,7 @@ class Writer(SavedModel):
         else:
             raise UserError(f'draft must be a model or "lookup", not {options.draft!r}')
         start, target = self.scorer(row, room)
-        found = speculative_decode(
+        return speculate(
             target,
             draft,
             start,
@@ -336,10 +339,7 @@ class Writer(SavedModel):
             rules=self._rules(options, [number], [room]),
             seed=seed,
             stop=self._stop(options),
-            on_tokens=on_tokens,
         )
-        score = found.log_prob / max(1, len(found.ids))
-        return [Hypothesis(found.ids, score, found.finished, found.log_prob, found.token_log_probs)]
 
     def scorer(self, row: list[int], room: int) -> tuple[list[int], CachedScorer]:
         """A prompt's first tokens, and what adds tokens to it and takes them back."""
@@ -431,6 +431,16 @@ class _Certain:
         certain = torch.full_like(log_probs, -torch.inf)
         certain[:, self.token] = 0.0
         return torch.where(chosen[:, None], certain, log_probs)
+
+
+def _one_at_a_time(steps: Iterator[Step]) -> Iterator[Step]:
+    """Each step in inference mode, which is not held while the caller has what it gave."""
+    while True:
+        with torch.inference_mode():
+            step = next(steps, None)
+        if step is None:
+            return
+        yield step
 
 
 def _settled(text: str, stop: Sequence[str]) -> str:

@@ -34,7 +34,9 @@ from heedful.generation.speculative import (
     DraftModel,
     PromptLookup,
     Scorer,
+    Speculation,
     SpeculativeResult,
+    speculate,
     speculative_decode,
 )
 from heedful.generation.stopping import Stop
@@ -59,6 +61,7 @@ __all__ = [
     "Rule",
     "SampledStep",
     "Scorer",
+    "Speculation",
     "SpeculativeResult",
     "State",
     "Stop",
@@ -75,5 +78,6 @@ __all__ = [
     "sample",
     "sample_steps",
     "sampling_rules",
+    "speculate",
     "speculative_decode",
 ]

@@ -9,7 +9,7 @@ mass on one token.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -81,7 +81,6 @@ def speculative_decode(
     rules: Sequence[Rule] = (),
     seed: int | None = None,
     stop: StopFunction | None = None,
-    on_tokens: Callable[[list[int]], None] | None = None,
 ) -> SpeculativeResult:
     """Go on from a prompt as the target would alone, with fewer calls of the target.
 
@@ -99,7 +98,38 @@ def speculative_decode(
         seed: of the random numbers of sampling; None for greedy decoding.
         stop: asked after each token other than EOS, with 0 (the sentence) and all new tokens;
             where it says yes the output is finished.
-        on_tokens: called after each call of the target with the tokens it added, if any.
+    """
+    speculation = speculate(
+        target,
+        draft,
+        prompt,
+        eos_id=eos_id,
+        max_new_tokens=max_new_tokens,
+        num_draft_tokens=num_draft_tokens,
+        rules=rules,
+        seed=seed,
+        stop=stop,
+    )
+    for _ in speculation:
+        pass
+    return speculation.result()
+
+
+def speculate(
+    target: Scorer,
+    draft: Draft,
+    prompt: Sequence[int],
+    *,
+    eos_id: EosIds,
+    max_new_tokens: int,
+    num_draft_tokens: int = 4,
+    rules: Sequence[Rule] = (),
+    seed: int | None = None,
+    stop: StopFunction | None = None,
+) -> "Speculation":
+    """What `speculative_decode` does, run by run of tokens, for output that is shown as it comes.
+
+    The arguments are those of `speculative_decode`; they are checked here, not at the first run.
     """
     request = read_request(
         [prompt],
@@ -118,7 +148,7 @@ def speculative_decode(
         raise UserError(f"the prompt holds {min(prompt)}, which is no token id")
     if seed is not None and seed < 0:
         raise UserError(f"seed must be 0 or more, not {seed}")
-    decoding = _Decoding(
+    return Speculation(
         target=_Reader(target, "the target"),
         draft=draft,
         prompt=[int(token) for token in prompt],
@@ -130,13 +160,6 @@ def speculative_decode(
         uniform=random.Random(seed or 0).random,
         stop=stop,
     )
-    with torch.no_grad():
-        while not decoding.ended:
-            before = len(decoding.ids)
-            decoding.round()
-            if on_tokens is not None and len(decoding.ids) > before:
-                on_tokens(decoding.ids[before:])
-    return decoding.result()
 
 
 class DraftModel:
@@ -263,8 +286,12 @@ def draw(weights: Float[Tensor, "V"], number: float) -> int:
 
 
 @dataclass
-class _Decoding:
-    """The output so far, and how it grows by one call of the target."""
+class Speculation:
+    """The output so far, and how it grows by one call of the target.
+
+    Iterated, it gives after each call the tokens that were added: at least one, but for a last call
+    that met a dead end.
+    """
 
     target: _Reader
     draft: Draft
@@ -286,6 +313,13 @@ class _Decoding:
     num_target_calls: int = 0
     num_proposed: int = 0
     num_accepted: int = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while not self.ended:
+            before = len(self.ids)
+            with torch.no_grad():  # not held while the caller has the tokens
+                self.round()
+            yield self.ids[before:]
 
     def round(self) -> None:
         """Propose, call the target once, and add what it accepts and one token of its own."""
@@ -315,6 +349,7 @@ class _Decoding:
                 return
 
     def result(self) -> SpeculativeResult:
+        """What there is by now."""
         return SpeculativeResult(
             ids=self.ids,
             finished=self.finished,
