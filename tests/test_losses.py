@@ -40,12 +40,14 @@ def reference(
 @pytest.fixture(params=[1, V - 1, V, 5 * V, 16 * V, 17 * V, 10**6])
 def chunk_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """From one row at a time to all at once, chunks that divide the rows evenly and not."""
+    monkeypatch.setattr(losses, "_LEAST_ROWS", 1)
     monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", request.param)
     return request.param
 
 
 @pytest.fixture
 def few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(losses, "_LEAST_ROWS", 1)
     monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", 5 * V)
     return
 

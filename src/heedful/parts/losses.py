@@ -10,6 +10,8 @@ from torch.nn import functional as F
 # Rows of logits formed at once: 512 rows of a 10,000-word vocabulary are 20 MB of fp32, which
 # stays in a desktop processor's last cache.
 _CHUNK_ELEMENTS = 5_000_000
+# But never fewer rows: each chunk reads the whole matrix and writes its whole gradient.
+_LEAST_ROWS = 512
 
 
 class LossSum(NamedTuple):
@@ -82,7 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         vocab = weight.size(0)
         dtype = product_dtype or hidden.dtype
         matrix = weight.detach().to(dtype)
-        chunk = max(1, _CHUNK_ELEMENTS // vocab)
+        chunk = max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
         want = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden = torch.empty_like(hidden) if want else None
         grad_weight = torch.zeros_like(weight) if want else None
