@@ -1,16 +1,87 @@
 """What the parity tests of all decoder-only models share."""
 
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from heedful.export.hf_directory import read_hf_directory
+from heedful.export.nets import ImportedNet, net_from_hf
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo import architecture
-from heedful.zoo.hf import config_keys_from_hf
 from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, padded, positions_of, random_rows
+from hf_parity import (
+    CLOSE,
+    Case,
+    Laws,
+    assert_drawn,
+    assert_same_net,
+    exported,
+    imported,
+    padded,
+    positions_of,
+    random_rows,
+    randomised,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderCase(Case):
+    """A case that is a decoder.
+
+    Args:
+        ours: keys of our Config that make a tiny net whose embeddings are not theirs.
+        by_rule: what a file says of those that `ours` leaves to a rule.
+        shrinks: whether new weights that end a residual branch are smaller.
+        lengths: of the texts, the longest first among those that fit.
+    """
+
+    ours: dict[str, Any]
+    by_rule: dict[str, Any] = field(default_factory=dict)
+    shrinks: bool = True
+    lengths: tuple[int, ...] = (9, 4, 17, 1)
+
+
+class DecoderLaws(Laws):
+    case: DecoderCase
+
+    def said(self, model: Any, seed: int) -> Tensor:
+        return model(torch.stack(random_rows(model.config.vocab_size, [9, 9], seed))).logits
+
+    def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
+        rows = random_rows(model.config.vocab_size, list(self.case.lengths), seed)
+        assert_same_logits(model, net, rows, pad_id=5)
+
+    def test_cached_is_uncached_with_left_padding(self, variant: str, tmp_path: Path) -> None:
+        _, found, seed = self.imported(variant, tmp_path)
+        assert_cached_is_uncached(found.net, [11, 4, 1, 7], [3, 1, 5, 2], seed)
+
+    def test_the_file_of_a_model_without_head_is_read_where_embeddings_are_tied(
+        self, tmp_path: Path
+    ) -> None:
+        model = self.case.model(**self.case.tying)
+        assert model.base_model is not model
+        self.assert_same(model, imported(model.base_model, tmp_path).net)
+
+    @torch.no_grad()
+    def test_a_net_of_ours_is_theirs(self, tmp_path: Path) -> None:
+        """Sizes left to a rule included."""
+        net, config = random_net(self.case.name, **self.case.ours)
+        model = exported(ImportedNet(self.case.name, config, net, []), tmp_path, self.case.hf_class)
+        assert_same_logits(model, net, random_rows(net.head.weight.size(0), [12, 5]))
+        again = net_from_hf(read_hf_directory(tmp_path), "file")
+        assert again.config == replace(config, **self.case.by_rule)
+        assert_same_net(again.net, net)
+
+    def test_new_weights_keep_the_size_of_the_residual_sum(self) -> None:
+        """N(0, 0.02²), from GPT-2 on less by √(2L) where a branch ends; norms are the identity."""
+        torch.manual_seed(0)
+        keys = self.case.ours | {"vocab_size": 99, "d_model": 96, "d_ff": 99, "num_layers": 2}
+        net = self.case.module.build(make_config(self.case.name, keys))
+        assert_drawn(net, 0.02, 0.02 / 2 if self.case.shrinks else None)
 
 
 @torch.no_grad()
@@ -43,15 +114,4 @@ def assert_cached_is_uncached(
 def random_net(name: str, seed: int = 0, **keys: Any) -> tuple[DecoderOnly, Any]:
     """A net of ours in eval mode, no weight as its initialisation left it, and its Config."""
     config = make_config(name, keys)
-    torch.manual_seed(seed)
-    net: DecoderOnly = architecture(name).build(config).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return net, config
-
-
-def read_config(name: str, content: dict[str, Any], **keys: object) -> Any:
-    """Our Config of a `config.json`."""
-    found = config_keys_from_hf(architecture(name).HF, content, "config.json")
-    return make_config(name, found | keys, "config.json")
+    return randomised(architecture(name).build(config), seed), config

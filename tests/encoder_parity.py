@@ -1,18 +1,164 @@
 """What the parity tests of all encoder-only models share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.export.hf_directory import read_hf_directory, write_hf_directory
-from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.parts.dropout import Dropout
-from heedful.zoo import architecture
-from heedful.zoo.hf import config_keys_from_hf
-from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, padded
+from heedful.errors import UserError
+from heedful.export.hf_directory import write_hf_directory
+from heedful.export.nets import net_to_hf
+from hf_parity import (
+    CLOSE,
+    Case,
+    Laws,
+    Variant,
+    assert_drawn,
+    assert_same_net,
+    exported,
+    imported,
+    padded,
+    random_rows,
+    reread,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderCase(Case):
+    """A case that is an encoder; `hf_class` has the head mlm.
+
+    Args:
+        classify_class, base_class: theirs that has the head classify, and none.
+        mlm_tensors, classify_tensors: what the names of a head's tensors begin with over there.
+        norm_eps: of all norms, as published.
+        std: of all new matrices.
+        counts_by_pad: whether theirs counts positions by the padding's id, which no text may hold.
+    """
+
+    classify_class: Any
+    base_class: Any
+    mlm_tensors: str
+    classify_tensors: str
+    norm_eps: float
+    std: float = 0.02
+    counts_by_pad: bool = False
+
+    @property
+    def heads(self) -> dict[str, Any]:
+        return {"mlm": self.hf_class, "classify": self.classify_class, "none": self.base_class}
+
+    def variants(self) -> dict[str, Variant]:
+        return {
+            f"{head}-{number}": Variant(hf_class, keys, number)
+            for head, hf_class in self.heads.items()
+            for number, keys in enumerate(self.configs)
+        }
+
+    def rows(self, model: Any, lengths: list[int], seed: int = 0) -> list[Tensor]:
+        """Texts for a model of theirs."""
+        vocab_size, pad_id = model.config.vocab_size, model.config.pad_token_id
+        if not self.counts_by_pad:
+            return random_rows(vocab_size, lengths, seed)
+        return [row + (row >= pad_id) for row in random_rows(vocab_size - 1, lengths, seed)]
+
+
+class Poolerless:
+    """A base class of theirs without its pooler."""
+
+    def __init__(self, base_class: Any) -> None:
+        self.base_class = base_class
+
+    def __call__(self, config: Any) -> Any:
+        return self.base_class(config, add_pooling_layer=False)
+
+    def from_pretrained(self, directory: Path, **keys: Any) -> Any:
+        return self.base_class.from_pretrained(directory, add_pooling_layer=False, **keys)
+
+
+class EncoderLaws(Laws):
+    case: EncoderCase
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        super().pytest_generate_tests(metafunc)
+        if "head" in metafunc.fixturenames:
+            metafunc.parametrize("head", ["mlm", "classify"])
+
+    def said(self, model: Any, seed: int) -> Tensor:
+        return output(model, torch.stack(self.case.rows(model, [9, 9], seed)))
+
+    def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
+        lengths = [7, 3, 11, 1]
+        rows = self.case.rows(model, lengths, seed)
+        assert_same_outputs(model, net, rows)
+        if getattr(model.config, "type_vocab_size", 1) > 1:
+            several = random_rows(model.config.type_vocab_size, lengths, seed)
+            types = [row.sort().values for row in several]  # one text after the other
+            assert_same_outputs(model, net, rows, types=types)
+
+    def test_a_masked_lm_opened_as_a_classifier(self, tmp_path: Path) -> None:
+        model = self.case.model()
+        found = imported(model, tmp_path, head="classify", num_labels=3)
+        assert_same_encoder(found.net, imported(model, tmp_path).net)
+        out, left = found.notices
+        assert f"no place for: {self.case.mlm_tensors}" in out
+        assert left.endswith(
+            "has nothing for head.dense.bias, head.dense.weight, head.out.bias and 1 more: "
+            "left as initialised"
+        )
+        assert found.net.head.out.weight.shape == (3, 8)
+        assert 0 < found.net.head.out.weight.abs().max() < 0.1
+        assert not found.net.head.out.bias.any()
+        back = exported(found, tmp_path / "exported", self.case.classify_class)
+        assert back.config.num_labels == 3
+        self.assert_same(back, found.net)
+
+    def test_any_file_opened_without_a_head_gives_its_states(
+        self, head: str, tmp_path: Path
+    ) -> None:
+        model = self.case.model(self.case.heads[head])
+        found = imported(model, tmp_path, head="none")
+        assert found.net.head is None
+        (notice,) = found.notices
+        tensors = self.case.mlm_tensors if head == "mlm" else self.case.classify_tensors
+        assert tensors in notice
+        self.assert_same(model.base_model, found.net)
+
+    def test_a_classifier_opened_as_a_masked_lm_lacks_the_head(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=f"lacks the tensor {self.case.mlm_tensors}"):
+            imported(self.case.model(self.case.classify_class), tmp_path, head="mlm")
+
+    @pytest.mark.parametrize(
+        ("content", "num_labels"),
+        [
+            ({}, 2),
+            ({"id2label": None}, 2),
+            ({"num_labels": 4}, 4),
+            ({"id2label": {"0": "no", "1": "maybe", "2": "yes"}}, 3),
+        ],
+    )
+    def test_classes_are_counted_by_their_names(
+        self, content: dict[str, Any], num_labels: int
+    ) -> None:
+        content = {"architectures": [self.case.classify_class.__name__], **content}
+        config = self.case.read(**content)
+        assert (config.head, config.num_labels) == ("classify", num_labels)
+
+    def test_trap_26_norms_have_the_published_epsilon(self) -> None:
+        config = self.case.module.Config(vocab_size=3, d_model=2, num_heads=1, num_layers=2, d_ff=2)
+        net = self.case.module.build(config)
+        norms = [part for part in net.modules() if isinstance(part, nn.LayerNorm)]
+        assert [norm.eps for norm in norms] == [self.case.norm_eps] * (1 + 2 * 2 + 1)
+
+    @pytest.mark.parametrize("kind", [{"tie_embeddings": False}, {"head": "classify"}])
+    def test_new_weights_are_all_of_one_size(self, kind: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        sizes = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "vocab_size": 500}
+        kinds = {"tie_embeddings": True, "head": "mlm"} | kind
+        net = self.case.module.build(self.case.module.Config(**sizes, **kinds))
+        assert_drawn(net, self.case.std)
 
 
 def output(model: Any, ids: Tensor, mask: Tensor | None = None, **inputs: Any) -> Tensor:
@@ -23,9 +169,10 @@ def output(model: Any, ids: Tensor, mask: Tensor | None = None, **inputs: Any) -
 
 @torch.no_grad()
 def assert_same_outputs(
-    model: Any, net: nn.Module, rows: list[Tensor], pad_id: int, types: list[Tensor] | None = None
+    model: Any, net: nn.Module, rows: list[Tensor], types: list[Tensor] | None = None
 ) -> None:
     """Our net on rows that are padded on either side says what theirs says of them on the right."""
+    pad_id = model.config.pad_token_id
     ids, lengths, mask = padded(rows, "right", pad_id)
     theirs_types = {} if types is None else {"token_type_ids": padded(types, "right")[0]}
     theirs = output(model, ids, mask, **theirs_types)
@@ -40,30 +187,48 @@ def assert_same_outputs(
             torch.testing.assert_close(ours[placed.bool()], theirs[mask.bool()], **CLOSE)
 
 
-def rewritten(found: ImportedNet, directory: Path, **changes: Tensor | None) -> ImportedNet:
-    """What heedful wrote, read again; `changes` are tensors to add, or None to leave out."""
-    config, tensors = net_to_hf(found.architecture, found.config, found.net)
-    tensors = {**tensors, **changes}
-    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    write_hf_directory(directory, config, kept)
-    return net_from_hf(read_hf_directory(directory), "file")
-
-
-def read_config(name: str, content: dict[str, Any]) -> Any:
-    """Our Config of a `config.json`."""
-    return make_config(name, config_keys_from_hf(architecture(name).HF, content, "config.json"))
-
-
 def assert_same_encoder(one: nn.Module, other: nn.Module) -> None:
     """Bit-equal embeddings and layers, whatever the heads."""
     for part in ("embedding", "encoder"):
-        left = dict(one.get_submodule(part).named_parameters())
-        right = dict(other.get_submodule(part).named_parameters())
-        assert left.keys() == right.keys()
-        for name, parameter in left.items():
-            assert torch.equal(parameter, right[name]), name
+        assert_same_net(one.get_submodule(part), other.get_submodule(part))
 
 
-def dropouts(module: nn.Module) -> set[float]:
-    """The rates of all dropouts in a module."""
-    return {part.p for part in module.modules() if isinstance(part, Dropout)}
+# Of BERT and RoBERTa
+
+
+@torch.no_grad()
+def assert_the_pooler_alone_is_lost(case: EncoderCase, base_class: Any, directory: Path) -> None:
+    """Of a file of their base model; their states are as before."""
+    model = case.model(base_class)
+    found = imported(model, directory)
+    (notice,) = found.notices
+    pooler = ["pooler.dense.bias", "pooler.dense.weight"]
+    assert notice.endswith(f"left out what the model has no place for: {', '.join(pooler)}")
+    exported(found, directory / "exported", case.base_class)
+    back, report = base_class.from_pretrained(directory / "exported", output_loading_info=True)
+    assert sorted(report["missing_keys"]) == pooler
+    assert not report["unexpected_keys"]
+    ids = torch.stack(case.rows(model, [9, 9]))
+    torch.testing.assert_close(output(back.eval(), ids), output(model, ids), **CLOSE)
+
+
+@torch.no_grad()
+def assert_an_untied_output_reads_the_bias_beside_its_matrix(
+    laws: EncoderLaws, other: str, directory: Path
+) -> None:
+    """transformers keeps a second one, `other`, which nothing reads."""
+    model = laws.case.model(tie_word_embeddings=False)
+    found = imported(model, directory)
+    assert found.net.head.weight is not found.net.embedding.tokens.weight
+    assert [notice.split(": ")[-1] for notice in found.notices] == [other]
+    laws.assert_same(model, found.net)
+    again = reread(found, {})
+    assert again.config == found.config
+    assert_same_net(found.net, again.net)
+    config, tensors = net_to_hf(found.architecture, found.config, found.net)
+    write_hf_directory(directory / "exported", config, tensors)
+    hf_class = laws.case.hf_class
+    back, report = hf_class.from_pretrained(directory / "exported", output_loading_info=True)
+    assert set(report["missing_keys"]) == {other}
+    assert not report["unexpected_keys"]
+    laws.assert_same(back.eval(), found.net)

@@ -1,15 +1,61 @@
 """What the parity tests of encoder-decoder models share: pairs of texts, either padding, caches."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from heedful.export.hf_directory import read_hf_directory
+from heedful.export.nets import net_from_hf
 from heedful.models.encoder_decoder import EncoderDecoder
-from hf_parity import CLOSE, padded, random_rows
+from hf_parity import CLOSE, Case, Laws, imported, padded, random_rows
 
 SOURCE_LENGTHS = [7, 3, 11, 1]
 TARGET_LENGTHS = [5, 9, 2, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqCase(Case):
+    """A case that is an encoder with a decoder.
+
+    Args:
+        base_class: theirs that has no head.
+        base_configs: as `configs`, of models without head.
+    """
+
+    base_class: Any
+    base_configs: tuple[dict[str, Any], ...] = ({},)
+
+
+class Seq2SeqLaws(Laws):
+    case: Seq2SeqCase
+
+    def said(self, model: Any, seed: int) -> Tensor:
+        vocabularies = (part.num_embeddings for part in embeddings_of(model))
+        return theirs_of(model, random_pairs(*vocabularies, "right", seed)).logits
+
+    def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
+        assert_same_logits(model, net, seed)
+
+    @torch.no_grad()
+    def test_cached_is_uncached_and_left_padding_is_right_padding(
+        self, variant: str, tmp_path: Path
+    ) -> None:
+        _, found, seed = self.imported(variant, tmp_path)
+        assert_cached_is_uncached(found.net, seed)
+
+    @torch.no_grad()
+    def test_a_base_models_file_is_read(self, tmp_path: Path) -> None:
+        for number, keys in enumerate(self.case.base_configs):
+            model = self.case.model(self.case.base_class, **keys)
+            found = imported(model, tmp_path / str(number))
+            vocabularies = (part.num_embeddings for part in embeddings_of(model))
+            pairs = random_pairs(*vocabularies, "right")
+            real = pairs.tgt_mask.bool()
+            theirs = theirs_of(model, pairs).last_hidden_state[real]
+            torch.testing.assert_close(found.net.hidden(*pairs[:4])[real], theirs, **CLOSE)
 
 
 class Pairs(NamedTuple):
@@ -30,6 +76,11 @@ def random_pairs(src_vocab: int, tgt_vocab: int, side: str, seed: int = 0) -> Pa
     src, src_lengths, src_mask = padded(sources, side, pad_id=5)
     tgt, tgt_lengths, tgt_mask = padded(targets, side, pad_id=5)
     return Pairs(src, tgt, src_lengths, tgt_lengths, src_mask, tgt_mask)
+
+
+def embeddings_of(model: Any) -> tuple[Any, Any]:
+    """The matrices of source and target of a model of theirs."""
+    return model.get_encoder().embed_tokens, model.get_decoder().embed_tokens
 
 
 def ours_of(net: EncoderDecoder, pairs: Pairs, side: Any) -> Tensor:
@@ -74,3 +125,23 @@ def assert_cached_is_uncached(net: EncoderDecoder, seed: int = 0) -> None:
         torch.testing.assert_close(torch.cat(pieces, dim=1), expected, **CLOSE)
         found.append(expected)
     torch.testing.assert_close(found[0], found[1], **CLOSE)
+
+
+@torch.no_grad()
+def assert_needs_no_logits_bias(case: Seq2SeqCase, directory: Path) -> None:
+    """A file may lack the bias on the logits, which is then zero."""
+    model = case.model()
+    model.final_logits_bias.zero_()
+    model.save_pretrained(directory)
+    content = read_hf_directory(directory)
+    del content.tensors["final_logits_bias"]
+    found = net_from_hf(content, "here")
+    assert found.notices == ["here has nothing for head.bias: left as initialised"]
+    assert not found.net.head.bias.any()
+    assert_same_logits(model, found.net)
+
+
+def random_bias(model: Any, keys: dict[str, Any]) -> None:
+    """On the logits, where a model has any."""
+    if hasattr(model, "final_logits_bias"):
+        model.final_logits_bias.normal_()

@@ -6,57 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from decoder_parity import (
-    assert_cached_is_uncached,
-    assert_same_logits,
-    random_net,
-    read_config,
-)
-from heedful.bundle import parameter_count
+from decoder_parity import DecoderCase, DecoderLaws, assert_same_logits, random_net
 from heedful.errors import UserError
-from heedful.export.hf_directory import read_hf_directory, write_hf_directory
+from heedful.export.hf_directory import read_hf_directory
 from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.zoo import gpt3
 from hf_parity import (
-    CLOSE,
-    assert_round_trips,
     assert_same_net,
+    by_key,
     exported,
     imported,
-    random_hf,
     random_rows,
     transformers,
 )
 
 TURNS = ["global", "local"]
-CONFIGS: list[dict[str, Any]] = [
-    {"hidden_size": 12, "num_heads": 3, "num_layers": 2, "attention_types": [[TURNS, 1]]},
-    {
-        "hidden_size": 10,
-        "num_heads": 5,
-        "num_layers": 3,
-        "attention_types": [[TURNS, 1], [["global"], 1]],
-        "window_size": 1,
-        "activation_function": "relu",
-        "tie_word_embeddings": False,
-    },
-    {
-        "hidden_size": 8,
-        "num_heads": 1,
-        "num_layers": 2,
-        "attention_types": [[["global"], 2]],
-        "intermediate_size": 7,
-        "layer_norm_epsilon": 1e-2,
-    },
-    {
-        "hidden_size": 8,
-        "num_heads": 2,
-        "num_layers": 4,
-        "attention_types": [[TURNS, 2]],
-        "window_size": 5,
-    },
-]
-NUMBERS = range(len(CONFIGS))
 TINY: dict[str, Any] = {
     "vocab_size": 19,
     "d_model": 12,
@@ -66,55 +30,75 @@ TINY: dict[str, Any] = {
     "window": 3,
 }
 NEO = {"scale_scores": False, "qkv_bias": False}
+GPT3 = DecoderCase(
+    name="gpt3",
+    hf_config=transformers.GPTNeoConfig,
+    hf_class=transformers.GPTNeoForCausalLM,
+    sizes={
+        "vocab_size": 23,
+        "max_position_embeddings": 24,
+        "window_size": 3,
+        "hidden_size": 12,
+        "num_heads": 3,
+        "num_layers": 2,
+        "attention_types": [[TURNS, 1]],
+    },
+    configs=[
+        {},
+        {
+            "hidden_size": 10,
+            "num_heads": 5,
+            "num_layers": 3,
+            "attention_types": [[TURNS, 1], [["global"], 1]],
+            "window_size": 1,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+        },
+        {
+            "hidden_size": 8,
+            "num_heads": 1,
+            "attention_types": [[["global"], 2]],
+            "intermediate_size": 7,
+            "layer_norm_epsilon": 1e-2,
+        },
+        {
+            "hidden_size": 8,
+            "num_heads": 2,
+            "num_layers": 4,
+            "attention_types": [[TURNS, 2]],
+            "window_size": 5,
+        },
+    ],
+    ours=TINY | NEO,
+    kept=("attention_types",),
+    left_out=NEO | {"d_model": 2048, "num_heads": 16, "num_layers": 24},
+    not_built=by_key(activation_function="tanh"),
+    other_class="GPTNeoForTokenClassification",
+    impossible={"d_model 768 is not divisible by num_heads 7": {"num_heads": 7}},
+    # The paper's names of them, which are rounded.
+    published={
+        size: pytest.approx(millions * 1e6, rel=0.02)
+        for size, millions in {
+            "small": 125,
+            "medium": 350,
+            "large": 760,
+            "xl": 1_300,
+            "2.7b": 2_700,
+            "6.7b": 6_700,
+            "13b": 13_000,
+            "175b": 175_000,
+        }.items()
+    },
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    buffers={
+        "transformer.h.1.attn.attention.bias": torch.ones(1, 1, 24, 24, dtype=torch.bool),
+        "transformer.h.1.attn.attention.masked_bias": torch.tensor(-1e9),
+    },
+)
 
 
-def hf_model(keys: dict[str, Any], seed: int = 0) -> Any:
-    sizes = {"vocab_size": 23, "max_position_embeddings": 24, "window_size": 3}
-    config = transformers.GPTNeoConfig(**{**sizes, **keys})
-    return random_hf(transformers.GPTNeoForCausalLM, config, seed)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_logits_with_either_padding(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    assert_same_logits(model, found.net, random_rows(23, [9, 4, 17, 1], number), pad_id=5)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-@torch.no_grad()
-def test_weights_go_both_ways(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    back = assert_round_trips(model, found, tmp_path, transformers.GPTNeoForCausalLM)
-    assert back.config.attention_types == CONFIGS[number]["attention_types"]
-    ids = torch.stack(random_rows(23, [9, 9], number))
-    torch.testing.assert_close(back(ids).logits, model(ids).logits, **CLOSE)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_cached_is_uncached_with_left_padding(number: int, tmp_path: Path) -> None:
-    net = imported(hf_model(CONFIGS[number], number), tmp_path).net
-    assert_cached_is_uncached(net, [11, 4, 1, 7], [3, 1, 5, 2], number)
-
-
-@torch.no_grad()
-def test_the_file_of_a_model_without_head_is_read(tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[0])
-    found = imported(model.transformer, tmp_path)
-    ids = torch.stack(random_rows(23, [6]))
-    torch.testing.assert_close(found.net(ids), model(ids).logits, **CLOSE)
-
-
-def test_buffers_of_old_files_are_passed_over(tmp_path: Path) -> None:
-    net, config = random_net("gpt3", **TINY | NEO)
-    content, tensors = net_to_hf("gpt3", config, net)
-    tensors["transformer.h.1.attn.attention.bias"] = torch.ones(1, 1, 24, 24, dtype=torch.bool)
-    tensors["transformer.h.1.attn.attention.masked_bias"] = torch.tensor(-1e9)
-    write_hf_directory(tmp_path / "old", content, tensors)
-    found = net_from_hf(read_hf_directory(tmp_path / "old"), "file")
-    assert found.notices == []
-    assert_same_net(found.net, net)
+class TestLaws(DecoderLaws):
+    case = GPT3
 
 
 # --- which layers see what ------------------------------------------------------------------
@@ -143,7 +127,7 @@ def test_layers_are_dense_and_banded_in_turn() -> None:
     ],
 )
 def test_attention_types(content: dict[str, Any], window: int | None) -> None:
-    config = read_config("gpt3", {"model_type": "gpt_neo", **content})
+    config = GPT3.read(**content)
     assert config.window == window
     assert not config.scale_scores
     assert not config.qkv_bias
@@ -160,7 +144,7 @@ def test_attention_types(content: dict[str, Any], window: int | None) -> None:
 )
 def test_other_turns_are_refused_by_their_key(content: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"attention_types is .* global and local in turn"):
-        read_config("gpt3", {"model_type": "gpt_neo", **content})
+        GPT3.read(**content)
 
 
 # --- what GPT-Neo does otherwise ------------------------------------------------------------
@@ -204,7 +188,7 @@ def test_a_head_width_that_their_format_has_no_key_for_is_not_exported() -> None
 
 def test_a_file_of_gpt_neo_is_not_read_with_scaled_scores(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="scale_scores: false"):
-        imported(hf_model(CONFIGS[0]), tmp_path, scale_scores=True)
+        imported(GPT3.model(), tmp_path, scale_scores=True)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -220,30 +204,11 @@ def test_without_bands_it_is_written_as_gpt_2(tied: bool, tmp_path: Path) -> Non
     assert_same_net(again.net, net)
 
 
-# --- sizes ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size", "millions"),
-    [
-        ("small", 125),
-        ("medium", 350),
-        ("large", 760),
-        ("xl", 1_300),
-        ("2.7b", 2_700),
-        ("6.7b", 6_700),
-        ("13b", 13_000),
-        ("175b", 175_000),
-    ],
-)
-def test_the_sizes_have_the_published_parameters(size: str, millions: int) -> None:
-    """The paper's names of them are rounded, by up to 2 per cent."""
-    with torch.device("meta"):
-        net = gpt3.build(gpt3.Config(**gpt3.SIZES[size]))
-    assert parameter_count(net) / 1e6 == pytest.approx(millions, rel=0.02)
-    assert net.decoder.blocks[0].self_attention.sublayer.head_dim == {
-        "large": 96,
-        "2.7b": 80,
-        "small": 64,
-        "medium": 64,
-    }.get(size, 128)
+def test_heads_are_as_wide_as_the_papers() -> None:
+    widths = {}
+    for size, keys in gpt3.SIZES.items():
+        with torch.device("meta"):
+            net = gpt3.build(gpt3.Config(**keys | {"num_layers": 1}))
+        widths[size] = net.decoder.blocks[0].self_attention.sublayer.head_dim
+    others = {"small": 64, "medium": 64, "large": 96, "2.7b": 80}
+    assert widths == dict.fromkeys(gpt3.SIZES, 128) | others

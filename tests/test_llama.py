@@ -9,90 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoder_parity import (
-    assert_cached_is_uncached,
-    assert_same_logits,
-    random_net,
-    read_config,
-)
-from heedful.bundle import parameter_count
+from decoder_parity import DecoderCase, DecoderLaws, assert_same_logits, random_net
 from heedful.errors import UserError
-from heedful.export.hf_directory import read_hf_directory, write_hf_directory
+from heedful.export.hf_directory import read_hf_directory
 from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.parts.residual import Residual
 from heedful.parts.rotary import YarnScaling
 from heedful.zoo import llama
 from heedful.zoo.rope import head_width, rope_to_hf, rotary, scaling_of
 from heedful.zoo.saved import make_config
-from hf_parity import (
-    CLOSE,
-    assert_round_trips,
-    assert_same_net,
-    exported,
-    imported,
-    random_hf,
-    random_rows,
-    transformers,
-)
+from hf_parity import CLOSE, by_key, exported, random_rows, transformers
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
-CONFIGS: list[dict[str, Any]] = [
-    {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1},
-    {
-        "hidden_size": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 6,
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-        "hidden_act": "gelu",
-    },
-    {
-        "hidden_size": 10,
-        "num_attention_heads": 5,
-        "mlp_bias": True,
-        "rms_norm_eps": 1e-2,
-        "hidden_act": "relu",
-        "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
-    },
-    {
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 30,
-        },
-    },
-    {
-        "hidden_size": 16,
-        "num_attention_heads": 1,
-        "hidden_act": "gelu_pytorch_tanh",
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-    },
-    {
-        "hidden_size": 36,
-        "num_attention_heads": 3,
-        "rope_parameters": {**YARN, "original_max_position_embeddings": 200, "beta_fast": 16},
-    },
-    {
-        "hidden_size": 16,
-        "num_attention_heads": 1,
-        "rope_parameters": {
-            **YARN,
-            "original_max_position_embeddings": 99,
-            "beta_slow": 2.0,
-            "mscale": 1.5,
-            "mscale_all_dim": 0.5,
-            "truncate": False,
-        },
-    },
-]
-NUMBERS = range(len(CONFIGS))
 TINY: dict[str, Any] = {
     "vocab_size": 19,
     "d_model": 16,
@@ -102,12 +29,151 @@ TINY: dict[str, Any] = {
     "d_ff": 5,
     "max_length": 32,
 }
+LLAMA = DecoderCase(
+    name="llama",
+    hf_config=transformers.LlamaConfig,
+    hf_class=transformers.LlamaForCausalLM,
+    sizes={
+        "vocab_size": 23,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "intermediate_size": 7,
+        "num_attention_heads": 3,
+        "max_position_embeddings": 40,
+    },
+    configs=[
+        {"num_key_value_heads": 1},
+        {
+            "hidden_size": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 6,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "hidden_act": "gelu",
+        },
+        {
+            "hidden_size": 10,
+            "num_attention_heads": 5,
+            "mlp_bias": True,
+            "rms_norm_eps": 1e-2,
+            "hidden_act": "relu",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
+        },
+        {
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 30,
+            },
+        },
+        {
+            "hidden_size": 16,
+            "num_attention_heads": 1,
+            "hidden_act": "gelu_pytorch_tanh",
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+        },
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 3,
+            "rope_parameters": {**YARN, "original_max_position_embeddings": 200, "beta_fast": 16},
+        },
+        {
+            "hidden_size": 16,
+            "num_attention_heads": 1,
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 99,
+                "beta_slow": 2.0,
+                "mscale": 1.5,
+                "mscale_all_dim": 0.5,
+                "truncate": False,
+            },
+        },
+    ],
+    lengths=(9, 4, 23, 1),
+    ours=TINY | {"d_ff": None, "num_kv_heads": None},
+    by_rule={"d_ff": 256, "num_kv_heads": 4, "head_dim": 4},
+    left_out={"d_ff": 11008},
+    not_built=by_key(hidden_act="tanh", partial_rotary_factor=0.5)
+    | {
+        "'dynamic'; it changes with the text's length": {
+            "rope_scaling": {"type": "dynamic", "factor": 2.0}
+        },
+        "'longrope'; it changes with the text's length": {
+            "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}
+        },
+        "'proportional'; known here: default, linear, llama3, yarn": {
+            "rope_parameters": {"rope_type": "proportional"}
+        },
+        "facto of rope_scaling": {"rope_scaling": {"type": "linear", "facto": 2.0}},
+        "factor of rope_parameters is not known here for default": {
+            "rope_parameters": {"rope_theta": 5.0, "factor": 2.0}
+        },
+        "full_attention of rope_parameters": {
+            "rope_parameters": {"full_attention": {"rope_theta": 5.0}}
+        },
+        "lacks factor": {"rope_scaling": {"type": "linear"}},
+        "lacks high_freq_factor": {
+            "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+        },
+        "partial_rotary_factor is 0.25": {
+            "rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.25}
+        },
+    },
+    other_class="LlamaForSequenceClassification",
+    impossible={
+        "type is 'dynamic'; known": {"rope_scaling": {"type": "dynamic"}},
+        "type is None; known": {"rope_scaling": {"factor": 2.0}},
+        "unknown key factr of linear; did you mean factor": {
+            "rope_scaling": {"type": "linear", "factr": 2.0}
+        },
+        "original_length": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+        "factor of ntk": {"rope_scaling": {"type": "ntk", "factor": "much"}},
+        "factor of ntk must be above": {"rope_scaling": {"type": "ntk", "factor": 0}},
+        "low 4.0 of llama3": {"rope_scaling": {"type": "llama3", "low": 4.0}},
+        "slow 40.0 of yarn": {
+            "rope_scaling": {"type": "yarn", "factor": 2, "original_length": 9, "slow": 40}
+        },
+        "even head_dim, not 5": {"head_dim": 5},
+        "even head_dim, not 3": {"d_model": 12, "num_heads": 4},
+        "d_model 4096 is not divisible by num_heads 3": {"num_heads": 3},
+        "not divisible by num_kv_heads 5": {"num_kv_heads": 5},
+        "rope_base must be above 0": {"rope_base": 0.0},
+    },
+    published={
+        "7b": 6_738_415_616,
+        "13b": 13_015_864_320,
+        "33b": 32_528_943_616,
+        "65b": 65_285_660_672,
+        "2-7b": 6_738_415_616,
+        "2-13b": 13_015_864_320,
+        "2-70b": 68_976_648_192,
+        "3-8b": 8_030_261_248,
+        "3-70b": 70_553_706_496,
+        "3.1-8b": 8_030_261_248,
+        "3.1-70b": 70_553_706_496,
+        "3.1-405b": 405_853_388_800,
+        "3.2-1b": 1_235_814_400,
+        "3.2-3b": 3_212_749_824,
+    },
+    tying={"tie_word_embeddings": True},
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+    buffers={
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
+        "model.rotary_emb.inv_freq": torch.ones(2),
+    },
+)
 
 
-def hf_model(keys: dict[str, Any], seed: int = 0) -> Any:
-    sizes = {"vocab_size": 23, "num_hidden_layers": 2, "intermediate_size": 7}
-    config = transformers.LlamaConfig(**{**sizes, "max_position_embeddings": 40, **keys})
-    return random_hf(transformers.LlamaForCausalLM, config, seed)
+class TestLaws(DecoderLaws):
+    case = LLAMA
 
 
 def in_hf(net: Any, config: Any, directory: Path) -> Any:
@@ -115,69 +181,10 @@ def in_hf(net: Any, config: Any, directory: Path) -> Any:
     return exported(ImportedNet("llama", config, net, []), directory, transformers.LlamaForCausalLM)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_logits_with_either_padding(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    assert found.notices == []
-    assert_same_logits(model, found.net, random_rows(23, [9, 4, 23, 1], number), pad_id=5)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-@torch.no_grad()
-def test_weights_go_both_ways(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    back = assert_round_trips(model, found, tmp_path, transformers.LlamaForCausalLM)
-    ids = torch.stack(random_rows(23, [9, 9], number))
-    torch.testing.assert_close(back(ids).logits, model(ids).logits, **CLOSE)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_cached_is_uncached_with_left_padding(number: int, tmp_path: Path) -> None:
-    net = imported(hf_model(CONFIGS[number], number), tmp_path).net
-    assert_cached_is_uncached(net, [11, 4, 1, 7], [3, 1, 5, 2], number)
-
-
-@torch.no_grad()
-def test_the_file_of_a_model_without_head_is_read_where_embeddings_are_tied(
-    tmp_path: Path,
-) -> None:
-    model = hf_model(CONFIGS[1])
-    found = imported(model.model, tmp_path)
-    ids = torch.stack(random_rows(23, [6]))
-    torch.testing.assert_close(found.net(ids), model(ids).logits, **CLOSE)
-
-
-@torch.no_grad()
-def test_a_net_of_ours_is_theirs(tmp_path: Path) -> None:
-    """Sizes left to a rule included: d_ff, key heads and the head's width."""
-    net, config = random_net("llama", **TINY | {"d_ff": None, "num_kv_heads": None})
-    model = in_hf(net, config, tmp_path)
-    assert model.config.intermediate_size == 256
-    assert (model.config.num_key_value_heads, model.config.head_dim) == (4, 4)
-    ids = torch.stack(random_rows(19, [8]))
-    torch.testing.assert_close(model(ids).logits, net(ids), **CLOSE)
-    again = net_from_hf(read_hf_directory(tmp_path), "file")
-    assert again.config == replace(config, d_ff=256, num_kv_heads=4, head_dim=4)
-    assert_same_net(again.net, net)
-
-
 def test_a_width_that_their_config_refuses_is_not_exported() -> None:
     net, config = random_net("llama", **TINY | {"d_model": 15, "head_dim": 4})
     with pytest.raises(UserError, match="d_model 15 is not divisible by num_heads 4"):
         net_to_hf("llama", config, net)
-
-
-def test_buffers_of_old_files_are_passed_over(tmp_path: Path) -> None:
-    net, config = random_net("llama", **TINY)
-    content, tensors = net_to_hf("llama", config, net)
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
-    tensors["model.rotary_emb.inv_freq"] = torch.ones(2)
-    write_hf_directory(tmp_path / "old", content, tensors)
-    found = net_from_hf(read_hf_directory(tmp_path / "old"), "file")
-    assert found.notices == []
-    assert_same_net(found.net, net)
 
 
 # --- rotary positions -----------------------------------------------------------------------
@@ -275,7 +282,7 @@ def test_rotary_keys_of_old_and_new_files(
     content: dict[str, Any], base: float, scaling: dict[str, Any] | None
 ) -> None:
     """As transformers itself understands them."""
-    config = read_config("llama", {"model_type": "llama", **content})
+    config = LLAMA.read(**content)
     assert config.rope_base == base
     assert config.rope_scaling == scaling
     theirs = transformers.LlamaConfig(**json.loads(json.dumps(content)))
@@ -283,63 +290,6 @@ def test_rotary_keys_of_old_and_new_files(
     ours = rotary(config).build(config.num_heads, head_width(config), causal=True)
     torch.testing.assert_close(ours.table, rotation.inv_freq, rtol=1e-5, atol=0)
     assert ours.factor == pytest.approx(rotation.attention_scaling)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "'dynamic'; it changes with the text's length",
-            id="dynamic",
-        ),
-        pytest.param(
-            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
-            "'longrope'; it changes with the text's length",
-            id="longrope",
-        ),
-        pytest.param(
-            {"rope_parameters": {"rope_type": "proportional"}},
-            "'proportional'; known here: default, linear, llama3, yarn",
-            id="unknown",
-        ),
-        pytest.param(
-            {"rope_scaling": {"type": "linear", "facto": 2.0}}, "facto of rope_scaling", id="key"
-        ),
-        pytest.param(
-            {"rope_parameters": {"rope_theta": 5.0, "factor": 2.0}},
-            "factor of rope_parameters is not known here for default",
-            id="default-with-factor",
-        ),
-        pytest.param(
-            {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
-            "full_attention of rope_parameters",
-            id="layers-differ",
-        ),
-        pytest.param({"rope_scaling": {"type": "linear"}}, "lacks factor", id="no-factor"),
-        pytest.param(
-            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
-            "lacks high_freq_factor",
-            id="no-high",
-        ),
-        pytest.param({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5", id="partial"),
-        pytest.param(
-            {"rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.25}},
-            "partial_rotary_factor is 0.25",
-            id="partial-inside",
-        ),
-        pytest.param({"hidden_act": "tanh"}, "hidden_act is 'tanh'", id="activation"),
-        pytest.param(
-            {"architectures": ["LlamaForSequenceClassification"]},
-            "LlamaForSequenceClassification",
-            id="class",
-        ),
-    ],
-)
-def test_what_is_not_built_is_refused_by_its_key(content: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        read_config("llama", {"model_type": "llama", **content})
-    assert str(error.value).startswith("config.json: ")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +314,7 @@ def test_what_is_not_built_is_refused_by_its_key(content: dict[str, Any], messag
 @torch.no_grad()
 def test_a_scaling_of_ours_is_theirs(scaling: dict[str, Any] | None, tmp_path: Path) -> None:
     net, config = random_net("llama", **TINY, rope_scaling=scaling, rope_base=50.0)
-    again = read_config("llama", rope_to_hf(config))
+    again = LLAMA.read(**rope_to_hf(config))
     assert again.rope_base == 50.0
     assert again.rope_scaling == config.rope_scaling
     assert_same_logits(in_hf(net, config, tmp_path), net, random_rows(19, [12, 5]))
@@ -432,48 +382,6 @@ def test_trap_14_angles_are_formed_in_fp32_whatever_the_net_computes_in() -> Non
     torch.testing.assert_close(rotation.cos[0, 0, :, 0], expected, rtol=0, atol=1e-4)
 
 
-# --- the Config -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        pytest.param({"rope_scaling": {"type": "dynamic"}}, "type is 'dynamic'; known", id="type"),
-        pytest.param({"rope_scaling": {"factor": 2.0}}, "type is None; known", id="no-type"),
-        pytest.param(
-            {"rope_scaling": {"type": "linear", "factr": 2.0}},
-            "unknown key factr of linear; did you mean factor",
-            id="key",
-        ),
-        pytest.param(
-            {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "original_length", id="gap"
-        ),
-        pytest.param(
-            {"rope_scaling": {"type": "ntk", "factor": "much"}}, "factor of ntk", id="value"
-        ),
-        pytest.param(
-            {"rope_scaling": {"type": "ntk", "factor": 0}}, "factor of ntk must be above", id="zero"
-        ),
-        pytest.param(
-            {"rope_scaling": {"type": "llama3", "low": 4.0}}, "low 4.0 of llama3", id="low-high"
-        ),
-        pytest.param(
-            {"rope_scaling": {"type": "yarn", "factor": 2, "original_length": 9, "slow": 40}},
-            "slow 40.0 of yarn",
-            id="slow-fast",
-        ),
-        pytest.param({"head_dim": 5}, "even head_dim, not 5", id="odd"),
-        pytest.param({"d_model": 12, "num_heads": 4}, "even head_dim, not 3", id="odd-by-rule"),
-        pytest.param({"num_heads": 3}, "d_model 4096 is not divisible by num_heads 3", id="heads"),
-        pytest.param({"num_kv_heads": 5}, "not divisible by num_kv_heads 5", id="groups"),
-        pytest.param({"rope_base": 0.0}, "rope_base must be above 0", id="base"),
-    ],
-)
-def test_a_wrong_key_is_named(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_config("llama", keys)
-
-
 def test_a_scaling_keeps_all_its_values_in_plain_keys() -> None:
     config = make_config(
         "llama", {"rope_scaling": {"type": "yarn", "factor": 4, "original_length": 9}}
@@ -483,60 +391,7 @@ def test_a_scaling_keeps_all_its_values_in_plain_keys() -> None:
     assert scaling_of(config.rope_scaling) == YarnScaling(4.0, 9)
 
 
-@torch.no_grad()
-def test_new_weights_keep_the_size_of_the_residual_sum() -> None:
-    """N(0, 0.02²), and less by √(2L) where a residual branch ends; norms are the identity."""
-    torch.manual_seed(0)
-    sizes = {"d_model": 128, "num_layers": 8, "d_ff": 128, "num_kv_heads": None}
-    net = llama.build(make_config("llama", TINY | sizes))
-    for module in net.modules():
-        if isinstance(module, Residual):
-            branch = module.sublayer
-            first, last = (
-                (branch.qkv, branch.out) if hasattr(branch, "qkv") else (branch.up, branch.down)
-            )
-            assert first.weight.std().item() == pytest.approx(0.02, rel=0.04)
-            assert last.weight.std().item() == pytest.approx(0.02 / 4, rel=0.04)
-            assert torch.equal(module.norm.weight, torch.ones(128))
-    assert net.embedding.tokens.weight.std().item() == pytest.approx(0.02, rel=0.06)
-
-
-def test_trap_19_tied_embeddings_are_one_parameter(tmp_path: Path) -> None:
-    net, config = random_net("llama", **TINY, tie_embeddings=True)
-    assert net.head.weight is net.embedding.tokens.weight
-    content, tensors = net_to_hf("llama", config, net)
-    assert content["tie_word_embeddings"] is True
-    assert "lm_head.weight" not in tensors
-    untied, _ = random_net("llama", **TINY)
-    assert untied.head.weight is not untied.embedding.tokens.weight
-
-
 def test_a_text_longer_than_max_length_is_refused_with_both_lengths() -> None:
     net, _ = random_net("llama", **TINY)
     with pytest.raises(UserError, match=r"33 tokens.*max_length 32"):
         net(torch.zeros(1, 33, dtype=torch.long))
-
-
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [
-        ("7b", 6_738_415_616),
-        ("13b", 13_015_864_320),
-        ("33b", 32_528_943_616),
-        ("65b", 65_285_660_672),
-        ("2-7b", 6_738_415_616),
-        ("2-13b", 13_015_864_320),
-        ("2-70b", 68_976_648_192),
-        ("3-8b", 8_030_261_248),
-        ("3-70b", 70_553_706_496),
-        ("3.1-8b", 8_030_261_248),
-        ("3.1-70b", 70_553_706_496),
-        ("3.1-405b", 405_853_388_800),
-        ("3.2-1b", 1_235_814_400),
-        ("3.2-3b", 3_212_749_824),
-    ],
-)
-def test_the_sizes_have_the_published_parameters(size: str, parameters: int) -> None:
-    with torch.device("meta"):
-        net = llama.build(llama.Config(**llama.SIZES[size]))
-    assert parameter_count(net) == parameters

@@ -7,116 +7,125 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.bundle import parameter_count
 from heedful.errors import UserError
-from heedful.export.hf_directory import read_hf_directory, write_hf_directory
-from heedful.export.nets import net_from_hf, net_to_hf
 from heedful.zoo import marian
-from heedful.zoo.hf import config_keys_from_hf, config_to_hf
-from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, assert_round_trips, imported, random_hf, transformers
-from seq2seq_parity import (
-    assert_cached_is_uncached,
-    assert_same_logits,
-    random_pairs,
-    theirs_of,
-)
+from hf_parity import by_key, millions, transformers, written
+from seq2seq_parity import Seq2SeqCase, Seq2SeqLaws, assert_needs_no_logits_bias, random_bias
 
 SRC_VOCAB, TGT_VOCAB = 23, 29
-SIZES: dict[str, Any] = {
-    "vocab_size": SRC_VOCAB,
-    "pad_token_id": 22,
-    "decoder_start_token_id": 22,
-    "max_position_embeddings": 12,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
-    "d_model": 12,
-    "scale_embedding": True,
-    "activation_function": "swish",
-}
 SEPARATE: dict[str, Any] = {
     "share_encoder_decoder_embeddings": False,
     "decoder_vocab_size": TGT_VOCAB,
 }
-CONFIGS: list[dict[str, Any]] = [
-    {},
-    SEPARATE | {"activation_function": "gelu", "decoder_layers": 1},
-    SEPARATE | {"tie_word_embeddings": False, "activation_function": "relu", "dropout": 0},
-    {
-        "d_model": 15,  # odd: a sine more than cosines
-        "encoder_attention_heads": 5,
+
+
+def prepare(model: Any, keys: dict[str, Any]) -> None:
+    """Position tables as they are, and a bias on the logits, where there are any."""
+    for stack in (model.get_encoder(), model.get_decoder()):
+        stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
+    random_bias(model, keys)
+
+
+MARIAN = Seq2SeqCase(
+    name="marian",
+    hf_config=transformers.MarianConfig,
+    hf_class=transformers.MarianMTModel,
+    base_class=transformers.MarianModel,
+    base_configs=({}, SEPARATE),
+    sizes={
+        "vocab_size": SRC_VOCAB,
+        "pad_token_id": 22,
+        "decoder_start_token_id": 22,
+        "max_position_embeddings": 12,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "encoder_attention_heads": 3,
         "decoder_attention_heads": 3,
-        "encoder_ffn_dim": 7,
-        "decoder_ffn_dim": 9,
-        "encoder_layers": 1,
-        "decoder_layers": 3,
-        "scale_embedding": False,
+        "d_model": 12,
+        "scale_embedding": True,
+        "activation_function": "swish",
     },
-]
+    configs=[
+        {},
+        SEPARATE | {"activation_function": "gelu", "decoder_layers": 1},
+        SEPARATE | {"tie_word_embeddings": False, "activation_function": "relu", "dropout": 0},
+        {
+            "d_model": 15,  # odd: a sine more than cosines
+            "encoder_attention_heads": 5,
+            "decoder_attention_heads": 3,
+            "encoder_ffn_dim": 7,
+            "decoder_ffn_dim": 9,
+            "encoder_layers": 1,
+            "decoder_layers": 3,
+            "scale_embedding": False,
+        },
+    ],
+    prepare=prepare,
+    left_out={
+        "d_model": 1024,
+        "num_heads": 16,
+        "num_encoder_layers": 12,
+        "num_decoder_layers": 12,
+        "d_ff": 4096,
+        "max_length": 1024,
+        "activation": "gelu",
+        "scale_embeddings": False,
+    },
+    not_built=by_key(
+        tie_word_embeddings=False,
+        encoder_layerdrop=0.1,
+        decoder_layerdrop=0.1,
+        is_decoder=True,
+        is_encoder_decoder=False,
+        normalize_before=True,
+        normalize_embedding=True,
+        add_final_layer_norm=True,
+        static_position_embeddings=False,
+        activation_function="tanh",
+    ),
+    other_class="MarianForCausalLM",
+    impossible={
+        "src_vocab_size is 7 and tgt_vocab_size 58101": {"src_vocab_size": 7},
+        "d_model 512 is not divisible by num_heads 7": {"num_heads": 7},
+        "d_model 512 is not divisible by num_decoder_heads 5": {"num_decoder_heads": 5},
+    },
+    published={"base": millions(73.9), "big": millions(235.9)},
+    beyond=lambda config: -config.tgt_vocab_size,  # the bias is no parameter over there
+    counted=transformers.MarianMTModel,
+    tied={
+        "model.encoder.embed_tokens.weight": "model.shared.weight",
+        "model.decoder.embed_tokens.weight": "model.shared.weight",
+        "lm_head.weight": "model.shared.weight",
+    },
+    buffers={
+        "model.encoder.embed_positions.weight": torch.zeros(12, 12),
+        "model.decoder.embed_positions.weight": torch.zeros(12, 12),
+    },
+    optional=("final_logits_bias",),
+)
 
 
-def hf_model(keys: dict[str, Any], seed: int = 0, model_class: str = "MarianMTModel") -> Any:
-    """Random, but with the position tables as they are."""
-    model = random_hf(
-        getattr(transformers, model_class), transformers.MarianConfig(**SIZES | keys), seed
-    )
-    with torch.no_grad():
-        for stack in (model.get_encoder(), model.get_decoder()):
-            stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
-    if model_class == "MarianMTModel":
-        model.final_logits_bias.normal_()
-    return model
+class TestLaws(Seq2SeqLaws):
+    case = MARIAN
 
 
-def content_of(**changes: Any) -> dict[str, Any]:
-    return transformers.MarianConfig(**SIZES).to_dict() | {"architectures": None} | changes
-
-
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-@torch.no_grad()
-def test_logits_with_either_padding(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    assert_same_logits(model, imported(model, tmp_path).net, number)
-
-
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-@torch.no_grad()
-def test_cached_is_uncached_and_left_padding_is_right_padding(number: int, tmp_path: Path) -> None:
-    assert_cached_is_uncached(imported(hf_model(CONFIGS[number], number), tmp_path).net, number)
-
-
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-@torch.no_grad()
-def test_weights_go_both_ways(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    back = assert_round_trips(model, found, tmp_path, transformers.MarianMTModel)
-    net = found.net
-    pairs = random_pairs(
-        net.src_embedding.tokens.num_embeddings, net.tgt_embedding.tokens.num_embeddings, "right"
-    )
-    torch.testing.assert_close(theirs_of(back, pairs).logits, theirs_of(model, pairs).logits)
+def test_a_file_without_the_bias_on_the_logits_has_none(tmp_path: Path) -> None:
+    assert_needs_no_logits_bias(MARIAN, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("number", "tied", "matrices"), [(0, "all", 1), (1, "decoder", 2), (2, "none", 3)]
 )
-@torch.no_grad()
-def test_trap_19_tied_matrices_are_one(
-    number: int, tied: str, matrices: int, tmp_path: Path
-) -> None:
-    found = imported(hf_model(CONFIGS[number]), tmp_path)
+def test_trap_19_tied_matrices_are_one(number: int, tied: str, matrices: int) -> None:
+    found = MARIAN.net(**MARIAN.configs[number])
     assert found.config.tie_embeddings == tied
     net = found.net
     three = {net.src_embedding.tokens.weight, net.tgt_embedding.tokens.weight, net.head.weight}
     assert len(three) == matrices
-    _, tensors = net_to_hf(found.architecture, found.config, net)
-    written = [name for name, tensor in tensors.items() if tensor.size(0) in (SRC_VOCAB, TGT_VOCAB)]
-    assert len(written) == matrices
+    sizes = [tensor.size(0) for tensor in written(found).values()]
+    assert sizes.count(SRC_VOCAB) + sizes.count(TGT_VOCAB) == matrices
 
 
 @pytest.mark.parametrize("width", [12, 15])
@@ -133,75 +142,11 @@ def test_trap_24_all_sines_stand_before_all_cosines(width: int) -> None:
                 assert table[position, index] == pytest.approx(wave(position * frequency), abs=1e-6)
 
 
-@torch.no_grad()
-def test_position_tables_and_tied_matrices_in_a_file_are_passed_over(tmp_path: Path) -> None:
-    """Files of transformers 3 and 4 hold them."""
-    model = hf_model({})
-    found = imported(model, tmp_path)
-    config, tensors = net_to_hf(found.architecture, found.config, found.net)
-    for stack in (model.get_encoder(), model.get_decoder()):
-        side = "encoder" if stack is model.get_encoder() else "decoder"
-        tensors[f"model.{side}.embed_positions.weight"] = stack.embed_positions.weight.clone()
-        tensors[f"model.{side}.embed_tokens.weight"] = model.model.shared.weight.clone()
-    tensors["lm_head.weight"] = model.lm_head.weight.clone()
-    write_hf_directory(tmp_path / "old", config, tensors)
-    again = net_from_hf(read_hf_directory(tmp_path / "old"), "old")
-    assert again.notices == []
-    assert_same_logits(model, again.net)
-
-
-@torch.no_grad()
-def test_a_file_without_the_bias_on_the_logits_has_none(tmp_path: Path) -> None:
-    model = hf_model({})
-    model.final_logits_bias.zero_()
-    model.save_pretrained(tmp_path)
-    directory = read_hf_directory(tmp_path)
-    del directory.tensors["final_logits_bias"]
-    found = net_from_hf(directory, "here")
-    assert found.notices == ["here has nothing for head.bias: left as initialised"]
-    assert_same_logits(model, found.net)
-
-
-@pytest.mark.parametrize("keys", [{}, SEPARATE])
-@torch.no_grad()
-def test_a_base_models_file_is_read_without_its_prefix(
-    keys: dict[str, Any], tmp_path: Path
-) -> None:
-    model = hf_model(keys, model_class="MarianModel")
-    found = imported(model, tmp_path)
-    pairs = random_pairs(SRC_VOCAB, SRC_VOCAB, "right")
-    theirs = theirs_of(model, pairs).last_hidden_state
-    ours = found.net.hidden(*pairs[:4])
-    real = pairs.tgt_mask.bool()
-    torch.testing.assert_close(ours[real], theirs[real], **CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("tie_word_embeddings", False),
-        ("encoder_layerdrop", 0.1),
-        ("decoder_layerdrop", 0.1),
-        ("is_decoder", True),
-        ("is_encoder_decoder", False),
-        ("normalize_before", True),
-        ("normalize_embedding", True),
-        ("add_final_layer_norm", True),
-        ("static_position_embeddings", False),
-        ("activation_function", "tanh"),
-    ],
-)
-def test_what_is_not_built_is_refused_with_its_key(key: str, value: object) -> None:
-    assert config_keys_from_hf(marian.HF, content_of(), "here")
-    with pytest.raises(UserError, match=rf"{key} is {value!r}"):
-        config_keys_from_hf(marian.HF, content_of(**{key: value}), "here")
-
-
 def test_a_shared_matrix_needs_one_vocabulary() -> None:
-    keys = config_keys_from_hf(marian.HF, content_of(decoder_vocab_size=TGT_VOCAB), "here")
+    sizes = MARIAN.sizes | {"decoder_vocab_size": TGT_VOCAB}
     with pytest.raises(UserError, match="src_vocab_size is 23 and tgt_vocab_size 29"):
-        make_config("marian", keys)
-    assert make_config("marian", keys | {"tie_embeddings": "decoder"})
+        MARIAN.read(**sizes)
+    assert MARIAN.read(**sizes | {"share_encoder_decoder_embeddings": False})
 
 
 def test_a_file_of_opus_mt_is_the_base_size() -> None:
@@ -240,21 +185,7 @@ def test_a_file_of_opus_mt_is_the_base_size() -> None:
         "static_position_embeddings": True,
         "vocab_size": 58101,
     }
-    assert make_config("marian", config_keys_from_hf(marian.HF, content, "here")) == marian.Config()
-
-
-@pytest.mark.parametrize("size", ["base", "big"])
-def test_the_sizes_have_the_parameters_of_their_counterparts(size: str) -> None:
-    config = marian.Config(**marian.SIZES[size])
-    with torch.device("meta"):
-        net = marian.build(config)
-        theirs = transformers.MarianMTModel(
-            transformers.MarianConfig(**config_to_hf(marian.HF, config))
-        )
-    named = theirs.named_parameters()
-    count = sum(p.numel() for name, p in named if "embed_positions" not in name)
-    assert parameter_count(net) == count + 58101  # the bias on the logits, a buffer over there
-    assert parameter_count(net) / 1e6 == pytest.approx({"base": 73.9, "big": 235.9}[size], abs=0.1)
+    assert MARIAN.read(**content) == marian.Config()
 
 
 @torch.no_grad()

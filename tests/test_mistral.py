@@ -1,6 +1,5 @@
 """Mistral against transformers: sliding windows with either padding, files both ways, sizes."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,54 +7,17 @@ import pytest
 import torch
 
 from decoder_parity import (
+    DecoderCase,
+    DecoderLaws,
     assert_cached_is_uncached,
     assert_same_logits,
     random_net,
-    read_config,
 )
-from heedful.bundle import parameter_count
 from heedful.errors import UserError
-from heedful.export.hf_directory import read_hf_directory
-from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.zoo import llama, mistral
-from hf_parity import (
-    CLOSE,
-    assert_round_trips,
-    assert_same_net,
-    exported,
-    imported,
-    random_hf,
-    random_rows,
-    transformers,
-)
+from heedful.export.nets import net_to_hf
+from heedful.zoo import llama
+from hf_parity import CLOSE, by_key, imported, random_rows, transformers
 
-CONFIGS: list[dict[str, Any]] = [
-    {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1, "sliding_window": 3},
-    {
-        "hidden_size": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 6,
-        "sliding_window": 1,
-        "tie_word_embeddings": True,
-    },
-    {"hidden_size": 10, "num_attention_heads": 5, "num_key_value_heads": 5, "sliding_window": None},
-    {
-        "hidden_size": 7,  # their Mistral, unlike their Llama, lets the heads not divide it
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "sliding_window": 6,
-        "rms_norm_eps": 1e-2,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 100.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 99,
-        },
-    },
-]
-NUMBERS = range(len(CONFIGS))
 TINY: dict[str, Any] = {
     "vocab_size": 19,
     "d_model": 16,
@@ -67,42 +29,79 @@ TINY: dict[str, Any] = {
     "max_length": 32,
     "window": 3,
 }
+MISTRAL = DecoderCase(
+    name="mistral",
+    hf_config=transformers.MistralConfig,
+    hf_class=transformers.MistralForCausalLM,
+    sizes={
+        "vocab_size": 23,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "intermediate_size": 7,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 400,
+        "sliding_window": 3,
+    },
+    configs=[
+        {},
+        {
+            "hidden_size": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 6,
+            "sliding_window": 1,
+            "tie_word_embeddings": True,
+        },
+        {
+            "hidden_size": 10,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "sliding_window": None,
+        },
+        {
+            "hidden_size": 7,  # their Mistral, unlike their Llama, lets the heads not divide it
+            "num_attention_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 6,
+            "rms_norm_eps": 1e-2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 99,
+            },
+        },
+    ],
+    ours=TINY,
+    by_rule={"head_dim": 4},
+    kept=("sliding_window",),
+    left_out={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
+    not_built=by_key(hidden_act="tanh")
+    | {
+        "layer_types is set": {"layer_types": ["full_attention"]},
+        "'dynamic'": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "window must be at least 1": {"sliding_window": 0},
+    },
+    other_class="MistralForSequenceClassification",
+    impossible={
+        "window must be at least 1, not -1": {"window": -1},
+        "num_heads 32 is not divisible by num_kv_heads 5": {"num_kv_heads": 5},
+    },
+    published={"7b": 7_241_732_096, "7b-v0.2": 7_241_732_096, "7b-v0.3": 7_248_023_552},
+    tying={"tie_word_embeddings": True},
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+    buffers={"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)},
+)
 
 
-def hf_model(keys: dict[str, Any], seed: int = 0) -> Any:
-    sizes = {"vocab_size": 23, "num_hidden_layers": 2, "intermediate_size": 7}
-    config = transformers.MistralConfig(**{**sizes, "max_position_embeddings": 400, **keys})
-    return random_hf(transformers.MistralForCausalLM, config, seed)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_logits_with_either_padding(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    assert found.config.window == CONFIGS[number]["sliding_window"]
-    assert_same_logits(model, found.net, random_rows(23, [9, 4, 17, 1], number), pad_id=5)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-@torch.no_grad()
-def test_weights_go_both_ways(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    back = assert_round_trips(model, found, tmp_path, transformers.MistralForCausalLM)
-    assert back.config.sliding_window == CONFIGS[number]["sliding_window"]
-    ids = torch.stack(random_rows(23, [9, 9], number))
-    torch.testing.assert_close(back(ids).logits, model(ids).logits, **CLOSE)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_cached_is_uncached_with_left_padding(number: int, tmp_path: Path) -> None:
-    net = imported(hf_model(CONFIGS[number], number), tmp_path).net
-    assert_cached_is_uncached(net, [11, 4, 1, 7], [3, 1, 5, 2], number)
+class TestLaws(DecoderLaws):
+    case = MISTRAL
 
 
 def test_a_text_much_longer_than_the_window(tmp_path: Path) -> None:
     """So long that attention takes the queries in several parts."""
-    model = hf_model(CONFIGS[0])
+    model = MISTRAL.model()
     net = imported(model, tmp_path).net
     assert_same_logits(model, net, random_rows(23, [300, 131]))
     assert_cached_is_uncached(net, [150, 20], [130, 1, 19])
@@ -119,17 +118,6 @@ def test_trap_18_a_window_counts_the_query_itself(window: int) -> None:
         other[0, 7 - back] = (other[0, 7 - back] + 1) % 19
         changed = not torch.equal(net(other)[0, 7], net(ids)[0, 7])
         assert changed == (back < window), back
-
-
-@torch.no_grad()
-def test_a_net_of_ours_is_theirs(tmp_path: Path) -> None:
-    net, config = random_net("mistral", **TINY)
-    found = ImportedNet("mistral", config, net, [])
-    model = exported(found, tmp_path, transformers.MistralForCausalLM)
-    assert_same_logits(model, net, random_rows(19, [12, 5]))
-    again = net_from_hf(read_hf_directory(tmp_path), "file")
-    assert again.config == replace(config, head_dim=4)
-    assert_same_net(again.net, net)
 
 
 @torch.no_grad()
@@ -152,46 +140,3 @@ def test_trap_13_an_interleaved_layout_becomes_half() -> None:
     ids = torch.stack(random_rows(19, [12]))
     torch.testing.assert_close(half(ids), net(ids), **CLOSE)
     assert net_to_hf("mistral", changed, half)[0]["sliding_window"] == 3
-
-
-@torch.no_grad()
-def test_the_file_of_a_model_without_head_is_read_where_embeddings_are_tied(
-    tmp_path: Path,
-) -> None:
-    model = hf_model(CONFIGS[1])
-    found = imported(model.model, tmp_path)
-    ids = torch.stack(random_rows(23, [6]))
-    torch.testing.assert_close(found.net(ids), model(ids).logits, **CLOSE)
-
-
-def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
-    config, theirs = read_config("mistral", {"model_type": "mistral"}), transformers.MistralConfig()
-    assert (config.window, config.num_kv_heads) == (theirs.sliding_window, 8)
-    assert config.max_length == theirs.max_position_embeddings
-    assert config.norm_eps == theirs.rms_norm_eps
-    assert config.d_ff == theirs.intermediate_size
-    assert not config.tie_embeddings
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param({"layer_types": ["full_attention"]}, "layer_types is set", id="layers"),
-        pytest.param({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'", id="rope"),
-        pytest.param({"hidden_act": "tanh"}, "hidden_act is 'tanh'", id="activation"),
-        pytest.param({"sliding_window": 0}, "window must be at least 1", id="window"),
-    ],
-)
-def test_what_is_not_built_is_refused_by_its_key(content: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_config("mistral", {"model_type": "mistral", **content})
-
-
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [("7b", 7_241_732_096), ("7b-v0.2", 7_241_732_096), ("7b-v0.3", 7_248_023_552)],
-)
-def test_the_sizes_have_the_published_parameters(size: str, parameters: int) -> None:
-    with torch.device("meta"):
-        net = mistral.build(mistral.Config(**mistral.SIZES[size]))
-    assert parameter_count(net) == parameters

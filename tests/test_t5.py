@@ -8,93 +8,114 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.bundle import parameter_count
 from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory, write_hf_directory
 from heedful.export.nets import net_from_hf, net_to_hf
 from heedful.parts.attention import Attention
 from heedful.zoo import t5
-from heedful.zoo.hf import config_keys_from_hf
-from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, assert_round_trips, imported, random_hf, random_rows, transformers
-from seq2seq_parity import (
-    assert_cached_is_uncached,
-    assert_same_logits,
-    random_pairs,
-    theirs_of,
+from hf_parity import (
+    CLOSE,
+    assert_round_trips,
+    by_key,
+    imported,
+    random_hf,
+    random_rows,
+    transformers,
+    written,
 )
+from seq2seq_parity import Seq2SeqCase, Seq2SeqLaws, assert_same_logits
 
 VOCAB = 23
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "d_model": 12,
-    "d_kv": 4,
-    "d_ff": 16,
-    "num_layers": 2,
-    "num_heads": 3,
-    "n_positions": 12,
-}
 V1_1: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-CONFIGS: list[dict[str, Any]] = [
-    {},
-    V1_1,
-    {
-        "d_model": 10,
-        "num_heads": 5,
-        "d_kv": 3,  # not d_model / num_heads
-        "num_layers": 1,
-        "num_decoder_layers": 3,
-        "relative_attention_num_buckets": 6,
-        "relative_attention_max_distance": 9,
-        "feed_forward_proj": "gated-silu",
-    },
-    V1_1 | {"num_heads": 1, "d_kv": 7, "layer_norm_epsilon": 1e-3, "num_decoder_layers": 1},
-    {"feed_forward_proj": "gated-gelu_python", "dropout_rate": 0, "d_ff": 5},
-]
 
 
-def hf_model(keys: dict[str, Any], seed: int = 0) -> Any:
-    """Random; where its config says so, with an output matrix of its own.
+def untie(model: Any, keys: dict[str, Any]) -> None:
+    """An output matrix of its own, where its config says so.
 
     Transformers 5 ties it in a new model whatever the config says, and not in a model that is read.
     """
-    config = transformers.T5Config(**SIZES | keys)
-    model = random_hf(transformers.T5ForConditionalGeneration, config, seed)
     if keys.get("tie_word_embeddings") is False:
-        model.lm_head.weight = nn.Parameter(torch.randn(VOCAB, config.d_model) / 4)
-    return model
+        model.lm_head.weight = nn.Parameter(torch.randn(VOCAB, model.config.d_model) / 4)
 
 
-def content_of(**changes: Any) -> dict[str, Any]:
-    return transformers.T5Config(**SIZES).to_dict() | {"architectures": None} | changes
+T5 = Seq2SeqCase(
+    name="t5",
+    hf_config=transformers.T5Config,
+    hf_class=transformers.T5ForConditionalGeneration,
+    base_class=transformers.T5Model,
+    sizes={
+        "vocab_size": VOCAB,
+        "d_model": 12,
+        "d_kv": 4,
+        "d_ff": 16,
+        "num_layers": 2,
+        "num_heads": 3,
+        "n_positions": 12,
+    },
+    configs=[
+        {},
+        V1_1,
+        {
+            "d_model": 10,
+            "num_heads": 5,
+            "d_kv": 3,  # not d_model / num_heads
+            "num_layers": 1,
+            "num_decoder_layers": 3,
+            "relative_attention_num_buckets": 6,
+            "relative_attention_max_distance": 9,
+            "feed_forward_proj": "gated-silu",
+        },
+        V1_1 | {"num_heads": 1, "d_kv": 7, "layer_norm_epsilon": 1e-3, "num_decoder_layers": 1},
+        {"feed_forward_proj": "gated-gelu_python", "dropout_rate": 0, "d_ff": 5},
+    ],
+    prepare=untie,
+    not_built=by_key(
+        is_decoder=True,
+        is_encoder_decoder=False,
+        feed_forward_proj="gated-tanh",
+        dense_act_fn="silu",
+        is_gated_act=True,
+    )
+    | {
+        "scale_decoder_outputs is True": {
+            "tie_word_embeddings": False,
+            "scale_decoder_outputs": True,
+        }
+    },
+    other_class="T5EncoderModel",
+    impossible={
+        "src_vocab_size is 7 and tgt_vocab_size 32128": {"src_vocab_size": 7},
+        "num_buckets must be at least 4": {"num_buckets": 3},
+        "max_distance must be above 4": {"num_buckets": 8, "max_distance": 4},
+        "head_dim must be at least 1": {"head_dim": 0},
+    },
+    published={
+        "small": 60_506_624,
+        "base": 222_903_552,
+        "large": 737_668_096,
+        "3b": 2_851_598_336,
+        "11b": 11_307_321_344,
+        "1.1-small": 76_961_152,
+        "1.1-base": 247_577_856,
+        "1.1-large": 783_150_080,
+        "1.1-xl": 2_849_757_184,
+        "1.1-xxl": 11_135_332_352,
+    },
+    tied={
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+        "lm_head.weight": "shared.weight",
+    },
+)
 
 
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
+class TestLaws(Seq2SeqLaws):
+    case = T5
+
+
 @torch.no_grad()
-def test_logits_with_either_padding(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    assert_same_logits(model, imported(model, tmp_path).net, number)
-
-
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-@torch.no_grad()
-def test_cached_is_uncached_and_left_padding_is_right_padding(number: int, tmp_path: Path) -> None:
-    assert_cached_is_uncached(imported(hf_model(CONFIGS[number], number), tmp_path).net, number)
-
-
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-@torch.no_grad()
-def test_weights_go_both_ways(number: int, tmp_path: Path) -> None:
-    model = hf_model(CONFIGS[number], number)
-    found = imported(model, tmp_path)
-    back = assert_round_trips(model, found, tmp_path, transformers.T5ForConditionalGeneration)
-    pairs = random_pairs(VOCAB, VOCAB, "right", number)
-    torch.testing.assert_close(theirs_of(back, pairs).logits, theirs_of(model, pairs).logits)
-
-
-@torch.no_grad()
-def test_trap_20_scores_are_not_divided(tmp_path: Path) -> None:
-    net = imported(hf_model({}), tmp_path).net
+def test_trap_20_scores_are_not_divided() -> None:
+    net = T5.net().net
     attention = net.encoder.blocks[0].self_attention.sublayer
     x = torch.randn(1, 5, 12)
     query, key, _ = attention.project(x)
@@ -105,7 +126,7 @@ def test_trap_20_scores_are_not_divided(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_trap_20_only_the_tied_output_is_scaled(tmp_path: Path) -> None:
     for name, keys, scale in (("tied", {}, 12**-0.5), ("untied", V1_1, 1.0)):
-        net = imported(hf_model(keys), tmp_path / name).net
+        net = imported(T5.model(**keys), tmp_path / name).net
         assert (net.head.weight is net.src_embedding.tokens.weight) == (name == "tied")
         assert net.tgt_embedding.tokens is net.src_embedding.tokens
         states = torch.randn(3, 12)
@@ -113,12 +134,9 @@ def test_trap_20_only_the_tied_output_is_scaled(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_trap_20_the_scores_by_distance_are_stored_once_and_serve_all_layers(
-    tmp_path: Path,
-) -> None:
-    found = imported(hf_model({}), tmp_path)
-    _, tensors = net_to_hf(found.architecture, found.config, found.net)
-    tables = [name for name in tensors if "relative_attention_bias" in name]
+def test_trap_20_the_scores_by_distance_are_stored_once_and_serve_all_layers() -> None:
+    found = T5.net()
+    tables = [name for name in written(found) if "relative_attention_bias" in name]
     assert sorted(tables) == [
         "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
@@ -132,16 +150,17 @@ def test_trap_20_the_scores_by_distance_are_stored_once_and_serve_all_layers(
         )
     found.net.encode(src)
     first, second = attended
-    assert first.scores.abs().max() > 0
+    assert first.scores.whole().abs().max() > 0
     assert first.scores is second.scores
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 @torch.no_grad()
-def test_trap_20_only_the_encoder_tells_left_from_right(side: str, tmp_path: Path) -> None:
-    net = imported(hf_model({}), tmp_path).net
+def test_trap_20_only_the_encoder_tells_left_from_right(side: str) -> None:
+    net = T5.net().net
     stack = getattr(net, side)
     _, scores = stack.relative(6, 6, None, net.head.weight)
+    scores = scores.whole()
     ahead, behind = scores[0, :, 0, 3], scores[0, :, 3, 0]
     assert not torch.equal(ahead, behind)
     same = scores[0, :, 0, 0]
@@ -149,9 +168,9 @@ def test_trap_20_only_the_encoder_tells_left_from_right(side: str, tmp_path: Pat
 
 
 @torch.no_grad()
-def test_trap_21_hidden_units_past_the_largest_number_of_fp16(tmp_path: Path) -> None:
+def test_trap_21_hidden_units_past_the_largest_number_of_fp16() -> None:
     """They occur in published models; the 16 bits that heedful computes in can hold them."""
-    net = imported(hf_model({}), tmp_path).net
+    net = T5.net().net
     for stack in (net.encoder, net.decoder):
         for block in stack.blocks:
             block.feedforward.sublayer.up.weight *= 1e6
@@ -167,14 +186,13 @@ def test_trap_21_hidden_units_past_the_largest_number_of_fp16(tmp_path: Path) ->
 @torch.no_grad()
 def test_trap_21_a_file_with_wo_in_fp32_among_16_bits_is_read_exactly(tmp_path: Path) -> None:
     """As transformers keeps these matrices where it computes in fp16."""
-    model = hf_model({})
-    found = imported(model, tmp_path)
+    found = T5.net()
     config, tensors = net_to_hf(found.architecture, found.config, found.net)
     tensors = {name: t if ".wo." in name else t.to(torch.bfloat16) for name, t in tensors.items()}
     write_hf_directory(tmp_path / "mixed", config, tensors)
     again = net_from_hf(read_hf_directory(tmp_path / "mixed"), "mixed")
     assert again.notices == []
-    _, ours = net_to_hf(again.architecture, again.config, again.net)
+    ours = written(again)
     for name, tensor in tensors.items():
         assert torch.equal(ours[name], tensor.float()), name
         assert ours[name].dtype == torch.float32
@@ -183,7 +201,7 @@ def test_trap_21_a_file_with_wo_in_fp32_among_16_bits_is_read_exactly(tmp_path: 
 @torch.no_grad()
 def test_a_file_of_transformers_4_is_read(tmp_path: Path) -> None:
     """It says that the output is not tied, stores shared matrices again, and an unused table."""
-    model = hf_model(V1_1)
+    model = T5.model(**V1_1)
     model.save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     del content["scale_decoder_outputs"], content["n_positions"]
@@ -202,7 +220,7 @@ def test_a_file_of_transformers_4_is_read(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_an_output_that_transformers_5_tied_but_does_not_scale_is_read(tmp_path: Path) -> None:
     """Of a new model of version 1.1 it stores one matrix, in the words that it has for two."""
-    config = transformers.T5Config(**SIZES | V1_1)
+    config = transformers.T5Config(**T5.sizes | V1_1)
     model = random_hf(transformers.T5ForConditionalGeneration, config)
     assert model.lm_head.weight is model.shared.weight
     found = imported(model, tmp_path)
@@ -213,19 +231,8 @@ def test_an_output_that_transformers_5_tied_but_does_not_scale_is_read(tmp_path:
 
 
 @torch.no_grad()
-def test_a_base_models_file_is_read(tmp_path: Path) -> None:
-    model = random_hf(transformers.T5Model, transformers.T5Config(**SIZES))
-    found = imported(model, tmp_path)
-    pairs = random_pairs(VOCAB, VOCAB, "right")
-    theirs = theirs_of(model, pairs).last_hidden_state
-    ours = found.net.hidden(*pairs[:4])
-    real = pairs.tgt_mask.bool()
-    torch.testing.assert_close(ours[real], theirs[real], **CLOSE)
-
-
-@torch.no_grad()
 def test_the_longest_text_is_a_limit_of_ours_alone(tmp_path: Path) -> None:
-    model = hf_model({})
+    model = T5.model()
     net = imported(model, tmp_path).net
     long = torch.stack(random_rows(VOCAB, [200]))
     with pytest.raises(UserError, match=r"200 tokens.*max_length 12"):
@@ -233,73 +240,6 @@ def test_the_longest_text_is_a_limit_of_ours_alone(tmp_path: Path) -> None:
     net = imported(model, tmp_path, max_length=200).net
     theirs = model(input_ids=long, decoder_input_ids=long, use_cache=False).logits
     torch.testing.assert_close(net(long, long), theirs, **CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("is_decoder", True),
-        ("is_encoder_decoder", False),
-        ("feed_forward_proj", "gated-tanh"),
-        ("dense_act_fn", "silu"),
-        ("is_gated_act", True),
-    ],
-)
-def test_what_is_not_built_is_refused_with_its_key(key: str, value: object) -> None:
-    assert config_keys_from_hf(t5.HF, content_of(), "here")
-    with pytest.raises(UserError, match=rf"{key} is {value!r}"):
-        config_keys_from_hf(t5.HF, content_of(**{key: value}), "here")
-
-
-def test_an_untied_output_that_is_scaled_is_refused() -> None:
-    content = content_of(tie_word_embeddings=False, scale_decoder_outputs=True)
-    with pytest.raises(UserError, match="scale_decoder_outputs is True"):
-        config_keys_from_hf(t5.HF, content, "here")
-
-
-def test_other_heads_over_there_are_refused() -> None:
-    with pytest.raises(UserError, match="T5EncoderModel"):
-        config_keys_from_hf(t5.HF, content_of(architectures=["T5EncoderModel"]), "here")
-
-
-def test_a_file_may_leave_out_what_their_class_has() -> None:
-    keys = config_keys_from_hf(t5.HF, {"model_type": "t5"}, "here")
-    assert make_config("t5", keys) == t5.Config()
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"src_vocab_size": 7}, "src_vocab_size is 7 and tgt_vocab_size 32128"),
-        ({"num_buckets": 3}, "num_buckets must be at least 4"),
-        ({"num_buckets": 8, "max_distance": 4}, "max_distance must be above 4"),
-        ({"head_dim": 0}, "head_dim must be at least 1"),
-    ],
-)
-def test_sizes_that_no_model_can_have_are_refused(keys: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_config("t5", keys)
-
-
-@pytest.mark.parametrize(
-    ("size", "count"),
-    [
-        ("small", 60_506_624),
-        ("base", 222_903_552),
-        ("large", 737_668_096),
-        ("3b", 2_851_598_336),
-        ("11b", 11_307_321_344),
-        ("1.1-small", 76_961_152),
-        ("1.1-base", 247_577_856),
-        ("1.1-large", 783_150_080),
-        ("1.1-xl", 2_849_757_184),
-        ("1.1-xxl", 11_135_332_352),
-    ],
-)
-def test_the_sizes_have_the_published_parameters(size: str, count: int) -> None:
-    with torch.device("meta"):
-        net = t5.build(t5.Config(**t5.SIZES[size]))
-    assert parameter_count(net) == count
 
 
 @torch.no_grad()
@@ -315,9 +255,8 @@ def test_a_new_model_is_drawn_as_over_there(tmp_path: Path) -> None:
         "relative_attention_num_buckets": 128,
         "relative_attention_max_distance": 200,
     }
-    keys = config_keys_from_hf(t5.HF, sizes | {"feed_forward_proj": "gated-gelu"}, "here")
+    config = T5.read(**sizes, feed_forward_proj="gated-gelu")
     torch.manual_seed(0)
-    config = make_config("t5", keys)
     _, ours = net_to_hf("t5", config, t5.build(config))
     torch.manual_seed(0)
     theirs = transformers.T5ForConditionalGeneration(
