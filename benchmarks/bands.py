@@ -72,7 +72,12 @@ def main() -> None:
         "Is my run right?",
         [
             "The held-out loss that each recipe has at a step, as it is shipped and with the data "
-            "that it names, and what a run of this script found.",
+            "that it names, and what a run of this script found. A recipe for one's own data has "
+            f"here {', '.join(f'{name}: {told(OWN[name])}' for name in sorted(OWN))}. "
+            + " ".join(
+                f"The steps of {name} are taken in parts ({', '.join(settings)})."
+                for name, settings in SPLIT.items()
+            ),
             table(["recipe", "step", "band", "found", ""], rows),
         ],
         {"bands": data},
@@ -104,6 +109,12 @@ def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float
         if ended.reason == "interrupted" and last not in evaluated(out):
             raise SystemExit("stopped and saved; the same command goes on")
     return evaluated(out)
+
+
+def told(files: dict[str, str | list[str]]) -> str:
+    """Which files those are."""
+    names = [[one] if isinstance(one, str) else one for one in files.values()]
+    return " and ".join(name for group in names for name in group)
 
 
 def named(recipe: Recipe) -> dict[str, str | list[str]]:
