@@ -214,7 +214,7 @@ def skips(report: Report) -> set[str]:
 
 
 def test_a_right_net_passes_every_check() -> None:
-    report = verify(Net())
+    report = verify(Net(), overfit_seconds=600.0)
     assert report.ok, str(report)
     assert not skips(report), str(report)
     assert len(report) == len(CHECKS)
@@ -223,7 +223,8 @@ def test_a_right_net_passes_every_check() -> None:
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_a_flaw_fails_exactly_its_checks(flaw: str) -> None:
     sizes = {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
-    report = verify(Net(flaw), overfit=flaw in ("cannot learn", "detached decoder"), **sizes)
+    overfit = flaw in ("cannot learn", "detached decoder")
+    report = verify(Net(flaw), overfit=overfit, overfit_seconds=600.0, **sizes)
     assert failures(report) == FLAWS[flaw], str(report)
     assert not report.ok
     for result in report:
@@ -285,7 +286,7 @@ class TorchNet(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("pad_id", [0, 5])
 def test_torch_transformer_passes_what_can_be_asked_of_it(pad_id: int) -> None:
-    report = verify(TorchNet(pad_id), pad_id=pad_id)
+    report = verify(TorchNet(pad_id), pad_id=pad_id, overfit_seconds=600.0)
     assert report.ok, str(report)
     assert skips(report) == {*NO_LEFT, "cached = uncached"}
     # Its positions count padding: held to left padding, it fails.
@@ -361,7 +362,7 @@ def test_the_transformer_of_2017_passes_every_check(choices: dict[str, Any]) -> 
     sizes = {"d_model": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
     torch.manual_seed(1)
     net = vaswani2017.build(vaswani2017.Config(23, 23, **{**sizes, "d_ff": 64} | choices))
-    report = verify(net)
+    report = verify(net, overfit_seconds=600.0)
     assert report.ok, str(report)
     assert not skips(report), str(report)
 

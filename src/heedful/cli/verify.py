@@ -5,10 +5,14 @@ from typing import Annotated
 
 import typer
 
+# The longest text that a net is shown, padding included, and the shortest that tells anything.
+_LONGEST, _SHORTEST = 10, 8
+
 
 def verify(
     model: Annotated[
-        Path | None, typer.Argument(help="A model directory. Default: a new tiny Transformer.")
+        Path | None,
+        typer.Argument(help="A model directory, of any kind. Default: a new tiny Transformer."),
     ] = None,
     overfit: Annotated[
         bool, typer.Option(help="Also train a copy on one batch, which takes some seconds.")
@@ -18,7 +22,9 @@ def verify(
 ) -> None:
     """Check a model: causality, padding, masks, cache, gradients, tying and more.
 
-    A failure comes with what it usually means. Exit code 1 if any check fails. For your own module:
+    It may be a translator, a language model, a masked language model, a classifier or an encoder
+    without a head: checks that mean nothing for it are skipped, with the reason. A failure comes
+    with what it usually means. Exit code 1 if any check fails. For your own module:
     heedful.insight.verify(net).
 
     Example: heedful verify runs/dates
@@ -27,8 +33,10 @@ def verify(
 
     from rich.console import Console
 
+    from heedful.errors import UserError
     from heedful.insight import verify as check
 
+    length = _LONGEST
     if model is None:
         from heedful.zoo import vaswani2017
 
@@ -44,13 +52,16 @@ def verify(
             )
         )
     else:
-        from heedful.bundle import Translator, expect, load
+        from heedful.bundle import load
 
         found = load(model)
-        # The checklist is for two stacks: what it says of sources has no meaning for one.
-        expect(found, Translator, "verify")
-        net = found.net
-    report = check(net, fresh=model is None, overfit=overfit, seed=seed)
+        net, length = found.net, min(_LONGEST, found.config.max_length)
+        if length < _SHORTEST:
+            raise UserError(
+                f"verify shows a net texts of {_SHORTEST} tokens or more, but this model allows "
+                f"{length}"
+            )
+    report = check(net, fresh=model is None, overfit=overfit, length=length, seed=seed)
     if json:
         typer.echo(json_format.dumps(report.to_dict(), indent=2))
     else:

@@ -6,11 +6,11 @@ import time
 from itertools import combinations
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.insight.checks import (
-    causality,
     check,
     deterministic,
     distance,
@@ -19,8 +19,10 @@ from heedful.insight.checks import (
     passed,
     skipped,
 )
-from heedful.insight.probe import Batch, Lookups, Probe, loss_of
+from heedful.insight.lookups import Lookups
+from heedful.insight.probe import Batch, Probe, loss_of
 from heedful.insight.report import CheckResult
+from heedful.insight.sight_checks import causality
 
 # A loss is near ln V at the start if it is no further above it than this, in nats: logits of
 # standard deviation s raise it by about s² / 2.
@@ -28,6 +30,7 @@ INITIAL_LOSS_MARGIN = 1.5
 # One batch counts as learnt by heart below this share of ln V.
 OVERFIT_SHARE = 0.1
 OVERFIT_STEPS = 300
+_ONE_CLASS = "the net has one output a text: there is no class to tell apart"
 
 
 @check(
@@ -44,11 +47,10 @@ def gradient_flow(probe: Probe) -> CheckResult:
     frozen = len(named) - len(wanted)
     if not wanted:
         return skipped("no parameter requires a gradient")
-    batch = probe.batch(8)
     probe.net.zero_grad(set_to_none=True)
-    loss = loss_of(probe.logits_with_grad(batch), probe.ids("tgt", *batch.tgt.shape))
+    loss = probe.random_loss(probe.outputs_with_grad(probe.batch(8)))
     if not loss.requires_grad:
-        return failed("the logits are cut off from every parameter")
+        return failed(f"the {probe.kind.words['outputs']} are cut off from every parameter")
     loss.backward()
     complaints: dict[str, list[str]] = {}
     for name, parameter in wanted.items():
@@ -76,7 +78,7 @@ def weight_tying(probe: Probe) -> CheckResult:
         names.setdefault(id(parameter), []).append(name)
         parameters[id(parameter)] = parameter
     with Lookups() as lookups:
-        probe.logits(probe.batch(1))
+        probe.outputs(probe.batch(1))
     embeddings = {id(weight) for _, weight, _ in lookups.seen}
     embeddings |= {id(m.weight) for m in probe.net.modules() if isinstance(m, nn.Embedding)}
     for a, b in combinations(parameters, 2):
@@ -92,21 +94,22 @@ def weight_tying(probe: Probe) -> CheckResult:
 
 @check(
     "bf16",
-    "under bf16 autocast logits, loss and gradients are finite",
+    "under bf16 autocast {outputs}, loss and gradients are finite",
     "A mask is filled with a number that bf16 cannot hold (the lowest fp32 number becomes -inf), "
     "a type is fixed by .float() or by a buffer, or a norm divides by a rounded zero.",
     [output_shape],
 )
 def bf16(probe: Probe) -> CheckResult:
-    batch = probe.batch(3)
-    if probe.cannot_pad("src") is None:
-        full = probe.src_width
-        batch = probe.padded(batch, "src", [full, full - 1, full - 3])
-    exact = probe.logits(batch)
+    batch, first = probe.batch(3), probe.kind.sides[0]
+    if probe.cannot_pad(first) is None:
+        full = probe.width(first)
+        batch = probe.padded(batch, first, [full, full - 1, full - 3])
+    real = probe.real(batch)
+    exact = probe.outputs(batch)[real]
     probe.net.zero_grad(set_to_none=True)
     with torch.autocast(probe.device.type, dtype=torch.bfloat16):
-        logits = probe.logits_with_grad(batch)
-    loss = loss_of(logits, probe.ids("tgt", *batch.tgt.shape))
+        outputs = probe.outputs_with_grad(batch)
+    loss = probe.random_loss(outputs, real)
     if not bool(loss.isfinite()):
         return failed(f"the loss is {float(loss.detach())}")
     if loss.requires_grad:
@@ -115,13 +118,14 @@ def bf16(probe: Probe) -> CheckResult:
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
             return failed(f"the gradient of {name} is not finite")
     probe.net.zero_grad(set_to_none=True)
-    error = distance(exact, logits.detach().to(exact.dtype))
-    return passed(f"finite; logits within {error:.1e} of full precision", error)
+    error = distance(exact[None], outputs.detach()[real][None].to(exact.dtype))
+    word = probe.kind.words["outputs"]
+    return passed(f"finite; {word} within {error:.1e} of full precision", error)
 
 
 @check(
     "initial loss",
-    f"the loss on random tokens is at most {INITIAL_LOSS_MARGIN} nats above ln V",
+    f"the loss on random tokens is at most {INITIAL_LOSS_MARGIN} nats above ln {{size}}",
     "The output starts too large: embeddings drawn N(0, 1) and tied to the output, weights drawn "
     "before tying, or no norm before it. A trained net also fails: give fresh=False for one.",
     [output_shape],
@@ -129,15 +133,22 @@ def bf16(probe: Probe) -> CheckResult:
 def initial_loss(probe: Probe) -> CheckResult:
     if not probe.fresh:
         return skipped("the net is not fresh")
+    if reason := probe.kind.no_loss:
+        return skipped(reason)
     batch = probe.batch(8)
-    logits = probe.logits(batch).float()
-    # Where output and input share their matrix, the token just read has a high logit by right.
-    known = F.one_hot(batch.tgt, probe.tgt_vocab_size).bool() | (logits == -math.inf)
+    logits = probe.outputs(batch).float()
+    size = logits.size(-1)
+    if size == 1:
+        return skipped(_ONE_CLASS)
+    known = logits == -math.inf
+    if probe.kind.outputs == "tokens":
+        # Where output and input share their matrix, the token just read has a high logit by right.
+        known |= F.one_hot(batch.ids[probe.written], size).bool()
     # The expectation over labels drawn evenly: no noise from drawing them.
     mean = logits.masked_fill(known, 0.0).sum(-1) / (~known).sum(-1)
     loss = float((logits.masked_fill(known, -math.inf).logsumexp(-1) - mean).mean())
-    uniform = math.log(probe.tgt_vocab_size)
-    seen = f"{loss:.2f}; ln V is {uniform:.2f}"
+    uniform = math.log(size)
+    seen = f"{loss:.2f}; ln {probe.kind.words['size']} is {uniform:.2f}"
     if not loss <= uniform + INITIAL_LOSS_MARGIN:
         return failed(seen, loss - uniform)
     return passed(seen, loss - uniform)
@@ -145,7 +156,7 @@ def initial_loss(probe: Probe) -> CheckResult:
 
 @check(
     "one batch overfits",
-    f"training on four rows brings their loss below {OVERFIT_SHARE} ln V",
+    f"training on four rows brings their loss below {OVERFIT_SHARE} ln {{size}}",
     "The net cannot learn: a detach(), a missing residual, logits that are squashed, norms in the "
     "wrong place, targets shifted twice, or far too large first weights.",
     [deterministic, causality],
@@ -153,14 +164,19 @@ def initial_loss(probe: Probe) -> CheckResult:
 def one_batch_overfits(probe: Probe) -> CheckResult:
     if not probe.overfit:
         return skipped("not asked for")
+    if reason := probe.kind.no_loss:
+        return skipped(reason)
     if not any(p.requires_grad for p in probe.net.parameters()):
         return skipped("no parameter requires a gradient")
-    batch = probe.batch(4)
-    goal = OVERFIT_SHARE * math.log(probe.tgt_vocab_size)
+    size = probe.outputs(probe.batch(1)).size(-1)
+    if size == 1:
+        return skipped(_ONE_CLASS)
+    batch, labels = _lesson(probe, size)
+    goal = OVERFIT_SHARE * math.log(size)
     deadline = time.monotonic() + probe.overfit_seconds
     seen = []
     for rate in _rates(probe):
-        first, last, steps = _train(probe, batch, rate, goal, deadline)
+        first, last, steps = _train(probe, batch, labels, rate, goal, deadline)
         seen.append(f"{first:.2f} to {last:.2f} in {steps} steps at rate {rate:.0e}")
         if last < goal:
             return passed(f"loss {seen[-1]}", last)
@@ -191,8 +207,29 @@ def _rates(probe: Probe) -> tuple[float, float]:
     return rate, rate / 4
 
 
+def _lesson(probe: Probe, size: int) -> tuple[Batch, Int[Tensor, "B P"]]:
+    """Four rows and what is to be learnt by heart of them.
+
+    Of a causal net that is the next token; of an encoder a random token at each position, or a
+    class for each text.
+    """
+    batch, side = probe.batch(4), probe.written
+    ids = batch.ids[side]
+    if probe.kind.of_text:
+        order = torch.randperm(4, generator=probe.generator).to(ids.device)
+        return batch, (order % size)[:, None]
+    if probe.kind.causal:
+        return batch.replaced(side, ids[:, :-1]), ids[:, 1:]
+    return batch, probe.ids(side, *ids.shape)
+
+
 def _train(
-    probe: Probe, batch: Batch, rate: float, goal: float, deadline: float
+    probe: Probe,
+    batch: Batch,
+    labels: Int[Tensor, "B P"],
+    rate: float,
+    goal: float,
+    deadline: float,
 ) -> tuple[float, float, int]:
     """First and last loss, and steps taken, of learning `batch` by heart on a copy of the net.
 
@@ -200,12 +237,11 @@ def _train(
     """
     net = copy.deepcopy(probe.net)
     optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=rate)
-    inputs, labels = Batch(batch.src, batch.tgt[:, :-1]), batch.tgt[:, 1:]
     losses: list[float] = []
     for step in range(OVERFIT_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / 20)
-        loss = loss_of(probe.forward(net, inputs), labels)
+        loss = loss_of(probe.forward(net, batch), labels)
         losses.append(float(loss.detach()))
         if not losses[-1] >= goal or time.monotonic() > deadline:
             break

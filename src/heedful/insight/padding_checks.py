@@ -1,32 +1,21 @@
 """The checks of padding: what is not there must not be seen, on either side, nor make a NaN."""
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from heedful.insight.checks import (
     batch_independence,
-    causality,
     check,
     distance,
     failed,
-    mask_polarity,
     passed,
     skipped,
     usable,
 )
-from heedful.insight.probe import (
-    IGNORED,
-    NAMES,
-    PADDING_SIDES,
-    Batch,
-    Lookups,
-    PaddingSide,
-    Probe,
-    Side,
-    loss_of,
-)
+from heedful.insight.kind import NAMES, Side
+from heedful.insight.lookups import Lookups
+from heedful.insight.probe import PADDING_SIDES, PaddingSide, Probe
 from heedful.insight.report import CheckResult
+from heedful.insight.sight_checks import causality, mask_polarity, sees_both_sides
 
 _PADDING_HINT = (
     "Keys of padding are attended to: the mask is missing in the {where}, of the other polarity, "
@@ -79,51 +68,72 @@ def target_padding_left(probe: Probe) -> CheckResult:
 
 
 @check(
+    "padding, right",
+    "a padded text gives what the text alone gives, at its real positions",
+    _PADDING_HINT.format(where="self-attention"),
+    [batch_independence, mask_polarity, causality, sees_both_sides],
+)
+def padding_right(probe: Probe) -> CheckResult:
+    return _padding_invariance(probe, "ids", "right")
+
+
+@check(
+    "padding, left",
+    "a text padded on the left gives what the text alone gives, at its real positions",
+    _LEFT_HINT,
+    [padding_right],
+)
+def padding_left(probe: Probe) -> CheckResult:
+    return _padding_invariance(probe, "ids", "left")
+
+
+@check(
     "empty rows",
     "a row of padding alone gives finite logits and gradients, and sees nothing of its padding",
     "A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the backward "
     "pass; a row of equal large penalties attends to all padding evenly. Give zeros where there "
     "is nothing to attend to, before the softmax divides.",
-    [source_padding_right],
+    [source_padding_right, padding_right],
+    single_holds="a row of padding alone gives finite {outputs} and gradients, and changes no "
+    "other row",
+    single_hint="A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the "
+    "backward pass. Give zeros where there is nothing to attend to, before the softmax divides.",
 )
 def empty_rows(probe: Probe) -> CheckResult:
-    if reason := probe.cannot_pad("src"):
-        return skipped(reason)
-    batch = probe.batch(2)
-    for side in ("src", "tgt"):
-        if side == "tgt" and probe.cannot_pad("tgt"):
-            continue
-        empty = probe.padded(batch, side, [getattr(batch, side).size(1), 0], "right")
-        logits = probe.logits_with_grad(empty)
-        if not usable(logits):
-            return failed(f"{NAMES[side]} of length 0: logits with NaN or +inf")
-        if not logits.requires_grad:
-            continue  # gradient flow reports it
-        probe.net.zero_grad(set_to_none=True)
-        real = logits if side == "src" else logits[:1]
-        real.float().logsumexp(-1).mean().backward()
-        for name, parameter in probe.net.named_parameters():
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-                return failed(f"{NAMES[side]} of length 0: gradient of {name} is not finite")
-    lengths = [probe.src_width, 0]
-    narrow = probe.logits(probe.padded(batch, "src", lengths, "right", extra=0))
-    wide = probe.logits(probe.padded(batch, "src", lengths, "right", extra=3))
-    error = distance(narrow, wide)
-    if error > probe.tolerance:
-        return failed(f"logits of an empty source change by {error:.1e} with its padding", error)
+    sides = [side for side in probe.kind.sides if probe.cannot_pad(side) is None]
+    if probe.kind.sides[0] not in sides:
+        return skipped(probe.cannot_pad(probe.kind.sides[0]) or "")
+    for side in sides:
+        if complaint := _not_finite(probe, side):
+            return failed(f"{NAMES[side]} of length 0: {complaint}")
+    batch, outputs = probe.batch(2), probe.kind.words["outputs"]
+    if probe.kind.single:
+        width = probe.width("ids")
+        beside = probe.outputs(probe.padded(batch, "ids", [width, 0]))[:1, :width]
+        error = distance(probe.outputs(batch)[:1], beside)
+        if error > probe.tolerance:
+            return failed(f"{outputs} change by {error:.1e} beside an empty row", error)
+    else:
+        lengths = [probe.width("src"), 0]
+        narrow = probe.outputs(probe.padded(batch, "src", lengths, "right", extra=0))
+        wide = probe.outputs(probe.padded(batch, "src", lengths, "right", extra=3))
+        error = distance(narrow, wide)
+        if error > probe.tolerance:
+            seen = f"{outputs} of an empty source change by {error:.1e} with its padding"
+            return failed(seen, error)
     return passed("finite forward and backward", error)
 
 
 @check(
     "no gradient from padding",
-    "the loss of the real target tokens has no gradient at positions of padding",
+    "the loss of the real {written}tokens has no gradient at positions of padding",
     "Padding reaches the loss by a way that its value does not show, or it makes NaN in the "
     "backward pass (torch.where does not stop the gradient of the branch that was not taken).",
-    [source_padding_left, target_padding_left, empty_rows],
+    [source_padding_left, target_padding_left, padding_left, empty_rows],
 )
 def padding_gradient(probe: Probe) -> CheckResult:
     looked_at = []
-    for side in NAMES:
+    for side in probe.kind.sides:
         for where in PADDING_SIDES:
             if probe.cannot_pad(side, where):
                 continue
@@ -136,54 +146,59 @@ def padding_gradient(probe: Probe) -> CheckResult:
             looked_at.append(place)
     if looked_at:
         return passed(f"none ({'; '.join(looked_at)})", 0.0)
-    return skipped(probe.cannot_pad("src") or "no embedding lookup of the ids was seen")
+    unpadded = probe.cannot_pad(probe.kind.sides[0])
+    return skipped(unpadded or "no embedding lookup of the ids was seen")
 
 
 def _padding_invariance(probe: Probe, side: Side, where: PaddingSide) -> CheckResult:
     if reason := probe.cannot_pad(side, where):
         return skipped(reason)
     batch = probe.batch(3)
-    full = getattr(batch, side).size(1)
+    full = probe.width(side)
     lengths = [full, full - 1, full - 3]
-    padded = probe.logits(probe.padded(batch, side, lengths, where))
-    errors = []
+    batched = probe.padded(batch, side, lengths, where)
+    padded, real = probe.outputs(batched), probe.real(batched)
+    pairs = []
     for row, length in enumerate(lengths):
-        src, tgt = batch.src[row : row + 1], batch.tgt[row : row + 1]
-        got = padded[row : row + 1]
-        if side == "src":
-            src = src[:, :length]
-        else:
-            tgt = tgt[:, :length]
-            got = got[:, :length] if where == "right" else got[:, -length:]
-        errors.append(distance(probe.logits(Batch(src, tgt)), got))
-    error = max(errors)
+        alone = batch.rows(slice(row, row + 1))
+        alone = alone.replaced(side, alone.ids[side][:, :length])
+        pairs.append((probe.outputs(alone), padded[row][real[row]][None]))
+    # All rows together: what is of a whole text may be one number, which has no spread of its own.
+    error = distance(*(torch.cat(parts, dim=1) for parts in zip(*pairs, strict=True)))
     if error > probe.tolerance:
-        return failed(f"logits change by {error:.1e} when the {NAMES[side]} is padded", error)
+        outputs = probe.kind.words["outputs"]
+        return failed(f"{outputs} change by {error:.1e} when the {NAMES[side]} is padded", error)
     return passed("padding changes nothing", error)
+
+
+def _not_finite(probe: Probe, side: Side) -> str | None:
+    """What is not finite where a row of `side` is empty."""
+    empty = probe.padded(probe.batch(2), side, [probe.width(side), 0])
+    outputs = probe.outputs_with_grad(empty)
+    if not usable(outputs):
+        return f"{probe.kind.words['outputs']} with NaN or +inf"
+    if not outputs.requires_grad:
+        return None  # gradient flow reports it
+    probe.net.zero_grad(set_to_none=True)
+    real = outputs[:1] if side == probe.written else outputs
+    real.float().logsumexp(-1).mean().backward()
+    for name, parameter in probe.net.named_parameters():
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            return f"gradient of {name} is not finite"
+    return None
 
 
 def _gradient_at_padding(probe: Probe, side: Side, where: PaddingSide) -> float | None:
     """The largest, NaN if there is one; None where the lookup of the ids cannot be seen."""
-    batch = probe.batch(3)
-    full = getattr(batch, side).size(1)
-    batch = probe.padded(batch, side, [full, full - 1, full - 3], where)
+    full = probe.width(side)
+    batch = probe.padded(probe.batch(3), side, [full, full - 1, full - 3], where)
     with Lookups() as lookups:
-        logits = probe.logits_with_grad(batch)
-    found = lookups.of(getattr(batch, side))
+        outputs = probe.outputs_with_grad(batch)
+    found = lookups.of(batch.ids[side])
     if found is None:
         return None
-    labels = probe.ids("tgt", *batch.tgt.shape)
-    if side == "tgt":
-        labels = labels.masked_fill(_padding(batch, side), IGNORED)
-    loss = loss_of(logits, labels)
+    loss = probe.random_loss(outputs, probe.real(batch))
+    if not loss.requires_grad:
+        return 0.0  # gradient flow reports it
     (gradient,) = torch.autograd.grad(loss, [found[1]], materialize_grads=True)
-    return float(gradient[_padding(batch, side)].abs().max())
-
-
-def _padding(batch: Batch, side: Side) -> Bool[Tensor, "B T"]:
-    """True where `side` is padding."""
-    lengths: Tensor = getattr(batch, f"{side}_lengths")
-    columns = torch.arange(getattr(batch, side).size(1), device=lengths.device)
-    if batch.padding_side == "left":
-        columns = columns.flip(0)
-    return columns >= lengths[:, None]
+    return float(gradient[probe.padding(batch, side)].abs().max())

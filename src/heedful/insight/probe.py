@@ -3,34 +3,45 @@
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
+from heedful.insight.kind import LENGTHS, SIZES, Kind, Outputs, Side, Stacks, kind_of
+from heedful.insight.lookups import Lookups
 
-Side = Literal["src", "tgt"]
 PaddingSide = Literal["right", "left"]
 Call = Callable[..., Tensor]
+# Above the rounding of what a net that is in fp64 still does in fp32.
+_FINE = 2e-6
 IGNORED = -100  # the label of positions that a loss leaves out
 PADDING_SIDES: tuple[PaddingSide, PaddingSide] = ("right", "left")
-NAMES: dict[Side, str] = {"src": "source", "tgt": "target"}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one call is given. Lengths None: every token is real."""
+    """What one call is given: the ids of each side. Sides without lengths hold real tokens only."""
 
-    src: Int[Tensor, "B S"]
-    tgt: Int[Tensor, "B T"]
-    src_lengths: Int[Tensor, "B"] | None = None
-    tgt_lengths: Int[Tensor, "B"] | None = None
+    ids: dict[Side, Int[Tensor, "B _"]]
+    lengths: dict[Side, Int[Tensor, "B"]] = field(default_factory=dict)
     padding_side: PaddingSide = "right"
+
+    def replaced(self, side: Side, ids: Int[Tensor, "B _"]) -> "Batch":
+        """With other tokens on one side."""
+        return replace(self, ids={**self.ids, side: ids})
+
+    def rows(self, which: Any) -> "Batch":
+        """Some of the rows, by a slice or a tensor of their numbers."""
+        return replace(
+            self,
+            ids={side: ids[which] for side, ids in self.ids.items()},
+            lengths={side: lengths[which] for side, lengths in self.lengths.items()},
+        )
 
 
 @dataclass
@@ -38,21 +49,22 @@ class Probe:
     """A private copy of the net in evaluation mode, and everything that is known about it.
 
     Attributes:
-        call: `call(net, src, tgt, **keywords)` gives the logits.
-        accepts: those keywords of `src_lengths`, `tgt_lengths`, `padding_side` that it takes.
+        call: `call(net, src, tgt, **keywords)`, or `call(net, ids, **keywords)`.
+        accepts: those keywords of the sides' lengths and `padding_side` that it takes.
         pad_id: the id that padding is shown as; None: any id, as lengths tell what is real.
         left_padding: whether the net claims to be right for batches padded on the left.
+        vocab_sizes: of each side.
         length: the longest sequence that it is shown, padding included.
-        tolerance: largest difference, in standard deviations of the logits, that is rounding.
+        tolerance: largest difference, in standard deviations of the outputs, that is rounding.
     """
 
     net: nn.Module
+    kind: Kind
     call: Call
     accepts: frozenset[str]
     pad_id: int | None
     left_padding: bool
-    src_vocab_size: int
-    tgt_vocab_size: int
+    vocab_sizes: dict[Side, int]
     length: int
     tolerance: float
     fresh: bool
@@ -61,27 +73,22 @@ class Probe:
     generator: torch.Generator
 
     @property
-    def src_width(self) -> int:
-        """Real source tokens of a row, so that three of padding still fit."""
-        return self.length - 3
-
-    @property
-    def tgt_width(self) -> int:
-        """Real target tokens of a row; not the source's number, so that mix-ups show."""
-        return self.length - 4
+    def written(self) -> Side:
+        """The side whose positions the outputs stand at."""
+        return self.kind.written
 
     @property
     def device(self) -> torch.device:
         """Where the net is."""
         return next((p.device for p in self.net.parameters()), torch.device("cpu"))
 
-    def vocab_size(self, side: Side) -> int:
-        """Of the source or of the target."""
-        return self.src_vocab_size if side == "src" else self.tgt_vocab_size
+    def width(self, side: Side) -> int:
+        """Real tokens of a row, so that three of padding still fit; sides differ: mix-ups show."""
+        return self.length - (3 if side == "src" else 4)
 
     def tokens(self, side: Side) -> Int[Tensor, "n"]:
         """The ids that stand for real tokens: all but those of padding."""
-        return torch.tensor(real_tokens(self.net, self.vocab_size(side), self.pad_id))
+        return torch.tensor(real_tokens(self.net, self.vocab_sizes[side], self.pad_id))
 
     def ids(self, side: Side, rows: int, width: int) -> Int[Tensor, "{rows} {width}"]:
         """Random real tokens, within a row all different as far as the vocabulary goes."""
@@ -93,14 +100,13 @@ class Probe:
     def others(self, side: Side, ids: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """For each real token another one."""
         tokens = self.tokens(side)
-        following = torch.zeros(self.vocab_size(side), dtype=torch.int64)
+        following = torch.zeros(self.vocab_sizes[side], dtype=torch.int64)
         following[tokens] = tokens.roll(-1)
         return following.to(ids.device)[ids]
 
     def batch(self, rows: int) -> Batch:
         """Random sequences without padding."""
-        src = self.ids("src", rows, self.src_width)
-        return Batch(src, self.ids("tgt", rows, self.tgt_width))
+        return Batch({side: self.ids(side, rows, self.width(side)) for side in self.kind.sides})
 
     def pad(
         self,
@@ -133,98 +139,96 @@ class Probe:
         extra: int = 3,
     ) -> Batch:
         """`batch` with the rows of one side cut to `lengths` and padded to `extra` more columns."""
-        ids: Tensor = getattr(batch, side)
+        ids = batch.ids[side]
         columns = self.pad(side, ids, lengths, ids.size(1) + extra, where)
         told = torch.tensor(list(lengths), dtype=torch.int64, device=self.device)
-        if side == "src":
-            return replace(batch, src=columns, src_lengths=told, padding_side=where)
-        return replace(batch, tgt=columns, tgt_lengths=told, padding_side=where)
+        return Batch({**batch.ids, side: columns}, {**batch.lengths, side: told}, where)
+
+    def padding(self, batch: Batch, side: Side) -> Bool[Tensor, "B _"]:
+        """True where `side` is padding."""
+        ids = batch.ids[side]
+        if side not in batch.lengths:
+            return torch.zeros_like(ids, dtype=torch.bool)
+        columns = torch.arange(ids.size(1), device=ids.device)
+        if batch.padding_side == "left":
+            columns = columns.flip(0)
+        return columns >= batch.lengths[side][:, None]
+
+    def real(self, batch: Batch) -> Bool[Tensor, "B P"]:
+        """True for the outputs that stand at real tokens: all, where they are of whole texts."""
+        real = ~self.padding(batch, self.written)
+        return torch.ones_like(real[:, :1]) if self.kind.of_text else real
 
     def cannot_pad(self, side: Side, where: PaddingSide = "right") -> str | None:
         """Why the net cannot be shown padding there; None: it can."""
-        if f"{side}_lengths" not in self.accepts and self.pad_id is None:
-            return f"the net takes no {side}_lengths and no pad_id was given"
+        if LENGTHS[side] not in self.accepts and self.pad_id is None:
+            return f"the net takes no {LENGTHS[side]} and no pad_id was given"
         if where == "left" and not self.left_padding:
             return "the net takes no padding_side; left_padding=True holds it to left padding"
         return None
 
-    def logits(self, batch: Batch) -> Float[Tensor, "B T V"]:
-        """Without gradients."""
+    def outputs(self, batch: Batch) -> Float[Tensor, "B P V"]:
+        """Without gradients. P positions, or one where outputs are of whole texts."""
         with torch.no_grad():
-            return self.logits_with_grad(batch)
+            return self.outputs_with_grad(batch)
 
-    def logits_with_grad(self, batch: Batch) -> Float[Tensor, "B T V"]:
+    def outputs_with_grad(self, batch: Batch) -> Float[Tensor, "B P V"]:
         """With gradients, whatever the caller's mode."""
         return self.forward(self.net, batch)
 
     def forward(self, net: nn.Module, batch: Batch) -> Any:
-        """Call `net`, this one or another copy, telling it what it can be told."""
-        keywords: dict[str, Any] = {}
-        for name in ("src_lengths", "tgt_lengths"):
-            lengths = getattr(batch, name)
-            if lengths is not None and name in self.accepts:
-                keywords[name] = lengths
+        """What `net`, this one or another copy, gives, whole texts having one position."""
+        raw = self.raw(net, batch)
+        return raw.unsqueeze(1) if self.kind.of_text else raw
+
+    def raw(self, net: nn.Module, batch: Batch) -> Any:
+        """Call `net`, telling it what it can be told."""
+        keywords: dict[str, Any] = {
+            LENGTHS[side]: lengths
+            for side, lengths in batch.lengths.items()
+            if LENGTHS[side] in self.accepts
+        }
         if batch.padding_side == "left" and "padding_side" in self.accepts:
             keywords["padding_side"] = "left"
-        return self.call(net, batch.src, batch.tgt, **keywords)
+        return self.call(net, *(batch.ids[side] for side in self.kind.sides), **keywords)
 
+    def in_double(self) -> "Probe | None":
+        """With a copy of the net in fp64, to tell small effects from rounding; None: it cannot."""
+        try:
+            finer = replace(self, net=copy.deepcopy(self.net).double(), tolerance=_FINE)
+            finer.outputs(finer.batch(1))
+        except Exception:  # a net may insist on its type, a device may have no fp64 or no room
+            return None
+        return finer
 
-class Lookups(TorchFunctionMode):
-    """Sees every embedding lookup of the calls made inside it, by whatever module or function.
+    def random_loss(
+        self, outputs: Float[Tensor, "B P V"], real: Bool[Tensor, "B P"] | None = None
+    ) -> Float[Tensor, ""]:
+        """A loss that says nothing, for the ways of gradients: cross-entropy with random labels.
 
-    A zero that requires a gradient is added to each result, so that the gradient of a single
-    position is known even where the matrix is shared with the output or is frozen.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        found = _lookup(func, args, kwargs or {})
-        if found is None:
-            return out
-        ids, weight = found
-        added = torch.zeros_like(out, requires_grad=True)
-        self.seen.append((ids, weight, added))
-        return out + added
-
-    def of(self, ids: Int[Tensor, "B T"]) -> tuple[Tensor, Tensor] | None:
-        """The matrix (V, D) that `ids` were looked up in, and what was added, (B, T, D)."""
-        for seen, weight, added in self.seen:
-            if seen.shape == ids.shape and torch.equal(seen, ids):
-                return weight, added
-        return None
-
-
-def _lookup(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor] | None:
-    names: tuple[str, str]
-    if func is F.embedding:
-        names = ("input", "weight")
-    elif func is torch.embedding:
-        names = ("weight", "indices")
-    else:
-        return None
-    first, second = (
-        args[place] if place < len(args) else kwargs[name] for place, name in enumerate(names)
-    )
-    return (first, second) if func is F.embedding else (second, first)
+        Of states, which have no labels, and of a single class it is their mean product with random
+        numbers. `real`: what of the outputs counts; default: all.
+        """
+        rows, places, size = outputs.shape
+        if real is None:
+            real = torch.ones(rows, places, dtype=torch.bool, device=outputs.device)
+        if self.kind.no_loss or size == 1:  # of one class all logits have the same loss
+            noise = torch.randn(outputs.shape, generator=self.generator).to(outputs.device)
+            return (outputs.float() * noise)[real].mean()
+        if self.kind.outputs == "classes":
+            labels = torch.randint(size, (rows, places), generator=self.generator)
+        else:
+            labels = self.ids(self.written, rows, places)
+        return loss_of(outputs, labels.to(outputs.device).masked_fill(~real, IGNORED))
 
 
 def make_probe(
     net: nn.Module,
     *,
-    src_vocab_size: int | None,
-    tgt_vocab_size: int | None,
+    stacks: Stacks | None,
+    causal: bool | None,
+    outputs: Outputs | None,
+    sizes: dict[Side, int | None],
     pad_id: int | None,
     left_padding: bool | None,
     call: Call | None,
@@ -238,21 +242,22 @@ def make_probe(
     """Copy the net and learn what is not told; `UserError` where that cannot be done."""
     if length < 8:
         raise UserError(f"length {length} is too short to tell anything; give at least 8")
+    kind, known = kind_of(net, call, stacks=stacks, causal=causal, outputs=outputs, sizes=sizes)
     try:
         copied = copy.deepcopy(net).eval()
     except Exception as error:  # whatever a module's own __deepcopy__ may raise
         why = f"verify works on a copy of the net, and copying it raised {first_line(error)}"
         raise UserError(why) from error
     copied.zero_grad(set_to_none=True)
-    accepts = _keywords(copied.forward if call is None else call)
+    accepts = _keywords(copied.forward if call is None else call, kind)
     probe = Probe(
         net=copied,
+        kind=kind,
         call=_plain_call if call is None else call,
         accepts=accepts,
         pad_id=pad_id,
         left_padding="padding_side" in accepts if left_padding is None else left_padding,
-        src_vocab_size=src_vocab_size or 0,
-        tgt_vocab_size=tgt_vocab_size or 0,
+        vocab_sizes={side: sizes[side] or 0 for side in kind.sides},
         length=length,
         tolerance=_rounding(copied) if tolerance is None else tolerance,
         fresh=fresh,
@@ -261,11 +266,13 @@ def make_probe(
         generator=torch.Generator().manual_seed(seed),
     )
     _find_vocabularies(probe)
-    for size in (probe.src_vocab_size, probe.tgt_vocab_size):
+    for size in probe.vocab_sizes.values():
         if pad_id is not None and not 0 <= pad_id < size:
             raise UserError(f"pad_id {pad_id} is not an id of a vocabulary of {size}")
         if len(real_tokens(copied, size, pad_id)) < 2:
             raise UserError(f"a vocabulary of {size} has no two tokens to tell apart")
+    if not known:
+        _look_at_outputs(probe)
     return probe
 
 
@@ -275,17 +282,17 @@ def real_tokens(net: nn.Module, vocab_size: int, pad_id: int | None) -> list[int
     return [token for token in range(vocab_size) if token not in padding]
 
 
-def _plain_call(net: nn.Module, src: Tensor, tgt: Tensor, **keywords: Any) -> Any:
-    return net(src, tgt, **keywords)
+def _plain_call(net: nn.Module, *ids: Tensor, **keywords: Any) -> Any:
+    return net(*ids, **keywords)
 
 
-def _keywords(function: Callable[..., Any]) -> frozenset[str]:
+def _keywords(function: Callable[..., Any], kind: Kind) -> frozenset[str]:
     """Only what is named counts: `**kwargs` may be passed on to something that knows none."""
     try:
         named = inspect.signature(function).parameters.keys()
     except (TypeError, ValueError):  # compiled code may have none
         return frozenset()
-    return frozenset({"src_lengths", "tgt_lengths", "padding_side"} & named)
+    return frozenset({"padding_side", *(LENGTHS[side] for side in kind.sides)} & named)
 
 
 def _rounding(net: nn.Module) -> float:
@@ -296,24 +303,41 @@ def _rounding(net: nn.Module) -> float:
 
 def _find_vocabularies(probe: Probe) -> None:
     """Fill in the sizes that were not given from the matrices that ids 0 and 1 are looked up in."""
-    if probe.src_vocab_size and probe.tgt_vocab_size:
+    if all(probe.vocab_sizes.values()):
         return
-    src = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 1, 1, 0]], device=probe.device)
-    tgt = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]], device=probe.device)
+    first = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 1, 1, 0]], device=probe.device)
+    second = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]], device=probe.device)
+    ids = dict(zip(probe.kind.sides, (first, second), strict=False))
     why = "no embedding lookup of its ids was seen"
-    with Lookups() as lookups:
+    with torch.no_grad(), Lookups() as lookups:
         try:
-            probe.logits(Batch(src, tgt))
+            probe.raw(probe.net, Batch(ids))
         except Exception as error:  # any net may raise anything; sizes may be known by then
             why = f"calling it raised {first_line(error)}"
-    found = {"src": lookups.of(src), "tgt": lookups.of(tgt)}
-    for side, lookup in found.items():
-        name = f"{side}_vocab_size"
-        if getattr(probe, name):
+    for side, known in probe.vocab_sizes.items():
+        if known:
             continue
+        lookup = lookups.of(ids[side])
         if lookup is None:
+            name = SIZES[side]
             raise UserError(f"cannot tell the net's {name} ({why}); pass {name}=...")
-        setattr(probe, name, lookup[0].size(0))
+        probe.vocab_sizes[side] = lookup[0].size(0)
+
+
+def _look_at_outputs(probe: Probe) -> None:
+    """What the outputs are of, by their shape; what is neither is left to the check of it."""
+    try:
+        with torch.no_grad():
+            seen = probe.raw(probe.net, probe.batch(3))
+    except Exception:  # the first check calls it again, and reports it
+        return
+    if not isinstance(seen, Tensor):
+        return
+    if seen.dim() == 2:
+        # A classifier reads whole texts; nothing says that it looks through windows.
+        probe.kind = replace(probe.kind, outputs="classes", reach=None)
+    elif seen.dim() == 3 and probe.vocab_sizes[probe.written] not in seen.shape:
+        probe.kind = replace(probe.kind, outputs="states")
 
 
 def first_line(error: BaseException) -> str:
