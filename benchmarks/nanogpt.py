@@ -17,7 +17,9 @@ CONTEXT, WINDOWS, STEPS, WARMUP, PEAK, END = 64, 12, 2000, 100, 1e-3, 1e-4
 ESTIMATE_BATCHES = 20  # of which its own evaluation is the mean
 
 
-def losses_of_peer(text: str, seed: int, kept: Path, *, steps: int = STEPS) -> dict[str, Any]:
+def losses_of_peer(
+    text: str, seed: int, kept: Path, count: int, *, steps: int = STEPS
+) -> dict[str, Any]:
     """Held-out losses of transformers' GPT-2 after nanoGPT's loop, kept in a file once found."""
     if kept.is_file():
         found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
@@ -29,7 +31,7 @@ def losses_of_peer(text: str, seed: int, kept: Path, *, steps: int = STEPS) -> d
     net = peer(len(place))
     train(net, ids[:border], steps)
     held_out = ids[border:]
-    found = {"loss": apart(net, held_out), "estimates": estimates(net, held_out)}
+    found = {"loss": apart(net, held_out), "estimates": estimates(net, held_out, count)}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(found), encoding="utf-8")
     return found
@@ -111,7 +113,7 @@ def apart(net: nn.Module, ids: Tensor) -> float:
 
 
 @torch.no_grad()
-def estimates(net: nn.Module, ids: Tensor, count: int = 50) -> list[float]:
+def estimates(net: nn.Module, ids: Tensor, count: int) -> list[float]:
     """What its own evaluation gives, drawn `count` times."""
     net.eval()
     return [

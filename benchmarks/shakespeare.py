@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     arguments = parser.parse_args()
     settings = [f"data.train.text={arguments.data / 'input.txt'}", *QUICK * arguments.quick]
+    count = 2 if arguments.quick else 50  # estimates of each run
     rows, data, notes = [], {}, []
     for name, what in RECIPES.items():
         runs = [
@@ -40,14 +41,14 @@ def main() -> None:
             )
             for seed in range(1, arguments.seeds + 1)
         ]
-        data[name] = found = evaluated(runs)
+        data[name] = found = evaluated(runs, count)
         parameters, tokens = f"{found['parameters']:,}", f"{found['training_tokens']:,}"
         rows.append([what, parameters, tokens, *shown(found)])
         sample = (runs[0].directory / "samples.txt").read_text(encoding="utf-8").strip()[:300]
         notes.append(f"## {name}: what it writes\n\n```text\n{sample}\n```")
     if installed("transformers"):
         text = (arguments.data / "input.txt").read_text(encoding="utf-8")
-        data["peer"] = found = peer(text, arguments.runs, arguments.seeds, quick=arguments.quick)
+        data["peer"] = found = peer(text, arguments.runs, arguments.seeds, count, arguments.quick)
         rows.insert(1, ["the same in transformers' GPT-2, nanoGPT's loop", "–", "–", *shown(found)])
     header = ["runs", "parameters", "tokens trained on", "loss", "least", "most", "overlapping"]
     write_results(
@@ -79,7 +80,7 @@ def folder(runs: Path, name: str, seed: int) -> Path:
     return runs / (name if seed == 1 else f"{name}-{seed}")
 
 
-def evaluated(runs: list[Run]) -> dict[str, Any]:
+def evaluated(runs: list[Run], count: int) -> dict[str, Any]:
     """The losses of one recipe's runs, and how long they took."""
     apart, overlapping, drawn = [], [], []
     for run in runs:
@@ -90,7 +91,7 @@ def evaluated(runs: list[Run]) -> dict[str, Any]:
             found = model.window_sums(store, context=context, stride=stride)
             losses.append(float(found.nll) / found.tokens)
         torch.manual_seed(0)
-        drawn += estimates(model.net, torch.from_numpy(store.ids.astype(np.int64)))
+        drawn += estimates(model.net, torch.from_numpy(store.ids.astype(np.int64)), count)
     recipe = runs[0].recipe.training
     return {
         "losses": apart,
@@ -103,11 +104,11 @@ def evaluated(runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def peer(text: str, runs: Path, seeds: int, *, quick: bool) -> dict[str, Any]:
+def peer(text: str, runs: Path, seeds: int, count: int, quick: bool) -> dict[str, Any]:
     """The losses of transformers' GPT-2, trained as nanoGPT trains."""
     steps = {"steps": 4} if quick else {}
     found = [
-        losses_of_peer(text, seed, runs / f"shakespeare-peer-{seed}.json", **steps)
+        losses_of_peer(text, seed, runs / f"shakespeare-peer-{seed}.json", count, **steps)
         for seed in range(1, seeds + 1)
     ]
     return {
