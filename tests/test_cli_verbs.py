@@ -17,6 +17,7 @@ from commands import Commands, assert_refused, tiny, tree
 from heedful.bundle import Card, GenerationIds, open_net
 from heedful.cli.train import USE
 from heedful.config import TaskName
+from heedful.errors import UserError
 from heedful.text.tokenizer import train_tokenizer
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
@@ -178,6 +179,18 @@ def test_a_draft_changes_nothing(commands, models, draft):
     options = ("generate", models["lm"], "-p", "the cat", "--max-tokens", 12)
     plain = commands.run(*options)
     assert commands.run(*options, "--draft", models.get(draft, draft)).out == plain.out != "\n"
+
+
+@pytest.mark.parametrize("draft", ["lookup", "draft"])
+def test_with_a_draft_the_usual_length_is_what_the_net_has_left(opened, draft):
+    lm = opened["lm"]
+    assert lm.config.max_length < 64
+    given = opened.get(draft, draft)
+    (plain,), (short,) = (lm.generations(["the cat"], draft=d)[0] for d in (None, given))
+    assert plain.ids[: len(short.ids)] == short.ids
+    assert len(short.ids) + len(lm.encode(["the cat"])[0]) == lm.config.max_length
+    with pytest.raises(UserError, match="cannot outgrow the net"):
+        lm.generate(["the cat"], draft=given, max_new_tokens=64)
 
 
 @pytest.mark.parametrize("draft", [None, "lookup", "draft"])

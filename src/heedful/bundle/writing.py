@@ -319,6 +319,10 @@ class Writer(SavedModel):
         if options.num_return > 1:
             raise UserError("a draft gives one output for each prompt: leave out num_return")
         room = self.room(row, options)
+        nets = [self, *([options.draft] if isinstance(options.draft, Writer) else [])]
+        left = min(net.config.max_length for net in nets) - len(self._seen([row])[0])
+        if options.max_new_tokens is None and left > 0:  # nobody asked for more than there is
+            room = min(room, left)
         draft: Draft
         if isinstance(options.draft, Writer):
             if options.draft.config_vocab_size() != self.config_vocab_size():
