@@ -11,8 +11,8 @@ from typing import Any
 
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
-from heedful.bundle import parameter_count
 from heedful.evaluation.metrics import corpus_scores
+from heedful.inference import parameter_count
 from runs import RUNS, Run, finished_run
 
 PAIRS = 2_900

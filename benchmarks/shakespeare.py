@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from common import argument_parser, command_line, facts, installed, table, write_results
-from heedful.bundle import parameter_count
-from heedful.text.documents import open_documents
+from heedful.data.documents import open_documents
+from heedful.inference import parameter_count
 from nanogpt import ESTIMATE_BATCHES, WINDOWS, estimates, losses_of_peer
 from runs import RUNS, Run, finished_run
 

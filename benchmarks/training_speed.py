@@ -29,8 +29,8 @@ from common import (
     write_results,
 )
 from heedful.config import Training
+from heedful.data.batches import PairBatch
 from heedful.tasks.translation import pair_loss
-from heedful.text.batches import PairBatch
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.trainer import Trainer, Work
 from heedful.zoo import vaswani2017

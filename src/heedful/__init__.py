@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "load": "heedful.bundle",
-    "Translator": "heedful.bundle",
-    "LanguageModel": "heedful.bundle",
-    "MaskedLanguageModel": "heedful.bundle",
-    "Classifier": "heedful.bundle",
-    "Embedder": "heedful.bundle",
+    "load": "heedful.inference",
+    "Translator": "heedful.inference",
+    "LanguageModel": "heedful.inference",
+    "MaskedLanguageModel": "heedful.inference",
+    "Classifier": "heedful.inference",
+    "Embedder": "heedful.inference",
     "train": "heedful.run",
     "load_recipe": "heedful.config",
     "import_hf": "heedful.export.hf",
@@ -25,13 +25,13 @@ _ROOMS = (
     "parts",
     "models",
     "zoo",
-    "text",
+    "data",
     "tasks",
     "generation",
     "evaluation",
     "insight",
     "training",
-    "bundle",
+    "inference",
     "export",
 )
 
@@ -50,7 +50,10 @@ __all__ = [  # noqa: RUF022
 ]
 
 if TYPE_CHECKING:
-    from heedful.bundle import (
+    from heedful.config import load_recipe
+    from heedful.errors import UserError
+    from heedful.export.hf import export_hf, import_hf
+    from heedful.inference import (
         Classifier,
         Embedder,
         LanguageModel,
@@ -58,9 +61,6 @@ if TYPE_CHECKING:
         Translator,
         load,
     )
-    from heedful.config import load_recipe
-    from heedful.errors import UserError
-    from heedful.export.hf import export_hf, import_hf
     from heedful.run import train
 
 

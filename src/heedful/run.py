@@ -17,7 +17,11 @@ import torch
 from torch import nn
 
 import heedful
-from heedful.bundle import (
+from heedful.config import Recipe, changed_keys, load_recipe
+from heedful.data.tokenizer import IMPORTED
+from heedful.errors import UserError
+from heedful.files import remove_unfinished, write_text
+from heedful.inference import (
     SavedModel,
     choose_device,
     load,
@@ -25,12 +29,8 @@ from heedful.bundle import (
     parameter_count,
     save_description,
 )
-from heedful.config import Recipe, changed_keys, load_recipe
-from heedful.errors import UserError
-from heedful.files import remove_unfinished, write_text
 from heedful.jobs import job_of
 from heedful.jobs.job import FinalScores, Job, Say
-from heedful.text.tokenizer import IMPORTED
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Listener, Reason, RunFinished, RunStarted

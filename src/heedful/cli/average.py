@@ -23,8 +23,8 @@ def average(
 
     Example: heedful average runs/translation averaged --last 5
     """
-    from heedful.bundle import load
     from heedful.errors import UserError
+    from heedful.inference import load
     from heedful.training.averaging import average_weights
     from heedful.training.checkpoint import Checkpoints
     from heedful.zoo.saved import WEIGHTS, set_weights

@@ -32,8 +32,8 @@ def classify(
     """
     import json as json_format
 
-    from heedful.bundle import Classifier, expect, load
     from heedful.cli.lines import input_chunks, line_writer, progress_bar
+    from heedful.inference import Classifier, expect, load
 
     chunks = input_chunks(input)
     classifier = load(model, device=device)

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from heedful.bundle import Translator
+    from heedful.inference import Translator
 
 
 def demo(
@@ -27,8 +27,8 @@ def demo(
     """
     from rich.console import Console
 
-    from heedful.bundle import load
     from heedful.errors import UserError
+    from heedful.inference import load
 
     console = Console(highlight=False, soft_wrap=True)
     if not (out / "scores.json").is_file():
@@ -97,9 +97,9 @@ def _show_groups(out: Path, console: "Console") -> None:
     from rich.table import Table
 
     from heedful.config import load_recipe
+    from heedful.data.lines import read_lines
     from heedful.tasks.date_styles import LANGUAGES
     from heedful.tasks.dates import HELD_OUT_GROUPS, generate
-    from heedful.text.lines import read_lines
 
     sizes = load_recipe(out).data.generated
     examples = generate(sizes.num_test, seed=sizes.seed, split="test")

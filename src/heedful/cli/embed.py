@@ -29,9 +29,9 @@ def embed(
     """
     import json
 
-    from heedful.bundle import load
     from heedful.cli.lines import input_chunks, line_writer, progress_bar
     from heedful.errors import UserError
+    from heedful.inference import load
 
     as_array = output is not None and output.suffix == ".npy"
     if output is not None and output.suffix not in (".npy", ".jsonl"):

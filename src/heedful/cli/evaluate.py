@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from heedful.bundle import Classifier, LanguageModel, Translator
+    from heedful.inference import Classifier, LanguageModel, Translator
 
 
 def evaluate(
@@ -53,9 +53,9 @@ def evaluate(
 
     Example: heedful evaluate runs/translation --src test.en --ref test.de --json
     """
-    from heedful.bundle import Classifier, LanguageModel, Translator, expect, load
     from heedful.cli.lines import read_parallel, read_whole
     from heedful.errors import UserError
+    from heedful.inference import Classifier, LanguageModel, Translator, expect, load
 
     given = [src is not None or ref is not None, text is not None, labelled is not None]
     if sum(given) != 1 or (src is None) != (ref is None):
@@ -90,10 +90,10 @@ def _of_pairs(
     output: Path | None,
     truncate: bool,
 ) -> dict[str, Any]:
-    from heedful.bundle import TooLong
     from heedful.cli.lines import progress_bar
     from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores
     from heedful.files import write_text
+    from heedful.inference import TooLong
 
     too_long: TooLong = "truncate" if truncate else "error"
     with progress_bar("translating", len(sources)) as progress:
@@ -131,9 +131,9 @@ def _of_labels(
     model: "Classifier", path: Path, fields: dict[str, str | None], output: Path | None
 ) -> dict[str, Any]:
     from heedful.cli.lines import progress_bar
+    from heedful.data.labelled import read_labelled
     from heedful.files import write_text
     from heedful.tasks.classification import accuracy, confusion, macro_f1
-    from heedful.text.labelled import read_labelled
 
     # Columns of a file without a header are numbered.
     named: dict[str, Any] = {

@@ -25,8 +25,8 @@ def export(
 
     Example: heedful export runs/novel --to hf novel-hf
     """
-    from heedful.bundle import load
     from heedful.export.hf import export_hf
+    from heedful.inference import load
 
     assert to is Format.hf
     opened = load(model, device="cpu")

@@ -34,9 +34,9 @@ def fill(
     """
     import json as json_format
 
-    from heedful.bundle import MaskedLanguageModel, expect, load
     from heedful.cli.lines import input_chunks, line_writer
     from heedful.errors import UserError
+    from heedful.inference import MaskedLanguageModel, expect, load
 
     if text and input is not None:
         raise UserError("give --text or --input, not both")

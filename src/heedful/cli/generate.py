@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from heedful.bundle import GenerationOptions, Writer
+    from heedful.inference import GenerationOptions, Writer
 
 
 def generate(
@@ -90,8 +90,8 @@ def generate(
 
     Example: heedful generate runs/novel --prompt 'It was' --temperature 0.8 --top-p 0.95
     """
-    from heedful.bundle import GenerationOptions, LanguageModel, Translator, expect, load
     from heedful.errors import UserError
+    from heedful.inference import GenerationOptions, LanguageModel, Translator, expect, load
 
     if prompt and input is not None:
         raise UserError("give --prompt or --input, not both")

@@ -38,8 +38,8 @@ def hf(
 
     Example: heedful import hf downloads/gpt2 gpt2
     """
-    from heedful.bundle import parameter_count
     from heedful.export.hf import import_hf
+    from heedful.inference import parameter_count
 
     model = import_hf(
         directory,

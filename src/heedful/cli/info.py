@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from heedful.bundle import SavedModel
+    from heedful.inference import SavedModel
 
 
 def info(
@@ -29,7 +29,7 @@ def _installation() -> dict[str, str]:
     import torch
 
     import heedful
-    from heedful.bundle import choose_device
+    from heedful.inference import choose_device
 
     return {
         "heedful": heedful.__version__,
@@ -44,7 +44,7 @@ def _installation() -> dict[str, str]:
 def _model(path: Path) -> dict[str, str]:
     from dataclasses import asdict
 
-    from heedful.bundle import load, parameter_count
+    from heedful.inference import load, parameter_count
 
     model = load(path, device="cpu")
     card = model.card
@@ -72,7 +72,7 @@ def _model(path: Path) -> dict[str, str]:
 
 def _text(model: "SavedModel") -> dict[str, str]:
     """What goes in and what comes out."""
-    from heedful.bundle import Classifier, Translator
+    from heedful.inference import Classifier, Translator
 
     card, rows = model.card, {}
     if isinstance(model, Translator):

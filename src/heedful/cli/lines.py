@@ -29,7 +29,7 @@ def input_chunks(path: Path | None) -> Iterator[list[str]]:
 
 def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
     """The lines of two files that belong together; raises UserError where they differ in number."""
-    from heedful.text.lines import read_lines
+    from heedful.data.lines import read_lines
 
     a, b = list(read_lines(first)), list(read_lines(second))
     if len(a) != len(b):
@@ -100,7 +100,7 @@ def _show(line: str, end: str = "\n") -> None:
 
 
 def _file_chunks(path: Path) -> Iterator[list[str]]:
-    from heedful.text.lines import read_lines
+    from heedful.data.lines import read_lines
 
     lines = read_lines(path)
     while chunk := list(islice(lines, CHUNK)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from heedful.bundle import TextScore
+    from heedful.inference import TextScore
 
 
 def score(
@@ -37,9 +37,9 @@ def score(
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
     """
-    from heedful.bundle import LanguageModel, Translator, expect, load
     from heedful.cli.lines import input_chunks, line_writer, read_parallel
     from heedful.errors import UserError
+    from heedful.inference import LanguageModel, Translator, expect, load
 
     if (src is None) != (tgt is None) or (src is not None and input is not None):
         raise UserError("give --src and --tgt for a translator, or --input for a language model")

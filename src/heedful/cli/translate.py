@@ -44,8 +44,8 @@ def translate(
 
     Example: echo 'Hello.' | heedful translate runs/translation
     """
-    from heedful.bundle import load
     from heedful.cli.lines import input_chunks, line_writer, progress_bar
+    from heedful.inference import load
 
     chunks = input_chunks(input)  # a missing file is told before a model is loaded
     translator = load(model, device=device)

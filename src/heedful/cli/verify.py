@@ -52,7 +52,7 @@ def verify(
             )
         )
     else:
-        from heedful.bundle import load
+        from heedful.inference import load
 
         found = load(model)
         net, length = found.net, min(_LONGEST, found.config.max_length)

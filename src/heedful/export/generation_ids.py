@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from heedful.bundle import GenerationIds, LanguageModel, Translator, Writer
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.hf_directory import CONFIG, GENERATION_CONFIG, HfDirectory
-from heedful.text.tokenizer import Tokenizer
+from heedful.inference import GenerationIds, LanguageModel, Translator, Writer
 
 # The ids that transformers' own class of a model type stands for where no file says any.
 _CLASS_IDS: dict[str, dict[str, int]] = {

@@ -4,20 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from heedful.bundle import (
-    AnyModel,
-    Card,
-    Classifier,
-    Embedder,
-    LanguageModel,
-    MaskedLanguageModel,
-    SavedModel,
-    Translator,
-    Writer,
-    kind_of,
-    open_net,
-)
-from heedful.bundle.model import CONFIG, SIDES
+from heedful.data.foreign import read_tokenizer, write_tokenizer
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.generation_ids import (
     decoder_ids,
@@ -33,8 +21,20 @@ from heedful.export.hf_directory import (
 )
 from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.files import read_json, write_directory, write_json
-from heedful.text.foreign import read_tokenizer, write_tokenizer
-from heedful.text.tokenizer import Tokenizer
+from heedful.inference import (
+    AnyModel,
+    Card,
+    Classifier,
+    Embedder,
+    LanguageModel,
+    MaskedLanguageModel,
+    SavedModel,
+    Translator,
+    Writer,
+    kind_of,
+    open_net,
+)
+from heedful.inference.model import CONFIG, SIDES
 from heedful.zoo.saved import WEIGHTS
 
 Say = Callable[[str], None]

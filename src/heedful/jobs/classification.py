@@ -11,12 +11,21 @@ from jaxtyping import Int64
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from heedful.bundle import Card, SavedModel
-from heedful.bundle.language_model import total
 from heedful.config import Files, Recipe
+from heedful.data.labelled import (
+    Labelled,
+    LabelledStore,
+    encode_labelled,
+    open_labelled,
+    read_labelled,
+)
+from heedful.data.sequences import LabelledBatch, collate_labelled
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
+from heedful.inference import Card, SavedModel
+from heedful.inference.language_model import total
 from heedful.jobs.encoders import (
     check_encoder_recipe,
     encoder_sizes,
@@ -46,15 +55,6 @@ from heedful.tasks.classification import (
     text_states,
 )
 from heedful.tasks.distillation import distilled_labels
-from heedful.text.labelled import (
-    Labelled,
-    LabelledStore,
-    encode_labelled,
-    open_labelled,
-    read_labelled,
-)
-from heedful.text.sequences import LabelledBatch, collate_labelled
-from heedful.text.tokenizer import Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

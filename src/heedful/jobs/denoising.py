@@ -15,11 +15,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from heedful.bundle import Card, GenerationIds, Limits
 from heedful.config import Recipe
+from heedful.data.batches import PairBatch, collate, plan_epoch
+from heedful.data.pair_store import PairStore
+from heedful.data.store import pack_ids
+from heedful.data.tokenizer import Template, Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
+from heedful.inference import Card, GenerationIds, Limits
 from heedful.jobs.encoders import check_encoder_recipe
 from heedful.jobs.job import FinalScores, Job, Say, make_tokenizer
 from heedful.jobs.masked_lm import MASK
@@ -30,10 +34,6 @@ from heedful.tasks.masking import example_rng
 from heedful.tasks.noise import Noise, NoiseTokens, T5Noise, read_noise
 from heedful.tasks.noise_t5 import span_counts
 from heedful.tasks.translation import pair_loss
-from heedful.text.batches import PairBatch, collate, plan_epoch
-from heedful.text.pair_store import PairStore
-from heedful.text.store import pack_ids
-from heedful.text.tokenizer import Template, Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

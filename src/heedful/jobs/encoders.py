@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.config import Recipe
+from heedful.data.sequences import plan_sequences
 from heedful.errors import UserError
 from heedful.jobs.sources import kept_sizes
 from heedful.jobs.texts import check_sources
-from heedful.text.sequences import plan_sequences
 from heedful.zoo import architecture
 
 METRICS = ("loss", "accuracy", "token_accuracy")

@@ -8,25 +8,25 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from heedful.bundle import Card, GenerationIds, SavedModel
 from heedful.config import Recipe
+from heedful.data.documents import (
+    TokenCounts,
+    encode_documents,
+    open_documents,
+)
+from heedful.data.packing import PackedBatch, load_windows, packed_plan
+from heedful.data.store import IdStore
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
+from heedful.inference import Card, GenerationIds, SavedModel
 from heedful.jobs.job import FinalScores, Job, Say, make_tokenizer, objective
 from heedful.jobs.sources import check_distillation, kept_sizes, ready_teacher
 from heedful.jobs.texts import SPLITS, check_sources, read_splits
 from heedful.parts.losses import LossSum
 from heedful.tasks.distillation import distilled_windows
 from heedful.tasks.language_modelling import window_loss
-from heedful.text.documents import (
-    TokenCounts,
-    encode_documents,
-    open_documents,
-)
-from heedful.text.packing import PackedBatch, load_windows, packed_plan
-from heedful.text.store import IdStore
-from heedful.text.tokenizer import Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

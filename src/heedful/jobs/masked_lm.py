@@ -11,11 +11,14 @@ from jaxtyping import Int64
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from heedful.bundle import Card, SavedModel
-from heedful.bundle.language_model import total
 from heedful.config import Recipe
+from heedful.data.sequences import pack_sentences
+from heedful.data.store import IdStore
+from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json
+from heedful.inference import Card, SavedModel
+from heedful.inference.language_model import total
 from heedful.jobs.encoders import (
     check_encoder_recipe,
     encoder_sizes,
@@ -29,9 +32,6 @@ from heedful.parts.losses import LossSum
 from heedful.tasks.distillation import distilled_masked
 from heedful.tasks.masked_lm import MaskedBatch, fill_in, mask_id_of, masked_batch, masked_loss
 from heedful.tasks.masking import Masking
-from heedful.text.sequences import pack_sentences
-from heedful.text.store import IdStore
-from heedful.text.tokenizer import Tokenizer
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

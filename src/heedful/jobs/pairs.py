@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heedful.config import Files, Recipe, TokenizerRecipe
+from heedful.data.corpus import CorpusReport, Pair, PairSource, read_pairs
+from heedful.data.pair_store import PairStore, encode_pairs, open_pairs
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import read_json, write_text
 from heedful.jobs.job import DONE, Say, held_out, make_tokenizer, read_texts
 from heedful.tasks import dates, synthetic
-from heedful.text.corpus import CorpusReport, Pair, PairSource, read_pairs
-from heedful.text.pair_store import PairStore, encode_pairs, open_pairs
-from heedful.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from heedful.bundle import SavedModel
-from heedful.bundle.model import CONFIG
-from heedful.bundle.opening import expect
 from heedful.config import Recipe
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import read_json
+from heedful.inference import SavedModel
+from heedful.inference.model import CONFIG
+from heedful.inference.opening import expect
 from heedful.jobs.job import Say
 from heedful.tasks.distillation import copy_layers
-from heedful.text.tokenizer import Tokenizer
 from heedful.zoo import architecture
 
 _VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from heedful.bundle import Translator
+from heedful.data.pair_store import PairStore, open_pairs
+from heedful.data.store import write_ids
 from heedful.errors import UserError
 from heedful.files import read_json
+from heedful.inference import Translator
 from heedful.jobs.job import DONE, Say, write_json_after
-from heedful.text.pair_store import PairStore, open_pairs
-from heedful.text.store import write_ids
 
 _REPORTS = 10  # how often progress is said
 

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.config import Files, Recipe
+from heedful.data.documents import TextReport, read_documents, split_tail
+from heedful.data.labelled import read_labelled
+from heedful.data.sequences import encode_sequences
+from heedful.data.store import IdStore, open_ids
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.jobs.job import Say, listed
-from heedful.text.documents import TextReport, read_documents, split_tail
-from heedful.text.labelled import read_labelled
-from heedful.text.sequences import encode_sequences
-from heedful.text.store import IdStore, open_ids
-from heedful.text.tokenizer import Tokenizer
 
 SPLITS = ("train", "valid", "test")
 _SOURCES = ("src", "tgt", "file", "text")

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from heedful.bundle import Card, Limits, SavedModel, Translator
 from heedful.config import Recipe
+from heedful.data.batches import PairBatch, plan_epoch
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, perplexity
 from heedful.files import write_json, write_text
+from heedful.inference import Card, Limits, SavedModel, Translator
 from heedful.jobs.job import FinalScores, Job, Say
 from heedful.jobs.pairs import open_prepared, prepare
 from heedful.jobs.sources import check_distillation, pair_sizes, ready_teacher
@@ -17,7 +18,6 @@ from heedful.jobs.taught import taught_pairs
 from heedful.parts.losses import LossSum
 from heedful.tasks.distillation import distilled_pairs
 from heedful.tasks.translation import pair_loss
-from heedful.text.batches import PairBatch, plan_epoch
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

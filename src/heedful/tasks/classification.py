@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from heedful.data.sequences import LabelledBatch
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy
 from heedful.tasks.masking import example_rng
-from heedful.text.sequences import LabelledBatch
-from heedful.text.tokenizer import Tokenizer
 
 
 def hide_words(

@@ -16,6 +16,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from heedful.config import Distillation
+from heedful.data.batches import PairBatch
+from heedful.data.packing import PackedBatch
+from heedful.data.sequences import LabelledBatch
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
@@ -24,9 +27,6 @@ from heedful.parts.losses import LossSum, cross_entropy
 from heedful.parts.masks import padding_mask
 from heedful.tasks.classification import text_states
 from heedful.tasks.masked_lm import MaskedBatch, token_states
-from heedful.text.batches import PairBatch
-from heedful.text.packing import PackedBatch
-from heedful.text.sequences import LabelledBatch
 from heedful.zoo.saved import weights_of
 
 # Logits of each of the two models that are formed at once; both are read several times.

@@ -1,8 +1,8 @@
 """Learning to go on with a text: the loss of a batch of windows."""
 
+from heedful.data.packing import PackedBatch
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.losses import LossSum, linear_cross_entropy
-from heedful.text.packing import PackedBatch
 
 
 def window_loss(

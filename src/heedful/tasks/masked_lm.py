@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor
 
+from heedful.data.sequences import collate_sequences
+from heedful.data.store import IdStore
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import MaskedTokenHead
 from heedful.parts.losses import LossSum, linear_cross_entropy
 from heedful.tasks.masking import Masking, example_rng, mask_ids
-from heedful.text.sequences import collate_sequences
-from heedful.text.store import IdStore
-from heedful.text.tokenizer import Tokenizer
 
 
 @dataclass

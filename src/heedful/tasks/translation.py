@@ -1,9 +1,9 @@
 """Learning to turn one text into another: the loss of a batch of pairs."""
 
+from heedful.data.batches import PairBatch
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.losses import LossSum, linear_cross_entropy
 from heedful.parts.masks import padding_mask
-from heedful.text.batches import PairBatch
 
 
 def pair_loss(

@@ -1,0 +1,404 @@
+"""Tokenizers: text to ids and back, of seven kinds trained here or imported, each one JSON file."""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as Backend
+
+from heedful.data.pieces import Pieces
+from heedful.data.tokenizer_training import (
+    KINDS,
+    SPECIALS,
+    Normalization,
+    Plan,
+    train_backend,
+)
+from heedful.errors import UserError
+from heedful.files import replacing
+
+__all__ = [
+    "IMPORTED",
+    "KINDS",
+    "SPECIALS",
+    "Normalization",
+    "Specials",
+    "Template",
+    "Tokenizer",
+    "train_tokenizer",
+]
+
+IMPORTED = "imported"  # the kind of a tokenizer that was not trained here
+
+_FORMAT = "heedful-tokenizer-2"
+_FORMATS = ("heedful-tokenizer-1", _FORMAT)  # the first had neither specials nor a template
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The ids with a meaning of their own; `None` where a tokenizer lacks one.
+
+    `sentinel_ids` stand for cut-out spans, first to last (T5's `<extra_id_0>` and on). `cls_id` and
+    `sep_id` are what BERT opens and divides its input with.
+    """
+
+    pad_id: int | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unk_id: int | None = None
+    mask_id: int | None = None
+    sentinel_ids: tuple[int, ...] = ()
+    cls_id: int | None = None
+    sep_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a model expects around one text, and between the two of a pair.
+
+    `pair_middle_ids` is `None` where the form of a pair does not begin and end as that of one text.
+    """
+
+    prefix_ids: tuple[int, ...] = ()
+    suffix_ids: tuple[int, ...] = ()
+    pair_middle_ids: tuple[int, ...] | None = ()
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    kind: str = "bpe",
+    vocab_size: int | None = None,
+    lowercase: bool = False,
+    normalization: Normalization | None = None,
+    min_frequency: int = 1,
+    extra_specials: Sequence[str] = (),
+    template: Literal["none", "bos", "eos", "both"] = "none",
+    keep_whitespace: bool = False,
+) -> "Tokenizer":
+    """Learn a tokenizer from raw text. The same text always gives the same tokenizer.
+
+    Kinds: `bpe` (Sennrich et al. 2016), `unigram` (Kudo 2018), `wordpiece` (Schuster and Nakajima
+    2012, pieces chosen by pair counts as in BERT's), `byte_bpe` (Radford et al. 2019, over UTF-8
+    bytes), `word` (between spaces), `char` (code points), `byte` (the 256 bytes, nothing learnt).
+
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`, then the extra ones; no text is ever encoded to
+    any of them but `<unk>`. Every character of the training text is kept, whatever its frequency,
+    by all kinds but a capped `char`. Text is normalised before anything else. For all kinds but the
+    two of bytes a run of whitespace becomes one space, and none is left at the ends; U+2581, which
+    stands for the space inside pieces, counts as whitespace.
+
+    Args:
+        texts: lines of text; join both sides of a corpus here for one shared vocabulary.
+        vocab_size: how many ids, specials counted. Needed for the subword kinds, where it is met
+            exactly; for `word` and `char` a cap, `None` for no cap; not for `byte`.
+        lowercase: in the normaliser, so decoding cannot bring capitals back.
+        normalization: Unicode normal form; `None` stands for "nfkc", and for "none" with the kinds
+            of bytes, which then give every string back as it was.
+        min_frequency: pairs (`bpe`, `byte_bpe`, `wordpiece`) or entries (`word`, `char`) seen less
+            often than this are not learnt.
+        extra_specials: names for the ids from 4 on, such as "<sep>". "<mask>" becomes
+            `specials.mask_id`, and "<extra_0>", "<extra_1>" … in their order `sentinel_ids`.
+        template: which of `<s>` and `</s>` `wrap` puts around a text; "both" is BERT's form.
+        keep_whitespace: keep every newline and run of spaces, so that decoding gives them back
+            (U+2581 as a space, but for `char`); then no space is put before a text either. The
+            kinds of bytes always do, `word` never can.
+
+    Raises:
+        UserError: an unknown kind or normalisation; a vocabulary larger than the text gives, or
+            too small for its characters; no text; a setting that the kind cannot use.
+    """
+    plan = Plan(
+        kind,
+        vocab_size,
+        lowercase,
+        normalization,
+        min_frequency,
+        tuple(extra_specials),
+        keep_whitespace,
+    )
+    if template not in ("none", "bos", "eos", "both"):
+        raise UserError(f"unknown template {template!r}; choose none, bos, eos or both")
+    backend = train_backend(list(texts), plan)
+    special_ids = frozenset(range(len(plan.specials)))
+    both = template == "both"
+    return Tokenizer(
+        backend,
+        kind,
+        specials=_own_specials(plan.specials, classifies=both),
+        special_ids=special_ids,
+        template=_own_template(template),
+    )
+
+
+class Tokenizer:
+    """Text to ids and back. Made by `train_tokenizer`, `read_tokenizer` or `Tokenizer.load`.
+
+    For those trained here `decode(encode(text)) == normalize(text)` for every text whose characters
+    (for kind `word`: words) are known, which those of the training text are.
+
+    Args:
+        special_ids: those that decoding leaves out.
+        piece_ids: ids by piece where they are not the backend's own (Marian's); a piece that it
+            lacks is unknown.
+        files: files of the directory that it was imported from, kept because only they say to
+            `transformers` what this tokenizer does.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        kind: str,
+        *,
+        specials: Specials,
+        special_ids: frozenset[int],
+        template: Template,
+        piece_ids: Mapping[str, int] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self._backend = backend
+        self.kind = kind
+        self.specials = specials
+        self.special_ids = special_ids
+        self.template = template
+        self._piece_ids = piece_ids
+        self._pieces = None if piece_ids is None else {i: piece for piece, i in piece_ids.items()}
+        self.files = dict(files or {})
+        self._spelling = Pieces(backend)
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills a batch up; 0 where there is none, since lengths tell the padding."""
+        return self.specials.pad_id or 0
+
+    @property
+    def bos_id(self) -> int:
+        """The start mark. Raises UserError where there is none."""
+        return self._needed(self.specials.bos_id, "start (bos)")
+
+    @property
+    def eos_id(self) -> int:
+        """The end mark. Raises UserError where there is none."""
+        return self._needed(self.specials.eos_id, "end (eos)")
+
+    @property
+    def unk_id(self) -> int:
+        """What stands for anything unknown; -1, which no text gives, where nothing is unknown."""
+        return -1 if self.specials.unk_id is None else self.specials.unk_id
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What the model expects before a text."""
+        return self.template.prefix_ids
+
+    @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """What the model expects after a text."""
+        return self.template.suffix_ids
+
+    @property
+    def pair_middle_ids(self) -> tuple[int, ...] | None:
+        """What the model expects between the two texts of a pair."""
+        return self.template.pair_middle_ids
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id: how many rows an embedding needs, specials counted."""
+        vocab = self._backend.get_vocab() if self._piece_ids is None else self._piece_ids
+        return max(vocab.values()) + 1
+
+    def normalize(self, text: str) -> str:
+        """The text as the model gets to see it: what decoding can give back at best."""
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without what the template adds. Empty text gives no ids."""
+        return self._ids(self._backend.encode(text, add_special_tokens=False))
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """`encode` for each text, on all cores."""
+        if self._piece_ids is None:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        else:  # the fast way leaves the pieces out
+            encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+        return [self._ids(encoding) for encoding in encodings]
+
+    def wrap(self, ids: Sequence[int], pair: Sequence[int] | None = None) -> list[int]:
+        """The ids of a text, or of a pair of texts, with what the model expects around them.
+
+        Raises UserError where the tokenizer has no form for a pair.
+        """
+        if pair is None:
+            return [*self.prefix_ids, *ids, *self.suffix_ids]
+        if self.pair_middle_ids is None:
+            raise UserError("this tokenizer has no form for a pair of texts; give them one by one")
+        return [*self.prefix_ids, *ids, *self.pair_middle_ids, *pair, *self.suffix_ids]
+
+    def frame(self, ids: Sequence[int]) -> list[int]:
+        """A text of a pair as it is read and learnt: what `wrap` gives, and at its end EOS."""
+        whole = self.wrap(ids)
+        return whole if whole[-1:] == [self.eos_id] else [*whole, self.eos_id]
+
+    def decode(self, ids: Sequence[int], *, keep_specials: bool = False) -> str:
+        """The text of some ids; the specials are left out, or written by their names.
+
+        For the kinds of bytes, bytes that are not UTF-8 become U+FFFD.
+        """
+        return self.decode_batch([ids], keep_specials=keep_specials)[0]
+
+    def decode_batch(
+        self, batch: Sequence[Sequence[int]], *, keep_specials: bool = False
+    ) -> list[str]:
+        """`decode` for each sequence of ids."""
+        left_out = frozenset() if keep_specials else self.special_ids
+        kept = [[i for i in ids if i not in left_out] for ids in batch]
+        if self._pieces is None:
+            return list(self._backend.decode_batch(kept, skip_special_tokens=False))
+        decoder = self._backend.decoder
+        return [str(decoder.decode([self._piece(i) for i in ids])) for ids in kept]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The piece of each id, for display.
+
+        U+2581 marks a space that belongs to a piece, and specials have their names. For the kinds
+        of bytes a piece that is not whole characters is shown as bytes, such as `<E4><BB>`.
+        """
+        return [
+            self._piece(i) if i in self.special_ids else self._spelling.shown(self._piece(i))
+            for i in ids
+        ]
+
+    def word_starts(self, ids: Sequence[int]) -> list[bool]:
+        """Which tokens begin a word, so that whole words can be masked.
+
+        A word reaches to the next space, which belongs to the word after it; with pieces that say
+        whether they continue or end a word (WordPiece, GPT-1's) it is the word of the vocabulary,
+        where punctuation stands alone. A special is a word of its own.
+        """
+        return self._spelling.word_starts(
+            [None if i in self.special_ids else self._piece(i) for i in ids]
+        )
+
+    def save(self, path: Path) -> None:
+        """Write one JSON file: all that is ours, and under "tokenizer" the library's own form.
+
+        Wrapped, because that library refuses a file with keys that it does not know.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with replacing(path) as file:
+            file.write(json.dumps(self.content(), ensure_ascii=False, indent=1).encode())
+
+    def content(self) -> dict[str, Any]:
+        """What `save` writes, as JSON; equal for tokenizers that do the same."""
+        content = {
+            "format": _FORMAT,
+            "kind": self.kind,
+            "specials": asdict(self.specials),
+            "special_ids": sorted(self.special_ids),
+            "template": asdict(self.template),
+            "tokenizer": json.loads(self._backend.to_str()),
+        }
+        if self._piece_ids is not None:
+            content["piece_ids"] = dict(self._piece_ids)
+        if self.files:
+            encoded = {name: base64.b64encode(data).decode() for name, data in self.files.items()}
+            content["files"] = encoded
+        return content
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read what `save` wrote, or a release before this one.
+
+        Raises:
+            UserError: the file is missing, cut short, or not one of ours.
+        """
+        try:
+            content = json.loads(path.read_bytes())
+        except OSError as error:
+            raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+        except ValueError as error:  # both broken UTF-8 and broken JSON
+            raise UserError(f"{path} is not a tokenizer file, or is cut short: {error}") from error
+        if not isinstance(content, dict) or content.get("format") not in _FORMATS:
+            raise UserError(f"{path} is not a tokenizer written by heedful ({_FORMAT})")
+        try:
+            tokenizer = _from_content(content)
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{path} is damaged: {error!r}; save the tokenizer again") from error
+        names = [tokenizer._backend.id_to_token(i) for i in range(len(SPECIALS))]
+        ours = tokenizer.kind in KINDS and names == list(SPECIALS)
+        if not ours and tokenizer.kind != IMPORTED:
+            raise UserError(f"{path} is damaged: its kind or its specials are not ours")
+        return tokenizer
+
+    def _ids(self, encoding: Any) -> list[int]:
+        if self._piece_ids is None:
+            return list(encoding.ids)
+        return [self._piece_ids.get(piece, self.unk_id) for piece in encoding.tokens]
+
+    def _piece(self, i: int) -> str:
+        """The piece of an id; models may have more ids than their tokenizer (T5's 28 spare)."""
+        found = self._backend.id_to_token(i) if self._pieces is None else self._pieces.get(i)
+        return f"<id {i}>" if found is None else str(found)
+
+    def _needed(self, special_id: int | None, what: str) -> int:
+        if special_id is None:
+            raise UserError(
+                f"this {self.kind} tokenizer has no {what} mark; use one that has, or its template"
+            )
+        return special_id
+
+
+def _own_specials(names: Sequence[str], *, classifies: bool = False) -> Specials:
+    sentinels = [name for name in names if re.fullmatch(r"<extra_\d+>", name)]
+    pad, bos, eos, unk = range(len(SPECIALS))
+    return Specials(
+        pad,
+        bos,
+        eos,
+        unk,
+        mask_id=names.index("<mask>") if "<mask>" in names else None,
+        sentinel_ids=tuple(
+            names.index(name) for name in sorted(sentinels, key=lambda name: int(name[7:-1]))
+        ),
+        cls_id=bos if classifies else None,
+        sep_id=eos if classifies else None,
+    )
+
+
+def _own_template(name: str) -> Template:
+    prefix = (1,) if name in ("bos", "both") else ()
+    suffix = (2,) if name in ("eos", "both") else ()
+    return Template(prefix, suffix, suffix or prefix)
+
+
+def _from_content(content: dict[str, Any]) -> Tokenizer:
+    backend = Backend.from_str(json.dumps(content["tokenizer"]))
+    if content["format"] != _FORMAT:
+        specials, template = _own_specials(SPECIALS), Template()
+        special_ids = frozenset(range(len(SPECIALS)))
+    else:
+        specials = Specials(**{name: _frozen(value) for name, value in content["specials"].items()})
+        template = Template(**{name: _frozen(value) for name, value in content["template"].items()})
+        special_ids = frozenset(content["special_ids"])
+    files = {name: base64.b64decode(text) for name, text in content.get("files", {}).items()}
+    return Tokenizer(
+        backend,
+        content["kind"],
+        specials=specials,
+        special_ids=special_ids,
+        template=template,
+        piece_ids=content.get("piece_ids"),
+        files=files,
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,218 @@
+"""Encoders opened for use: filling in masked words, naming a text's class, embedding texts."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.data.labelled import cut_pair
+from heedful.errors import UserError
+from heedful.inference.model import SavedModel, Texts, TooLong, by_length
+
+MASK_NAMES = ("<mask>", "[MASK]")
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One candidate for a masked place: the token, how likely it is, and the text with it."""
+
+    token: str
+    probability: float
+    text: str
+    id: int
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A text's likeliest class, and how likely each one is."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Encoder(SavedModel):
+    """A net of one stack in which every token sees all others; its states embed texts.
+
+    Attributes:
+        net: the bare module, `net(ids, lengths)`.
+    """
+
+    kind = "encoder"
+
+    def encode_pairs(
+        self, texts: Texts, others: Sequence[str] | None, too_long: TooLong
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """Ids of each text (and the one that goes with it), and which of the two each is of.
+
+        A pair that is too long is cut as in training: the longer of the two gives way.
+        """
+        if others is None:
+            return self.encode(texts, too_long=too_long), None
+        if len(others) != len(texts):
+            raise UserError(f"{len(texts)} texts but {len(others)} to go with them")
+        tokenizer, longest = self.tokenizer, self.config.max_length
+        rows, types = [], []
+        for text, other in zip(texts, others, strict=True):
+            if not isinstance(text, str):
+                raise UserError("pairs are given as text, not as ids")
+            first, second = tokenizer.encode(text), tokenizer.encode(other)
+            row = tokenizer.wrap(first, second)
+            if len(row) > longest and too_long == "truncate":
+                num_marks = len(row) - len(first) - len(second)
+                first, second = cut_pair(first, second, longest - num_marks)
+                row = tokenizer.wrap(first, second)
+                self.num_truncated += 1
+            rows.append(row)
+            border = len(tokenizer.prefix_ids) + len(first) + len(tokenizer.pair_middle_ids or ())
+            # BERT counts the mark between the texts to the first, and RoBERTa has no types.
+            types.append([0] * border + [1] * (len(rows[-1]) - border))
+        self.check_lengths(rows, "pair", "error")
+        return rows, types
+
+
+class MaskedLanguageModel(Encoder):
+    """Says which word belongs where one is masked."""
+
+    kind = "masked language model"
+
+    @property
+    def mask_token(self) -> str:
+        """What stands for a masked word in a text."""
+        return self.tokenizer.tokens([self._mask_id()])[0]
+
+    def fill(self, text: str, *, top_k: int = 5) -> list[list[Filling]]:
+        """The `top_k` likeliest tokens for each masked place, in the text's order.
+
+        Masks are written `<mask>` or `[MASK]`. Each place is filled with the others still masked.
+
+        Raises:
+            UserError: no mask in the text; a text that is longer than the net allows.
+        """
+        if top_k < 1:
+            raise UserError(f"top_k must be at least 1, not {top_k}")
+        ids = self._masked_ids(text)
+        mask_id = self._mask_id()
+        places = [place for place, token in enumerate(ids) if token == mask_id]
+        if not places:
+            raise UserError(f"the text holds no {self.mask_token}: say which word is to be filled")
+        self.check_lengths([ids], "text", "error")
+        self.net.eval()
+        with torch.inference_mode():
+            batch, lengths = self.batch([ids])
+            logits: Tensor = self.net(batch, lengths)[0].float()
+            logits[:, sorted(self.tokenizer.special_ids)] = -math.inf
+            found = logits[places].softmax(-1).topk(min(top_k, logits.size(-1)))
+        fillings = []
+        for place, chances, tokens in zip(
+            places, found.values.tolist(), found.indices.tolist(), strict=True
+        ):
+            row = []
+            for chance, token in zip(chances, tokens, strict=True):
+                filled = [*ids[:place], token, *ids[place + 1 :]]
+                row.append(
+                    Filling(
+                        self.tokenizer.decode([token]).strip(), chance, self._shown(filled), token
+                    )
+                )
+            fillings.append(row)
+        return fillings
+
+    def _masked_ids(self, text: str) -> list[int]:
+        """Ids of a text with masks; the pieces between masks are encoded on their own."""
+        for name in (*MASK_NAMES, self.mask_token):
+            text = text.replace(name, "\0")
+        ids: list[int] = []
+        for number, piece in enumerate(text.split("\0")):
+            ids += [self._mask_id()] if number else []
+            ids += self.tokenizer.encode(piece) if piece.strip() else []
+        return self.tokenizer.wrap(ids)
+
+    def _shown(self, ids: list[int]) -> str:
+        """The text of some ids, with what is still masked."""
+        mask_id, pieces = self._mask_id(), []
+        start = 0
+        for place in [*(p for p, token in enumerate(ids) if token == mask_id), len(ids)]:
+            pieces.append(self.tokenizer.decode(ids[start:place]))
+            start = place + 1
+        return f" {self.mask_token} ".join(pieces).strip()
+
+    def _mask_id(self) -> int:
+        mask_id = self.tokenizer.specials.mask_id
+        if mask_id is None:
+            raise UserError("this model's tokenizer has no mask")
+        return mask_id
+
+
+class Classifier(Encoder):
+    """Names the class of a text."""
+
+    kind = "classifier"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+        return self.card.labels or tuple(map(str, range(self.config.num_labels)))
+
+    def classify(
+        self,
+        texts: Texts,
+        *,
+        pairs: Sequence[str] | None = None,
+        too_long: TooLong = "truncate",
+        batch_tokens: int = 8_192,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Classification]:
+        """The likeliest class of each text, in order, with the probabilities of all.
+
+        Args:
+            pairs: for each text the one that goes with it, for models trained on pairs.
+            too_long: what to do with a text longer than the net allows.
+        """
+        found = []
+        for row in self.class_logits(
+            texts, pairs=pairs, too_long=too_long, batch_tokens=batch_tokens, progress=progress
+        ).softmax(-1):
+            chances = dict(zip(self.labels, row.tolist(), strict=True))
+            label = self.labels[int(row.argmax())]
+            found.append(Classification(label, chances[label], chances))
+        return found
+
+    @torch.inference_mode()
+    def class_logits(
+        self,
+        texts: Texts,
+        *,
+        pairs: Sequence[str] | None = None,
+        too_long: TooLong = "truncate",
+        batch_tokens: int = 8_192,
+        progress: Callable[[int], None] | None = None,
+    ) -> Float[Tensor, "N C"]:
+        """What the head says of each text."""
+        rows, types = self.encode_pairs(texts, pairs, too_long)
+        for number, row in enumerate(rows, 1):
+            if not row:
+                raise UserError(f"text {number} is empty")
+        self.net.eval()
+        logits = torch.zeros(len(rows), len(self.labels))
+        for chosen in by_length(rows, batch_tokens):
+            ids, lengths = self.batch([rows[row] for row in chosen])
+            kinds = None
+            table = self.net.embedding.types
+            if types is not None and table is not None:
+                # RoBERTa has one type alone.
+                last = table.num_embeddings - 1
+                kinds = self.batch([types[row] for row in chosen])[0].clamp(max=last)
+            logits[chosen] = self.net(ids, lengths, types=kinds).float().cpu()
+            if progress is not None:
+                progress(len(chosen))
+        return logits
+
+
+class Embedder(Encoder):
+    """Gives the states of a text: `embed`, and `net` for one vector a token."""
+
+    kind = "embedder"

@@ -1,0 +1,135 @@
+"""Language models opened for use: going on with a text, and how likely a text is."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.data.packing import evaluation_batches
+from heedful.data.store import IdStore, pack_ids
+from heedful.errors import UserError
+from heedful.inference.decoding import Decoding, left_padded
+from heedful.inference.model import Texts, TooLong, by_length
+from heedful.inference.writing import GenerationOptions, Writer
+from heedful.parts.losses import LossSum
+from heedful.tasks.language_modelling import window_loss
+
+_NEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """How likely a text is: its tokens' summed natural log-probabilities, and how many there are.
+
+    The first token counts only where the model has a mark before it.
+    """
+
+    log_prob: float
+    num_tokens: int
+
+
+class LanguageModel(Writer):
+    """A net of one stack that goes on with a text.
+
+    Attributes:
+        net: the bare module, `net(ids, lengths) -> logits`.
+    """
+
+    kind = "language model"
+
+    def prompt_ids(self, prompts: Texts, too_long: TooLong = "error") -> list[list[int]]:
+        """Ids of each prompt, behind the mark that begins a text where the model has one."""
+        if isinstance(prompts, str):
+            raise UserError("prompts must be a list; for one prompt write [prompt]")
+        rows: list[list[int]] = []
+        for number, prompt in enumerate(prompts, 1):
+            if isinstance(prompt, str):
+                ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
+                # A model without a mark of its own was trained on texts apart by their end.
+                rows.append(ids or [self._end_ids()[0]])
+            else:
+                rows.append([int(token) for token in prompt])  # type: ignore[call-overload]
+            if not rows[-1]:
+                raise UserError(f"prompt {number} is empty: give it at least one token")
+        return rows
+
+    def room(self, row: list[int], options: GenerationOptions) -> int:
+        """As asked for; a text may outgrow the net (`Decoding`)."""
+        return options.max_new_tokens or _NEW_TOKENS
+
+    def open(self, rows: list[list[int]], capacity: int) -> tuple[Tensor, Decoding]:
+        start, starts = left_padded(rows, self.device)
+        longest = self.config.max_length
+        size = min(start.size(1) + capacity, longest)
+        cache = self.net.start(len(rows), capacity=size, starts=starts)
+        return start, Decoding(self.net, cache, never=self.ids.never, longest=longest)
+
+    def score(self, texts: Texts, *, stride: int | None = None) -> list[TextScore]:
+        """Log-probability of each text, each token told from those before it.
+
+        `stride`: how far windows over a text longer than the net are apart; default: half the
+        net's length.
+        """
+        rows = self.prompt_ids(texts)
+        context = self.config.max_length
+        scores = []
+        with torch.inference_mode():
+            for row in rows:
+                if len(row) < 2:
+                    scores.append(TextScore(0.0, 0))
+                    continue
+                store = pack_ids([row], self.config.vocab_size)
+                found = self.window_sums(store, context=context, stride=stride or context // 2 or 1)
+                scores.append(TextScore(-float(found.nll), found.tokens))
+        return scores
+
+    @torch.inference_mode()
+    def window_sums(
+        self, store: IdStore, *, context: int, stride: int, batch_size: int = 32
+    ) -> LossSum:
+        """Loss and correct tokens over all of a store, by windows that overlap."""
+        self.net.eval()
+        batches = evaluation_batches(
+            store,
+            context=context,
+            stride=stride,
+            batch_size=batch_size,
+            pad_id=0,
+            device=self.device,
+        )
+        return total([window_loss(self.net, batch, count_correct=True) for batch in batches])
+
+    def _batches(self, rows: list[list[int]], options: GenerationOptions) -> Iterator[list[int]]:
+        """Prompts that fit with what is written behind them; others with those equally long."""
+        room = options.max_new_tokens or _NEW_TOKENS
+        fitting = [row if len(row) + room <= self.config.max_length else [] for row in rows]
+        budget = max(1, options.batch_tokens // max(options.beam_size, options.num_return))
+        yield from by_length(_longer(fitting, room), budget)
+        by_size: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            if not fitting[number]:
+                by_size.setdefault(len(row), []).append(number)
+        count = max(1, budget // self.config.max_length)
+        for numbers in by_size.values():
+            yield from (numbers[place : place + count] for place in range(0, len(numbers), count))
+
+    def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
+        states: Tensor = self.net.hidden(ids, lengths)
+        return states
+
+
+def total(parts: Sequence[LossSum]) -> LossSum:
+    """The sums over all parts."""
+    return LossSum(
+        torch.stack([part.loss for part in parts]).double().sum(),
+        torch.stack([part.nll for part in parts]).double().sum(),
+        torch.stack([part.correct for part in parts]).sum(),
+        sum(part.tokens for part in parts),
+    )
+
+
+def _longer(rows: list[list[int]], room: int) -> list[range]:
+    """Stand-ins as long as the rows will grow, for the memory that they will need."""
+    return [range(len(row) + room) if row else range(0) for row in rows]

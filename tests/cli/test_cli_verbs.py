@@ -1,0 +1,479 @@
+"""The verbs for language models, encoders, and other formats, as commands."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import heedful
+from commands import Commands, assert_refused, tiny, tree
+from heedful.cli.train import USE
+from heedful.config import TaskName
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+from heedful.inference import Card, GenerationIds, open_net
+from heedful.zoo import architecture
+from heedful.zoo.saved import make_config
+
+LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
+STACK = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "max_length": 24}
+TWO = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 32}
+PROMPTS = ["the cat", "hello", "a dog runs in"]
+HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+def make(directory: Path, name: str, keys: dict[str, Any], task: str, seed: int = 0) -> None:
+    """A model with random weights that are far from each other, saved."""
+    encoder = name == "bert"
+    tokenizer = train_tokenizer(
+        LINES,
+        kind="bpe",
+        vocab_size=40,
+        extra_specials=["<mask>"],
+        template="both" if encoder else "none",
+    )
+    sizes = (
+        ("src_vocab_size", "tgt_vocab_size") if "num_encoder_layers" in keys else ("vocab_size",)
+    )
+    config: Any = make_config(name, {**keys, **dict.fromkeys(sizes, tokenizer.vocab_size)})
+    torch.manual_seed(seed)
+    net = architecture(name).build(config).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    ids = GenerationIds(end=(2,), never=(0, 1)) if name == "gpt2" else GenerationIds()
+    labels = ("no", "yes", "maybe") if keys.get("head") == "classify" else ()
+    open_net(net, config, Card(name, task, labels=labels, generation=ids), tokenizer).save(
+        directory
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    make(root / "lm", "gpt2", STACK, "language_modelling")
+    make(root / "draft", "gpt2", STACK, "language_modelling", seed=1)
+    make(root / "mlm", "bert", STACK, "masked_lm")
+    classes = {"head": "classify", "num_labels": 3}
+    make(root / "classes", "bert", STACK | classes, "classification")
+    make(root / "two", "marian", TWO | {"max_length": 24}, "translation")
+    make(root / "own", "vaswani2017", TWO, "translation")
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def opened(models):
+    return {name: heedful.load(path, device="cpu") for name, path in models.items()}
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts"
+    file.write_text("".join(f"{line}\n" for line in PROMPTS))
+    return file
+
+
+# --- generate -------------------------------------------------------------------------------
+
+
+def test_generate_streams_what_the_model_generates(commands, models, opened, prompts, tmp_path):
+    expected = "".join(f"{t}\n" for t in opened["lm"].generate(PROMPTS, max_new_tokens=9))
+    options = ("generate", models["lm"], "--max-tokens", 9)
+    named = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    assert commands.run(*options, *named).out == expected
+    assert commands.run(*options, "-i", prompts).out == expected
+    assert commands.run(*options, stdin=prompts.read_bytes()).out == expected
+    ended = commands.run(*options, "-i", prompts, "-o", tmp_path / "out")
+    assert (ended.code, ended.out) == (0, "")
+    assert (tmp_path / "out").read_text() == expected
+
+
+def test_a_seed_draws_the_same_streamed_and_in_batches(commands, models, opened, prompts):
+    options = ("--temperature", 1.3, "--top-k", 20, "--top-p", 0.9, "--seed", 3, "--max-tokens", 8)
+    streamed = commands.run("generate", models["lm"], "-i", prompts, *options)
+    batched = commands.run("generate", models["lm"], "-i", prompts, *options, "--json")
+    texts = [json.loads(line)["outputs"][0]["text"] for line in batched.out.splitlines()]
+    assert streamed.out == "".join(f"{text}\n" for text in texts)
+    assert texts == opened["lm"].generate(
+        PROMPTS, temperature=1.3, top_k=20, top_p=0.9, seed=3, max_new_tokens=8
+    )
+    other = commands.run("generate", models["lm"], "-i", prompts, *options[:-3], 4, *options[-2:])
+    assert other.out != streamed.out
+
+
+def test_without_a_seed_drawing_differs(commands, models):
+    options = ("generate", models["lm"], "-p", "the cat", "--temperature", 2, "--max-tokens", 15)
+    assert commands.run(*options).out != commands.run(*options).out
+
+
+def test_generate_json_of_a_beam(commands, models, opened):
+    ended = commands.run(
+        *("generate", models["lm"], "-p", "the cat", "--nbest", 3, "--length-penalty", 0.5),
+        *("--max-tokens", 6, "--no-repeat", 2, "--json"),
+    )
+    found = json.loads(ended.out)
+    expected = opened["lm"].generations(
+        ["the cat"],
+        beam_size=3,
+        num_return=3,
+        length_penalty=0.5,
+        max_new_tokens=6,
+        no_repeat_ngram_size=2,
+    )[0]
+    assert found["prompt"] == "the cat"
+    assert [each["ids"] for each in found["outputs"]] == [each.ids for each in expected]
+    assert [each["score"] for each in found["outputs"]] == pytest.approx(
+        [each.score for each in expected], abs=1e-4
+    )
+
+
+def test_rules_reach_the_model(commands, models, opened):
+    plain = opened["lm"].generate(["the cat"], max_new_tokens=12)[0]
+    stop = plain.strip()[1:3]
+    for arguments, options in (
+        (("--stop", stop), {"stop": [stop]}),
+        (("--repetition-penalty", 1.8), {"repetition_penalty": 1.8}),
+        (("--presence-penalty", 2), {"presence_penalty": 2.0}),
+        (("--frequency-penalty", 2), {"frequency_penalty": 2.0}),
+    ):
+        ended = commands.run(
+            "generate", models["lm"], "-p", "the cat", "--max-tokens", 12, *arguments
+        )
+        expected = opened["lm"].generate(["the cat"], max_new_tokens=12, **options)[0]
+        assert ended.out == f"{expected}\n"
+        assert expected != plain, arguments
+
+
+def test_a_banned_text_is_not_written(commands, models, opened):
+    options = {"temperature": 2.0, "seed": 1, "max_new_tokens": 12}
+    plain = opened["lm"].generate(["the cat"], **options)[0]
+    # Some word of one piece was drawn, and cannot be once it is banned.
+    others = {
+        text: opened["lm"].generate(["the cat"], banned=[text], **options)[0]
+        for text in ("a", "t", "h", "r", "s", "d", "o", "c", "m", "the")
+    }
+    text = next(text for text, other in others.items() if other != plain)
+    ended = commands.run(
+        *("generate", models["lm"], "-p", "the cat", "--temperature", 2, "--seed", 1),
+        *("--max-tokens", 12, "--ban", text),
+    )
+    assert ended.out == f"{others[text]}\n"
+
+
+@pytest.mark.parametrize("draft", ["lookup", "draft"])
+def test_a_draft_changes_nothing(commands, models, draft):
+    options = ("generate", models["lm"], "-p", "the cat", "--max-tokens", 12)
+    plain = commands.run(*options)
+    assert commands.run(*options, "--draft", models.get(draft, draft)).out == plain.out != "\n"
+
+
+@pytest.mark.parametrize("draft", ["lookup", "draft"])
+def test_with_a_draft_the_usual_length_is_what_the_net_has_left(opened, draft):
+    lm = opened["lm"]
+    assert lm.config.max_length < 64
+    given = opened.get(draft, draft)
+    (plain,), (short,) = (lm.generations(["the cat"], draft=d)[0] for d in (None, given))
+    assert plain.ids[: len(short.ids)] == short.ids
+    assert len(short.ids) + len(lm.encode(["the cat"])[0]) == lm.config.max_length
+    with pytest.raises(UserError, match="cannot outgrow the net"):
+        lm.generate(["the cat"], draft=given, max_new_tokens=64)
+
+
+@pytest.mark.parametrize("draft", [None, "lookup", "draft"])
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.3, "seed": 3}])
+def test_a_stream_comes_while_it_is_written(opened, draft, drawn, monkeypatch):
+    """Between its pieces the model is at work, not before the first of them."""
+    lm, calls = opened["lm"], []
+    options = {"max_new_tokens": 18, "draft": opened.get(draft, draft), **drawn}
+    expected = lm.generate(["the cat"], **options)[0]
+    step = type(lm.net).extend
+
+    def counted(net, ids, cache):
+        calls.append(net is lm.net)
+        return step(net, ids, cache)
+
+    monkeypatch.setattr(type(lm.net), "extend", counted)
+    seen = [(piece, sum(calls)) for piece in lm.stream("the cat", **options)]
+    assert "".join(piece for piece, _ in seen) == expected
+    assert seen[0][1] < seen[-1][1] <= sum(calls)
+    assert seen[0][1] <= sum(calls) / 2
+
+
+def test_a_whole_file_is_one_prompt(commands, models, opened, tmp_path):
+    (tmp_path / "text").write_text("the cat\nsat on")
+    ended = commands.run(
+        "generate", models["lm"], "--whole-file", "-i", tmp_path / "text", "--max-tokens", 5
+    )
+    assert ended.out == opened["lm"].generate(["the cat\nsat on"], max_new_tokens=5)[0] + "\n"
+
+
+def test_a_model_of_two_stacks_answers_sources(commands, models, opened):
+    ended = commands.run("generate", models["two"], "-p", "the cat sat")
+    assert ended.out == opened["two"].generate(["the cat sat"])[0] + "\n"
+
+
+def test_a_typed_prompt_is_answered_before_the_next(models, opened):
+    process = subprocess.Popen(
+        [*HEEDFUL, "generate", str(models["lm"]), "--device", "cpu", "--max-tokens", "5"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for prompt in PROMPTS[:2]:
+        process.stdin.write(f"{prompt}\n".encode())
+        expected = opened["lm"].generate([prompt], max_new_tokens=5)[0]
+        assert process.stdout.readline().decode() == f"{expected}\n"
+    process.stdin.close()
+    assert process.wait() == 0
+
+
+# --- fill, classify, embed ------------------------------------------------------------------
+
+
+def test_fill(commands, models, opened):
+    text = "the <mask> sat on [MASK]"
+    shown = commands.run("fill", models["mlm"], "--text", text, "--top", 3)
+    blocks = [block.splitlines() for block in shown.out.split("\n\n")[:-1]]
+    expected = opened["mlm"].fill(text, top_k=3)
+    assert len(blocks) == len(expected) == 2
+    for block, candidates in zip(blocks, expected, strict=True):
+        for line, candidate in zip(block, candidates, strict=True):
+            probability, token, filled = line.split("\t")
+            assert float(probability) == pytest.approx(candidate.probability, abs=1e-5)
+            assert (token, filled) == (candidate.token, candidate.text)
+    found = json.loads(commands.run("fill", models["mlm"], "--json", stdin=text.encode()).out)
+    assert found["text"] == text
+    assert [len(mask) for mask in found["masks"]] == [5, 5]
+    assert found["masks"][0][0]["token"] == expected[0][0].token
+
+
+def test_classify(commands, models, opened, prompts):
+    expected = opened["classes"].classify(PROMPTS)
+    plain = commands.run("classify", models["classes"], "-i", prompts)
+    assert plain.out.splitlines() == [each.label for each in expected]
+    scored = commands.run("classify", models["classes"], "-i", prompts, "--scores")
+    for line, each in zip(scored.out.splitlines(), expected, strict=True):
+        probability, label = line.split("\t")
+        assert label == each.label
+        assert float(probability) == pytest.approx(each.probability, abs=1e-5)
+    lines = commands.run("classify", models["classes"], "-i", prompts, "--json").out.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [each["label"] for each in found] == [each.label for each in expected]
+    assert found[0]["scores"] == pytest.approx(expected[0].probabilities, abs=1e-5)
+
+
+def test_classify_pairs(commands, models, opened):
+    pairs = "the cat\ta dog\nhello\tworld\n"
+    ended = commands.run("classify", models["classes"], "--json", stdin=pairs.encode())
+    found = [json.loads(line)["scores"] for line in ended.out.splitlines()]
+    expected = opened["classes"].classify(["the cat", "hello"], pairs=["a dog", "world"])
+    for scores, each in zip(found, expected, strict=True):
+        assert scores == pytest.approx(each.probabilities, abs=1e-5)
+    alone = opened["classes"].classify(["the cat"])[0].probabilities
+    assert found[0] != pytest.approx(alone, abs=1e-5)
+
+
+def test_classify_counts_what_it_cuts(commands, models):
+    ended = commands.run("classify", models["classes"], stdin=b"the cat " * 30)
+    assert (ended.code, ended.err) == (0, "1 texts were truncated\n")
+
+
+@pytest.mark.parametrize("kind", ["lm", "mlm", "two"])
+def test_embed(commands, models, opened, prompts, tmp_path, kind):
+    expected = opened[kind].embed(PROMPTS, pooling="last").numpy()
+    arguments = ("embed", models[kind], "-i", prompts, "--pooling", "last")
+    assert commands.run(*arguments, "-o", tmp_path / "v.npy").code == 0
+    vectors = np.load(tmp_path / "v.npy")
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert commands.run(*arguments, "-o", tmp_path / "v.jsonl").out == ""
+    shown = commands.run(*arguments).out
+    assert (tmp_path / "v.jsonl").read_text() == shown
+    rows = [json.loads(line) for line in shown.splitlines()]
+    assert [row["text"] for row in rows] == PROMPTS
+    np.testing.assert_allclose([row["vector"] for row in rows], expected, atol=1e-5)
+
+
+# --- score, evaluate, info ------------------------------------------------------------------
+
+
+def test_score_texts(commands, models, opened):
+    ended = commands.run("score", models["lm"], stdin="\n".join(["", *PROMPTS, ""]).encode())
+    blank, *rows = [[float(value) for value in line.split("\t")] for line in ended.out.splitlines()]
+    assert all(math.isnan(value) for value in blank)
+    for line, row, found in zip(PROMPTS, rows, opened["lm"].score(PROMPTS), strict=True):
+        nll = -found.log_prob
+        expected = [-nll, math.exp(nll / found.num_tokens), nll / math.log(2) / len(line)]
+        assert row == pytest.approx(expected, rel=1e-4)
+    each = commands.run("score", models["lm"], "--per-token", stdin=b"the cat\n").out.split("\t")
+    assert float(each[1]) == pytest.approx(math.exp(-float(each[0])), rel=1e-4)
+
+
+def test_evaluate_running_text(commands, models, opened, tmp_path):
+    text = "the cät sat on the mat\na dog runs in the park\n" * 3
+    (tmp_path / "text").write_text(text)
+    ended = commands.run("evaluate", models["lm"], "--text", tmp_path / "text", "--json")
+    found = json.loads(ended.out)
+    score = opened["lm"].score([text])[0]
+    bits = -score.log_prob / math.log(2)
+    assert found["num_tokens"] == score.num_tokens
+    assert found["perplexity"] == pytest.approx(2 ** (bits / score.num_tokens), rel=1e-4)
+    assert found["bits_per_character"] == pytest.approx(bits / len(text), rel=1e-4)
+    assert found["bits_per_byte"] == pytest.approx(bits / (len(text) + 3), rel=1e-4)
+
+
+def test_evaluate_labelled_texts(commands, models, opened, tmp_path):
+    texts = [*PROMPTS, "the park", "a mat and a dog"]
+    named = [each.label for each in opened["classes"].classify(texts)]
+    given = [named[0], "maybe", named[2], "yes", "no"]
+    file = tmp_path / "test.tsv"
+    rows = zip(texts, given, strict=True)
+    file.write_text("".join(f"{text}\t{label}\n" for text, label in rows))
+    arguments = ("evaluate", models["classes"], "--labelled", file)
+    found = json.loads(commands.run(*arguments, "--json", "-o", tmp_path / "out").out)
+    right = [a == b for a, b in zip(named, given, strict=True)]
+    assert found["accuracy"] == pytest.approx(sum(right) / 5)
+    assert found["num_texts"] == 5
+    table = np.zeros((3, 3), dtype=int)
+    for wanted, chosen in zip(given, named, strict=True):
+        table[found["labels"].index(wanted), found["labels"].index(chosen)] += 1
+    assert found["confusion"] == table.tolist()
+    assert (tmp_path / "out").read_text().splitlines() == named
+    shown = commands.run(*arguments).out
+    assert [line.split()[0] for line in shown.splitlines()] == ["accuracy", "macro_f1"]
+
+
+def test_info_of_every_kind(commands, models, opened):
+    for name, path in models.items():
+        shown = commands.run("info", path)
+        assert shown.code == 0, shown.err
+        rows = dict(line.strip().split(maxsplit=1) for line in shown.out.splitlines())
+        assert rows["kind"] == opened[name].kind
+        assert rows["d_model"] == "16"
+        assert "bpe of 40" in rows["tokenizer"]
+        assert ("labels" in rows) == (name == "classes")
+
+
+# --- import, export, distill ----------------------------------------------------------------
+
+
+def test_export_and_import(commands, models, opened, tmp_path):
+    made = commands.run("export", models["lm"], "--to", "hf", tmp_path / "hf")
+    assert (made.code, made.err) == (0, "")
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "gpt2"
+    back = commands.run("import", "hf", tmp_path / "hf", tmp_path / "back", "--set", "dropout=0.25")
+    assert (back.code, back.err) == (0, "")
+    again = heedful.load(tmp_path / "back", device="cpu")
+    assert again.config.dropout == 0.25
+    assert again.generate(PROMPTS, max_new_tokens=7) == opened["lm"].generate(
+        PROMPTS, max_new_tokens=7
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "hf" / name).unlink()
+    bare = commands.run("import", "hf", tmp_path / "hf", tmp_path / "bare")
+    assert bare.code == 0
+    assert bare.err.startswith("note: ")
+    assert "no tokenizer files" in bare.err
+    assert_refused(commands.run("generate", tmp_path / "bare", "-p", "a"), "no tokenizer")
+
+
+def test_distill_is_training_with_a_teacher(commands, tmp_path):
+    """A task without distillation says so: the teacher has reached the recipe."""
+    recipe = tmp_path / "r.json"
+    recipe.write_text(json.dumps(tiny(training__max_steps=2)))
+    assert commands.train(recipe, tmp_path / "2024").code == 0
+    shown = commands.run("distill", "2024", recipe, "--out", tmp_path / "small", cwd=tmp_path)
+    assert "small learns from 2024: its probabilities of each token" in shown.out
+    if shown.code == 0:
+        saved = (tmp_path / "small" / "recipe.yaml").read_text()
+        assert "teacher: '2024'" in saved
+    else:
+        assert_refused(shown, "cannot be distilled")
+        assert not (tmp_path / "small").exists()
+    missing = commands.run("distill", tmp_path / "none", recipe, "--quiet", cwd=tmp_path)
+    assert_refused(missing, "does not exist")
+
+
+def test_every_task_says_how_its_model_is_used():
+    from typing import get_args
+
+    verbs = {"generate", "fill", "classify", "translate"}
+    assert all(set(use.split()) & verbs for use in USE.values())
+    assert USE.keys() <= set(get_args(TaskName))
+    # Those that are not named are translated.
+    assert set(get_args(TaskName)) - USE.keys() == {"dates", "copy", "reverse", "sort"}
+
+
+# --- bad input ------------------------------------------------------------------------------
+
+WRONG_KIND = [
+    ("generate", "mlm", ("-p", "a"), "generate needs a language model, but this model is a masked"),
+    ("generate", "classes", ("-p", "a"), "classifier"),
+    ("fill", "lm", ("-t", "a <mask>"), "fill needs a masked language model"),
+    ("classify", "mlm", (), "classify needs a classifier"),
+    ("score", "mlm", (), "score needs a language model"),
+    ("score", "two", (), "give --src FILE and --tgt FILE"),
+    ("export", "own", ("--to", "hf", "made"), "vaswani2017 has no counterpart"),
+]
+
+
+@pytest.mark.parametrize(("verb", "name", "more", "message"), WRONG_KIND)
+def test_a_model_of_another_kind_is_refused(commands, models, tmp_path, verb, name, more, message):
+    ended = commands.run(verb, models[name], *more, stdin=b"a\n", cwd=tmp_path)
+    assert_refused(ended, message)
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD = [
+    ("generate lm", b"", "there is no prompt"),
+    ("generate lm -i missing", b"", "missing"),
+    ("generate lm -p a -i missing", b"", "not both"),
+    ("generate lm --whole-file", b"\xff", "not valid UTF-8"),
+    ("generate lm -p a --top-p 1.5", b"", "top_p"),
+    ("generate lm -p a --temperature 1 --beam 3", b"", "exclude each other"),
+    ("generate lm -p a --draft missing", b"", "does not exist"),
+    ("generate lm -p a --draft mlm", b"", "--draft needs a language model"),
+    ("generate missing -p a", b"", "does not exist"),
+    ("fill mlm", b"", "there is no text"),
+    ("fill mlm", b"a <mask>\nno\n", "line 2: the text holds no <mask>"),
+    ("classify classes", b"a\n\nb\n", "line 2 is empty"),
+    ("classify classes", b"a\tb\nc\n", "line 2 has 0 tabs"),
+    ("classify classes", b"a\nb\tc\n", "line 2 has 1 tabs"),
+    ("embed lm -o vectors.txt", b"a\n", "must end in .npy or .jsonl"),
+    ("embed lm --pooling max", b"a\n", "pooling must be mean, first or last"),
+    ("score lm --src missing", b"", "give --src and --tgt"),
+    ("evaluate lm", b"", "give --src and --ref, or --text"),
+    ("evaluate lm --labelled missing.tsv", b"", "evaluate --labelled needs a classifier"),
+    ("import hf lm made", b"", "no model_type"),
+    ("import hf lm made --set head", b"", "write key=value"),
+    ("import hf hf made --set width=3", b"", "unknown key width"),
+    ("export lm --to hf lm", b"", "not empty"),
+]
+
+
+@pytest.mark.parametrize(("line", "stdin", "message"), BAD)
+def test_bad_input_is_one_line(commands, models, tmp_path, line, stdin, message):
+    for name in ("lm", "mlm", "classes"):
+        if name in line.split():
+            shutil.copytree(models[name], tmp_path / name)
+    if " hf hf " in line:
+        assert commands.run("export", models["lm"], "--to", "hf", tmp_path / "hf").code == 0
+    before = tree(tmp_path)
+    assert_refused(commands.run(*line.split(), stdin=stdin, cwd=tmp_path), message)
+    assert tree(tmp_path) == before

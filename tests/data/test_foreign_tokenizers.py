@@ -1,0 +1,609 @@
+"""Tokenizers of Hugging Face directories, both ways, against `transformers` and `sentencepiece`.
+
+The directories are built here, small, from a few lines; nothing is fetched.
+"""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data.foreign import read_tokenizer, write_tokenizer
+from heedful.data.spm import read_spm
+from heedful.data.tokenizer import KINDS, Specials, Tokenizer, train_tokenizer
+from heedful.errors import UserError
+
+transformers = pytest.importorskip("transformers")
+sentencepiece = pytest.importorskip("sentencepiece")
+tokenizers = pytest.importorskip("tokenizers")
+
+LINES = [
+    "The quick brown fox jumps over the lazy dog, and the dog isn't amused.",
+    "Zwei junge Männer stehen im Freien, in der Nähe vieler Büsche.",
+    "A café in the old town: naïve, coöperative, Ünder the bridge!",
+    "Two young men are outside; they're near many bushes, aren't they?",
+    "今天天气很好，我们去公园吧！",
+    "他已經到了能瞭解它的年紀。",
+    "Numbers 3.14 and 2024, mails a_b@c.de, and code: if (x == 1) { return; }",
+    "Walking, talking and working: they walked, talked and worked together.",
+] * 6
+TEXTS = [
+    "",
+    " ",
+    "The quick brown fox",
+    "the QUICK  brown   fox ",
+    "今天天气很好。Hello 他已經到了",
+    "café, naïve — Ünder! e\u0301 ﬁ ①",
+    "family 👩‍👩‍👧 👍🏽 and 🇩🇪",
+    "two\nlines\n\nand\ttabs\r\n",
+    "don't you'll (a,b) [x] #1 100% a_b",
+    "a</s>b and <s> [CLS] x [SEP] <mask> [MASK] <pad> <unk> <|endoftext|> <extra_id_1> y",
+    "zßλЖ☃ unknown",
+    "<0x41> ## ▁ Ġ </w>",
+]
+PAIRS = [("The quick fox", "the lazy dog"), ("", "café"), ("今天", "  b")]
+
+
+def write(directory: Path, name: str, content: Any) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def wordpiece(directory: Path, **settings: Any) -> None:
+    trained = tokenizers.BertWordPieceTokenizer(lowercase=settings.get("do_lower_case", True))
+    trained.train_from_iterator(LINES, vocab_size=400, show_progress=False)
+    directory.mkdir(parents=True)
+    trained.save_model(str(directory))
+    write(directory, "config.json", {"model_type": "bert"})
+    write(directory, "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **settings})
+
+
+def byte_bpe(directory: Path, model_type: str, specials: list[str], **settings: Any) -> None:
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator(LINES, 500, show_progress=False, special_tokens=specials)
+    directory.mkdir(parents=True)
+    trained.save_model(str(directory))
+    write(directory, "config.json", {"model_type": model_type})
+    if settings:
+        write(directory, "tokenizer_config.json", settings)
+
+
+def gpt1(directory: Path) -> None:
+    trained = tokenizers.CharBPETokenizer(lowercase=True)
+    trained.train_from_iterator(LINES, 400, show_progress=False)
+    directory.mkdir(parents=True)
+    trained.save_model(str(directory))
+    write(directory, "config.json", {"model_type": "openai-gpt"})
+
+
+def spm(path: Path, lines: list[str] = LINES, **settings: Any) -> None:
+    settings = {
+        "vocab_size": 240,
+        "character_coverage": 0.98,
+        "hard_vocab_limit": False,
+        **settings,
+    }
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, minloglevel=2, num_threads=1, **settings
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.getvalue())
+
+
+T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+LLAMA = {
+    "model_type": "bpe",
+    "vocab_size": 480,
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,
+    "split_digits": True,
+}
+
+
+def t5(directory: Path) -> None:
+    spm(directory / "spiece.model", **T5)
+    write(directory, "config.json", {"model_type": "t5"})
+
+
+def llama(directory: Path, **settings: Any) -> None:
+    spm(directory / "tokenizer.model", **LLAMA)
+    write(directory, "config.json", {"model_type": "llama"})
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, **settings}
+    write(directory, "tokenizer_config.json", settings)
+
+
+def xlm_roberta(directory: Path) -> None:
+    spm(directory / "sentencepiece.bpe.model")
+    write(directory, "config.json", {"model_type": "xlm-roberta"})
+
+
+MASK = {"content": "<mask>", "lstrip": True, "normalized": False}
+FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "bert": wordpiece,
+    "bert_cased": lambda d: wordpiece(d, do_lower_case=False),
+    "bert_accents": lambda d: wordpiece(d, strip_accents=False, tokenize_chinese_chars=False),
+    "gpt2": lambda d: byte_bpe(d, "gpt2", ["<|endoftext|>"]),
+    "gpt2_bos": lambda d: byte_bpe(d, "gpt2", ["<|endoftext|>"], add_bos_token=True),
+    "roberta": lambda d: byte_bpe(d, "roberta", FAIRSEQ),
+    "roberta_mask": lambda d: byte_bpe(
+        d, "roberta", FAIRSEQ, mask_token={**MASK, "__type": "AddedToken"}
+    ),
+    "bart": lambda d: byte_bpe(d, "bart", FAIRSEQ, add_prefix_space=True),
+    "gpt1": gpt1,
+    "t5": t5,
+    "llama": llama,
+    "llama_legacy": lambda d: llama(d, legacy=True),
+    "llama_eos": lambda d: llama(d, add_eos_token=True, pad_token="<unk>"),
+    "xlm_roberta": xlm_roberta,
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """A directory by the name of its maker, and `transformers`' tokenizer of it; made once."""
+    root, known = tmp_path_factory.mktemp("directories"), {}
+
+    def make(name: str) -> tuple[Path, Any]:
+        if name not in known:
+            MAKERS[name](root / name)
+            known[name] = root / name, reference(root / name)
+        return known[name]
+
+    return make
+
+
+def reference(directory: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+
+def read(directory: Path, **settings: Any) -> Tokenizer:
+    found = read_tokenizer(directory, **settings)
+    assert found is not None
+    return found
+
+
+def assert_same(ours: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
+    for text in texts:
+        ids = theirs(text, add_special_tokens=False).input_ids
+        assert ours.encode(text) == ids, (text, ours.tokens(ours.encode(text)))
+        assert ours.wrap(ids) == theirs(text).input_ids
+        assert ours.decode(ids) == theirs.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+    assert ours.encode_batch(texts) == [ours.encode(text) for text in texts]
+    for a, b in PAIRS:
+        assert ours.wrap(ours.encode(a), ours.encode(b)) == theirs(a, b).input_ids
+    for role in ("bos", "eos", "mask", "cls", "sep", "pad"):
+        assert getattr(ours.specials, f"{role}_id") == getattr(theirs, f"{role}_token_id"), role
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_vocabulary_files_are_read_as_transformers_reads_them(
+    name: str, made: Callable[[str], tuple[Path, Any]]
+) -> None:
+    directory, theirs = made(name)
+    assert not (directory / "tokenizer.json").exists()
+    ours = read(directory)
+    assert ours.kind == "imported"
+    assert ours.vocab_size == len(theirs)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_tokenizer_json_saving_and_writing_change_nothing(
+    name: str, made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    directory, theirs = made(name)
+    theirs.save_pretrained(tmp_path / "whole")
+    shutil.copy(directory / "config.json", tmp_path / "whole")
+    whole = read(tmp_path / "whole")
+    assert_same(whole, theirs)
+    assert whole.specials == read(directory).specials
+    assert whole.special_ids == read(directory).special_ids
+
+    whole.save(tmp_path / "ours.json")
+    loaded = Tokenizer.load(tmp_path / "ours.json")
+    assert loaded.content() == whole.content()
+    assert_same(loaded, theirs)
+
+    # With the model's config beside it, which names another class of tokenizer, and without.
+    write_tokenizer(read(directory), tmp_path / "written")
+    assert_same(read(directory), reference(tmp_path / "written"))
+    shutil.copy(directory / "config.json", tmp_path / "written")
+    assert_same(read(directory), reference(tmp_path / "written"))
+    again = read(tmp_path / "written")
+    assert again.specials == whole.specials
+    assert again.special_ids == whole.special_ids
+    assert_same(again, theirs)
+
+
+def test_specials_are_found_by_their_roles(made: Callable[[str], tuple[Path, Any]]) -> None:
+    def specials(name: str) -> dict[str, Any]:
+        tokenizer = read(made(name)[0])
+        found = vars(tokenizer.specials)
+        return {k: tokenizer.tokens([v]) for k, v in found.items() if isinstance(v, int)}
+
+    assert specials("bert") == {
+        "pad_id": ["[PAD]"],
+        "unk_id": ["[UNK]"],
+        "cls_id": ["[CLS]"],
+        "sep_id": ["[SEP]"],
+        "mask_id": ["[MASK]"],
+    }
+    assert specials("gpt2") == {"bos_id": ["<|endoftext|>"], "eos_id": ["<|endoftext|>"]}
+    assert specials("t5") == {"pad_id": ["<pad>"], "eos_id": ["</s>"], "unk_id": ["<unk>"]}
+    assert specials("llama") == {"bos_id": ["<s>"], "eos_id": ["</s>"], "unk_id": ["<unk>"]}
+    assert specials("roberta")["sep_id"] == ["</s>"]
+
+    gpt2 = read(made("gpt2")[0])
+    assert gpt2.specials.pad_id is None
+    assert (gpt2.pad_id, gpt2.unk_id) == (0, -1)
+    bert = read(made("bert")[0])
+    with pytest.raises(UserError, match=r"no end \(eos\) mark"):
+        _ = bert.eos_id
+    cls_id, sep_id = bert.specials.cls_id, bert.specials.sep_id
+    assert bert.wrap([7], [8]) == [cls_id, 7, sep_id, 8, sep_id]
+
+
+def test_sentinels_of_t5_count_down_from_the_last_id(
+    made: Callable[[str], tuple[Path, Any]],
+) -> None:
+    tokenizer = read(made("t5")[0])
+    last = tokenizer.vocab_size - 1
+    assert tokenizer.specials.sentinel_ids == tuple(range(last, last - 100, -1))
+    assert tokenizer.tokens([last, last - 99]) == ["<extra_id_0>", "<extra_id_99>"]
+    ids = tokenizer.encode("The <extra_id_0> fox<extra_id_1>")
+    assert [i for i in ids if i in tokenizer.special_ids] == [last, last - 1]
+    assert tokenizer.decode(ids) == "The fox"
+    assert "<extra_id_0>" in tokenizer.decode(ids, keep_specials=True)
+    # The model has more rows than the tokenizer has ids.
+    assert tokenizer.tokens([last + 9]) == [f"<id {last + 9}>"]
+    assert tokenizer.decode([*ids, last + 9]) == "The fox"
+
+
+def words(tokenizer: Tokenizer, text: str) -> list[str]:
+    ids = tokenizer.wrap(tokenizer.encode(text))
+    found: list[str] = []
+    for piece, starts in zip(tokenizer.tokens(ids), tokenizer.word_starts(ids), strict=True):
+        found = [*found, piece] if starts else [*found[:-1], found[-1] + "|" + piece]
+    return [word.replace("|##", "").replace("|", "").replace("▁", " ") for word in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bert", ["[CLS]", "walking", "foxes", ",", "they", "[SEP]"]),
+        ("gpt2", ["Walking", " foxes,", " they"]),
+        ("roberta", ["<s>", "Walking", " foxes,", " they", "</s>"]),
+        ("gpt1", ["walking</w>", "foxes</w>", ",</w>", "they</w>"]),
+        ("t5", [" Walking", " foxes,", " they", "</s>"]),
+        ("llama", ["<s>", " Walking", " foxes,", " they"]),
+    ],
+)
+def test_which_tokens_begin_a_word(
+    name: str, expected: list[str], made: Callable[[str], tuple[Path, Any]]
+) -> None:
+    assert words(read(made(name)[0]), "Walking foxes, they") == expected
+
+
+def test_words_end_at_newlines_and_bytes_are_parts_of_words(
+    made: Callable[[str], tuple[Path, Any]],
+) -> None:
+    gpt2, llama = read(made("gpt2")[0]), read(made("llama")[0])
+    assert words(gpt2, "fox\nfox \u2603x") == ["fox", "\n", "fox", " <E2><98><83>x"]
+    assert words(llama, "fox\nfox") == ["<s>", " fox", "<0x0A>", "fox"]
+    assert words(llama, "fox ☃x") == ["<s>", " fox", " <0xE2><0x98><0x83>x"]
+
+
+PLAIN_TEXTS = [text for text in TEXTS if "</s>" not in text and "<0x41>" not in text]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"normalization_rule_name": "nfkc_cf"},
+        {"normalization_rule_name": "identity"},
+        {"byte_fallback": True, "vocab_size": 500},
+        {"add_dummy_prefix": False},
+        {"split_by_whitespace": False},
+        {"user_defined_symbols": "<sep>,quick,fox ju"},
+        {"user_defined_symbols": "Numb,umbers,walk,alked,Walk"},
+        {"model_type": "bpe", "vocab_size": 300},
+        {"model_type": "bpe", "vocab_size": 300, "user_defined_symbols": "<sep>"},
+        {**LLAMA, "add_dummy_prefix": False},
+        {**LLAMA, "user_defined_symbols": "<sep>"},
+        {"remove_extra_whitespaces": False},
+    ],
+    ids=str,
+)
+def test_sentencepiece_models_cut_text_as_sentencepiece_does(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.model"
+    spm(path, **settings)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ours = read(tmp_path)
+    assert ours.vocab_size == theirs.get_piece_size()
+    assert ours.specials == Specials(bos_id=1, eos_id=2, unk_id=0)
+    keeps_spaces = not settings.get("remove_extra_whitespaces", True)
+    for text in [*PLAIN_TEXTS, "a<sep>b", "a <sep>  b ", "the quick fox jumps", *LINES[:8]]:
+        if keeps_spaces and settings.get("add_dummy_prefix", True) and text[:1] == " ":
+            continue  # transformers puts no space before one, SentencePiece does
+        if keeps_spaces:
+            text = text.replace("\r\n", "\n")  # one character to the library that normalises
+        assert ours.encode(text) == theirs.encode(text), (text, theirs.encode(text, out_type=str))
+        ids = [i for i in theirs.encode(text) if i != 0]
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_the_fields_of_a_sentencepiece_file_are_those_of_its_protobuf(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    from sentencepiece import sentencepiece_model_pb2
+
+    for settings in (LLAMA, {**T5, "user_defined_symbols": "<sep>", "control_symbols": "<c>"}):
+        spm(tmp_path / "m.model", **settings)
+        message = sentencepiece_model_pb2.ModelProto()
+        message.ParseFromString((tmp_path / "m.model").read_bytes())
+        model = read_spm(tmp_path / "m.model")
+        assert [(p.text, p.score, p.kind) for p in model.pieces] == [
+            (p.piece, p.score, p.type) for p in message.pieces
+        ]
+        trainer, normalizer = message.trainer_spec, message.normalizer_spec
+        assert model.is_bpe == (trainer.model_type == 2)
+        assert (model.bos_id, model.eos_id) == (trainer.bos_id, trainer.eos_id)
+        assert (model.pad_id, model.unk_id) == (trainer.pad_id, trainer.unk_id)
+        assert model.charsmap == normalizer.precompiled_charsmap
+        assert model.remove_extra_whitespaces == normalizer.remove_extra_whitespaces
+
+
+def marian(directory: Path, *, separate: bool = False) -> None:
+    english = [line for line in LINES if line.isascii()]
+    other = [line for line in LINES if not line.isascii()]
+    spm(directory / "source.spm", english)
+    spm(directory / "target.spm", other)
+    sides = [
+        [piece.text for piece in read_spm(directory / f"{side}.spm").pieces[3:]]
+        for side in ("source", "target")
+    ]
+    # Some pieces are not in the vocabulary, which makes them unknown; ids are in no piece's order.
+    sides = [[p for p in side if p not in ("▁quick", "ing")] for side in sides]
+
+    def vocab(pieces: list[str]) -> dict[str, int]:
+        names = ["</s>", "<unk>", "<pad>", ">>de<<", *sorted(set(pieces), reverse=True)]
+        return {name: i for i, name in enumerate(names)}
+
+    write(directory, "vocab.json", vocab(sides[0] if separate else sides[0] + sides[1]))
+    if separate:
+        write(directory, "target_vocab.json", vocab(sides[1]))
+    write(directory, "config.json", {"model_type": "marian", "bos_token_id": 0})
+    write(
+        directory,
+        "tokenizer_config.json",
+        {"source_lang": "en", "target_lang": "de", "separate_vocabs": separate},
+    )
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian_reads_text_with_one_model_and_numbers_it_with_another_file(
+    separate: bool, tmp_path: Path
+) -> None:
+    marian(tmp_path / "m", separate=separate)
+    theirs = reference(tmp_path / "m")
+    assert type(theirs).__name__ == "MarianTokenizer"
+    src, tgt = read(tmp_path / "m", side="source"), read(tmp_path / "m", side="target")
+    assert src.specials.bos_id is None
+    assert read(tmp_path / "m").content() == src.content()
+    assert src.vocab_size == len(json.loads((tmp_path / "m/vocab.json").read_text()))
+    write_tokenizer(src, tmp_path / "written", tgt)
+    written = reference(tmp_path / "written")
+    src.save(tmp_path / "src.json")
+    tgt.save(tmp_path / "tgt.json")
+    sides = [
+        (src, Tokenizer.load(tmp_path / "src.json"), read(tmp_path / "written", side="source")),
+        (tgt, Tokenizer.load(tmp_path / "tgt.json"), read(tmp_path / "written", side="target")),
+    ]
+    texts = [*TEXTS, ">>de<< The quick fox", "Büsche und ü ß 今 今天", *LINES[:8]]
+    for key, side in zip(("text", "text_target"), sides, strict=True):
+        for text in texts:
+            expected = theirs(**{key: text}).input_ids
+            assert written(**{key: text}).input_ids == expected
+            for ours in side:
+                assert ours.wrap(ours.encode(text)) == expected, text
+                assert ours.encode_batch([text, text]) == [ours.encode(text)] * 2
+        one = theirs(**{key: LINES[0] + " ☃"}).input_ids
+        decoded = theirs.decode(one, skip_special_tokens=True, use_source_tokenizer=key == "text")
+        if key == "text_target" or not separate:  # it decodes by the target's vocabulary alone
+            assert side[0].decode(one).strip() == decoded
+    assert src.encode("The quick fox").count(src.unk_id) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", ["none", "bos", "eos", "both"])
+def test_tokenizers_trained_here_are_loaded_by_transformers(
+    kind: str, template: Any, tmp_path: Path
+) -> None:
+    sizes = {"bpe": 280, "unigram": 134, "wordpiece": 310, "byte_bpe": 420}
+    ours = train_tokenizer(
+        LINES,
+        kind=kind,
+        vocab_size=sizes.get(kind),
+        template=template,
+        extra_specials=["<mask>", "<sep>", "<extra_0>", "<extra_1>"],
+        keep_whitespace=kind in ("char", "bpe"),
+    )
+    write_tokenizer(ours, tmp_path)
+    theirs = reference(tmp_path)
+    assert len(theirs) == ours.vocab_size
+    assert theirs.mask_token_id == ours.specials.mask_id == 4
+    assert theirs.pad_token_id == 0
+    assert theirs.unk_token_id == 3
+    assert theirs.cls_token_id == (1 if template == "both" else None)
+    assert_same(ours, theirs, [*TEXTS, *LINES[:8]])
+    assert "token_type_ids" not in theirs("a fox")
+    back = read(tmp_path)
+    assert back.specials == ours.specials
+    assert back.special_ids == ours.special_ids
+    assert back.template == ours.template
+    assert_same(back, theirs, [*TEXTS, *LINES[:8]])
+    write_tokenizer(back, tmp_path / "again")
+    assert_same(ours, reference(tmp_path / "again"))
+
+
+def test_a_pair_of_tokenizers_is_written_to_directories_of_their_own(tmp_path: Path) -> None:
+    src = train_tokenizer(LINES, kind="char", template="eos")
+    tgt = train_tokenizer(LINES[:2], kind="word", template="both")
+    write_tokenizer(src, tmp_path / "two", tgt)
+    for text in ("The quick fox", "dog"):
+        for name, side, ours in (("source", "source", src), ("target", "target", tgt)):
+            theirs = reference(tmp_path / "two" / f"tokenizer_{name}")
+            assert theirs(text).input_ids == ours.wrap(ours.encode(text))
+            assert read(tmp_path / "two", side=side).encode(text) == ours.encode(text)
+        assert reference(tmp_path / "two")(text).input_ids == src.wrap(src.encode(text))
+    with pytest.raises(UserError, match="holds a pair of tokenizers already"):
+        write_tokenizer(src, tmp_path / "two")
+    write_tokenizer(src, tmp_path / "one", train_tokenizer(LINES, kind="char", template="eos"))
+    assert not (tmp_path / "one" / "tokenizer_source").exists()
+
+
+def test_only_bert_is_told_the_texts_of_a_pair_apart(
+    made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    for name in ("bert", "roberta", "t5"):
+        write_tokenizer(read(made(name)[0]), tmp_path / name)
+        written, theirs = reference(tmp_path / name), made(name)[1]
+        assert written("a fox", "a dog") == theirs("a fox", "a dog")
+
+
+def test_a_directory_without_names_is_read_by_the_ids_of_its_config(tmp_path: Path) -> None:
+    own = train_tokenizer(LINES, kind="unigram", vocab_size=130)
+    write_tokenizer(own, tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    write(tmp_path, "config.json", {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": [2, 9]})
+    assert read(tmp_path).specials == own.specials
+
+
+def test_what_a_batch_was_once_cut_and_filled_to_is_ignored(
+    made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    directory, theirs = made("bert")
+    theirs.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    backend.enable_truncation(3)
+    backend.enable_padding(length=9)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "The quick brown fox jumps"
+    assert read(tmp_path).encode_batch([text, "a"]) == read(directory).encode_batch([text, "a"])
+
+
+def test_tokens_beside_the_vocabulary_keep_their_ids(
+    made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    shutil.copytree(made("gpt2")[0], tmp_path / "a")
+    size = made("gpt2")[1].vocab_size
+    write(tmp_path / "a", "added_tokens.json", {"[PAD]": size, "<user>": size + 1})
+    write(tmp_path / "a", "special_tokens_map.json", {"pad_token": "[PAD]"})
+    ours, theirs = read(tmp_path / "a"), reference(tmp_path / "a")
+    assert (ours.specials.pad_id, ours.vocab_size) == (size, size + 2)
+    assert_same(ours, theirs, [*TEXTS, "a<user>b [PAD]"])
+    assert size + 1 not in ours.special_ids
+    write(tmp_path / "a", "added_tokens.json", {"[PAD]": size + 5})
+    with pytest.raises(UserError, match=r"'\[PAD\]' the id"):
+        read_tokenizer(tmp_path / "a")
+
+
+def test_no_tokenizer_files_are_none(tmp_path: Path) -> None:
+    assert read_tokenizer(tmp_path) is None
+    write(tmp_path, "config.json", {"model_type": "bert"})
+    assert read_tokenizer(tmp_path) is None
+
+
+def test_a_model_directory_of_heedful_is_read_too(tmp_path: Path) -> None:
+    ours = train_tokenizer(LINES, kind="char")
+    ours.save(tmp_path / "tokenizer.json")
+    assert read(tmp_path).content() == ours.content()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer.json": "{}"}, r"tokenizer\.json is damaged"),
+        ({"tokenizer.json": "{"}, r"tokenizer\.json is no JSON"),
+        ({"tokenizer.json": "[1]"}, r"tokenizer\.json is damaged"),
+        ({"vocab.txt": "a\nb\n"}, r"vocab\.txt is damaged .* lacks \[UNK\]"),
+        ({"vocab.txt": "[UNK]\n[CLS]"}, r"the vocabulary lacks \[SEP\]"),
+        ({"vocab.json": "[]", "merges.txt": ""}, r"vocab\.json is damaged"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b c d"}, r"merges\.txt is damaged"),
+        ({"spiece.model": "abc"}, r"spiece\.model is damaged"),
+        ({"tokenizer.model": ""}, r"tokenizer\.model is damaged"),
+        ({"vocab.txt": "[UNK]", "tokenizer_config.json": "[]"}, r"tokenizer_config\.json is dam"),
+        ({"vocab.txt": "[UNK]", "tokenizer_config.json": '{"unk_token": {}}'}, "settings in"),
+        ({"sentencepiece.bpe.model": ""}, r"\(none named\), whose rules are not known"),
+        (
+            {"vocab.txt": "[UNK]", "tokenizer_config.json": '{"tokenizer_class": "FooTokenizer"}'},
+            "class FooTokenizer, whose rules are not known",
+        ),
+        (
+            {"vocab.json": "{}", "merges.txt": "", "config.json": '{"model_type": "qwen2"}'},
+            "class qwen2, whose rules are not known",
+        ),
+        (
+            {"source.spm": "", "target.spm": "", "vocab.json": '{"a": 0}'},
+            r"vocab\.json is damaged: it lacks <unk>",
+        ),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_broken_and_unknown_files_are_the_users_errors(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        write(tmp_path, name, content)
+    with pytest.raises(UserError, match=message):
+        read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.999])
+def test_sentencepiece_files_cut_short_or_of_other_types_are_refused(
+    keep: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "spiece.model"
+    spm(path, **T5)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(UserError, match=r"spiece\.model is damaged"):
+        read_tokenizer(tmp_path)
+    spm(path, model_type="char")
+    with pytest.raises(UserError, match="of type char"):
+        read_tokenizer(tmp_path)
+
+
+IMPORT = """
+import sys
+sys.modules["transformers"] = sys.modules["sentencepiece"] = sys.modules["google.protobuf"] = None
+from pathlib import Path
+from heedful.data.foreign import read_tokenizer, write_tokenizer
+tokenizer = read_tokenizer(Path(sys.argv[1]))
+write_tokenizer(tokenizer, Path(sys.argv[2]))
+print(tokenizer.encode("The fox"))
+"""
+
+
+def test_reading_and_writing_need_neither_transformers_nor_sentencepiece(
+    made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    directory, theirs = made("t5")
+    command = [sys.executable, "-c", IMPORT, str(directory), str(tmp_path)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == str(theirs("The fox", add_special_tokens=False).input_ids)

@@ -1,0 +1,470 @@
+"""Tokenizers: round trips, the ids that no text may reach, sizes, determinism, files."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.data.tokenizer import (
+    KINDS,
+    SPECIALS,
+    Specials,
+    Template,
+    Tokenizer,
+    train_tokenizer,
+)
+from heedful.errors import UserError
+
+TEXT = [
+    "Zwei junge Männer stehen im Freien, in der Nähe vieler Büsche.",
+    "Ein kleines Mädchen (vier Jahre alt) klettert in ein Spielhaus aus Holz!",
+    "Ist das „gut“ genug für 3.50 € – oder nicht?",
+    "Two young men are outside; they're near many bushes, aren't they?",
+    "A quick brown fox jumps over the lazy dog. [x] #1 @home ## a_b C:\\d 100%",
+    "The quick brown fox is quick.",
+    "他已經到了能瞭解它的年紀。",
+    "今天天气很好，我们去公园吧！",
+    "我们 今天 不去 GitHub 公园。",
+    "Nice 👍🏽 family 👩‍👩‍👧 in 🇩🇪!",
+    "3 1 4 1 5",
+    "Der Hund läuft über die Wiese, und die Hunde laufen über die Straße.",
+    "Männer, Frauen und Kinder laufen laut lachend durch die laute Straße.",
+    "Walking, talking and working: they walked, talked and worked together.",
+    "The foxes were hunting rabbits while the hunters were watching the foxes.",
+    "公园很大，公园里的人很多，今天的天气很好。",
+] * 2
+SIZES = {"bpe": 300, "unigram": 140, "wordpiece": 300, "byte_bpe": 400}
+SUBWORDS = tuple(SIZES)
+LOSSLESS = ("byte_bpe", "byte")
+SPACED = tuple(kind for kind in KINDS if kind not in LOSSLESS)
+ALPHABET = "".join(sorted({c for line in TEXT for c in line}))
+
+TRAINED = {kind: train_tokenizer(TEXT, kind=kind, vocab_size=SIZES.get(kind)) for kind in KINDS}
+
+
+def single_spaced(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.text(ALPHABET, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_any_text_of_known_characters_comes_back_normalised(kind: str, text: str) -> None:
+    tokenizer = TRAINED[kind]
+    if kind == "word":  # only its own words are known
+        words = " ".join(TEXT).split()
+        text = "  ".join(words[ord(c) % len(words)] for c in text)
+    expected = text if kind in LOSSLESS else single_spaced(text)
+    ids = tokenizer.encode(text)
+    assert tokenizer.unk_id not in ids
+    assert tokenizer.decode(ids) == expected == tokenizer.normalize(text)
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+@given(text=st.text(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_kinds_of_bytes_give_any_string_back(kind: str, text: str) -> None:
+    ids = TRAINED[kind].encode(text)
+    assert TRAINED[kind].decode(ids) == text
+    assert min(ids, default=4) >= len(SPECIALS)
+
+
+@pytest.mark.parametrize("kind", SPACED)
+@given(text=st.text(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_no_text_is_encoded_to_pad_bos_or_eos(kind: str, text: str) -> None:
+    tokenizer = TRAINED[kind]
+    ids = tokenizer.encode(text)
+    assert not {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id} & set(ids)
+    assert tokenizer.encode(tokenizer.normalize(text)) == ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trained_on_them", [False, True])
+def test_specials_written_in_text_are_only_text(
+    kind: str, trained_on_them: bool, tmp_path: Path
+) -> None:
+    tricks = [*SPECIALS, "a</s>b", "x <s> y", " ".join(SPECIALS), "".join(SPECIALS)]
+    lines = TEXT + (tricks * 20 if trained_on_them else ["< > / p a d s u n k b x y"])
+    size = SIZES[kind] + 10 if kind in SIZES else None
+    tokenizer = train_tokenizer(lines, kind=kind, vocab_size=size)
+    tokenizer.save(tmp_path / "t.json")
+    for t in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
+        for text in tricks:
+            ids = t.encode(text)
+            assert not {0, 1, 2} & set(ids), (text, t.tokens(ids))
+            assert t.encode_batch([text, text]) == [ids, ids]
+            if kind != "word" or trained_on_them:
+                assert t.unk_id not in ids
+                assert t.decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_and_what_decoding_skips(kind: str) -> None:
+    tokenizer = TRAINED[kind]
+    specials = [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id]
+    assert specials == [0, 1, 2, 3]
+    assert tokenizer.tokens(specials) == list(SPECIALS)
+    ids = tokenizer.encode("The quick brown fox")
+    assert tokenizer.decode([1, *ids, 2, 0, 0]) == "The quick brown fox" == tokenizer.decode(ids)
+    assert tokenizer.encode("") == []
+    assert tokenizer.decode([]) == ""
+    assert tokenizer.decode_batch([ids, [], [2]]) == ["The quick brown fox", "", ""]
+    assert max(ids) < tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_is_one_by_one(kind: str) -> None:
+    tokenizer = TRAINED[kind]
+    assert tokenizer.encode_batch(TEXT) == [tokenizer.encode(line) for line in TEXT]
+    batch = tokenizer.encode_batch(TEXT)
+    assert tokenizer.decode_batch(batch) == [tokenizer.decode(ids) for ids in batch]
+
+
+def test_words_and_bytes_are_what_they_are_called() -> None:
+    digits = train_tokenizer(["3 1 4", "1 5"], kind="word")
+    assert digits.vocab_size == 8
+    assert digits.decode(digits.encode("5 5 1")) == "5 5 1"
+    assert digits.encode("5 9 31")[1:] == [digits.unk_id] * 2
+    byte = TRAINED["byte"]
+    assert byte.vocab_size == 260
+    text = "aß今\x00\n"
+    assert byte.encode(text) == [b + 4 for b in text.encode()]
+    assert byte.tokens(byte.encode("a 今")) == ["a", "▁", "<E4>", "<BB>", "<8A>"]
+    assert byte.decode([4 + 0xE4, 4 + ord("a")]) == "\ufffda"
+
+
+def test_punctuation_is_cut_from_words() -> None:
+    for kind in ("bpe", "unigram", "wordpiece"):
+        tokenizer = train_tokenizer(
+            ["Hund, Katze. (Maus)"] * 9 + TEXT, kind=kind, vocab_size=SIZES[kind]
+        )
+        for piece in tokenizer.tokens(list(range(4, tokenizer.vocab_size))):
+            core = piece.removeprefix("##").removeprefix("▁")
+            letters = [unicodedata.category(c)[0] in "LM" for c in core]
+            assert all(letters) or not any(letters), piece
+
+
+def test_unknown_characters_are_unknown_tokens_not_lost() -> None:
+    for kind in ("bpe", "wordpiece", "char"):
+        ids = TRAINED[kind].encode("The ☃ fox")
+        assert ids.count(3) == 1, kind
+
+
+def test_case_and_normal_forms() -> None:
+    lower = train_tokenizer(TEXT, kind="char", lowercase=True)
+    assert lower.decode(lower.encode("QUICK")) == "quick"
+    assert TRAINED["char"].encode("a\u0308") == TRAINED["char"].encode("ä")
+    assert TRAINED["char"].normalize("①\u3000ﬁ\u2028x\ta▁b") == "1 fi x a b"
+    nfc = train_tokenizer(TEXT, kind="char", normalization="nfc")
+    assert nfc.normalize("①a\u0308") == "①ä"
+    none = train_tokenizer(TEXT, kind="char", normalization="none")
+    assert none.normalize(" ①a\u0308 ") == "①a\u0308"
+    nfkc_bytes = train_tokenizer(TEXT, kind="byte", normalization="nfkc")
+    assert nfkc_bytes.decode(nfkc_bytes.encode(" ①  x")) == " 1  x"
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_the_size_asked_for_is_the_size_got(kind: str) -> None:
+    assert TRAINED[kind].vocab_size == SIZES[kind]
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_sizes_that_the_text_cannot_give(kind: str) -> None:
+    with pytest.raises(UserError, match=r"vocabulary of 90000 is more .* gives \d+; set") as large:
+        train_tokenizer(TEXT, kind=kind, vocab_size=90_000)
+    most = int(str(large.value).split("gives ")[-1].split(";")[0])
+    assert train_tokenizer(TEXT, kind=kind, vocab_size=most).vocab_size == most
+    with pytest.raises(UserError, match=r"of 30 is too small .* need \d+; set") as small:
+        train_tokenizer(TEXT, kind=kind, vocab_size=30)
+    least = int(str(small.value).split("need ")[-1].split(";")[0])
+    assert train_tokenizer(TEXT, kind=kind, vocab_size=least).vocab_size == least
+    with pytest.raises(UserError, match=f"need {least}"):
+        train_tokenizer(TEXT, kind=kind, vocab_size=least - 1)
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_a_cap_keeps_the_most_frequent(kind: str) -> None:
+    tokenizer = train_tokenizer(["b a a", "c b a"], kind=kind, vocab_size=6)
+    assert tokenizer.vocab_size == 6
+    assert tokenizer.encode("a").count(tokenizer.unk_id) == 0
+    assert tokenizer.encode("c").count(tokenizer.unk_id) == 1
+    assert train_tokenizer(["b a"], kind=kind, vocab_size=900).vocab_size < 10
+    assert train_tokenizer(["b a a"], kind=kind, min_frequency=2).encode("b")[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"kind": "sentencepiece"}, "unknown tokenizer kind 'sentencepiece'; choose one of bpe"),
+        ({"kind": "bpe"}, "needs a vocab_size"),
+        ({"kind": "byte", "vocab_size": 260}, "unset vocab_size"),
+        ({"kind": "word", "vocab_size": 4}, "no room"),
+        ({"kind": "unigram", "vocab_size": 300, "min_frequency": 2}, "no use for min_frequency"),
+    ],
+)
+def test_settings_that_cannot_be(setting: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        train_tokenizer(TEXT, **setting)  # type: ignore[arg-type]
+
+
+def test_no_text() -> None:
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer(["", " "], kind="char")
+
+
+FINGERPRINT = """
+import sys, hashlib, pathlib
+sys.path[:0] = [sys.argv[1]]
+from test_tokenizer import SIZES, TRAINED
+print({k: hashlib.sha256(t._backend.to_str().encode()).hexdigest() for k, t in TRAINED.items()})
+"""
+
+
+def test_training_is_the_same_in_every_process_and_on_any_number_of_threads() -> None:
+    here = {k: hashlib.sha256(t._backend.to_str().encode()).hexdigest() for k, t in TRAINED.items()}
+    for threads in ("1", "3"):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads}
+        command = [sys.executable, "-c", FINGERPRINT, str(Path(__file__).parent)]
+        printed = subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+        assert printed.strip() == str(here)
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_training_again_in_one_process_is_the_same(kind: str) -> None:
+    again = train_tokenizer(iter(TEXT), kind=kind, vocab_size=SIZES[kind])
+    assert again._backend.to_str() == TRAINED[kind]._backend.to_str()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "tokenizer.json"
+    TRAINED[kind].save(path)
+    assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"]
+    loaded = Tokenizer.load(path)
+    assert loaded.kind == kind
+    assert loaded.vocab_size == TRAINED[kind].vocab_size
+    assert loaded.encode_batch(TEXT) == TRAINED[kind].encode_batch(TEXT)
+    assert loaded.decode_batch(loaded.encode_batch(TEXT)) == [loaded.normalize(t) for t in TEXT]
+
+
+def test_broken_files_are_the_users_errors(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with pytest.raises(UserError, match="cannot read"):
+        Tokenizer.load(path)
+    with pytest.raises(UserError, match="cannot read"):
+        Tokenizer.load(tmp_path)
+    TRAINED["bpe"].save(path)
+    whole = path.read_bytes()
+    foreign = json.loads(whole)["tokenizer"]
+    damaged = {**json.loads(whole), "tokenizer": {"version": "1.0"}}
+    for content in (
+        b"",
+        whole[: len(whole) // 2],
+        b"\x80\x04",
+        b"[]",
+        json.dumps(foreign).encode(),
+        json.dumps(damaged).encode(),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"t\.json"):
+            Tokenizer.load(path)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    TRAINED["char"].save(path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write"):
+        TRAINED["bpe"].save(tmp_path / "file" / "t.json")
+    assert Tokenizer.load(path).kind == "char"
+
+
+EXTRA = ("<mask>", "<extra_0>", "<sep>", "<extra_1>")
+CODE = ["def f(x):\n", "    return x  # two  spaces\n", "\n\n", "if a:\n\tb = 1\r\n", " x"] * 4
+KEEPING = tuple(kind for kind in KINDS if kind != "word")
+KEPT = {
+    kind: train_tokenizer(
+        TEXT + CODE,
+        kind=kind,
+        vocab_size=SIZES[kind] + 20 if kind in SIZES else None,
+        keep_whitespace=True,
+        normalization="none",
+    )
+    for kind in KEEPING
+}
+SPACES = " \n\t\r"
+
+
+@pytest.mark.parametrize("kind", KEEPING)
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_whitespace_comes_back_where_it_is_kept(kind: str, data: st.DataObject) -> None:
+    tokenizer = KEPT[kind]
+    text = data.draw(st.text(ALPHABET + SPACES * 20, max_size=60))
+    ids = tokenizer.encode(text)
+    assert tokenizer.unk_id not in ids
+    assert tokenizer.decode(ids) == tokenizer.normalize(text) == text
+    assert tokenizer.encode_batch([text, text]) == [ids, ids]
+
+
+@given(text=st.text(ALPHABET + SPACES + "▁", max_size=60))
+@settings(max_examples=80, deadline=None)
+def test_characters_come_back_exactly(text: str) -> None:
+    tokenizer = train_tokenizer(
+        [ALPHABET, SPACES, "▁", "a\u0308"],
+        kind="char",
+        keep_whitespace=True,
+        normalization="none",
+    )
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode(text)) == len(text)
+
+
+def test_a_mark_for_the_space_counts_as_one_where_spaces_are_kept() -> None:
+    tokenizer = KEPT["bpe"]
+    assert tokenizer.decode(tokenizer.encode(" x▁ x")) == tokenizer.normalize(" x▁ x") == " x  x"
+
+
+def with_extra(kind: str, **settings: Any) -> Tokenizer:
+    size = SIZES[kind] + len(EXTRA) if kind in SIZES else None
+    return train_tokenizer(TEXT, kind=kind, vocab_size=size, extra_specials=EXTRA, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extra_specials_have_ids_that_no_text_reaches(kind: str, tmp_path: Path) -> None:
+    tokenizer = with_extra(kind)
+    tokenizer.save(tmp_path / "t.json")
+    tricks = [*EXTRA, "x<mask>y <sep>", "<MASK>", "".join(EXTRA)]
+    for t in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
+        assert t.special_ids == frozenset(range(8))
+        assert t.specials == Specials(0, 1, 2, 3, mask_id=4, sentinel_ids=(5, 7))
+        assert t.tokens(range(8)) == [*SPECIALS, *EXTRA]
+        for text in tricks:
+            assert set(t.encode(text)) & t.special_ids <= {t.unk_id}
+        ids = t.encode("The quick fox")
+        assert t.decode([1, *ids, 4, 5, 2, 0]) == t.decode(ids)
+        kept = t.decode([1, *ids[:1], 4, 7, 2], keep_specials=True)
+        assert kept.startswith("<s>")
+        assert kept.endswith("<mask><extra_1></s>")
+        assert t.decode_batch([[4], ids], keep_specials=True)[0] == "<mask>"
+    assert tokenizer.vocab_size == TRAINED[kind].vocab_size + len(EXTRA)
+    # Ids aside it is the tokenizer that it would have been.
+    for text in TEXT:
+        assert tokenizer.tokens(tokenizer.encode(text)) == TRAINED[kind].tokens(
+            TRAINED[kind].encode(text)
+        )
+
+
+@pytest.mark.parametrize(
+    ("template", "one", "two"),
+    [
+        ("none", [7], [7, 8]),
+        ("bos", [1, 7], [1, 7, 1, 8]),
+        ("eos", [7, 2], [7, 2, 8, 2]),
+        ("both", [1, 7, 2], [1, 7, 2, 8, 2]),
+    ],
+)
+def test_templates(template: Any, one: list[int], two: list[int], tmp_path: Path) -> None:
+    train_tokenizer(["a b"], kind="char", template=template).save(tmp_path / "t.json")
+    tokenizer = Tokenizer.load(tmp_path / "t.json")
+    assert tokenizer.wrap([7]) == one
+    assert tokenizer.wrap([7], [8]) == two
+    assert [*tokenizer.prefix_ids, 7, *tokenizer.suffix_ids] == one
+    assert tokenizer.specials.cls_id == (1 if template == "both" else None)
+    assert set(tokenizer.encode("a b")) & {1, 2} == set()
+
+
+def test_a_template_without_a_form_for_pairs() -> None:
+    backend = TRAINED["char"]._backend
+    tokenizer = Tokenizer(
+        backend,
+        "imported",
+        specials=Specials(),
+        special_ids=frozenset(),
+        template=Template((1,), (), None),
+    )
+    assert tokenizer.wrap([5]) == [1, 5]
+    with pytest.raises(UserError, match="no form for a pair"):
+        tokenizer.wrap([5], [6])
+
+
+def test_a_file_of_the_first_format_is_read_as_it_was(tmp_path: Path) -> None:
+    content = TRAINED["bpe"].content()
+    old = {"format": "heedful-tokenizer-1", "kind": "bpe", "tokenizer": content["tokenizer"]}
+    (tmp_path / "t.json").write_text(json.dumps(old))
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert loaded.content() == content
+    assert loaded.wrap([9]) == [9]
+    assert loaded.specials == Specials(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("bpe", "laufen  laut, a_b", "▁laufen ▁laut, ▁a_b"),
+        ("unigram", "laufen  laut, a_b", "▁laufen ▁laut, ▁a_b"),
+        ("word", "Hund, lachend", "<unk> ▁lachend"),
+        ("char", "ab cd", "ab ▁cd"),
+        ("byte_bpe", "laufen laut,\nab", "laufen ▁laut, \n ab"),
+        ("byte", "ab ä\tcd", "ab ▁<C3><A4> \t cd"),
+        ("wordpiece", "laufen, a", "▁laufen , ▁a"),
+    ],
+)
+def test_which_tokens_begin_a_word(kind: str, text: str, expected: str) -> None:
+    tokenizer = TRAINED[kind]
+    ids = tokenizer.encode(text)
+    words: list[str] = []
+    for piece, starts in zip(tokenizer.tokens(ids), tokenizer.word_starts(ids), strict=True):
+        piece = piece.removeprefix("##").replace(" ", "▁")
+        words = [*words, piece] if starts else [*words[:-1], words[-1] + piece]
+    assert " ".join(words) == expected
+    assert tokenizer.word_starts([1, *ids, 2]) == [True, *tokenizer.word_starts(ids), True]
+    assert tokenizer.word_starts([]) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"kind": "word", "keep_whitespace": True}, "kind word is cut at whitespace"),
+        ({"extra_specials": ["mask"]}, "'mask' needs a name like <mask>"),
+        ({"extra_specials": ["<>"]}, "'<>' needs a name"),
+        ({"extra_specials": ["<a b>"]}, "'<a b>' needs a name"),
+        ({"extra_specials": ["<-->"]}, "'<-->' needs a name"),
+        ({"extra_specials": ["<s>"]}, "'<s>' is there twice"),
+        ({"extra_specials": ["<a>", "<a>"]}, "'<a>' is there twice"),
+        ({"extra_specials": ["<a>"], "vocab_size": 5}, "beside the 5 specials"),
+    ],
+)
+def test_specials_and_whitespace_that_cannot_be(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        train_tokenizer(TEXT, **{"kind": "char", **setting})
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_sizes_count_the_extra_specials(kind: str) -> None:
+    with pytest.raises(UserError, match=r"the 8 specials need \d+; set") as small:
+        train_tokenizer(TEXT, kind=kind, vocab_size=30, extra_specials=EXTRA)
+    least = int(str(small.value).split("need ")[-1].split(";")[0])
+    tokenizer = train_tokenizer(TEXT, kind=kind, vocab_size=least, extra_specials=EXTRA)
+    assert tokenizer.vocab_size == least
+    for line in TEXT:
+        assert tokenizer.unk_id not in tokenizer.encode(line)
+
+
+def test_where_no_space_is_put_before_a_text_none_is_counted() -> None:
+    lines = ["abcabcab\n", "bcaabcca\n"] * 4
+    with pytest.raises(UserError, match=r"need 9; set"):  # 4 specials, a, b, c, newline, one more
+        train_tokenizer(lines, kind="unigram", vocab_size=8, keep_whitespace=True)
+    tokenizer = train_tokenizer(lines, kind="unigram", vocab_size=9, keep_whitespace=True)
+    assert tokenizer.decode(tokenizer.encode("ab\n\nc")) == "ab\n\nc"

@@ -1,0 +1,590 @@
+"""Whole models from and to the Hugging Face format, against `transformers`: text, ids, labels."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import heedful.export.hf_directory as hf_directory
+from commands import tree
+from heedful.config import parse_recipe
+from heedful.data.foreign import write_tokenizer
+from heedful.data.pair_store import open_pairs
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.errors import UserError
+from heedful.export.hf import export_hf, import_hf
+from heedful.inference import Card, GenerationIds, load, open_net
+from heedful.run import train
+from heedful.zoo import ARCHITECTURES, architecture
+from heedful.zoo.saved import make_config
+from hf_parity import assert_same_net, random_hf
+
+transformers = pytest.importorskip("transformers")
+
+LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
+VOCAB = 64
+TWO_STACKS = {
+    "vocab_size": VOCAB,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 48,
+}
+BERT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "max_position_embeddings": 48,
+    "pad_token_id": 0,
+}
+LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "max_position_embeddings": 48,
+}
+LABELS = {0: "neg", 1: "neutral", 2: "pos"}
+# Their class without its ending, their Auto class, and their configuration.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "AutoModelForCausalLM",
+        {"vocab_size": VOCAB, "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 48}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "llama": ("LlamaForCausalLM", "AutoModelForCausalLM", LLAMA),
+    "mistral": ("MistralForCausalLM", "AutoModelForCausalLM", LLAMA),
+    "bert": ("BertForMaskedLM", "AutoModelForMaskedLM", BERT),
+    "bert-classes": (
+        "BertForSequenceClassification",
+        "AutoModelForSequenceClassification",
+        {**BERT, "id2label": LABELS, "label2id": {name: i for i, name in LABELS.items()}},
+    ),
+    "roberta": (
+        "RobertaForMaskedLM",
+        "AutoModelForMaskedLM",
+        {**BERT, "type_vocab_size": 1, "max_position_embeddings": 49},
+    ),
+    "distilbert": (
+        "DistilBertModel",
+        "AutoModel",
+        {"vocab_size": VOCAB, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32}
+        | {"max_position_embeddings": 48},
+    ),
+    "bart": ("BartForConditionalGeneration", "AutoModelForSeq2SeqLM", TWO_STACKS),
+    "marian": (
+        "MarianMTModel",
+        "AutoModelForSeq2SeqLM",
+        {**TWO_STACKS, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 2}
+        | {"forced_eos_token_id": 2},
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "AutoModelForSeq2SeqLM",
+        {"vocab_size": VOCAB, "d_model": 16, "num_heads": 2, "d_kv": 8, "num_layers": 1}
+        | {"d_ff": 32, "n_positions": 48, "eos_token_id": 2},
+    ),
+}
+KNOWN = [name for name in FAMILIES if name.partition("-")[0] in ARCHITECTURES]
+DECODERS = [name for name in KNOWN if FAMILIES[name][1] == "AutoModelForCausalLM"]
+WRITERS = [*DECODERS, *(name for name in KNOWN if FAMILIES[name][1] == "AutoModelForSeq2SeqLM")]
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    """One trained here: language models' puts nothing around a text."""
+    template = "none" if FAMILIES[name][1] == "AutoModelForCausalLM" else "both"
+    return train_tokenizer(
+        LINES, kind="bpe", vocab_size=40, extra_specials=["<mask>"], template=template
+    )
+
+
+def theirs_of(name: str) -> Any:
+    model_class, _, settings = FAMILIES[name]
+    return random_hf(
+        getattr(transformers, model_class),
+        getattr(transformers, _config_class(model_class))(**settings),
+    )
+
+
+def _config_class(model_class: str) -> str:
+    for ending in ("LMHeadModel", "ForConditionalGeneration", "ForCausalLM", "ForMaskedLM"):
+        model_class = model_class.removesuffix(ending)
+    return (
+        model_class.removesuffix("ForSequenceClassification")
+        .removesuffix("MTModel")
+        .removesuffix("Model")
+        + "Config"
+    )
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A directory of each family as transformers writes it, with a tokenizer."""
+    root = tmp_path_factory.mktemp("theirs")
+    for name in KNOWN:
+        theirs_of(name).save_pretrained(root / name)
+        write_tokenizer(tokenizer_of(name), root / name)
+    return {name: root / name for name in KNOWN}
+
+
+def fresh(name: str, tokenizer: Tokenizer | None, card: dict[str, Any], **keys: Any) -> Any:
+    """A new model of heedful's own."""
+    config: Any = make_config(name, keys)
+    torch.manual_seed(0)
+    net = architecture(name).build(config).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return open_net(net, config, Card(name, "test", **card), tokenizer)
+
+
+# --- both ways ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_there_and_back_is_the_same_model(
+    name: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = import_hf(directories[name], tmp_path / "ours")
+    opened = load(tmp_path / "ours", device="cpu")
+    assert_same_net(model.net, opened.net)
+    assert (opened.card, opened.config) == (model.card, model.config)
+
+    export_hf(opened, tmp_path / "hf")
+    auto = getattr(transformers, FAMILIES[name][1])
+    back, report = auto.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    allowed = {"missing_keys"} if name == "distilbert" else set()
+    assert not any(found for kind, found in report.items() if kind not in allowed), report
+    theirs = auto.from_pretrained(directories[name]).state_dict()
+    assert theirs.keys() == back.state_dict().keys()
+    for key, tensor in back.state_dict().items():
+        assert torch.equal(tensor, theirs[key]), key
+
+    again = import_hf(tmp_path / "hf", tmp_path / "again")
+    assert_same_net(model.net, again.net)
+    assert (again.card, again.config) == (model.card, model.config)
+    text = "the cat sat <mask> world"
+    assert again.encode([text]) == opened.encode([text]) == model.encode([text])
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_exported_tokenizer_gives_the_models_ids(
+    name: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = import_hf(directories[name], tmp_path / "ours")
+    export_hf(model, tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs("a dog sat")["input_ids"] == model.encode(["a dog sat"])[0]
+    assert theirs.model_max_length == model.config.max_length
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_model_writes_here_and_there_what_it_wrote(
+    name: str, num_beams: int, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Begin, end, forced and forbidden tokens are right."""
+    theirs = tmp_path / "theirs"
+    shutil.copytree(directories[name], theirs)
+    settings = json.loads((theirs / "generation_config.json").read_text())
+    settings |= {"eos_token_id": [2, 11]}
+    if num_beams == 1:  # in a beam heedful shares out their probability, transformers does not
+        settings |= {"bad_words_ids": [[7], [9]]}
+    if name not in DECODERS:
+        settings |= {"forced_bos_token_id": 5, "forced_eos_token_id": 2}
+        settings.setdefault("decoder_start_token_id", 0)  # T5's own class says none
+    (theirs / "generation_config.json").write_text(json.dumps(settings))
+    model = import_hf(theirs, tmp_path / "ours")
+    export_hf(model, tmp_path / "hf")
+    auto = getattr(transformers, FAMILIES[name][1])
+    text = "the dog sat on the mat"
+    options = {"max_new_tokens": 12, "num_beams": num_beams, "do_sample": False}
+    ours = model.generations([text], max_new_tokens=12, beam_size=num_beams)[0][0].ids
+    assert not {7, 9} & set(ours) or num_beams > 1
+    for directory in (theirs, tmp_path / "hf"):
+        inputs = transformers.AutoTokenizer.from_pretrained(directory)(text, return_tensors="pt")
+        writer = auto.from_pretrained(directory).eval()
+        start = inputs["input_ids"].size(1) if name in DECODERS else 1
+        assert writer.generate(**inputs, **options)[0][start:].tolist() == ours, directory.name
+
+
+@pytest.mark.parametrize("name", ["bert-classes"])
+def test_labels_and_probabilities_are_theirs(
+    name: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = import_hf(directories[name], tmp_path / "ours")
+    assert model.labels == ("neg", "neutral", "pos")
+    export_hf(model, tmp_path / "hf")
+    for directory in (directories[name], tmp_path / "hf"):
+        auto = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+        assert auto.config.id2label == LABELS
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        with torch.no_grad():
+            logits = auto(**tokenizer("hello dog", return_tensors="pt")).logits[0]
+        found = model.classify(["hello dog"])[0]
+        assert found.label == auto.config.id2label[int(logits.argmax())]
+        torch.testing.assert_close(
+            torch.tensor(list(found.probabilities.values())), logits.softmax(-1), rtol=0, atol=1e-5
+        )
+
+
+# --- what is made here ----------------------------------------------------------------------
+
+
+def test_the_second_text_of_a_pair_has_its_type_over_there(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("bert-classes")
+    model = fresh(
+        "bert",
+        tokenizer,
+        {"labels": ("yes", "no")},
+        vocab_size=tokenizer.vocab_size,
+        d_model=16,
+        num_heads=2,
+        num_layers=1,
+        d_ff=32,
+        max_length=40,
+        head="classify",
+    )
+    export_hf(model, tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    inputs = theirs("the cat", "a dog runs", return_tensors="pt")
+    rows, types = model.encode_pairs(["the cat"], ["a dog runs"], "error")
+    assert inputs["input_ids"][0].tolist() == rows[0]
+    assert types is not None
+    assert inputs["token_type_ids"][0].tolist() == types[0]
+    assert set(types[0]) == {0, 1}
+    auto = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    with torch.no_grad():
+        logits = auto(**inputs).logits
+    ours = model.class_logits(["the cat"], pairs=["a dog runs"])
+    torch.testing.assert_close(ours, logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
+def test_a_translator_of_our_own_starts_over_there_as_it_does_here(
+    name: str, tmp_path: Path
+) -> None:
+    """Its card has no ids: begin, end and what is never written are the tokenizer's."""
+    tokenizer = train_tokenizer(LINES, kind="bpe", vocab_size=40)
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "num_heads": 2}
+    model = fresh(
+        name,
+        tokenizer,
+        {},
+        src_vocab_size=40,
+        tgt_vocab_size=40,
+        d_ff=32,
+        max_length=40,
+        **sizes,
+        **({"head_dim": 8} if name == "t5" else {}),
+    )
+    export_hf(model, tmp_path / "hf")
+    again = import_hf(tmp_path / "hf", tmp_path / "again")
+    assert again.ids == model.ids == GenerationIds(start=(1,), end=(2,), never=(0, 1))
+    auto = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").eval()
+    source = model.prompt_ids(["hello world"])[0]
+    theirs = auto.generate(torch.tensor([source]), max_new_tokens=9, do_sample=False)[0]
+    assert theirs[1:].tolist() == model.generate([source], max_new_tokens=9)[0]
+
+
+@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
+def test_a_model_goes_on_learning_pairs_in_the_form_that_it_knows(
+    name: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both sides with the marks that transformers puts around them, and the same loss."""
+    model = import_hf(directories[name], tmp_path / "ours")
+    pairs = [("the cat sat", "hello world"), ("hello", "the cat sat on a world")]
+    theirs = theirs_of(name)
+    theirs.config.decoder_start_token_id = model.ids.start[0]  # T5's needs to be told
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directories[name])
+    for src, tgt in pairs:
+        inputs, labels = (tokenizer(text, return_tensors="pt").input_ids for text in (src, tgt))
+        assert labels.size(1) > 2
+        with torch.no_grad():
+            loss = theirs(input_ids=inputs, labels=labels).loss
+        (score,) = model.score([src], [tgt])
+        assert score.num_tokens == labels.size(1)
+        assert -score.log_prob / score.num_tokens == pytest.approx(float(loss), abs=1e-5)
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs))
+    files = {"file": str(path)}
+    content = {
+        "init_from": str(tmp_path / "ours"),
+        "data": {"train": files, "valid": files, "max_length": 30},
+        "training": {"max_steps": 1, "device": "cpu", "schedule": {"learning_rate": 1e-3}},
+        "evaluation": {"decode_sentences": 0},
+    }
+    train(parse_recipe(content), tmp_path / "run")
+    store = open_pairs(tmp_path / "run/data/train")
+    for row, (src, tgt) in enumerate(pairs):
+        assert store.src[row].tolist() == tokenizer(src).input_ids == model.prompt_ids([src])[0]
+        assert store.tgt[row].tolist() == tokenizer(tgt).input_ids
+
+
+def test_two_tokenizers_are_two_again(tmp_path: Path) -> None:
+    src = train_tokenizer(LINES, kind="bpe", vocab_size=40)
+    tgt = train_tokenizer(LINES, kind="char")
+    config: Any = make_config(
+        "marian",
+        {"src_vocab_size": 40, "tgt_vocab_size": tgt.vocab_size, "tie_embeddings": "decoder"}
+        | {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "num_heads": 2}
+        | {"d_ff": 32, "max_length": 40},
+    )
+    model = open_net(
+        architecture("marian").build(config), config, Card("marian", "translation"), src, tgt
+    )
+    said: list[str] = []
+    export_hf(model, tmp_path / "hf", say=said.append)
+    assert "tokenizer_target/" in said[0]
+    again = import_hf(tmp_path / "hf", tmp_path / "again")
+    assert again.src_tokenizer.encode("the cat") == src.encode("the cat")
+    assert again.tgt_tokenizer.encode("the cat") == tgt.encode("the cat")
+
+
+def test_roberta_whose_positions_transformers_would_count_otherwise_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Over there positions count from the padding's id: another token of that id would shift."""
+    tokenizer = tokenizer_of("roberta")
+    keys: dict[str, Any] = {"vocab_size": 41, "d_model": 16, "num_heads": 2, "num_layers": 1}
+    keys |= {"d_ff": 32, "max_length": 40}
+    with pytest.raises(UserError, match=r"train it with model\.position_offset=1$"):
+        export_hf(fresh("roberta", tokenizer, {}, **keys), tmp_path / "hf")
+    assert list(tmp_path.iterdir()) == []
+    export_hf(fresh("roberta", tokenizer, {}, **keys, position_offset=1), tmp_path / "hf")
+
+
+def test_vaswani2017_has_no_counterpart(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"src_vocab_size": 9, "tgt_vocab_size": 9, "d_model": 8, "num_heads": 2}
+    keys |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 8}
+    with pytest.raises(UserError, match="vaswani2017 has no counterpart"):
+        export_hf(fresh("vaswani2017", None, {}, **keys), tmp_path / "hf")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- where the ids come from ----------------------------------------------------------------
+
+
+def ids(start: tuple[int, ...], end: tuple[int, ...], *more: Any, **named: Any) -> GenerationIds:
+    return GenerationIds(start, end, *more, **named)
+
+
+NO_TEXT = ("tokenizer.json", "tokenizer_config.json")
+
+
+SUPPRESSED = {"suppress_tokens": [8, 3], "bad_words_ids": [[5], [6, 7]]}
+UNSAID = {"decoder_start_token_id": None}
+BOTH_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": [2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "generation", "config", "has_text", "expected"),
+    [
+        # generation_config.json, then config.json, then the tokenizer, then their class.
+        ("gpt2", {"eos_token_id": [3, 4]}, {"eos_token_id": 9}, True, ids((), (3, 4))),
+        ("gpt2", {"top_k": 5}, {"eos_token_id": 9}, True, ids((), (9,))),
+        ("gpt2", None, {"eos_token_id": None}, True, ids((), (2,))),
+        ("gpt2", None, {"bos_token_id": 5, "eos_token_id": 6}, False, ids((5,), (6,))),
+        ("llama", None, {"bos_token_id": None, "eos_token_id": None}, False, ids((1,), (2,))),
+        ("gpt2", SUPPRESSED, {}, True, ids((), (2,), (3, 5, 8))),
+        # BART begins with the end mark; Marian and T5 with padding.
+        ("bart", None, UNSAID, True, ids((2,), (2,), last=2)),
+        ("t5", None, UNSAID, True, ids((0,), (2,))),
+        ("marian", None, UNSAID, True, ids((0,), (2,), last=2)),
+        # What is forced is in one file alone.
+        ("bart", {"decoder_start_token_id": 6}, {"forced_eos_token_id": 2}, True, ids((6,), (2,))),
+        ("bart", BOTH_FORCED, {}, True, ids((2,), (2,), first=0, last=2)),
+        ("bart", None, BOTH_FORCED | {"forced_eos_token_id": None}, True, ids((2,), (2,), first=0)),
+        # A token that the model has no row for can neither be written nor met.
+        ("gpt2", {"eos_token_id": [2, 50256]}, {}, True, ids((), (2,))),
+        ("bert", None, {"eos_token_id": 3}, True, ids((), ())),
+    ],
+)
+def test_ids(
+    name: str,
+    generation: dict[str, Any] | None,
+    config: dict[str, Any],
+    has_text: bool,
+    expected: GenerationIds,
+    directories: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    if name not in KNOWN:
+        pytest.skip(f"{name} is not registered")
+    source = tmp_path / "theirs"
+    shutil.copytree(directories[name], source)
+    (source / "generation_config.json").unlink(missing_ok=True)
+    if generation is not None:
+        (source / "generation_config.json").write_text(json.dumps(generation))
+    content = json.loads((source / "config.json").read_text()) | config
+    kept = {key: value for key, value in content.items() if value is not None or key in config}
+    if config.get("decoder_start_token_id", 0) is None:
+        del kept["decoder_start_token_id"]
+    (source / "config.json").write_text(json.dumps(kept))
+    for file in () if has_text else NO_TEXT:
+        (source / file).unlink()
+    assert import_hf(source, tmp_path / "out").card.generation == expected
+
+
+def test_what_is_not_taken_over_is_said(directories: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "theirs"
+    shutil.copytree(directories["bart"], source)
+    settings = {"num_beams": 4, "early_stopping": False, "no_repeat_ngram_size": 3}
+    settings |= {"eos_token_id": [2, 999], "bad_words_ids": [[5, 6]]}  # type: ignore[dict-item]
+    (source / "generation_config.json").write_text(json.dumps(settings))
+    for file in NO_TEXT:
+        (source / file).unlink()
+    said: list[str] = []
+    model = import_hf(source, tmp_path / "out", say=said.append)
+    text = "\n".join(said)
+    for part in ("num_beams 4", "no_repeat_ngram_size 3", "several tokens", "999", "no tokenizer"):
+        assert part in text
+    assert "early_stopping" not in text
+    assert not model.has_tokenizer
+    assert model.generate([[5, 6, 2]], max_new_tokens=3)
+
+
+# --- labels ---------------------------------------------------------------------------------
+
+
+def with_config(directory: Path, to: Path, **changes: Any) -> Path:
+    shutil.copytree(directory, to)
+    content = json.loads((to / "config.json").read_text()) | changes
+    (to / "config.json").write_text(json.dumps(content))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"0": "a", "1": "b", "3": "c"}, "must name the classes 0 to 2"),
+        ({"0": "a", "1": "b", "2": "a"}, "two classes the same name: a, b, a"),
+    ],
+)
+def test_labels_that_cannot_be_told_apart_are_refused(
+    labels: dict[str, str], message: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    source = with_config(directories["bert-classes"], tmp_path / "theirs", id2label=labels)
+    with pytest.raises(UserError, match=message):
+        import_hf(source, tmp_path / "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_a_new_head_has_the_names_of_transformers(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    model = import_hf(
+        directories["bert"], tmp_path / "out", say=said.append, head="classify", num_labels=4
+    )
+    assert model.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
+    assert any("left as initialised" in line for line in said)
+
+
+def test_a_head_for_another_problem_is_told(directories: dict[str, Path], tmp_path: Path) -> None:
+    source = with_config(
+        directories["bert-classes"], tmp_path / "a", problem_type="multi_label_classification"
+    )
+    said: list[str] = []
+    import_hf(source, tmp_path / "out", say=said.append)
+    assert "multi_label_classification" in said[0]
+
+
+# --- what is refused, and what stays --------------------------------------------------------
+
+
+def broken(directory: Path, to: Path, how: str) -> str:
+    """A directory that is wrong in one way, and what must be said of it."""
+    shutil.copytree(directory, to)
+    weights = to / "model.safetensors"
+    tensors = load_file(weights)
+    name = "transformer.h.1.mlp.c_fc.weight"
+    if how == "pickled":
+        weights.rename(to / "pytorch_model.bin")
+        return "pickled"
+    if how == "model type":
+        (to / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+        return "the model type mamba is not known"
+    if how == "tokenizer":
+        (to / "tokenizer.json").write_text('{"version": "1.0", "model"')
+        return "tokenizer.json is no JSON"
+    if how == "tokenizer content":
+        (to / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+        return "tokenizer.json is damaged"
+    if how == "many":
+        tensors["transformer.stray"] = torch.zeros(2)
+    elif how == "few":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:, :-1].contiguous()
+    save_file(tensors, weights)
+    return "transformer.stray" if how == "many" else name
+
+
+WAYS = ["pickled", "model type", "tokenizer", "tokenizer content", "many", "few", "shape"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_broken_directory_is_refused_and_nothing_is_written(
+    how: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    message = broken(directories["gpt2"], tmp_path / "theirs", how)
+    with pytest.raises(UserError) as error:
+        import_hf(tmp_path / "theirs", tmp_path / "out")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_neither_direction_overwrites_what_is_not_its_own(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both formats call their files alike: a model must never replace its own source."""
+    model = import_hf(directories["gpt2"], tmp_path / "ours")
+    import_hf(directories["gpt2"], tmp_path / "ours")  # once more is no harm
+    export_hf(model, tmp_path / "hf")
+    export_hf(model, tmp_path / "hf")
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match="holds a model in another format"):
+        export_hf(model, tmp_path / "ours")
+    (tmp_path / "hf" / "tokenizer_config.json").rename(tmp_path / "kept")
+    (tmp_path / "hf" / "generation_config.json").rename(tmp_path / "kept2")
+    with pytest.raises(UserError, match="holds a model in another format"):
+        import_hf(tmp_path / "hf", tmp_path / "hf")
+    (tmp_path / "kept").rename(tmp_path / "hf" / "tokenizer_config.json")
+    (tmp_path / "kept2").rename(tmp_path / "hf" / "generation_config.json")
+    assert tree(tmp_path) == before
+    (tmp_path / "ours" / "thesis.tex").write_text("years of work")
+    (tmp_path / "hf" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"it holds thesis\.tex"):
+        import_hf(directories["gpt2"], tmp_path / "ours")
+    with pytest.raises(UserError, match=r"it holds thesis\.tex"):
+        export_hf(model, tmp_path / "hf")
+
+
+@pytest.mark.parametrize("fails", ["save_tensors", "write_json"])
+def test_an_export_that_fails_leaves_nothing(
+    fails: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = import_hf(directories["gpt2"], tmp_path / "ours")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hf_directory, fails, full)
+    with pytest.raises(UserError, match="No space left"):
+        export_hf(model, tmp_path / "hf")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ours"]

@@ -1,0 +1,203 @@
+"""`insight.verify` and `heedful verify` of every model of the zoo and every position scheme."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_verify import failures, skips
+from test_verify_single import SKIPPED, UNASKED
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from heedful.cli.app import app
+from heedful.errors import UserError
+from heedful.inference import Card, open_net
+from heedful.insight import verify
+from heedful.insight.verify import CHECKS, SINGLE_CHECKS
+from heedful.zoo import ARCHITECTURES, architecture
+from heedful.zoo.saved import make_config
+from single_stacks import SCHEMES, Single, decoder, encoder
+
+ONE = {"vocab_size": 23, "d_model": 32, "num_heads": 4, "num_layers": 2, "max_length": 16}
+TWO = {
+    "src_vocab_size": 23,
+    "tgt_vocab_size": 23,
+    "d_model": 32,
+    "num_heads": 4,
+    "d_ff": 64,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "max_length": 16,
+}
+MASKED, CLASSES, STATES = SKIPPED["encoder"], SKIPPED["classifier"], SKIPPED["states"]
+ZOO: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("gpt", {}, SKIPPED["decoder"]),
+    ("gpt2", {}, SKIPPED["decoder"]),
+    ("gpt2", {"bias": False, "tie_embeddings": False}, SKIPPED["decoder"]),
+    ("gpt3", {"window": 2}, SKIPPED["decoder"]),
+    ("gpt3", {"window": None, "scale_scores": False, "qkv_bias": False}, SKIPPED["decoder"]),
+    ("llama", {}, SKIPPED["decoder"]),
+    ("llama", {"num_kv_heads": 2, "rope_layout": "interleaved"}, SKIPPED["decoder"]),
+    ("llama", {"num_kv_heads": 1, "rope_scaling": {"type": "llama3"}}, SKIPPED["decoder"]),
+    ("mistral", {"window": 2, "num_kv_heads": 2, "head_dim": 6}, SKIPPED["decoder"]),
+    ("mistral", {"window": 3, "num_layers": 1, "num_kv_heads": 4}, SKIPPED["decoder"]),
+    ("bert", {}, MASKED),
+    ("bert", {"head": "classify", "num_labels": 3}, CLASSES),
+    ("bert", {"head": "none"}, STATES),
+    ("roberta", {"tie_embeddings": False}, MASKED),
+    ("roberta", {"head": "classify"}, CLASSES),
+    ("distilbert", {"positions": "sinusoidal"}, MASKED),
+    ("distilbert", {"positions": "sinusoidal", "head": "classify"}, CLASSES),
+    ("distilbert", {"head": "none"}, STATES),
+    ("bart", {}, set()),
+    ("marian", {}, set()),
+    ("t5", {}, set()),
+    ("t5", {"activation": "geglu_tanh", "tie_embeddings": False}, set()),
+    ("vaswani2017", {}, set()),
+]
+# To train each of them would take too long.
+LEARN: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {}),
+    ("llama", {}),
+    ("bert", {}),
+    ("bert", {"head": "classify", "num_labels": 3}),
+    ("t5", {}),
+]
+SMALL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bart", "marian", "vaswani2017"), TWO),
+    "t5": {**TWO, "head_dim": 8},
+    **{name: {**ONE, "d_ff": 64} for name in ("bert", "roberta", "distilbert")},
+    "mistral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},
+}
+
+
+def build(name: str, **keys: Any) -> nn.Module:
+    """A tiny new model of the zoo."""
+    config = make_config(name, {**SMALL.get(name, ONE), **keys})
+    torch.manual_seed(0)
+    return architecture(name).build(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "skipped"),
+    ZOO,
+    ids=[f"{name}-{number}" for number, (name, _, _) in enumerate(ZOO)],
+)
+def test_the_zoo_passes_every_check(name: str, keys: dict[str, Any], skipped: set[str]) -> None:
+    overfit = (name, keys) in LEARN
+    report = verify(build(name, **keys), overfit=overfit, overfit_seconds=600.0)
+    assert report.ok, str(report)
+    assert skips(report) == (skipped if overfit else skipped | UNASKED), str(report)
+    assert len(report) == len(SINGLE_CHECKS if skipped else CHECKS)
+
+
+def test_no_architecture_is_left_out() -> None:
+    assert {name for name, _, _ in ZOO} == set(ARCHITECTURES)
+
+
+WINDOWS = [(None, None), (2, None), (3, 2)]
+PLACED = [name for name in SCHEMES if name != "none"]
+
+
+@pytest.mark.parametrize(("number", "scheme"), list(enumerate(PLACED)))
+def test_every_position_scheme_passes(number: int, scheme: str) -> None:
+    single = Single(scheme, windows=WINDOWS[number % 3])
+    nets = [(decoder(single), SKIPPED["decoder"])]
+    nets.append((encoder(single, "classes"), CLASSES) if number % 2 else (encoder(single), STATES))
+    for net, absent in nets:
+        report = verify(net, fresh=False, overfit=False)
+        assert report.ok, str(report)
+        assert skips(report) == {*absent, "initial loss", "one batch overfits"}
+
+
+def test_without_positions_an_encoder_fails_and_causality_can_stand_in_for_them() -> None:
+    bare = Single("none", windows=(None,))
+    both = {"fresh": False, "overfit": False}
+    assert failures(verify(encoder(bare, "tokens"), **both)) == {"position awareness"}
+    assert failures(verify(decoder(bare), **both)) == {"position awareness"}
+    # Through two causal layers each token's state says what came before it.
+    assert verify(decoder(Single("none", windows=(None, None))), **both).ok
+
+
+def test_a_net_of_ours_that_hides_a_far_token_is_found() -> None:
+    """What a window may do is a defect where no layer has one."""
+    net = build("gpt2", num_layers=1, dropout=0.0)
+    whole = net.decoder.forward
+
+    def near_only(x: Tensor, mask: Any, *, positions: Any = None) -> Tensor:
+        size = x.size(1)
+        near = torch.ones(size, size, dtype=torch.bool).tril().triu(-3)
+        return whole(x, near[None, None], positions=positions)
+
+    net.decoder.forward = near_only
+    report = verify(net, overfit=False)
+    assert report["mask polarity"].status == "failed"
+    assert report["mask polarity"].detail == "token 0 does not change the logits at 4"
+
+
+def test_one_output_a_text_is_no_class() -> None:
+    report = verify(build("bert", head="classify", num_labels=1))
+    assert report.ok, str(report)
+    assert skips(report) == {*SKIPPED["classifier"], "initial loss", "one batch overfits"}
+
+
+def test_small_effects_of_sixteen_bit_nets_are_given_a_second_look() -> None:
+    report = verify(build("llama").to(torch.bfloat16), overfit=False)
+    assert report.ok, str(report)
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+def save(folder: Path, name: str, **keys: Any) -> Path:
+    """A tiny new model in a directory."""
+    config = make_config(name, {**SMALL.get(name, ONE), **keys})
+    open_net(build(name, **keys), config, Card(name, "imported"), None).save(folder)
+    return folder
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["verify", *map(str, arguments), "--no-overfit"])
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "skipped"),
+    [
+        ("vaswani2017", {}, set()),
+        ("gpt2", {}, SKIPPED["decoder"]),
+        ("bert", {}, MASKED),
+        ("bert", {"head": "classify"}, CLASSES),
+        ("distilbert", {"head": "none", "max_length": 9}, STATES),
+    ],
+)
+def test_the_command_takes_a_model_of_any_kind(
+    tmp_path: Path, name: str, keys: dict[str, Any], skipped: set[str]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    ended = run(save(folder, name, **keys), "--json")
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(ended.output)
+    assert found["ok"]
+    given = {row["name"] for row in found["checks"] if row["status"] == "skipped"}
+    assert given == {*skipped, "initial loss", "one batch overfits"}
+
+
+def test_the_command_fails_with_exit_code_1_and_refuses_what_is_too_short(tmp_path: Path) -> None:
+    for part in ("broken", "short"):
+        (tmp_path / part).mkdir()
+    net = build("gpt2")
+    with torch.no_grad():
+        net.head.weight.fill_(math.nan)
+    open_net(net, make_config("gpt2", ONE), Card("gpt2", "imported"), None).save(
+        tmp_path / "broken"
+    )
+    ended = run(tmp_path / "broken")
+    assert ended.exit_code == 1
+    assert "1 failed" in ended.output
+    ended = run(save(tmp_path / "short", "gpt2", max_length=7))
+    assert isinstance(ended.exception, UserError)
+    assert "allows 7" in str(ended.exception)

@@ -1,0 +1,119 @@
+"""What the tests of encoders' tasks share: tiny recipes, runs that are stopped, saved models."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from heedful.config import Recipe, parse_recipe
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.inference import Card, open_net
+from heedful.run import train
+from heedful.training.events import Event, StepDone
+from heedful.zoo import architecture
+from heedful.zoo.saved import make_config
+
+NET: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
+TINY: dict[str, Any] = {
+    "data": {"max_length": 16},
+    "tokenizer": {"kind": "word", "vocab_size": None},
+    "model": {"architecture": "bert", **NET, "dropout": 0.1},
+    "training": {
+        "device": "cpu",
+        "precision": "fp32",
+        "max_steps": 12,
+        "batch_tokens": None,
+        "batch_sentences": 8,
+        "label_smoothing": 0.0,
+        "schedule": {"learning_rate": 0.01, "warmup_steps": 5},
+        "evaluate_every": 4,
+        "log_every": 1,
+    },
+}
+
+
+def tiny(task: str, **changes: Any) -> Recipe:
+    """A recipe of a net that trains in a moment; dotted names as `training__max_steps=5`."""
+    content = json.loads(json.dumps({"task": task, **TINY}))
+    for name, value in changes.items():
+        place = content
+        *parents, last = name.split("__")
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return parse_recipe(content)
+
+
+# With steps of its own and wider: a net of `TINY`'s size often never tells some texts apart.
+LEARNS: dict[str, Any] = {
+    "model": {"architecture": "bert", "num_layers": 1, "d_model": 64, "num_heads": 4, "d_ff": 128},
+    "model__dropout": 0.0,
+    "model__attention_dropout": 0.0,
+    "training__batch_sentences": 16,
+    "training__schedule": {"name": "constant", "learning_rate": 0.002, "warmup_steps": 5},
+}
+
+
+class Stop(Exception):
+    """A run ends here, as if it had been killed."""
+
+
+class StopAt:
+    """A listener that ends the run at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on(self, event: Event) -> None:
+        if isinstance(event, StepDone) and event.step == self.step:
+            raise Stop
+
+    def close(self) -> None:
+        pass
+
+
+def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None:
+    """A run that is killed twice and gone on with ends with the bits of one that was left alone."""
+    whole, killed = folder / "whole", folder / "killed"
+    train(recipe, whole)
+    for number, step in enumerate((6, 9)):
+        try:
+            train(recipe, killed, resume=number > 0, listeners=[StopAt(step)])
+        except Stop:
+            continue
+        raise AssertionError(f"the run was not stopped at step {step}")
+    train(recipe, killed, resume=True)
+    last = f"checkpoints/step-{recipe.training.max_steps:08d}"
+    for name in ("model.safetensors", f"{last}/training.safetensors", *results):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def words(vocabulary: Sequence[str]) -> Tokenizer:
+    """A tokenizer of whole words with a mask, as masked language models have."""
+    return train_tokenizer(
+        [" ".join(vocabulary)], kind="word", extra_specials=("<mask>",), template="both"
+    )
+
+
+def random_net(name: str, **keys: Any) -> tuple[Any, nn.Module]:
+    """A net whose weights are large enough that outputs differ clearly, and its Config."""
+    config = make_config(name, {**NET, **keys})
+    torch.manual_seed(0)
+    net = architecture(name).build(config)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return config, net.eval()
+
+
+def saved(folder: Path, name: str, tokenizer: Tokenizer, *, labels: Any = (), **keys: Any) -> Any:
+    """A random model in a directory, as an import writes it."""
+    keys = {"vocab_size": tokenizer.vocab_size, "max_length": 20, **keys}
+    config, net = random_net(name, **keys)
+    folder.mkdir()
+    model = open_net(net, config, Card(name, "imported", labels=tuple(labels)), tokenizer)
+    model.save(folder)
+    return model

@@ -1,0 +1,362 @@
+"""What all models' parity tests share: random models of transformers, and the laws of each case."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heedful.errors import UserError
+from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
+from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
+from heedful.inference import parameter_count
+from heedful.parts.embeddings import TokenEmbedding
+from heedful.zoo import architecture
+from heedful.zoo.hf import config_keys_from_hf, config_to_hf
+from heedful.zoo.names import from_hf
+from heedful.zoo.saved import make_config
+
+transformers = pytest.importorskip("transformers")
+
+CLOSE = {"rtol": 0, "atol": 1e-5}  # of logits whose size is about 1
+
+
+class Variant(NamedTuple):
+    """One random model that the laws are held to: its class, what its config has, its seed."""
+
+    hf_class: Any
+    keys: dict[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What the laws need to know of an architecture; "theirs" is transformers'.
+
+    Args:
+        name: ours.
+        hf_config, hf_class: theirs.
+        sizes: keys of their config that make it tiny.
+        configs: keys beside them, or in their place: the laws hold for each.
+        prepare: makes of a random model one that its class could be, given the keys of its config.
+        kept: keys of their config that come back from a file of ours as they were.
+        left_out: what a config.json that says nothing means by our keys, where these differ.
+        not_built: message -> what a config.json may not say (`by_key`).
+        other_class: a class of theirs that we have no place for.
+        impossible: message -> what our Config may not say.
+        published: size -> parameters, a number or an approximate one (`millions`).
+        beyond: how many more the published figure counts than we have.
+        counted: a class of theirs that has exactly the published figure's parameters.
+        tying: keys of their config by which matrices are tied, where `sizes` leave them untied.
+        tied: a tensor that older files hold too -> the one that it repeats and that we write.
+        buffers: tensors that older files hold and that are no weights.
+        optional: tensors that a file may lack.
+    """
+
+    name: str
+    hf_config: Any
+    hf_class: Any
+    sizes: dict[str, Any]
+    configs: list[dict[str, Any]]
+    prepare: Callable[[Any, dict[str, Any]], None] = lambda model, keys: None
+    kept: tuple[str, ...] = ()
+    left_out: dict[str, Any] = field(default_factory=dict)
+    not_built: dict[str, dict[str, Any]]
+    other_class: str
+    impossible: dict[str, dict[str, Any]]
+    published: dict[str, Any]
+    beyond: Callable[[Any], int] = lambda config: 0
+    counted: Any = None
+    tying: dict[str, Any] = field(default_factory=dict)
+    tied: dict[str, str]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> Any:
+        """Our architecture's module."""
+        return architecture(self.name)
+
+    def variants(self) -> dict[str, Variant]:
+        """The models that the laws of outputs and weights are held to, by a name for each."""
+        every = enumerate(self.configs)
+        return {str(number): Variant(self.hf_class, keys, number) for number, keys in every}
+
+    def model(self, hf_class: Any = None, seed: int = 0, **keys: Any) -> Any:
+        """A random tiny model of theirs."""
+        config = self.hf_config(**self.sizes | keys)
+        model = random_hf(hf_class or self.hf_class, config, seed)
+        with torch.no_grad():
+            self.prepare(model, keys)
+        return model
+
+    def read(self, **content: Any) -> Any:
+        """Our Config of a `config.json`."""
+        content = {"model_type": self.module.HF.model_type} | content
+        keys = config_keys_from_hf(self.module.HF, content, "config.json")
+        return make_config(self.name, keys, "config.json")
+
+    def net(self, **keys: Any) -> ImportedNet:
+        """A random tiny net of ours that their format has a place for, without a file of it."""
+        config = self.read(**self.hf_config(**self.sizes | keys).to_dict())
+        return ImportedNet(self.name, config, randomised(self.module.build(config)), [])
+
+
+def by_key(**keys: Any) -> dict[str, dict[str, Any]]:
+    """Of each key the message that refuses its value by name."""
+    return {f"{key} is {value!r}": {key: value} for key, value in keys.items()}
+
+
+def millions(value: float, within: float = 0.1) -> Any:
+    """A published number of parameters, rounded."""
+    return pytest.approx(value * 1e6, abs=within * 1e6)
+
+
+class Laws:
+    """What holds for every architecture; each model's test class inherits it and has its case."""
+
+    case: Case
+
+    def said(self, model: Any, seed: int) -> Tensor:
+        """What a model of theirs says of random rows without padding."""
+        raise NotImplementedError
+
+    def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
+        """Our net says what theirs says at every real token, with padding on either side."""
+        raise NotImplementedError
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        values = {
+            "variant": self.case.variants(),
+            "unread": self.case.not_built,
+            "wrong": self.case.impossible,
+            "size": self.case.published | self.case.module.SIZES,
+        }
+        for name, cases in values.items():
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, list(cases))
+
+    def imported(self, variant: str, directory: Path) -> tuple[Any, ImportedNet, int]:
+        """A model of theirs, what we read of it, and its seed."""
+        hf_class, keys, seed = self.case.variants()[variant]
+        model = self.case.model(hf_class, seed, **keys)
+        return model, imported(model, directory), seed
+
+    @torch.no_grad()
+    def test_outputs_with_either_padding(self, variant: str, tmp_path: Path) -> None:
+        model, found, seed = self.imported(variant, tmp_path)
+        assert found.notices == []
+        self.assert_same(model, found.net, seed)
+
+    @torch.no_grad()
+    def test_weights_go_both_ways(self, variant: str, tmp_path: Path) -> None:
+        model, found, seed = self.imported(variant, tmp_path)
+        hf_class = self.case.variants()[variant].hf_class
+        back = assert_round_trips(model, found, tmp_path, hf_class)
+        for key in self.case.kept:
+            assert getattr(back.config, key) == getattr(model.config, key), key
+        torch.testing.assert_close(self.said(back, seed), self.said(model, seed), **CLOSE)
+
+    def test_each_tensor_must_be_there_in_its_shape_and_no_other(self) -> None:
+        found = self.case.net()
+        tensors, names = written(found), self.case.module.hf_names(found.config)
+
+        def refused(message: str, changes: dict[str, Tensor | None]) -> None:
+            with pytest.raises(UserError, match=re.escape(message)):
+                from_hf(found.net, changed(tensors, changes), names, "file")
+
+        needed = dict.fromkeys(tensors.keys() - set(self.case.optional))
+        refused(f"file lacks the tensor {min(needed)} (and {len(needed) - 1} more)", needed)
+        layer = {name: tensor for name, tensor in tensors.items() if ".0." in name}
+        another = {name.replace(".0.", ".9.", 1): tensor for name, tensor in layer.items()}
+        refused(f"no place for: {min(another)} (and {len(another) - 1} more)", another)
+        for name, tensor in tensors.items():
+            if name in layer or not re.search(r"\.\d+\.", name):
+                longer = torch.cat([tensor, tensor[:1]])
+                refused(f"file: {name} is {tuple(longer.shape)}, but", {name: longer})
+
+    def test_trap_19_tied_matrices_are_one_and_written_once(self) -> None:
+        found = self.case.net(**self.case.tying)
+        embeddings = [part for part in found.net.modules() if isinstance(part, TokenEmbedding)]
+        assert all(part.tokens.weight is found.net.head.weight for part in embeddings)
+        tensors = written(found)
+        assert self.case.tied.keys().isdisjoint(tensors)
+        for alias, stored in self.case.tied.items():
+            with pytest.raises(UserError, match=re.escape(f"{alias} differs from {stored}")):
+                reread(found, {alias: tensors[stored] + 1})
+
+    def test_what_older_files_repeat_is_passed_over(self) -> None:
+        """Tied matrices, beside the one that we write or in its place, and buffers."""
+        found = self.case.net(**self.case.tying)
+        tensors = written(found)
+        repeated = {alias: tensors[stored] for alias, stored in self.case.tied.items()}
+        again = reread(found, repeated | self.case.buffers)
+        assert again.notices == []
+        assert_same_net(again.net, found.net)
+        for alias, stored in self.case.tied.items():
+            again = reread(found, {stored: None, alias: tensors[stored]})
+            assert_same_net(again.net, found.net)
+
+    def test_what_is_not_built_is_refused_by_its_key(self, unread: str) -> None:
+        with pytest.raises(UserError, match=re.escape(unread)) as error:
+            self.case.read(**self.case.not_built[unread])
+        assert str(error.value).startswith("config.json: ")
+
+    def test_another_class_is_refused_by_its_name(self) -> None:
+        known = ", ".join(self.case.module.HF.classes)
+        with pytest.raises(UserError, match=f"{self.case.other_class}; known here: {known}$"):
+            self.case.read(architectures=[self.case.other_class])
+
+    def test_what_a_file_leaves_out_is_their_default(self) -> None:
+        format, bare = self.case.module.HF, self.case.read()
+        assert bare == self.case.module.Config(**self.case.left_out)
+        full = self.case.read(**self.case.hf_config().to_dict())
+        assert config_to_hf(format, bare) == config_to_hf(format, full)
+
+    def test_what_no_model_can_have_is_refused(self, wrong: str) -> None:
+        with pytest.raises(UserError, match=re.escape(wrong)):
+            make_config(self.case.name, self.case.impossible[wrong])
+
+    def test_the_sizes_have_the_published_parameters(self, size: str) -> None:
+        config = self.case.module.Config(**self.case.module.SIZES[size])
+        with torch.device("meta"):
+            count = parameter_count(self.case.module.build(config)) + self.case.beyond(config)
+            assert count == self.case.published[size]
+            if self.case.counted is not None:
+                content = config_to_hf(self.case.module.HF, config)
+                theirs = self.case.counted(self.case.hf_config(**content))
+                assert count == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
+
+
+# Models
+
+
+def random_hf(model_class: Any, config: Any, seed: int = 0) -> Any:
+    """A model of transformers in eval mode in which no weight is as its initialisation left it."""
+    torch.manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue  # Marian's table of sines
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+@torch.no_grad()
+def randomised(net: nn.Module, seed: int = 0) -> Any:
+    """The net in eval mode, no weight as its initialisation left it."""
+    torch.manual_seed(seed)
+    for parameter in net.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    return net.eval()
+
+
+def imported(model: Any, directory: Path, **keys: object) -> ImportedNet:
+    """The model, saved by transformers and read by heedful."""
+    model.save_pretrained(directory)
+    return net_from_hf(read_hf_directory(directory), str(directory), **keys)
+
+
+def exported(found: ImportedNet, directory: Path, model_class: Any) -> Any:
+    """Our net, written by heedful and loaded by transformers; no weight may be missing or left."""
+    config, tensors = net_to_hf(found.architecture, found.config, found.net)
+    write_hf_directory(directory, config, tensors)
+    model, report = model_class.from_pretrained(
+        directory, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not report["missing_keys"], report
+    assert not report["unexpected_keys"], report
+    assert not report["mismatched_keys"], report
+    return model.eval()
+
+
+def assert_drawn(net: nn.Module, std: float, ends: float | None = None) -> None:
+    """New weights: matrices of this size, biases zero, norms the identity.
+
+    Args:
+        ends: the size of matrices that end a residual branch; None: the same.
+    """
+    last = ("sublayer.out.weight", "sublayer.down.weight")
+    for name, parameter in net.named_parameters():
+        if parameter.dim() > 1:
+            size = ends if ends is not None and name.endswith(last) else std
+            error = (2 * parameter.numel()) ** -0.5  # of a measured standard deviation
+            assert parameter.std().item() == pytest.approx(size, rel=4 * error), name
+        else:
+            assert torch.equal(parameter, torch.full_like(parameter, name.endswith("norm.weight")))
+
+
+# Files
+
+
+def written(found: ImportedNet) -> dict[str, Tensor]:
+    """The tensors of a file of ours."""
+    return net_to_hf(found.architecture, found.config, found.net)[1]
+
+
+def changed(
+    tensors: Mapping[str, Tensor], changes: Mapping[str, Tensor | None]
+) -> dict[str, Tensor]:
+    """With others added or in place of some; None: left out."""
+    both = {**tensors, **changes}
+    return {name: tensor for name, tensor in both.items() if tensor is not None}
+
+
+def reread(found: ImportedNet, changes: Mapping[str, Tensor | None]) -> ImportedNet:
+    """What heedful writes, read again with these changes."""
+    config, tensors = net_to_hf(found.architecture, found.config, found.net)
+    return net_from_hf(HfDirectory(config, {}, changed(tensors, changes)), "file")
+
+
+def assert_same_net(one: nn.Module, other: nn.Module) -> None:
+    """Bit-equal weights under the same names."""
+    left, right = dict(one.named_parameters()), dict(other.named_parameters())
+    assert left.keys() == right.keys()
+    for name, parameter in left.items():
+        assert torch.equal(parameter, right[name]), name
+
+
+def assert_round_trips(model: Any, found: ImportedNet, directory: Path, model_class: Any) -> Any:
+    """heedful -> HF -> heedful is bit-equal, and transformers loads what we write; that model."""
+    back = exported(found, directory / "exported", model_class)
+    again = net_from_hf(read_hf_directory(directory / "exported"), "exported")
+    assert again.config == found.config
+    assert_same_net(found.net, again.net)
+    theirs, ours = dict(model.state_dict()), dict(back.state_dict())
+    assert theirs.keys() == ours.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(tensor, ours[name]), name
+    return back
+
+
+# Rows
+
+
+def padded(rows: list[Tensor], side: str, pad_id: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows as one batch, their lengths, and transformers' attention mask."""
+    lengths = torch.tensor([row.numel() for row in rows])
+    width = int(lengths.max())
+    ids = torch.full((len(rows), width), pad_id)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    for index, row in enumerate(rows):
+        place = slice(0, row.numel()) if side == "right" else slice(width - row.numel(), width)
+        ids[index, place] = row
+        mask[index, place] = 1
+    return ids, lengths, mask
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Position ids that left padding does not move, which transformers leaves to the caller."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def random_rows(vocab_size: int, lengths: list[int], seed: int = 0, low: int = 0) -> list[Tensor]:
+    """One row of random ids from `low` on for each length."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(low, vocab_size, (length,), generator=generator) for length in lengths]

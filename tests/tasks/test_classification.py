@@ -1,0 +1,450 @@
+"""Classification: batches, loss, F1, and runs from labelled files to a saved model."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import heedful
+from encoder_runs import LEARNS, assert_resumes, random_net, saved, tiny, words
+from heedful.data.labelled import LabelledStore, encode_labelled, read_labelled
+from heedful.data.sequences import LabelledBatch, collate_labelled
+from heedful.data.store import pack_ids
+from heedful.errors import UserError
+from heedful.inference import Classifier, open_net
+from heedful.jobs.classification import Classification
+from heedful.run import train
+from heedful.tasks.classification import (
+    accuracy,
+    confusion,
+    label_logits,
+    label_loss,
+    macro_f1,
+    text_states,
+)
+from heedful.training.events import Evaluated
+from heedful.training.loggers import read_log
+from hf_parity import imported, random_hf, transformers
+
+LABELS = {"beast": ["cat", "dog", "cow"], "bird": ["hen", "owl", "duck"], "fish": ["eel", "cod"]}
+ANIMALS = [animal for animals in LABELS.values() for animal in animals]
+FILLERS = ["the", "a", "old", "runs", "sleeps", "near", "house", "river"]
+TOKENIZER = words([*FILLERS, *ANIMALS])
+
+
+def examples(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """Texts of a few words, of which the animal alone says the label."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        label = str(rng.choice(list(LABELS)))
+        text = [str(word) for word in rng.choice(FILLERS, rng.integers(1, 6))]
+        text.insert(int(rng.integers(len(text) + 1)), str(rng.choice(LABELS[label])))
+        found.append((" ".join(text), label))
+    return found
+
+
+def write_tsv(path: Path, rows: list[tuple[str, ...]]) -> str:
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return write_tsv(tmp_path / "train.tsv", examples(60))
+
+
+def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
+    changes = {"data__train": {"file": file}, "data__hold_out": 10, **changes}
+    if init_from is not None:
+        changes["model"] = {}
+    recipe = tiny("classification", **changes)
+    return recipe.model_copy(update={"init_from": init_from and str(init_from)})
+
+
+def job_of(folder: Path, file: str, name: str = "bert", **changes: Any) -> Classification:
+    """A job on prepared data, with a random model."""
+    recipe = recipe_of(file, **changes)
+    Classification.check(recipe)
+    job = Classification(recipe, folder, lambda line: None)
+    config, net = random_net(name, **job.sizes(recipe, name))
+    job.model = open_net(net, config, job.card(name), *job.tokenizers)
+    return job
+
+
+# --- one batch ------------------------------------------------------------------------------
+
+
+def pairs(lengths: list[int], seed: int = 0) -> LabelledStore:
+    """Random pairs of texts, the second of each from its third token on."""
+    rng = np.random.default_rng(seed)
+    ids = pack_ids([rng.integers(5, 19, n).tolist() for n in lengths], 19)
+    labels = rng.integers(3, size=len(lengths))
+    return LabelledStore(ids, labels, ("a", "b", "c"), np.full(len(lengths), 2))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_a_padded_batch_has_the_loss_of_its_rows_alone(name: str) -> None:
+    store = pairs([12, 3, 7, 4])
+    _, net = random_net(name, vocab_size=19, max_length=16, head="classify", num_labels=3)
+
+    def loss(indices: list[int]) -> Any:
+        batch = collate_labelled(store, np.array(indices), pad_id=0)
+        assert batch.num_targets == len(indices)
+        with torch.no_grad():
+            return label_loss(net, batch, label_smoothing=0.1)
+
+    whole, parts = loss([0, 1, 2, 3]), [loss([row]) for row in range(4)]
+    for sums in ("loss", "nll", "correct"):
+        total = sum(getattr(part, sums).item() for part in parts)
+        assert getattr(whole, sums).item() == pytest.approx(total, rel=1e-5)
+    assert whole.tokens == 4
+
+
+def test_the_logits_are_those_of_the_net() -> None:
+    _, net = random_net("bert", vocab_size=19, max_length=16, head="classify", num_labels=3)
+    batch = collate_labelled(pairs([12, 3, 7]), np.arange(3), pad_id=0)
+    logits = label_logits(net, text_states(net, batch))
+    assert torch.equal(logits, net(batch.ids, batch.lengths, types=batch.segments))
+    assert not torch.equal(logits, net(batch.ids, batch.lengths))
+    states = text_states(net, batch) * 0
+    assert not torch.equal(label_loss(net, batch).loss, label_loss(net, batch, states=states).loss)
+
+
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    sizes = {"vocab_size": 19, "pad_token_id": 1, "num_labels": 3}
+    if name == "DistilBert":
+        sizes |= {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 20}
+    else:
+        sizes |= {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
+        sizes |= {"intermediate_size": 20, "type_vocab_size": 2 if name == "Bert" else 1}
+    config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
+    theirs = random_hf(getattr(transformers, f"{name}ForSequenceClassification"), config)
+    net = imported(theirs, tmp_path / "hf").net
+    batch = collate_labelled(pairs([9, 4, 6]), np.arange(3), pad_id=1)
+    mask = (torch.arange(9) < batch.lengths[:, None]).long()
+    types = {"token_type_ids": batch.segments} if name == "Bert" else {}
+    expected = theirs(batch.ids, attention_mask=mask, labels=batch.labels, **types).loss * 3
+    found = label_loss(net, batch)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
+    found.loss.backward()
+    expected.backward()
+    embedding = next(p for n, p in theirs.named_parameters() if "word_embeddings" in n)
+    torch.testing.assert_close(
+        net.embedding.tokens.weight.grad, embedding.grad, rtol=1e-4, atol=1e-5
+    )
+
+
+# --- scores ---------------------------------------------------------------------------------
+
+
+def test_the_table_of_errors() -> None:
+    labels, predictions = np.array([0, 0, 0, 1, 2, 2]), np.array([0, 0, 2, 2, 2, 2])
+    table = confusion(labels, predictions, 4)
+    assert table.tolist() == [[2, 0, 1, 0], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 0, 0]]
+    assert accuracy(table) == pytest.approx(4 / 6)
+    # F1: 4/5, 0 and 4/6; the fourth label is neither there nor said.
+    assert macro_f1(table) == pytest.approx((4 / 5 + 0 + 4 / 6) / 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_scores_are_as_defined(answers: list[tuple[int, int]]) -> None:
+    labels, predictions = (np.array(side) for side in zip(*answers, strict=True))
+    table = confusion(labels, predictions, 4)
+    scores = []
+    for label in {each for answer in answers for each in answer}:
+        right = sum(answer == (label, label) for answer in answers)
+        said, there = (sum(a[side] == label for a in answers) for side in (1, 0))
+        precision, recall = right / said if said else 0.0, right / there if there else 0.0
+        scores.append(2 * precision * recall / (precision + recall) if right else 0.0)
+    assert macro_f1(table) == pytest.approx(sum(scores) / len(scores))
+    assert accuracy(table) == pytest.approx(np.mean([a == b for a, b in answers]))
+
+
+# --- a job's data ---------------------------------------------------------------------------
+
+
+def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "data", file, evaluation__metric="accuracy")
+    state = torch.get_rng_state()
+    found = job.evaluate()
+    assert job.evaluate() == found
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.value == found.token_accuracy == found.scores["accuracy"]
+    assert (job.num_train, job.num_valid) == (50, 10)
+    texts = dict(examples(60))
+    assert [sample.reference for sample in found.samples] == [
+        texts[sample.source] for sample in found.samples
+    ]
+    outputs = [sample.output for sample in found.samples]
+    named = job.model.classify([sample.source for sample in found.samples])
+    assert outputs == [answer.label for answer in named]
+
+
+def test_plans_are_pure_and_whole(file: str, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "data", file)
+    again = Classification(job.recipe, tmp_path / "data", lambda line: None)
+    for epoch in (0, 1):
+        plans = [[batch.indices.tolist() for batch in each.plan(epoch)] for each in (job, again)]
+        assert plans[0] == plans[1]
+        assert sorted(place for batch in plans[0] for place in batch) == list(range(50))
+    assert plans[0] != [batch.indices.tolist() for batch in job.plan(0)]
+
+
+@pytest.mark.parametrize("too_long", ["drop", "truncate"])
+def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str) -> None:
+    long = ("cat " * 30, "beast")
+    train_file = write_tsv(tmp_path / "train.tsv", [*examples(20), long])
+    test_file = write_tsv(tmp_path / "test.tsv", [("hen", "bird"), long, ("cod", "fish")])
+    job = job_of(
+        tmp_path / "data",
+        train_file,
+        data__valid={"file": test_file},
+        data__test={"file": test_file},
+        data__too_long=too_long,
+    )
+    assert job.num_train == 20 + (too_long == "truncate")
+    assert job.stores["test"].lengths.tolist() == [3, 16, 3]
+    job.finish(tmp_path)
+    assert len((tmp_path / "test.output.txt").read_text().splitlines()) == 3
+
+
+def test_jsonl_with_names_of_its_own(tmp_path: Path) -> None:
+    rows = [{"body": text, "kind": label} for text, label in examples(30)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = job_of(
+        tmp_path / "data",
+        str(tmp_path / "train.jsonl"),
+        data__train__text_field="body",
+        data__train__label_field="kind",
+    )
+    assert job.labels == job.card("bert").labels == ("beast", "bird", "fish")
+    assert job.sizes(job.recipe, "bert")["num_labels"] == 3
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_an_unknown_label_is_told_by_its_line(file: str, tmp_path: Path, split: str) -> None:
+    valid = write_tsv(tmp_path / "valid.tsv", [("the cat", "beast"), ("", "x"), ("ant", "insect")])
+    files = {"valid": {"file": file}, split: {"file": valid}}
+    changes = {f"data__{name}": each for name, each in files.items()}
+    said: list[str] = []
+    with pytest.raises(UserError, match=r"valid\.tsv, line 3: label 'insect' is not among"):
+        train(recipe_of(file, **changes), tmp_path / "run", say=said.append)
+    assert not [line for line in said if line.startswith("tokenizer")]  # told before the work
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": {"fraction": 0.2}}, "unknown key objective.fraction; known: word_dropout"),
+        ({"model__head": "mlm"}, "model.head follows from the task classification"),
+        ({"model__num_labels": 3}, "model.num_labels follows from the task"),
+        ({"model__vocab_size": 9}, "model.vocab_size follows from the tokenizer"),
+        ({"model__max_length": 8}, "data.max_length 16 is more than the 8 tokens"),
+        ({"model": {"architecture": "vaswani2017"}}, "vaswani2017 is no encoder"),
+        ({"evaluation__metric": "bleu"}, "evaluation.metric bleu is none"),
+        ({"data__train": {}}, "data.train is not given: add --set data.train.file=FILE"),
+        ({"data__valid": {"text": "x"}}, "data.valid.text is of no use to the task"),
+        ({"data__train__pair_field": 3, "data__test": {"file": "x.tsv"}}, "must both be given"),
+        ({"data__hold_out": 31}, "data.hold_out 31 of 60 texts would leave too few"),
+        ({"data__max_length": 2}, "max_length 2 leaves no room for text"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_wrong_keys(file: str, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        train(recipe_of(file, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_its_model_classifies(tmp_path: Path) -> None:
+    files = {
+        name: write_tsv(tmp_path / f"{name}.tsv", examples(count, seed))
+        for name, count, seed in (("train", 200, 1), ("valid", 40, 2), ("test", 50, 3))
+    }
+    recipe = recipe_of(
+        files["train"],
+        data__valid={"file": files["valid"]},
+        data__test={"file": files["test"]},
+        **LEARNS,
+        evaluation__metric="accuracy",
+        training__max_steps=100,
+        training__evaluate_every=25,
+        training__log_every=25,
+        training__label_smoothing=0.1,
+    )
+    found = train(recipe, tmp_path / "run")
+    assert found.scores is not None
+    scores = found.scores.values()
+    assert scores["accuracy"] > 0.95
+    assert scores["macro_f1"] > 0.95
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert isinstance(model, Classifier)
+    assert model.labels == ("beast", "bird", "fish")
+    texts, labels = zip(*examples(50, 3), strict=True)
+    answers = model.classify(texts)
+    named = [answer.label for answer in answers]
+    assert (tmp_path / "run/test.output.txt").read_text().splitlines() == named
+    written = json.loads((tmp_path / "run/scores.json").read_text())
+    assert written["set"] == "test"
+    assert written["scores"] == scores
+    assert written["labels"] == list(model.labels)
+    assert scores["accuracy"] == sum(a == b for a, b in zip(named, labels, strict=True)) / 50
+    for i, label in enumerate(model.labels):
+        for j, other in enumerate(model.labels):
+            count = list(zip(labels, named, strict=True)).count((label, other))
+            assert written["confusion"][i][j] == count
+    # No text's answer or vector depends on the others.
+    vectors = model.embed(texts)
+    for text, answer, vector in list(zip(texts, answers, vectors, strict=True))[:8]:
+        (alone,) = model.classify([text])
+        assert alone.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
+        torch.testing.assert_close(model.embed([text])[0], vector, rtol=1e-5, atol=1e-5)
+    events = read_log(tmp_path / "run/log.jsonl")
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    best = [event for event in evaluations if event.is_best][-1]
+    assert best.scores["accuracy"] == max(event.scores["accuracy"] for event in evaluations)
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert"])
+def test_pairs_are_learnt_and_named_as_pairs(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng(0)
+
+    def rows(count: int) -> list[tuple[str, str, str]]:
+        found = []
+        for _ in range(count):
+            first, second = rng.choice(FILLERS[:2]), rng.choice(ANIMALS[:2])
+            if rng.random() < 0.5:
+                first, second = second, first
+            found.append((str(first), str(second), "after" if second in ANIMALS else "before"))
+        return found
+
+    fields = {"text_field": 1, "pair_field": 2, "label_field": 3}
+    files = {
+        f"data__{split}": {"file": write_tsv(tmp_path / f"{split}.tsv", rows(count)), **fields}
+        for split, count in (("train", 60), ("valid", 20), ("test", 20))
+    }
+    changes = {**LEARNS, **files, "model__architecture": name}
+    recipe = recipe_of("", **changes, training__max_steps=60, training__evaluate_every=60)
+    found = train(recipe, tmp_path / "run")
+    assert found.scores is not None
+    assert found.scores.values()["accuracy"] == 1
+    lines = (tmp_path / "test.tsv").read_text().splitlines()
+    firsts, seconds, labels = zip(*[line.split("\t") for line in lines], strict=True)
+    opened = heedful.load(tmp_path / "run", device="cpu")
+    answers = [answer.label for answer in opened.classify(firsts, pairs=seconds)]
+    assert answers == list(labels)
+    assert answers == (tmp_path / "run/test.output.txt").read_text().splitlines()
+
+
+def test_a_run_that_is_killed_ends_as_one_that_is_not(file: str, tmp_path: Path) -> None:
+    results = ("scores.json", "config.json", "tokenizer.json", "valid.output.txt")
+    assert_resumes(recipe_of(file, training__accumulate=2), tmp_path, results)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_an_encoder_is_fine_tuned(file: str, tmp_path: Path, name: str) -> None:
+    # Published models have more rows than their tokenizers have ids.
+    source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=30)
+    said: list[str] = []
+    recipe = recipe_of(file, tmp_path / "source", training__max_steps=1)
+    train(recipe, tmp_path / "run", say=said.append)
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert isinstance(model, Classifier)
+    assert (model.config.vocab_size, model.config.max_length) == (30, 20)
+    assert model.config.num_labels == 3
+    assert model.tokenizer.content() == TOKENIZER.content()
+    (new,) = [line for line in said if "drawn anew" in line]
+    assert new.partition(": ")[2] == "head.dense.bias, head.dense.weight, head.out.bias, " + (
+        "head.out.weight"
+    )
+    (unused,) = [line for line in said if "not used" in line]
+    assert all(each.startswith("head.") for each in unused.partition(": ")[2].split(", "))
+    # After a single step, whose rate is small, the weights are still near those of the source.
+    moved = model.net.embedding.tokens.weight - source.net.embedding.tokens.weight
+    assert 0 < moved.detach().abs().max().item() < 0.01
+
+
+def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -> None:
+    labels = ("fish", "beast", "bird")
+    source = tmp_path / "source"
+    saved(source, "bert", TOKENIZER, labels=labels, head="classify", num_labels=3)
+    job = Classification(recipe_of(file, source), tmp_path / "data", lambda line: None)
+    assert job.labels == job.card("bert").labels == labels
+    lines = Path(file).read_text().splitlines()
+    kept = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
+    store = job.stores["train"]
+    for row, label in zip(store.ids, store.labels, strict=True):
+        assert kept[job.tokenizers[0].decode(row.tolist())] == labels[label]
+
+
+def test_texts_longer_than_the_source_reads_are_refused(file: str, tmp_path: Path) -> None:
+    saved(tmp_path / "source", "bert", TOKENIZER)
+    recipe = recipe_of(file, tmp_path / "source", data__max_length=21)
+    with pytest.raises(UserError, match=r"data\.max_length 21 is more than the 20 tokens"):
+        train(recipe, tmp_path / "run")
+
+
+def test_batches_know_their_labels() -> None:
+    batch = collate_labelled(pairs([3, 4, 5]), np.array([2, 0]), pad_id=0)
+    assert isinstance(batch, LabelledBatch)
+    assert batch.num_targets == 2
+    assert batch.num_tokens == 8
+
+
+def test_words_are_hidden_by_chance_and_never_marks(tmp_path: Path, file: str) -> None:
+    """Anew in every epoch, and the same again for the same epoch and example."""
+    job = job_of(tmp_path / "data", file, objective={"word_dropout": 0.5})
+    job.model = SimpleNamespace(device="cpu")
+    plain = job_of(tmp_path / "plain", file)
+    plain.model = job.model
+    mask_id = job.tokenizers[0].specials.mask_id
+    shares = []
+    for item in job.plan(0):
+        before, after = plain.load(item).ids, job.load(item).ids
+        assert torch.equal(job.load(item).ids, after)
+        hidden = after != before
+        assert set(after[hidden].tolist()) <= {mask_id}
+        specials = torch.tensor(sorted(job.tokenizers[0].special_ids))
+        assert not torch.isin(before[hidden], specials).any()
+        shares.append(float(hidden.sum() / (~torch.isin(before, specials)).sum()))
+    assert 0.4 < sum(shares) / len(shares) < 0.6
+    other = job.load(job.plan(0)[0]._replace(epoch=1)).ids
+    assert not torch.equal(other, job.load(job.plan(0)[0]).ids)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_a_pair_that_is_too_long_is_cut_as_in_training(tmp_path: Path, name: str) -> None:
+    """The longer text gives way; nothing that the model was trained on is cut off the end."""
+    model = saved(tmp_path / "model", name, TOKENIZER, labels=("a", "b"), num_labels=2)
+    model.config = replace(model.config, max_length=9)
+    path = tmp_path / "data"
+    rows = [("the cat runs near a house", "old owl"), ("hen", "the duck sleeps near a river")]
+    for text, other in rows:
+        line = write_tsv(tmp_path / "one.tsv", [(text, other, "a")])
+        labelled = read_labelled([Path(line)], text_field=1, pair_field=2, label_field=3)
+        store, _ = encode_labelled(
+            labelled, TOKENIZER, path, label_names=("a", "b"), max_length=9, too_long="truncate"
+        )
+        ids, types = model.encode_pairs([text], [other], "truncate")
+        assert ids == [store.ids[0].tolist()]
+        assert types == [[0] * int(store.seconds[0]) + [1] * (9 - int(store.seconds[0]))]
+    assert model.num_truncated == 2
+    with pytest.raises(UserError, match=r"pair 1 has .* tokens, but the model allows 9"):
+        model.encode_pairs(*zip(*rows, strict=True), "error")

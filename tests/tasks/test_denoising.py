@@ -1,0 +1,412 @@
+"""Denoising: what a batch holds, plans and seeds, tokens of the vocabulary, and runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import heedful
+from encoder_runs import assert_resumes, tiny
+from heedful.config import load_recipe
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+from heedful.jobs.denoising import (
+    Denoising,
+    check_tokens,
+    corrupt,
+    longest_sides,
+    needed_specials,
+    noise_tokens,
+    shown,
+    with_eos,
+)
+from heedful.run import train
+from heedful.tasks.masking import example_rng
+from heedful.tasks.noise import BartNoise, T5Noise
+from heedful.training.events import Evaluated
+from heedful.training.loggers import read_log
+
+WORDS = ["red", "old", "big", "dog", "cat", "cow", "sees", "the", "a", "."]
+NET = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "bart": {"kind": "bart", "permute_sentences": False},
+    "t5": {"kind": "t5"},
+}
+
+
+def write(path: Path, count: int, seed: int = 0) -> str:
+    rng = np.random.default_rng(seed)
+    lines = [" ".join(rng.choice(WORDS, int(rng.integers(4, 10)))) for _ in range(count)]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def recipe_of(folder: Path, kind: str = "bart", **changes: Any) -> Any:
+    keys: dict[str, Any] = {
+        "model": {"architecture": "vaswani2017", **NET, "dropout": 0.1, "norm_placement": "pre"},
+        "objective": KINDS[kind],
+        "data__train__text": write(folder / "text", 70),
+        "evaluation__num_samples": 2,
+        "data__hold_out_tail": 0.06,
+    }
+    return tiny("denoising", **(keys | changes))
+
+
+class Stub:
+    """All that a job asks of its model to load a batch."""
+
+    device = torch.device("cpu")
+
+
+def job_of(folder: Path, kind: str = "bart", **changes: Any) -> Denoising:
+    recipe = recipe_of(folder, kind, **changes)
+    Denoising.check(recipe)
+    job = Denoising(recipe, folder / "data", lambda line: None)
+    job.model = Stub()
+    return job
+
+
+def restored(source: list[int], target: list[int], sentinels: tuple[int, ...]) -> list[int]:
+    """T5's text again: what stands behind each sentinel of the target goes to its place."""
+    spans: dict[int, list[int]] = {}
+    for token in target:
+        if token in sentinels:
+            spans[token] = []
+            last = token
+        else:
+            spans[last].append(token)
+    whole: list[int] = []
+    for token in source:
+        whole += spans.get(token, [token])
+    return whole
+
+
+# --- batches --------------------------------------------------------------------------------
+
+
+def test_a_batch_of_bart_is_the_corrupted_and_the_whole_text(tmp_path):
+    job = job_of(tmp_path)
+    tokenizer, store = job.tokenizers[0], job.texts["train"]
+    for item in job.plan(3):
+        batch = job.load(item)
+        assert batch.indices.tolist() == item.indices.tolist()
+        for row, index in enumerate(item.indices.tolist()):
+            source = batch.src[row, : batch.src_lengths[row]].tolist()
+            target = batch.tgt_out[row, : batch.tgt_lengths[row]].tolist()
+            heard = batch.tgt_in[row, : batch.tgt_lengths[row]].tolist()
+            assert target == store[index].tolist()
+            assert heard == [tokenizer.bos_id, *target[:-1]]
+            assert source[-1] == target[-1] == tokenizer.eos_id
+            rng = example_rng(job.recipe.training.seed, 3, index)
+            expected = job.noise.corrupt(store[index], rng, job.tokens)[0].tolist()
+            assert source == expected
+            assert tokenizer.specials.mask_id in source
+            kept = [token for token in source if token != tokenizer.specials.mask_id]
+            left = iter(target)
+            assert all(token in left for token in kept)  # in their order
+
+
+def test_a_batch_of_t5_is_the_text_with_sentinels_and_the_spans(tmp_path):
+    job = job_of(tmp_path, "t5")
+    tokenizer, store = job.tokenizers[0], job.texts["train"]
+    sentinels = tokenizer.specials.sentinel_ids
+    for item in job.plan(0):
+        batch = job.load(item)
+        for row, index in enumerate(item.indices.tolist()):
+            source = batch.src[row, : batch.src_lengths[row]].tolist()
+            target = batch.tgt_out[row, : batch.tgt_lengths[row]].tolist()
+            assert target[0] == sentinels[0]
+            assert restored(source, target[:-1], sentinels) == store[index].tolist()
+            assert len(source) < len(store[index]) + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_corruption_is_of_seed_epoch_and_index_alone(kind, tmp_path):
+    job = job_of(tmp_path, kind)
+
+    def sources(epoch: int, seed: int = 1, width: int = 8) -> dict[int, list[int]]:
+        settings = {"seed": seed, "batch_sentences": width}
+        training = job.recipe.training.model_copy(update=settings)
+        job.recipe = job.recipe.model_copy(update={"training": training})
+        found = {}
+        for item in job.plan(epoch):
+            batch = job.load(item)
+            for row, index in enumerate(item.indices.tolist()):
+                found[index] = batch.src[row, : batch.src_lengths[row]].tolist()
+        return found
+
+    first = sources(0)
+    assert sorted(first) == list(range(job.num_train))
+    assert sources(0, width=3) == first  # whatever batch a text comes in
+    assert sources(1) != first
+    assert sources(0, seed=2) != first
+
+
+def test_held_out_texts_are_corrupted_the_same_whatever_the_seed(tmp_path):
+    job = job_of(tmp_path)
+    before = [job.valid_pairs.src[i].tolist() for i in range(job.num_valid)]
+    (tmp_path / "b").mkdir()
+    other = job_of(tmp_path / "b", training__seed=9)
+    assert [other.valid_pairs.src[i].tolist() for i in range(other.num_valid)] == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prepared_folder_opens_as_the_same(kind, tmp_path):
+    job = job_of(tmp_path, kind)
+    again = job_of(tmp_path, kind)
+    assert again.tokenizers[0].content() == job.tokenizers[0].content()
+    for name, store in job.texts.items():
+        assert again.texts[name].ids.tolist() == store.ids.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_keep_to_the_budget(kind, tmp_path):
+    job = job_of(tmp_path, kind, training__batch_sentences=None, training__batch_tokens=60)
+    sizes = []
+    for item in job.plan(0):
+        batch = job.load(item)
+        sizes.append(len(batch.src) * (batch.src.size(1) + batch.tgt_out.size(1)))
+    if kind == "t5":  # of bart a span of no tokens may add a mask
+        assert max(sizes) <= 60
+    assert sorted(sizes)[len(sizes) // 2] > 30
+
+
+def test_several_files_are_read_one_after_the_other(tmp_path):
+    names = [write(tmp_path / name, 30, seed) for seed, name in enumerate(("en", "de"))]
+    job = job_of(tmp_path, data__train__text=names)
+    assert job.num_train + job.num_valid == 60
+
+
+# --- lengths and tokens ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("roll", [False, True])
+@pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 1.0), (0.3, 1.5), (0.8, 4.0)])
+def test_no_text_becomes_longer_than_foreseen(roll, density, mean):
+    noise = T5Noise(density=density, mean_span_length=mean, random_roll=roll)
+    longest = longest_sides(noise, 40)
+    count = len(needed_specials(noise, 40))
+    tokenizer = train_tokenizer(
+        [" ".join(WORDS)], kind="word", extra_specials=needed_specials(noise, 40)
+    )
+    tokens = noise_tokens(tokenizer)
+    assert len(tokens.sentinel_ids) == count
+    reached = np.zeros((2, 41), dtype=bool)
+    used = 0
+    lengths = [2, 5, 12, 40]
+    for length in lengths:
+        text = np.array([60] * (length - 1) + [tokenizer.eos_id])
+        for seed in range(130):
+            pair = corrupt(text, noise, np.random.default_rng(seed), tokens, 1000)
+            for side, (ids, bound) in enumerate(zip(pair, longest, strict=True)):
+                assert len(ids) <= bound[length]
+                reached[side, length] |= len(ids) == bound[length]
+            used = max(used, len(set(pair[1].tolist()) & set(tokens.sentinel_ids)))
+    assert used == count
+    assert reached[:, lengths].all()
+
+
+def test_masks_that_make_a_source_too_long_cut_it_before_eos():
+    tokenizer = train_tokenizer([" ".join(WORDS)], kind="word", extra_specials=("<mask>",))
+    tokens = noise_tokens(tokenizer)
+    noise = BartNoise(infilling=0.9, mean_span_length=1.0, permute_sentences=False)
+    text = np.array([6] * 11 + [tokenizer.eos_id])
+    cut = 0
+    for seed in range(50):
+        free, _ = corrupt(text, noise, np.random.default_rng(seed), tokens, 1000)
+        source, target = corrupt(text, noise, np.random.default_rng(seed), tokens, 12)
+        assert target.tolist() == text.tolist()
+        assert len(source) <= 12
+        assert source[-1] == tokenizer.eos_id
+        assert source[:-1].tolist() == free[: len(source) - 1].tolist()
+        cut += len(free) > 12
+    assert cut > 10
+
+
+def test_a_text_in_marks_has_none_in_its_target_before_the_end():
+    tokenizer = train_tokenizer(
+        [" ".join(WORDS)], kind="word", extra_specials=("<mask>",), template="both"
+    )
+    text = np.array(tokenizer.wrap(tokenizer.encode("the old dog sees a cat .")))
+    noise = BartNoise(permute_sentences=False)
+    source, target = corrupt(text, noise, np.random.default_rng(0), noise_tokens(tokenizer), 20)
+    assert source[0] == tokenizer.bos_id
+    assert target.tolist() == text[1:].tolist()
+
+
+def test_a_template_gets_its_end_once():
+    for template in ("none", "bos", "eos", "both"):
+        tokenizer = train_tokenizer([" ".join(WORDS)], kind="word", template=template)
+        framed = with_eos(tokenizer).wrap([5])
+        assert framed.count(tokenizer.eos_id) == 1
+        assert framed[-1] == tokenizer.eos_id
+        assert framed[:-1] == [*tokenizer.prefix_ids, 5]
+        assert tokenizer.wrap([5]).count(tokenizer.eos_id) == (template in ("eos", "both"))
+
+
+def test_stops_are_the_tokens_that_end_a_sentence():
+    for kind in ("word", "char", "byte"):
+        tokenizer = train_tokenizer(["it is . is it ? so !"], kind=kind)
+        stops = noise_tokens(tokenizer).full_stop_ids
+        assert {tokenizer.decode([index]).strip() for index in stops} == {".", "?", "!"}
+
+
+def test_shown_names_masks_and_sentinels():
+    specials = ("<mask>", "<extra_0>", "<extra_1>")
+    tokenizer = train_tokenizer([" ".join(WORDS)], kind="word", extra_specials=specials)
+    the, dog = tokenizer.encode("the dog")
+    mask, (first, second) = tokenizer.specials.mask_id, tokenizer.specials.sentinel_ids
+    ids = [tokenizer.bos_id, the, mask, dog, first, second, tokenizer.eos_id]
+    assert shown(tokenizer, ids) == "the <mask> dog <extra_0> <extra_1>"
+
+
+def test_what_the_vocabulary_lacks_is_named():
+    bare = noise_tokens(train_tokenizer(["a b"], kind="word"))
+    with pytest.raises(UserError, match=r"bart needs a mask"):
+        check_tokens(BartNoise(permute_sentences=False), bare, 20)
+    check_tokens(BartNoise(infilling=0.0, deletion=0.1, permute_sentences=False), bare, 20)
+    with pytest.raises(UserError, match=r"no token of the vocabulary ends a sentence"):
+        check_tokens(BartNoise(infilling=0.0, deletion=0.1), bare, 20)
+    with pytest.raises(UserError, match=r"needs 3 sentinels .* has 0"):
+        check_tokens(T5Noise(), bare, 20)
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_the_same(kind, tmp_path):
+    recipe = recipe_of(tmp_path, kind)
+    assert_resumes(recipe, tmp_path, ("scores.json", "samples.txt", "config.json"))
+    model = heedful.load(tmp_path / "whole", device="cpu")
+    tokenizer = model.tokenizer
+    scores = json.loads((tmp_path / "whole/scores.json").read_text())
+    assert scores["scores"]["perplexity"] == pytest.approx(np.exp(scores["scores"]["loss"]))
+    never = set(model.ids.never)
+    assert {tokenizer.pad_id, tokenizer.bos_id} <= never
+    assert tokenizer.eos_id not in never
+    if kind == "t5":
+        assert not never & set(tokenizer.specials.sentinel_ids)
+    else:
+        assert tokenizer.specials.mask_id in never
+
+
+def test_a_model_learns_to_repair(tmp_path):
+    # Four texts that differ in every word: what is left says what is missing.
+    lines = ["a b c d e f", "g h i j k l", "m n o p q r", "s t u v w x"] * 12
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+    recipe = recipe_of(
+        tmp_path,
+        data__train__text=str(tmp_path / "lines"),
+        model={"architecture": "vaswani2017", **NET, "d_model": 48, "dropout": 0.0},
+        model__norm_placement="pre",
+        training__max_steps=120,
+        training__evaluate_every=120,
+        training__log_every=120,
+        training__schedule={"name": "constant", "learning_rate": 0.005, "warmup_steps": 5},
+    )
+    train(recipe, tmp_path / "run")
+    event = [e for e in read_log(tmp_path / "run/log.jsonl") if isinstance(e, Evaluated)][-1]
+    assert event.token_accuracy > 0.9
+    assert any("<mask>" in sample.source for sample in event.samples)
+    assert all(sample.reference in lines for sample in event.samples)
+    assert any(sample.output == sample.reference for sample in event.samples)
+
+
+def test_a_translation_starts_from_it(tmp_path):
+    """The joint vocabulary is kept; mask and sentinels are never written."""
+    names = [write(tmp_path / name, 60, seed) for seed, name in enumerate(("src", "tgt"))]
+    for kind in KINDS:
+        recipe = recipe_of(tmp_path, kind, data__train__text=names, training__max_steps=2)
+        train(recipe, tmp_path / kind)
+        said: list[str] = []
+        translation = tiny(
+            "translation",
+            init_from=str(tmp_path / kind),
+            model={},
+            data__train={"src": names[0], "tgt": names[1]},
+            data__hold_out=6,
+            evaluation={"decode_sentences": 1, "final_beam_size": 1},
+            training__max_steps=2,
+        )
+        train(translation, tmp_path / f"{kind}-pairs", say=said.append)
+        source, model = (
+            heedful.load(tmp_path / name, device="cpu") for name in (kind, f"{kind}-pairs")
+        )
+        assert model.config == source.config
+        assert model.src_tokenizer is model.tgt_tokenizer
+        assert model.tokenizer.content() == source.tokenizer.content()
+        tokenizer = model.tokenizer
+        specials = {*tokenizer.specials.sentinel_ids, tokenizer.specials.mask_id} - {None}
+        assert specials
+        assert specials <= set(model.ids.never)
+        count = len(list(source.net.parameters()))
+        assert any(f"{count} tensors" in line for line in said)
+        assert not any("drawn anew" in line for line in said)
+        never_written(model, specials)
+
+
+def never_written(model: Any, specials: set[int]) -> None:
+    """Even a net that wants nothing else does not write them, neither greedily nor by beams."""
+    with torch.no_grad():
+        weight = model.net.head.weight
+        weight[sorted(specials)] = 0.0
+        states = torch.zeros(weight.size(1)).add_(5.0)
+        weight[sorted(specials)] = states
+    for beam_size in (1, 3):
+        found = model.generations(["the dog"], beam_size=beam_size, max_new_tokens=6)[0][0]
+        assert found.ids
+        assert not specials & set(found.ids)
+        ids = model.search(["the dog"], beam_size=beam_size, max_new_tokens=6)[0][0].ids
+        assert not specials & set(ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"objective": {"kind": "brat"}}, ["objective.kind", "did you mean bart?"]),
+        ({"objective": {"infilling": 0.2}}, ["objective.kind"]),
+        ({"objective": {"kind": "bart", "density": 0.2}}, ["unknown key objective.density"]),
+        ({"objective": {"kind": "bart", "masking": 1.5}}, ["objective.masking"]),
+        ({"objective": {"kind": "t5", "density": 0.95}, "data__max_length": 8}, ["lower density"]),
+        ({"data__train": {"src": "x", "tgt": "y"}}, ["data.train.src"]),
+        ({"data__train": {}}, ["data.train"]),
+        ({"evaluation__metric": "bleu"}, ["evaluation.metric bleu"]),
+        ({"model": {"architecture": "gpt2"}}, ["gpt2", "two"]),
+        ({"distillation__copy_layers": True}, ["distillation.teacher"]),
+    ],
+)
+def test_what_is_wrong_is_named(changes, parts, tmp_path):
+    with pytest.raises(UserError) as error:
+        train(recipe_of(tmp_path, **changes), tmp_path / "run")
+    for part in parts:
+        assert part in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_an_objective_it_is_bart(tmp_path):
+    assert job_of(tmp_path, objective={}).noise == BartNoise(permute_sentences=False)
+
+
+def test_sentences_are_permuted_where_the_vocabulary_has_stops(tmp_path):
+    job = job_of(tmp_path, objective={"kind": "bart", "infilling": 0.0})
+    moved = 0
+    for item in job.plan(0):
+        batch = job.load(item)
+        for source, target in zip(batch.src.tolist(), batch.tgt_out.tolist(), strict=True):
+            assert sorted(source) == sorted(target)
+            moved += source != target
+    assert moved > 5
+
+
+def test_the_shipped_recipe_runs(tmp_path):
+    path = write(tmp_path / "text", 80)
+    sets = [f"data.train.text={path}", "tokenizer.vocab_size=40", "training.device=cpu"]
+    sets += ["training.max_steps=2", *(f"model.{key}={value}" for key, value in NET.items())]
+    train(load_recipe("denoising", sets), tmp_path / "run")
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert model.tokenizer.specials.mask_id is not None
+    assert (tmp_path / "run/samples.txt").read_text().count("corrupted: ") == 3

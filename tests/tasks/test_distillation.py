@@ -1,0 +1,607 @@
+"""Distillation: the three losses, what a student takes from its teacher, and runs that learn so."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import heedful
+import heedful.tasks.distillation as distillation
+from encoder_runs import assert_resumes, tiny
+from heedful.config import Distillation, load_recipe
+from heedful.data.pair_store import open_pairs
+from heedful.errors import UserError
+from heedful.inference import Translator
+from heedful.run import train
+from heedful.tasks.classification import label_loss
+from heedful.tasks.distillation import (
+    copy_layers,
+    cosine_loss,
+    distilled_labels,
+    distilled_loss,
+    distilled_masked,
+    distilled_pairs,
+    distilled_windows,
+    soft_target_loss,
+)
+from heedful.tasks.language_modelling import window_loss
+from heedful.tasks.masked_lm import masked_loss
+from heedful.tasks.translation import pair_loss
+from heedful.zoo import bert, gpt2, vaswani2017
+from heedful.zoo.saved import load_tensors, weights_of
+
+WORDS = ["red", "old", "big", "dog", "cat", "cow", "sees", "the"]
+LEVELS = {"soft_weight": 5.0, "hard_weight": 2.0, "cosine_weight": 1.0}
+TWO_STACKS = {"d_model": 16, "num_heads": 2, "d_ff": 32, "dropout": 0.1, "norm_placement": "pre"}
+
+
+def logits(seed: int, n: int = 7, classes: int = 5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, classes, generator=generator, dtype=torch.float64) * 3
+
+
+def wanted(**keys: Any) -> Distillation:
+    return Distillation(**({"soft_weight": 0.0, "hard_weight": 0.0, "cosine_weight": 0.0} | keys))
+
+
+# --- the losses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 8.0])
+def test_soft_targets_are_the_divergence_of_the_softened_distributions(temperature):
+    student, teacher = logits(0), logits(1)
+    p, q = ((each / temperature).softmax(-1) for each in (teacher, student))
+    by_hand = temperature**2 * (p * (p.log() - q.log())).sum()
+    found = soft_target_loss(student, teacher, temperature)
+    torch.testing.assert_close(found.double(), by_hand, rtol=1e-5, atol=1e-6)
+    module = torch.nn.KLDivLoss(reduction="batchmean")  # as the authors have it
+    theirs = module(F.log_softmax(student / temperature, -1), p) * temperature**2 * len(student)
+    torch.testing.assert_close(found.double(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_soft_targets_is_the_difference_of_probabilities_times_t():
+    student, teacher = logits(0).requires_grad_(), logits(1)
+    soft_target_loss(student, teacher, 4.0).backward()
+    by_hand = 4.0 * ((student / 4).softmax(-1) - (teacher / 4).softmax(-1))
+    torch.testing.assert_close(student.grad, by_hand.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_at_a_high_temperature_soft_targets_are_half_the_square_of_centred_logits():
+    # Hinton et al. 2015, sec. 2.1: KL · T² -> Σ (s - t)² / 2C over logits of mean 0.
+    student, teacher = (each - each.mean(-1, keepdim=True) for each in (logits(0), logits(1)))
+    found = float(soft_target_loss(student, teacher, 300.0))
+    assert found == pytest.approx(float((student - teacher).square().sum() / 2 / 5), rel=0.03)
+
+
+def test_at_a_low_temperature_the_teacher_names_one_class():
+    student, teacher = logits(0), logits(1)
+    found = soft_target_loss(student, teacher, 0.01) / 0.01**2
+    named = F.cross_entropy(student / 0.01, teacher.argmax(-1), reduction="sum")
+    torch.testing.assert_close(found.double(), named, rtol=1e-3, atol=1e-3)
+
+
+@given(st.integers(0, 1000), st.floats(0.3, 10))
+@settings(max_examples=30, deadline=None)
+def test_soft_targets_are_never_negative_and_zero_where_both_say_the_same(seed, temperature):
+    student, teacher = logits(seed), logits(seed + 1)
+    assert float(soft_target_loss(student, teacher, temperature)) > 0
+    shifted = student + 7.0  # the same probabilities
+    assert float(soft_target_loss(student, shifted, temperature)) == pytest.approx(0, abs=1e-4)
+
+
+def test_the_cosine_loss_is_torchs_and_knows_no_length():
+    student, teacher = logits(0), logits(1)
+    theirs = torch.nn.CosineEmbeddingLoss(reduction="sum")
+    torch.testing.assert_close(
+        cosine_loss(student, teacher).double(),
+        theirs(student, teacher, torch.ones(len(student))),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    assert float(cosine_loss(student, student * 3)) == pytest.approx(0, abs=1e-5)
+    assert float(cosine_loss(student, -student)) == pytest.approx(2 * len(student), rel=1e-6)
+
+
+# --- a student, a teacher and a batch of each task ------------------------------------------
+
+
+def masked_case() -> tuple[Any, ...]:
+    from heedful.tasks.masked_lm import MaskedBatch
+
+    ids = torch.randint(4, 12, (3, 6))
+    selected = torch.zeros(3, 6, dtype=torch.bool)
+    selected[[0, 0, 1, 2], [1, 3, 2, 0]] = True
+    batch = MaskedBatch(ids, torch.tensor([6, 4, 2]), selected, ids[selected], np.arange(3), 12)
+    return batch, lambda layers: encoder(layers, "mlm"), distilled_masked, masked_loss
+
+
+def labels_case() -> tuple[Any, ...]:
+    from heedful.data.sequences import LabelledBatch
+
+    ids, labels = torch.randint(4, 12, (3, 6)), torch.tensor([0, 2, 1])
+    batch = LabelledBatch(ids, torch.tensor([6, 4, 2]), np.arange(3), 12, labels, None)
+    return batch, lambda layers: encoder(layers, "classify"), distilled_labels, label_loss
+
+
+def windows_case() -> tuple[Any, ...]:
+    from heedful.data.packing import PackedBatch
+
+    ids, targets = torch.randint(4, 12, (2, 6)), torch.randint(4, 12, (2, 6))
+    scored = torch.ones(2, 6, dtype=torch.bool)
+    scored[0, 3] = False
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
+    batch = PackedBatch(ids, targets, scored, 11, 12, documents)
+
+    def net(layers: int) -> Any:
+        config = gpt2.Config(12, d_model=16, num_heads=2, num_layers=layers, max_length=8)
+        return gpt2.build(config)
+
+    return batch, net, distilled_windows, window_loss
+
+
+def pairs_case() -> tuple[Any, ...]:
+    from heedful.data.batches import collate
+    from heedful.data.pair_store import PairStore
+    from heedful.data.store import pack_ids
+
+    rows = [[5, 6, 7, 2], [8, 2], [9, 10, 2]]
+    store = PairStore(pack_ids(rows, 12), pack_ids(rows[::-1], 12))
+    batch = collate(store, np.arange(3), bos_id=1, pad_id=0)
+
+    def net(layers: int) -> Any:
+        depths = {"num_encoder_layers": layers, "num_decoder_layers": layers}
+        return vaswani2017.build(vaswani2017.Config(12, 12, max_length=8, **depths, **TWO_STACKS))
+
+    return batch, net, distilled_pairs, pair_loss
+
+
+def encoder(layers: int, head: Any) -> Any:
+    config = bert.Config(
+        12,
+        d_model=16,
+        num_heads=2,
+        num_layers=layers,
+        d_ff=32,
+        max_length=8,
+        head=head,
+        num_labels=3,
+    )
+    return bert.build(config)
+
+
+CASES = [pairs_case, windows_case, masked_case, labels_case]
+
+
+def two_nets(case: Any) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    batch, build, distilled, plain = case()
+    student, teacher = build(1).eval(), build(2).eval()
+    for net in (student, teacher):
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return batch, student, teacher, distilled, plain
+
+
+def gradients(net: Any) -> dict[str, torch.Tensor]:
+    found = {
+        name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+        for name, weight in net.named_parameters()
+    }
+    net.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_hard_targets_alone_the_loss_is_the_tasks_own(case):
+    batch, student, teacher, distilled, plain = two_nets(case)
+    own = plain(student, batch, label_smoothing=0.1)
+    own.loss.backward()
+    expected = gradients(student)
+    found = distilled(student, teacher, batch, wanted(hard_weight=1.0), label_smoothing=0.1)
+    found.loss.backward()
+    torch.testing.assert_close((found.loss, found.nll), (own.loss, own.nll))
+    assert found.tokens == own.tokens == batch.num_targets
+    for name, gradient in gradients(student).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("key", ["soft_weight", "cosine_weight"])
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(case, key):
+    batch, student, teacher, distilled, _ = two_nets(case)
+    found = distilled(student, student, batch, wanted(**{key: 1.0}))
+    found.loss.backward()
+    assert found.loss.item() == pytest.approx(0, abs=1e-4)
+    same = gradients(student)
+    distilled(student, teacher, batch, wanted(**{key: 1.0})).loss.backward()
+    other = gradients(student)
+    assert max(float(gradient.abs().max()) for gradient in same.values()) < 1e-4
+    assert max(float(gradient.abs().max()) for gradient in other.values()) > 1e-2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_three_losses_are_added_with_their_weights(case):
+    batch, student, teacher, distilled, _ = two_nets(case)
+    single = [float(distilled(student, teacher, batch, wanted(**{k: 1.0})).loss) for k in LEVELS]
+    assert min(single) > 0.01
+    together = distilled(student, teacher, batch, wanted(**LEVELS))
+    expected = sum(w * loss for w, loss in zip(LEVELS.values(), single, strict=True))
+    assert float(together.loss) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatch):
+    batch, student, teacher, distilled, _ = two_nets(case)
+    student.train()  # dropout in the head of classes must be drawn once
+    results = []
+    for elements in (10**9, 24):
+        monkeypatch.setattr(distillation, "_CHUNK_ELEMENTS", elements)
+        torch.manual_seed(5)
+        found = distilled(student.eval(), teacher, batch, wanted(**LEVELS))
+        found.loss.backward()
+        results.append((found, gradients(student)))
+    (one, first), (many, second) = results
+    assert all(weight.grad is None for weight in teacher.parameters())
+    torch.testing.assert_close(many, one)
+    for name, gradient in first.items():
+        torch.testing.assert_close(second[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
+    batch, student, teacher, distilled, _ = two_nets(labels_case)
+    monkeypatch.setattr(distillation, "_CHUNK_ELEMENTS", 3)
+    student.train()
+    student.head.dropout.p = 0.5
+    student.head.out.weight.data.fill_(1.0)
+
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        student.head.out.bias.data.copy_(weight)
+        return distilled(student, teacher, batch, wanted(hard_weight=1.0)).loss
+
+    loss(torch.zeros(3)).backward()
+    slope = student.head.out.bias.grad[0].item()
+    step = torch.tensor([1e-2, 0.0, 0.0])
+    measured = float(loss(step) - loss(-step)) / 2e-2
+    assert slope == pytest.approx(measured, rel=0.02, abs=1e-3)
+
+
+def test_classes_of_more_places_are_a_sum():
+    # One place twice weighs twice as much: the trainer divides by the number of targets.
+    batch, student, teacher, _, _ = two_nets(labels_case)
+
+    def loss(rows: list[int]) -> float:
+        def read(net: Any) -> torch.Tensor:
+            return net.hidden(batch.ids, batch.lengths)[rows, 0]
+
+        targets = batch.labels[rows]
+        return distilled_loss(student, teacher, read, targets, wanted(**LEVELS)).loss.item()
+
+    assert loss([0, 0, 1]) == pytest.approx(2 * loss([0]) + loss([1]), rel=1e-5)
+
+
+# --- a student of its teacher's layers ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "layers"),
+    [(1, 2, (0,)), (2, 4, (0, 2)), (3, 6, (0, 2, 4)), (2, 5, (0, 2)), (3, 3, (0, 1, 2))],
+)
+def test_a_student_begins_as_every_second_layer(own, theirs, layers):
+    torch.manual_seed(0)
+    student, teacher = encoder(own, "mlm"), encoder(theirs, "mlm")
+    found = copy_layers(student, teacher)
+    assert found.layers == {"encoder.blocks": layers}
+    mine, given = weights_of(student), weights_of(teacher)
+    for index, layer in enumerate(layers):
+        names = [name for name in mine if name.startswith(f"encoder.blocks.{index}.")]
+        assert len(names) == 12
+        for name in names:
+            origin = name.replace(f"blocks.{index}.", f"blocks.{layer}.")
+            assert torch.equal(mine[name], given[origin])
+            assert mine[name].data_ptr() != given[origin].data_ptr()
+    assert torch.equal(mine["embedding.tokens.weight"], given["embedding.tokens.weight"])
+    assert found.copied == tuple(sorted(mine))
+    assert found.drawn == ()
+
+
+def test_both_stacks_have_their_own_layers_and_what_does_not_fit_is_named():
+    torch.manual_seed(0)
+    keys = TWO_STACKS | {"max_length": 8}
+    teacher = vaswani2017.build(
+        vaswani2017.Config(12, 12, num_encoder_layers=4, num_decoder_layers=2, **keys)
+    )
+    keys |= {"d_ff": 48}
+    student = vaswani2017.build(
+        vaswani2017.Config(12, 12, num_encoder_layers=2, num_decoder_layers=2, **keys)
+    )
+    found = copy_layers(student, teacher)
+    assert found.layers == {"encoder.blocks": (0, 2), "decoder.blocks": (0, 1)}
+    assert found.drawn
+    assert all(".feedforward.sublayer." in name for name in found.drawn)
+    with pytest.raises(ValueError, match=r"4 layers in encoder\.blocks, the teacher 2"):
+        copy_layers(teacher, student)
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+def write(path: Path, lines: list[str]) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def sentences(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, int(rng.integers(2, 6)))) for _ in range(count)]
+
+
+def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
+    """A recipe of a task whose data lie in `folder`, with a net of two layers."""
+    lines = sentences(80)
+    keys: dict[str, Any] = {"model__num_layers": 2, "data__hold_out": 16}
+    if task == "translation":
+        keys = {"data__hold_out": 16, "evaluation__decode_sentences": 2}
+        keys["evaluation__final_beam_size"] = 1
+        keys["data__train"] = {
+            "src": write(folder / "src", lines),
+            "tgt": write(folder / "tgt", [" ".join(line.split()[::-1]) for line in lines]),
+        }
+        layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+        keys["model"] = {"architecture": "vaswani2017", **TWO_STACKS, **layers}
+    elif task == "classification":
+        labelled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in lines]
+        keys["data__train__file"] = write(folder / "train.tsv", labelled)
+    else:
+        keys["data__train__text"] = write(folder / "text", lines)
+    if task == "language_modelling":
+        keys["model__architecture"] = "gpt2"
+        del keys["data__hold_out"]
+        changes = {"model__d_ff": None} | changes
+        keys["objective"] = {"context": 8, "sample_tokens": 3}
+    return tiny(task, **(keys | changes))
+
+
+TASKS = ["translation", "language_modelling", "masked_lm", "classification"]
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    """(folder of the data, folder of the run) of a teacher of each task."""
+    made = {}
+
+    def make(task: str) -> tuple[Path, Path]:
+        if task not in made:
+            folder = tmp_path_factory.mktemp(task)
+            train(recipe_of(task, folder), folder / "teacher")
+            made[task] = folder, folder / "teacher"
+        return made[task]
+
+    return make
+
+
+def student_of(task: str, folder: Path, teacher: Path, **changes: Any) -> Any:
+    one = {"num_layers": 1}
+    if task == "translation":
+        one = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    keys = {f"model__{key}": value for key, value in one.items()}
+    keys |= {"distillation": {"teacher": str(teacher), "copy_layers": True, "cosine_weight": 1.0}}
+    return recipe_of(task, folder, **(keys | changes))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_student_learns_and_a_resumed_run_ends_the_same(task, teachers, tmp_path):
+    folder, teacher = teachers(task)
+    before = {name: tensor.clone() for name, tensor in load_tensors(teacher / WEIGHTS).items()}
+    recipe = student_of(task, folder, teacher)
+    assert_resumes(recipe, tmp_path, ("scores.json",))
+    for name, tensor in load_tensors(teacher / WEIGHTS).items():
+        assert torch.equal(tensor, before[name])
+    student, master = (heedful.load(path, device="cpu") for path in (tmp_path / "whole", teacher))
+    assert student.src_tokenizer.content() == master.src_tokenizer.content()
+    names = set(load_tensors(tmp_path / "whole" / WEIGHTS))
+    assert names < set(before)  # fewer layers, and nothing of the teacher besides
+    assert not any(".blocks.1." in name for name in names)
+    state = load_tensors(tmp_path / "whole/checkpoints/step-00000012" / WEIGHTS)
+    assert set(state) == names
+
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_was_copied_is_said(task, teachers, tmp_path):
+    folder, teacher = teachers(task)
+    said: list[str] = []
+    recipe = student_of(task, folder, teacher, training__max_steps=1)
+    train(recipe, tmp_path / "run", say=said.append)
+    text = "\n".join(said)
+    stacks = {"translation": 2}.get(task, 1)
+    assert text.count("layers 0 of the teacher") == stacks
+    assert "tensors copied" in text
+
+
+def test_without_steps_the_student_is_its_teachers_layers(teachers, tmp_path):
+    """A rate of almost nothing leaves what was copied."""
+    folder, teacher = teachers("masked_lm")
+    schedule = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
+    recipe = student_of(
+        "masked_lm", folder, teacher, training__max_steps=1, training__schedule=schedule
+    )
+    train(recipe, tmp_path / "run")
+    own, given = (load_tensors(path / WEIGHTS) for path in (tmp_path / "run", teacher))
+    for name, tensor in own.items():
+        torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
+
+
+STEPS = {
+    "device": "cpu",
+    "precision": "fp32",
+    "max_steps": 25,
+    "batch_tokens": None,
+    "batch_sentences": 16,
+    "label_smoothing": 0.0,
+    "schedule": {"learning_rate": 0.01, "warmup_steps": 5},
+    "evaluate_every": 25,
+}
+
+
+def divergence(student: Any, teacher: Any, path: Path) -> float:
+    """How far a student's translations' probabilities are from its teacher's, on training pairs."""
+    store = open_pairs(path)
+    rows = np.arange(40)
+    batch = student.collate(store, rows)
+    with torch.no_grad():
+        keys = wanted(soft_weight=1.0, temperature=1.0)
+        return float(distilled_pairs(student.net, teacher.net, batch, keys).loss)
+
+
+def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_path):
+    folder, teacher = teachers("translation")
+    master = heedful.load(teacher, device="cpu")
+    found = {}
+    for name, weights in (("soft", (1.0, 0.0)), ("hard", (0.0, 1.0))):
+        keys = {"teacher": str(teacher), "soft_weight": weights[0], "hard_weight": weights[1]}
+        recipe = student_of("translation", folder, teacher, distillation=keys, training=STEPS)
+        train(recipe, tmp_path / name)
+        student = heedful.load(tmp_path / name, device="cpu")
+        found[name] = divergence(student, master, tmp_path / name / "data/train")
+    assert found["soft"] < 0.6 * found["hard"], found
+
+
+def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
+    folder, teacher = teachers("translation")
+    keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 2}
+    recipe = student_of("translation", folder, teacher, distillation=keys, training__max_steps=1)
+    said: list[str] = []
+    train(recipe, tmp_path / "run", say=said.append)
+    assert any("translates" in line for line in said)
+    assert any("of 64 translated" in line for line in said)
+    data = tmp_path / "run/data"
+    store, taught = open_pairs(data / "train"), open_pairs(data / "taught")
+    master = heedful.load(teacher, device="cpu")
+    assert isinstance(master, Translator)
+    expected = []
+    sources = [store.src[index].tolist() for index in range(len(store))]
+    for source, (best, *_) in zip(
+        sources,
+        master.generations(sources, beam_size=2, stop_rule="optimal", batch_tokens=300),
+        strict=True,
+    ):
+        if best.finished and len(best.ids) <= recipe.data.max_length:
+            expected.append((source, best.ids))
+    assert expected
+    found = [(taught.src[i].tolist(), taught.tgt[i].tolist()) for i in range(len(taught))]
+    assert found == expected
+    assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in found)
+    references = [store.tgt[index].tolist() for index in range(len(store))]
+    assert [ids for _, ids in found] != references
+    told = json.loads((data / "taught/prepared.json").read_text())
+    assert told == {"beam_size": 2, "kept": len(expected), "read": 64}
+
+
+def test_a_resumed_run_on_sequences_ends_the_same(teachers, tmp_path):
+    folder, teacher = teachers("translation")
+    keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 1}
+    assert_resumes(student_of("translation", folder, teacher, distillation=keys), tmp_path, ())
+
+
+# --- what a user may do wrong ---------------------------------------------------------------
+
+
+def refused(recipe: Any, folder: Path, *parts: str) -> None:
+    with pytest.raises(UserError) as error:
+        train(recipe, folder / "run")
+    for part in parts:
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (folder / "run").exists()
+
+
+def test_a_cosine_of_states_needs_one_width(teachers, tmp_path):
+    folder, teacher = teachers("masked_lm")
+    keys = {"teacher": str(teacher), "cosine_weight": 1.0}
+    recipe = student_of("masked_lm", folder, teacher, distillation=keys, model__d_model=8)
+    refused(recipe, tmp_path, "cosine_weight", "is 8 and the teacher's 16", "model.d_model to 16")
+    keys["cosine_weight"] = 0.0
+    recipe = student_of(
+        "masked_lm", folder, teacher, distillation=keys, model__d_model=8, training__max_steps=1
+    )
+    train(recipe, tmp_path / "narrow")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"distillation": {"copy_layers": True}}, ["copy_layers", "distillation.teacher"]),
+        ({"distillation": {"cosine_weight": 1.0}}, ["cosine_weight", "distillation.teacher"]),
+        ({"distillation__level": "sequence"}, ["level sequence", "masked_lm"]),
+        ({"distillation__soft_weight": 0.0, "distillation__hard_weight": 0.0}, None),
+        ({"init_from": "TEACHER"}, ["init_from and distillation.copy_layers"]),
+        ({"model__num_layers": 3}, ["3 layers", "the teacher 2"]),
+        ({"model__d_ff": 64, "model__d_model": 8, "distillation__cosine_weight": 0.0}, ["fits"]),
+        ({"data__max_length": 64}, ["data.max_length 64", "16"]),
+        ({"distillation__teacher": "nowhere"}, ["nowhere", "does not exist"]),
+    ],
+)
+def test_settings_that_make_no_sense(changes, parts, teachers, tmp_path):
+    folder, teacher = teachers("masked_lm")
+    changes = {key: str(teacher) if v == "TEACHER" else v for key, v in changes.items()}
+    if parts is None:
+        changes["distillation__cosine_weight"], parts = 0.0, ["are all 0"]
+    refused(student_of("masked_lm", folder, teacher, **changes), tmp_path, *parts)
+
+
+def test_a_teacher_of_another_kind(teachers, tmp_path):
+    _, teacher = teachers("masked_lm")
+    folder, _ = teachers("classification")
+    refused(student_of("classification", folder, teacher), tmp_path, "classifier", "masked")
+
+
+def test_a_teacher_of_other_labels(teachers, tmp_path):
+    _, teacher = teachers("classification")
+    lines = [f"{line}\t{'p' if 'dog' in line else 'q'}" for line in sentences(80)]
+    recipe = student_of("classification", tmp_path, teacher)
+    write(tmp_path / "train.tsv", lines)
+    refused(recipe, tmp_path, "labels x, y", "has p, q")
+
+
+def test_the_task_of_denoising_has_no_teacher(teachers, tmp_path):
+    _, teacher = teachers("translation")
+    path = write(tmp_path / "text", sentences(20))
+    recipe = tiny(
+        "denoising",
+        data__train__text=path,
+        model={"architecture": "vaswani2017", **TWO_STACKS},
+        distillation={"teacher": str(teacher)},
+    )
+    refused(recipe, tmp_path, "denoising cannot be distilled")
+
+
+# --- the shipped recipe ---------------------------------------------------------------------
+
+
+def test_the_shipped_student_learns_from_a_classifier(tmp_path):
+    labelled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in sentences(80)]
+    path = write(tmp_path / "train.tsv", labelled)
+    small = {"d_model": 16, "num_heads": 2, "d_ff": 32}
+    sets = [f"data.train.file={path}", "data.hold_out=16", "training.device=cpu"]
+    sets += ["training.max_steps=2", *(f"model.{key}={value}" for key, value in small.items())]
+    teacher = load_recipe("classification", [*sets, "tokenizer.vocab_size=40"])
+    train(teacher, tmp_path / "teacher")
+    said: list[str] = []
+    named = f"distillation.teacher={json.dumps(str(tmp_path / 'teacher'))}"
+    train(load_recipe("distil-classification", [*sets, named]), tmp_path / "run", say=said.append)
+    student = heedful.load(tmp_path / "run", device="cpu")
+    assert (student.config.num_layers, student.config.vocab_size) == (2, 40)
+    assert any("layers 0, 2 of the teacher" in line for line in said)
+    scores = json.loads((tmp_path / "run/scores.json").read_text())["scores"]
+    assert math.isfinite(scores["loss"])

@@ -1,0 +1,425 @@
+"""Masked language modelling: batches, their loss, and runs from files of text to a saved model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import heedful
+from encoder_runs import LEARNS, assert_resumes, random_net, saved, tiny, words
+from heedful.data.store import IdStore, pack_ids
+from heedful.errors import UserError
+from heedful.inference import Card, MaskedLanguageModel, open_net
+from heedful.jobs.masked_lm import MaskedLm
+from heedful.run import train
+from heedful.tasks.masked_lm import MaskedBatch, masked_batch, masked_loss, token_states
+from heedful.tasks.masking import Masking
+from heedful.training.events import Evaluated
+from heedful.training.loggers import read_log
+from hf_parity import imported, random_hf, transformers
+
+CIRCLE = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+TOKENIZER = words(CIRCLE)
+SPECIAL = TOKENIZER.special_ids
+
+
+def circle(count: int, length: int = 8, seed: int = 0) -> list[str]:
+    """Texts that count in a circle: each word follows from any other of its text."""
+    starts = np.random.default_rng(seed).integers(len(CIRCLE), size=count)
+    return [" ".join(CIRCLE[(s + i) % len(CIRCLE)] for i in range(length)) for s in starts]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "train.txt"
+    path.write_text("\n".join(circle(60, 6)) + "\n", encoding="utf-8")
+    return path
+
+
+def store(lengths: list[int], seed: int = 0) -> IdStore:
+    """Texts of random words in their marks, each `length` tokens long."""
+    rng = np.random.default_rng(seed)
+    ordinary = sorted(set(range(TOKENIZER.vocab_size)) - SPECIAL)
+    texts = [TOKENIZER.wrap(rng.choice(ordinary, n - 2).tolist()) for n in lengths]
+    return pack_ids(texts, TOKENIZER.vocab_size)
+
+
+def batch_of(rows: IdStore, indices: Any, masking: Any = None, **keys: Any) -> MaskedBatch:
+    settings = {"seed": 1, "epoch": 0, **keys}
+    return masked_batch(
+        rows,
+        np.array(indices),
+        tokenizer=TOKENIZER,
+        masking=masking or Masking(fraction=0.4),
+        **settings,
+    )
+
+
+def job_of(folder: Path, net: Any = None, **changes: Any) -> MaskedLm:
+    """A job on prepared data, with a random model."""
+    recipe = tiny("masked_lm", **changes)
+    MaskedLm.check(recipe)
+    job = MaskedLm(recipe, folder, lambda line: None)
+    keys = {**job.sizes(recipe, "bert"), "vocab_size": job.tokenizers[0].vocab_size}
+    config, net = random_net("bert", **keys)
+    job.model = open_net(net, config, job.card("bert"), *job.tokenizers)
+    return job
+
+
+# --- one batch ------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(3, 12), min_size=1, max_size=6),
+    order=st.randoms(use_true_random=False),
+    epoch=st.integers(0, 9),
+    whole_word=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_row_is_masked_alike_in_any_batch(
+    lengths: list[int], order: Any, epoch: int, whole_word: bool
+) -> None:
+    rows = store(lengths)
+    masking = Masking(0.4, 0.5, 0.3, whole_word)
+    indices = order.sample(range(len(lengths)), len(lengths))
+    batch = batch_of(rows, indices, masking, epoch=epoch)
+    assert batch.num_targets == int(batch.selected.sum())
+    assert batch.num_tokens == sum(lengths)
+    said = 0
+    for row, index in enumerate(indices):
+        alone = batch_of(rows, [index], masking, epoch=epoch)
+        width = lengths[index]
+        assert torch.equal(batch.ids[row, :width], alone.ids[0])
+        assert torch.equal(batch.selected[row, :width], alone.selected[0])
+        assert not batch.selected[row, width:].any()
+        count = int(alone.selected.sum())
+        assert torch.equal(batch.targets[said : said + count], alone.targets)
+        said += count
+        whole = torch.from_numpy(rows[index].astype(np.int64))
+        assert torch.equal(alone.targets, whole[alone.selected[0]])
+        assert torch.equal(alone.ids[~alone.selected], whole[~alone.selected[0]])
+        assert not SPECIAL & set(alone.targets.tolist())
+
+
+def test_an_epoch_masks_anew_and_a_seed_too() -> None:
+    rows = store([30] * 4)
+    first = batch_of(rows, [0, 1, 2, 3])
+    for keys in ({"epoch": 1}, {"seed": 2}):
+        assert not torch.equal(batch_of(rows, [0, 1, 2, 3], **keys).selected, first.selected)
+    assert torch.equal(batch_of(rows, [0, 1, 2, 3]).selected, first.selected)
+    assert not torch.equal(first.selected[0], first.selected[1])
+
+
+def test_a_replacement_is_never_special() -> None:
+    rows = store([40] * 20)
+    for epoch in range(10):
+        batch = batch_of(rows, range(20), Masking(1.0, 0.0, 1.0), epoch=epoch)
+        assert not SPECIAL & set(batch.ids[batch.selected].tolist())
+        assert batch.num_targets == 38 * 20
+
+
+def test_a_padded_batch_has_the_loss_of_its_rows_alone() -> None:
+    rows = store([12, 3, 7, 4])
+    _, net = random_net("bert", vocab_size=TOKENIZER.vocab_size, max_length=16)
+    whole = masked_loss(net, batch_of(rows, range(4)), label_smoothing=0.1, count_correct=True)
+    parts = [
+        masked_loss(net, batch_of(rows, [i]), label_smoothing=0.1, count_correct=True)
+        for i in range(4)
+    ]
+    for name in ("loss", "nll"):
+        total = sum(getattr(part, name).item() for part in parts)
+        assert getattr(whole, name).item() == pytest.approx(total, rel=1e-5)
+    assert int(whole.correct) == sum(int(part.correct) for part in parts)
+    assert whole.tokens == sum(part.tokens for part in parts)
+
+
+def test_states_that_are_there_already_are_taken() -> None:
+    batch = batch_of(store([9, 5]), [0, 1])
+    _, net = random_net("bert", vocab_size=TOKENIZER.vocab_size, max_length=16)
+    states = token_states(net, batch)
+    assert torch.equal(masked_loss(net, batch).loss, masked_loss(net, batch, states=states).loss)
+    assert not torch.equal(
+        masked_loss(net, batch).loss, masked_loss(net, batch, states=states * 0).loss
+    )
+
+
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    # The id 0 is a word like any other here: what is to be said is told by place, never by id.
+    sizes = {"vocab_size": 19, "pad_token_id": 1}
+    if name == "DistilBert":
+        sizes |= {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 20}
+    else:
+        sizes |= {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
+        sizes |= {"intermediate_size": 20}
+    config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
+    theirs = random_hf(getattr(transformers, f"{name}ForMaskedLM"), config)
+    net = imported(theirs, tmp_path / "hf").net
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(2, 19, (3, 9), generator=generator)
+    ids[:, 0] = 0
+    lengths = torch.tensor([9, 4, 6])
+    real = torch.arange(9) < lengths[:, None]
+    ids[~real] = 1
+    selected = (torch.rand(3, 9, generator=generator) < 0.4) & real
+    selected[:, 0] = True
+    said = torch.randint(0, 19, (3, 9), generator=generator)
+    said[1, 0] = 0
+    expected = theirs(
+        ids, attention_mask=real.long(), labels=torch.where(selected, said, -100)
+    ).loss * int(selected.sum())
+    batch = MaskedBatch(ids, lengths, selected, said[selected], np.arange(3), 19)
+    found = masked_loss(net, batch)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
+    found.loss.backward()
+    expected.backward()
+    embedding = next(p for n, p in theirs.named_parameters() if "word_embeddings" in n)
+    torch.testing.assert_close(
+        net.embedding.tokens.weight.grad, embedding.grad, rtol=1e-4, atol=1e-5
+    )
+
+
+# --- a job's data ---------------------------------------------------------------------------
+
+
+def test_rows_are_texts_or_as_many_whole_ones_as_fit(text: Path, tmp_path: Path) -> None:
+    one = job_of(tmp_path / "one", data__train={"text": str(text)})
+    packed = job_of(tmp_path / "more", data__train={"text": str(text)}, objective={"pack": True})
+    texts, rows = one.rows["train"], packed.rows["train"]
+    assert set(texts.lengths) == {8}  # six words in their marks
+    assert set(rows.lengths) == {16}
+    assert rows.ids.tolist() == texts.ids.tolist()
+    assert (one.num_train, one.num_valid, packed.num_train) == (54, 6, 27)
+    assert sum(len(item.indices) for item in packed.plan(3)) == 27
+
+
+def test_plans_and_batches_are_pure(text: Path, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "data", data__train={"text": str(text)})
+    again = MaskedLm(job.recipe, tmp_path / "data", lambda line: None)
+    again.model = job.model
+    for epoch in (0, 1):
+        for item, same in zip(job.plan(epoch), again.plan(epoch), strict=True):
+            assert torch.equal(job.load(item).ids, again.load(same).ids)
+    assert not np.array_equal(job.plan(0)[0].indices, job.plan(1)[0].indices)
+    first = [
+        job.load(item._replace(indices=np.arange(8))).selected
+        for item in (job.plan(0)[0], job.plan(1)[0])
+    ]
+    assert not torch.equal(*first)
+
+
+def test_evaluations_hide_the_same_and_draw_nothing(text: Path, tmp_path: Path) -> None:
+    jobs = [
+        job_of(tmp_path / str(seed), data__train={"text": str(text)}, training__seed=seed)
+        for seed in (1, 2)
+    ]
+    state = torch.get_rng_state()
+    found = [job.evaluate() for job in (*jobs, jobs[0])]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found[0] == found[1] == found[2]
+    assert found[0].value == -found[0].loss
+    masks = found[0].samples[0].source.split().count("<mask>")
+    assert masks == 1  # 15% of six words
+    assert len(found[0].samples) == 5
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "token_accuracy"])
+def test_the_best_model_may_be_chosen_by_accuracy(text: Path, tmp_path: Path, metric: str) -> None:
+    job = job_of(tmp_path / "data", data__train={"text": str(text)}, evaluation__metric=metric)
+    found = job.evaluate()
+    assert found.value == found.token_accuracy
+
+
+def test_the_texts_of_a_labelled_file_are_read_like_any(text: Path, tmp_path: Path) -> None:
+    labelled = tmp_path / "train.tsv"
+    lines = text.read_text().splitlines()
+    labelled.write_text("".join(f"label\t{line}\tmore {line}\n" for line in lines))
+    fields = {"file": str(labelled), "text_field": 2, "label_field": 1}
+    plain = job_of(tmp_path / "plain", data__train={"text": str(text)})
+    same = job_of(tmp_path / "same", data__train=fields)
+    for name in ("train", "valid"):
+        assert same.rows[name].ids.tolist() == plain.rows[name].ids.tolist()
+    both = job_of(tmp_path / "both", data__train={**fields, "pair_field": 3})
+    decoded = [both.tokenizers[0].decode(row.tolist()) for row in list(both.rows["train"])[:2]]
+    assert decoded == [lines[0], f"more {lines[0]}"]
+    assert both.num_train + both.num_valid == 120
+
+
+def test_a_text_of_unknown_words_is_left_out(text: Path, tmp_path: Path) -> None:
+    valid = tmp_path / "valid.txt"
+    valid.write_text("nothing known\none two\n")
+    said: list[str] = []
+    recipe = tiny("masked_lm", data__train={"text": str(text)}, data__valid={"text": str(valid)})
+    job = MaskedLm(recipe, tmp_path / "data", said.append)
+    assert job.num_valid == 1
+    assert "1 dropped as empty" in said[-1]
+    valid.write_text("nothing known\n")
+    with pytest.raises(UserError, match="1 hold nothing that the tokenizer knows"):
+        MaskedLm(recipe, tmp_path / "again", said.append)
+
+
+@pytest.mark.parametrize(("too_long", "count"), [("drop", 58), ("truncate", 60)])
+def test_long_texts(text: Path, tmp_path: Path, too_long: str, count: int) -> None:
+    lines = text.read_text().splitlines()
+    lines[1] = lines[58] = " ".join(CIRCLE * 3)
+    text.write_text("\n".join(lines) + "\n")
+    data = {"train": {"text": str(text)}, "max_length": 10, "too_long": too_long}
+    job = job_of(tmp_path / "data", data=data)
+    assert job.num_train + job.num_valid == count
+    rows = job.rows["train"]
+    assert rows.lengths.max() == (10 if too_long == "truncate" else 8)
+    assert all((row[0], row[-1]) == (1, 2) for row in rows)
+
+
+@pytest.mark.parametrize("number", [2, 59])
+def test_a_long_text_is_told_by_its_line(text: Path, tmp_path: Path, number: int) -> None:
+    # 59 is held out: its line is counted in the file all the same.
+    lines = text.read_text().splitlines()
+    lines[number - 1] = " ".join(CIRCLE * 3)
+    text.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=rf"train\.txt, line {number}: 26 tokens"):
+        job_of(tmp_path / "data", data__train={"text": str(text)}, data__too_long="error")
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": {"fractoin": 0.2}}, "unknown key objective.fractoin; did you mean fraction"),
+        ({"objective": {"fraction": 0}}, "objective.fraction must be above 0"),
+        ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "make more than 1"),
+        ({"objective": {"pack": "often"}}, "objective.pack"),
+        ({"model__head": "mlm"}, "model.head follows from the task masked_lm"),
+        ({"model__num_labels": 2}, "model.num_labels follows from the task"),
+        ({"model__vocab_size": 9}, "model.vocab_size follows from the tokenizer"),
+        ({"model__max_length": 15}, "data.max_length 16 is more than the 15 tokens"),
+        ({"model": {"architecture": "gpt2"}}, "gpt2 is no encoder"),
+        ({"evaluation__metric": "chrf"}, "evaluation.metric chrf is none"),
+        ({"data__train": {}}, "data.train is not given: add --set data.train.text=FILE"),
+        ({"data__train__file": "x.tsv"}, "data.train: give text or file, not both"),
+        ({"data__valid": {"src": "x"}}, "data.valid.src is of no use to the task masked_lm"),
+        ({"data__max_length": 2}, "max_length 2 leaves no room for text"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_wrong_keys(text: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    recipe = tiny("masked_lm", **{"data__train": {"text": str(text)}, **changes})
+    with pytest.raises(UserError, match=message):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_without_a_mask_is_refused(text: Path, tmp_path: Path) -> None:
+    from heedful.data.tokenizer import train_tokenizer
+
+    maskless = train_tokenizer([" ".join(CIRCLE)], kind="word", template="both")
+    saved(tmp_path / "source", "bert", maskless)
+    recipe = tiny("masked_lm", data__train={"text": str(text)}, model={})
+    recipe = recipe.model_copy(update={"init_from": str(tmp_path / "source")})
+    with pytest.raises(UserError, match="has no mask"):
+        train(recipe, tmp_path / "run")
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+def stories(count: int, seed: int) -> list[str]:
+    """Texts that name one of eight three times, so that whoever is hidden is named besides."""
+    names = np.random.default_rng(seed).integers(len(CIRCLE), size=count)
+    return ["the {0} saw the {0} near the {0} house".format(CIRCLE[name]) for name in names]
+
+
+def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
+    for seed, name in enumerate(("train", "valid", "test")):
+        (tmp_path / name).write_text("\n".join(stories(60, seed)) + "\n")
+    files = {f"data__{name}": {"text": str(tmp_path / name)} for name in ("train", "valid", "test")}
+    recipe = tiny(
+        "masked_lm",
+        **{**LEARNS, **files},
+        objective={"fraction": 0.25},
+        training__max_steps=180,
+        training__evaluate_every=90,
+        training__log_every=30,
+    )
+    found = train(recipe, tmp_path / "run")
+    assert found.scores is not None
+    scores = found.scores.values()
+    assert scores["accuracy"] > 0.95
+    assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+    assert scores["perplexity"] < 1.3
+    written = json.loads((tmp_path / "run/scores.json").read_text())
+    assert written["set"] == "test"
+    assert written["scores"] == scores
+    assert written["num_masked"] == 60 * 2
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert isinstance(model, MaskedLanguageModel)
+    fillings = model.fill("the two <mask> the two near the <mask> house", top_k=2)
+    assert [each[0].token for each in fillings] == ["saw", "two"]
+    assert fillings[1][0].probability > 0.5
+    assert fillings[1][0].text == "the two <mask> the two near the two house"
+    assert model.embed(["the two saw the two"]).shape == (1, 64)
+    last = [e for e in read_log(tmp_path / "run/log.jsonl") if isinstance(e, Evaluated)][-1]
+    assert last.perplexity == pytest.approx(np.exp(last.loss))
+    assert [sample.source.split().count("<mask>") for sample in last.samples] == [2] * 5
+    assert [sample.reference for sample in last.samples] == stories(60, 1)[:5]
+    assert sum(sample.output == sample.reference for sample in last.samples) >= 4
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_run_that_is_killed_ends_as_one_that_is_not(
+    text: Path, tmp_path: Path, pack: bool
+) -> None:
+    recipe = tiny(
+        "masked_lm",
+        data__train={"text": str(text)},
+        objective={"pack": pack, "whole_word": pack, "fraction": 0.3},
+        training__accumulate=2 if pack else 1,
+    )
+    assert_resumes(recipe, tmp_path, ("scores.json", "config.json", "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_a_run_goes_on_from_an_encoder(text: Path, tmp_path: Path, name: str) -> None:
+    # Published models have more rows than their tokenizers have ids.
+    source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=20, head="none")
+    recipe = tiny(
+        "masked_lm", data__train={"text": str(text)}, model={}, training__max_steps=1
+    ).model_copy(update={"init_from": str(tmp_path / "source")})
+    said: list[str] = []
+    train(recipe, tmp_path / "run", say=said.append)
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert isinstance(model, MaskedLanguageModel)
+    assert model.config.vocab_size == 20
+    assert model.config.max_length == 20
+    assert model.tokenizer.content() == TOKENIZER.content()
+    (new,) = [line for line in said if "drawn anew" in line]
+    names = new.partition(": ")[2].split(", ")
+    assert all(each.startswith("head.") for each in names), names
+    assert not [line for line in said if "not used" in line]
+    # After a single step, whose rate is small, the weights are still near those of the source.
+    moved = model.net.embedding.tokens.weight - source.net.embedding.tokens.weight
+    assert 0 < float(moved.detach().abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_embeddings_do_not_depend_on_the_company(tmp_path: Path, name: str) -> None:
+    config, net = random_net(name, vocab_size=TOKENIZER.vocab_size, max_length=20, head="none")
+    model = open_net(net, config, Card(name, "imported"), TOKENIZER)
+    texts = ["one two three", "eight", "four five six seven eight one two", "two two"]
+    for pooling in ("mean", "first", "last"):
+        together = model.embed(texts, pooling=pooling)
+        for text, vector in zip(texts, together, strict=True):
+            torch.testing.assert_close(
+                model.embed([text], pooling=pooling)[0], vector, rtol=1e-5, atol=1e-6
+            )
+            states = net.hidden(torch.tensor([TOKENIZER.wrap(TOKENIZER.encode(text))]))[0]
+            by_hand = {"mean": states.mean(0), "first": states[0], "last": states[-1]}
+            torch.testing.assert_close(vector, by_hand[pooling].detach(), rtol=1e-5, atol=1e-6)
+    assert (model.embed([texts[0]]) - model.embed([texts[1]])).abs().max() > 0.01

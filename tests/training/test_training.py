@@ -1,0 +1,579 @@
+"""The trainer: what a step is, what is kept, when a run ends, and what stops it."""
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from commands import Commands, assert_refused, tiny, tree, write_recipe
+from heedful.config import Optimizer, Training, parse_recipe
+from heedful.data.batches import collate
+from heedful.data.pair_store import PairStore
+from heedful.data.store import pack_ids
+from heedful.errors import UserError
+from heedful.jobs.translation import Translation
+from heedful.parts.losses import LossSum
+from heedful.run import train
+from heedful.tasks.translation import pair_loss
+from heedful.training.averaging import average_weights
+from heedful.training.checkpoint import Checkpoints
+from heedful.training.events import Evaluated, RunFinished, StepDone
+from heedful.training.loggers import read_log
+from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from heedful.training.trainer import Evaluation, Trainer, Work
+from heedful.zoo import vaswani2017
+from heedful.zoo.saved import save_tensors, weights_of
+
+VOCAB = 11
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+class Seen:
+    """A listener that keeps what it is told."""
+
+    def __init__(self):
+        self.events = []
+
+    def on(self, event):
+        self.events.append(event)
+
+    def close(self):
+        pass
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def settings(**keys):
+    defaults = {"max_steps": 1, "evaluate_every": 1000, "log_every": 1, "clip_norm": None}
+    defaults["schedule"] = {"name": "constant", "learning_rate": 0.01, "warmup_steps": 0}
+    return Training(**(defaults | keys))
+
+
+def small_net(seed=0, dropout=0.0):
+    torch.manual_seed(seed)
+    return vaswani2017.build(
+        vaswani2017.Config(
+            VOCAB,
+            VOCAB,
+            d_model=16,
+            num_heads=2,
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            d_ff=32,
+            dropout=dropout,
+            max_length=16,
+        )
+    )
+
+
+def pairs(lengths, seed=0):
+    """A store of random pairs with the given (source, target) lengths."""
+    rng = np.random.default_rng(seed)
+    sides = zip(*lengths, strict=True)
+    return PairStore(
+        *(pack_ids([rng.integers(4, VOCAB, n).tolist() for n in side], VOCAB) for side in sides)
+    )
+
+
+def found(value=0.0, loss=1.0, perplexity=2.0):
+    return Evaluation(loss, perplexity, 0.5, {}, [], value)
+
+
+def trainer_of(net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, **work):
+    """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
+    parts = {
+        "plan": plan if callable(plan) else lambda epoch: plan,
+        "load": lambda rows: collate(store, np.array(rows), bos_id=1, pad_id=0),
+        "loss": lambda net, batch: pair_loss(net, batch, label_smoothing=smoothing),
+        "evaluate": lambda net: found(),
+        "keep_best": lambda net: None,
+    }
+    trainer = Trainer(
+        net,
+        Work(**(parts | work)),
+        keys,
+        rate or (lambda step: 0.01),
+        Checkpoints(tmp_path / "checkpoints", keys.average_last),
+        [Seen()],
+    )
+    return trainer, trainer.listeners[0]
+
+
+# --- one step -------------------------------------------------------------------------------
+
+
+def gradients_of(trainer):
+    """The gradients with which the optimizer steps."""
+    kept = {}
+
+    def look(optimizer, args, kwargs):
+        kept.update({name: p.grad.clone() for name, p in trainer.net.named_parameters()})
+
+    trainer.optimizer.register_step_pre_hook(look)
+    trainer.run()
+    return kept
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path):
+    # Different numbers of tokens: a mean of the batches' means would be another gradient.
+    store = pairs([(3, 2), (4, 2), (9, 12), (5, 7), (2, 1)])
+    split = [[0, 1], [2], [3, 4]]
+    nets = [small_net(), small_net()]
+    one, seen_one = trainer_of(nets[0], store, [[0, 1, 2, 3, 4]], settings(), tmp_path / "1")
+    three, seen_three = trainer_of(
+        nets[1], store, split, settings(accumulate=3), tmp_path / "3", smoothing=0.0
+    )
+    gradients = [gradients_of(one), gradients_of(three)]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)
+    for name, weight in nets[0].named_parameters():
+        # Adam's first step has the gradient's sign alone, so tiny gradients are left out.
+        sure = gradients[0][name].abs() > 1e-5
+        torch.testing.assert_close(
+            dict(nets[1].named_parameters())[name][sure], weight[sure], rtol=1e-4, atol=1e-6
+        )
+    events = [seen.of(StepDone)[0] for seen in (seen_one, seen_three)]
+    assert events[0].num_tokens == events[1].num_tokens == 2 + 2 + 12 + 7 + 1
+    assert events[0].loss == pytest.approx(events[1].loss, rel=1e-5)
+    assert events[0].grad_norm == pytest.approx(events[1].grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
+    store = pairs([(3, 2), (9, 12), (5, 7)])
+    net = small_net()
+    batches = [collate(store, np.array([row]), bos_id=1, pad_id=0) for row in range(3)]
+    with torch.no_grad():
+        logits = [net(b.src, b.tgt_in, b.src_lengths, b.tgt_lengths)[0] for b in batches]
+        targets = torch.cat([b.tgt_out[0] for b in batches])
+        # torch's own smoothing spreads over all entries, as ours.
+        expected = F.cross_entropy(torch.cat(logits), targets, label_smoothing=smoothing)
+        nll = F.cross_entropy(torch.cat(logits), targets)
+    trainer, seen = trainer_of(
+        net, store, [[0], [1], [2]], settings(accumulate=3), tmp_path, smoothing=smoothing
+    )
+    trainer.run()
+    step = seen.of(StepDone)[0]
+    assert step.loss == pytest.approx(float(expected), rel=1e-5)
+    assert step.nll == pytest.approx(float(nll), rel=1e-5)
+
+
+def test_clipping_bounds_the_norm_and_keeps_the_direction(tmp_path):
+    store = pairs([(5, 7), (4, 3)])
+    free, free_seen = trainer_of(small_net(), store, [[0, 1]], settings(), tmp_path / "free")
+    unclipped = gradients_of(free)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in unclipped.values()))
+    limit = norm / 10
+    cut, cut_seen = trainer_of(
+        small_net(), store, [[0, 1]], settings(clip_norm=limit), tmp_path / "cut"
+    )
+    clipped = gradients_of(cut)
+    for name, gradient in clipped.items():
+        torch.testing.assert_close(gradient, unclipped[name] / 10, rtol=1e-4, atol=1e-8)
+    # What is logged is the norm before clipping.
+    assert free_seen.of(StepDone)[0].grad_norm == pytest.approx(norm, rel=1e-5)
+    assert cut_seen.of(StepDone)[0].grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_a_norm_below_the_limit_is_left_alone(tmp_path):
+    store = pairs([(5, 7), (4, 3)])
+    plain = gradients_of(trainer_of(small_net(), store, [[0, 1]], settings(), tmp_path / "a")[0])
+    loose = settings(clip_norm=1e6)
+    same = gradients_of(trainer_of(small_net(), store, [[0, 1]], loose, tmp_path / "b")[0])
+    assert all(torch.equal(same[name], gradient) for name, gradient in plain.items())
+
+
+def test_the_schedule_alone_decides_the_rate(tmp_path):
+    def rate(step):
+        return 0.001 * step**2
+
+    store = pairs([(3, 2), (4, 5)])
+    trainer, seen = trainer_of(
+        small_net(), store, [[0], [1]], settings(max_steps=6), tmp_path, rate=rate
+    )
+    used = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda optimizer, args, kwargs: used.append([g["lr"] for g in optimizer.param_groups])
+    )
+    trainer.run()
+    expected = [rate(step) for step in range(1, 7)]
+    assert [set(rates) for rates in used] == [{value} for value in expected]
+    assert [event.learning_rate for event in seen.of(StepDone)] == expected
+
+
+def test_logged_windows_hold_every_token_once(tmp_path):
+    # Evaluations fall between two reports: their steps are reported all the same.
+    store = pairs([(3, 2), (4, 5), (2, 9)])
+    keys = settings(max_steps=11, log_every=4, evaluate_every=3)
+    trainer, seen = trainer_of(small_net(), store, [[0], [1], [2]], keys, tmp_path)
+    trainer.run()
+    assert sum(event.num_tokens for event in seen.of(StepDone)) == 3 * (2 + 5 + 9) + 2 + 5
+    assert [event.step for event in seen.of(StepDone)] == [3, 4, 6, 8, 9, 11]
+
+
+# --- optimizers -----------------------------------------------------------------------------
+
+
+def test_adamw_decays_matrices_only():
+    net = small_net()
+    optimizer = make_optimizer(net, Optimizer(name="adamw", weight_decay=0.5))
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step()
+    dims = set()
+    for name, parameter in net.named_parameters():
+        dims.add(parameter.dim())
+        share = 1 - 0.1 * 0.5 if parameter.dim() > 1 else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name] * share, rtol=1e-6, atol=0)
+    assert dims == {1, 2}
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(net.parameters()))
+
+
+def test_adam_refuses_weight_decay():
+    with pytest.raises(UserError, match="set name to adamw"):
+        make_optimizer(small_net(), Optimizer(name="adam", weight_decay=0.1))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_optimizer_state_survives_a_round_trip(tmp_path, name):
+    def steps(net, optimizer, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            for parameter in net.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+
+    choice = Optimizer(name=name)
+    straight, first = small_net(), small_net()
+    whole, half = make_optimizer(straight, choice), make_optimizer(first, choice)
+    for optimizer in (whole, half):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+    steps(straight, whole, 3, seed=1)
+    steps(first, half, 3, seed=1)
+    save_tensors(tmp_path / "optimizer.safetensors", optimizer_tensors(first, half))
+    other = make_optimizer(first, choice)
+    for group in other.param_groups:
+        group["lr"] = 0.01
+    load_optimizer_tensors(first, other, load_file(tmp_path / "optimizer.safetensors"))
+    steps(straight, whole, 3, seed=2)
+    steps(first, other, 3, seed=2)
+    for a, b in zip(straight.parameters(), first.parameters(), strict=True):
+        assert torch.equal(a, b)
+    saved = optimizer_tensors(first, other)
+    assert {key.rsplit(".", 1)[1] for key in saved} == {"step", "exp_avg", "exp_avg_sq"}
+    assert len(saved) == 3 * len(list(first.parameters()))
+
+
+# --- ends -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Values:
+    """Evaluations that return the listed values in turn."""
+
+    values: list[float]
+    at: int = 0
+
+    def __call__(self, net):
+        self.at += 1
+        return found(self.values[self.at - 1])
+
+
+def run_to_end(tmp_path, keys, **work):
+    store = pairs([(3, 2), (4, 5), (2, 9)])
+    trainer, seen = trainer_of(small_net(), store, [[0], [1], [2]], keys, tmp_path, **work)
+    return trainer.run(), trainer, seen
+
+
+def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
+    keys = settings(max_steps=100, evaluate_every=2, early_stopping=2)
+    values = Values([1.0, 3.0, 2.0, 4.0, 4.0, 3.9, 99.0])
+    reason, trainer, seen = run_to_end(tmp_path, keys, evaluate=values)
+    assert (reason, trainer.state.step) == ("early_stopping", 12)
+    assert [e.is_best for e in seen.of(Evaluated)] == [True, True, False, True, False, False]
+    assert (trainer.state.best_step, trainer.state.best_value) == (8, 4.0)
+
+
+def test_max_steps(tmp_path):
+    reason, trainer, seen = run_to_end(tmp_path, settings(max_steps=5, evaluate_every=2))
+    assert (reason, trainer.state.step) == ("max_steps", 5)
+    # The last step is evaluated, though no evaluation falls on it.
+    assert [event.step for event in seen.of(Evaluated)] == [2, 4, 5]
+
+
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 6), (2, 4), (3, 2), (5, 2)])
+def test_max_epochs(tmp_path, accumulate, steps):
+    keys = settings(max_steps=None, max_epochs=2, accumulate=accumulate)
+    reason, trainer, _ = run_to_end(tmp_path, keys)
+    assert (reason, trainer.state.step, trainer.state.epoch) == ("max_epochs", steps, 2)
+
+
+def test_every_epoch_asks_for_its_own_plan(tmp_path):
+    asked = []
+
+    def plan(epoch):
+        asked.append(epoch)
+        return [[0], [1], [2]]
+
+    keys, store = settings(max_steps=None, max_epochs=3), pairs([(3, 2), (4, 5), (2, 9)])
+    trainer_of(small_net(), store, plan, keys, tmp_path)[0].run()
+    assert asked == [0, 1, 2]
+
+
+def test_max_minutes_counts_training_time(tmp_path, monkeypatch):
+    clock = itertools.count()  # each look at the clock is a second later
+    monkeypatch.setattr("heedful.training.trainer.time.perf_counter", lambda: next(clock))
+    reason, trainer, _ = run_to_end(tmp_path, settings(max_steps=None, max_minutes=0.5))
+    assert reason == "time_limit"
+    assert trainer.state.step > 0
+    assert trainer.state.seconds >= 30
+
+
+# --- what is kept ---------------------------------------------------------------------------
+
+
+def test_the_best_is_chosen_by_the_metric_not_by_the_loss(tmp_path):
+    """The training loss falls all the time while the metric worsens after the first look."""
+    kept = {}
+    store = pairs([(3, 4), (4, 5)])
+    values = Values([0.5, 0.9, 0.7, 0.1])
+    keys = settings(max_steps=40, evaluate_every=10, log_every=10)
+    trainer, seen = trainer_of(
+        small_net(),
+        store,
+        [[0, 1]],
+        keys,
+        tmp_path,
+        evaluate=values,
+        keep_best=lambda net: kept.update(
+            {k: v.detach().clone() for k, v in weights_of(net).items()}
+        ),
+    )
+    trainer.run()
+    losses = [event.loss for event in seen.of(StepDone)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[1] / 1.5
+    assert (trainer.state.best_step, trainer.state.best_value) == (20, 0.9)
+    # The kept weights are those of step 20, which the run without later steps shows.
+    again, _ = trainer_of(small_net(), store, [[0, 1]], settings(max_steps=20), tmp_path / "again")
+    again.run()
+    assert all(torch.equal(kept[name], p) for name, p in again.net.named_parameters())
+    assert not all(torch.equal(kept[name], p) for name, p in trainer.net.named_parameters())
+
+
+def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
+    keys = settings(max_steps=8, evaluate_every=2, average_last=3)
+    _, trainer, _ = run_to_end(tmp_path, keys)
+    folders = trainer.checkpoints.regular()
+    assert [folder.name for folder in folders] == [f"step-{n:08d}" for n in (4, 6, 8)]
+    # Only the newest can be gone on from.
+    assert [(folder / "training.safetensors").exists() for folder in folders] == [
+        False,
+        False,
+        True,
+    ]
+    files = [folder / "model.safetensors" for folder in folders]
+    average = average_weights(files)
+    loaded = [load_file(file) for file in files]
+    assert average.keys() == loaded[0].keys() == weights_of(trainer.net).keys()
+    for name, tensor in average.items():
+        mean = np.mean([weights[name].double().numpy() for weights in loaded], axis=0)
+        np.testing.assert_array_equal(tensor.numpy(), mean.astype(np.float32))
+        assert tensor.dtype == torch.float32
+    assert any(not torch.equal(loaded[0][name], loaded[2][name]) for name in average)
+
+
+def test_averaging_refuses_what_is_not_one_model(tmp_path):
+    save_tensors(tmp_path / "a", {"w": torch.zeros(2), "v": torch.zeros(1)})
+    save_tensors(tmp_path / "b", {"w": torch.zeros(3), "v": torch.zeros(1)})
+    save_tensors(tmp_path / "c", {"w": torch.zeros(2)})
+    with pytest.raises(UserError, match=r"w is \(2,\) and \(3,\)"):
+        average_weights([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(UserError, match=r"v is \(1,\) and absent"):
+        average_weights([tmp_path / "a", tmp_path / "c"])
+    with pytest.raises(UserError, match="nothing to average"):
+        average_weights([])
+
+
+def test_the_mean_of_large_values_does_not_overflow(tmp_path):
+    for name in "ab":
+        save_tensors(tmp_path / name, {"w": torch.full((2,), 3e38)})
+    assert torch.equal(
+        average_weights([tmp_path / "a", tmp_path / "b"])["w"], torch.full((2,), 3e38)
+    )
+
+
+@pytest.mark.parametrize("metric", ["loss", "exact_match"])
+def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, metric):
+    """The chosen weights are the best checkpoint's or the mean's, by the validation metric."""
+    recipe = parse_recipe(
+        tiny(training__max_steps=9, evaluation__metric=metric, training__average_last=3)
+    )
+    judged = []
+    real = Translation.evaluate
+
+    def spy(job):
+        result = real(job)
+        weights = {k: v.detach().clone() for k, v in weights_of(job.model.net).items()}
+        judged.append((result.value, weights))
+        return result
+
+    monkeypatch.setattr(Translation, "evaluate", spy)
+    train(recipe, tmp_path / "run")
+    final = load_file(tmp_path / "run/model.safetensors")
+    average = average_weights(
+        sorted((tmp_path / "run/checkpoints").glob("step-*/model.safetensors"))
+    )
+    *regular, (average_value, average_judged) = judged
+    assert len(regular) == 3
+    assert all(torch.equal(average_judged[name], average[name]) for name in average)
+    best_value, best = max(regular, key=lambda entry: entry[0])
+    expected = average if average_value > best_value else best
+    assert all(torch.equal(final[name], expected[name]) for name in expected)
+
+
+def test_evaluation_draws_no_random_numbers(tmp_path):
+    """A run that evaluates often takes the same steps as one that evaluates at its end."""
+    ends = []
+    for every in (2, 8):
+        recipe = parse_recipe(
+            tiny(
+                training__max_steps=8,
+                training__evaluate_every=every,
+                training__average_last=1,
+                model__dropout=0.3,
+            )
+        )
+        train(recipe, tmp_path / str(every))
+        ends.append(tree(tmp_path / str(every) / "checkpoints/step-00000008"))
+    for name in ("model.safetensors", "training.safetensors"):
+        assert ends[0][name] == ends[1][name]
+
+
+def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
+    modes = []
+    store = pairs([(3, 4), (4, 5)])
+
+    def loss(net, batch):
+        modes.append(("step", net.training))
+        return pair_loss(net, batch)
+
+    def evaluate(net):
+        modes.append(("evaluation", net.training))
+        return found()
+
+    keys = settings(max_steps=4, evaluate_every=2)
+    trainer, _ = trainer_of(
+        small_net(), store, [[0, 1]], keys, tmp_path, loss=loss, evaluate=evaluate
+    )
+    trainer.run()
+    assert set(modes) == {("step", True), ("evaluation", False)}
+
+
+# --- a loss that is not finite --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad):
+    net, store, count = small_net(), pairs([(3, 4), (4, 5)]), 0
+
+    def loss(net, batch):
+        nonlocal count
+        count += 1
+        value = pair_loss(net, batch)
+        if count < 6:
+            return value
+        return LossSum(value.loss * bad, value.nll, value.correct, value.tokens)
+
+    keys = settings(max_steps=10, evaluate_every=2)
+    trainer, _ = trainer_of(net, store, [[0, 1]], keys, tmp_path, loss=loss)
+    before = {}
+    trainer.optimizer.register_step_post_hook(
+        lambda *_: before.update({k: v.detach().clone() for k, v in weights_of(net).items()})
+    )
+    with pytest.raises(UserError) as stopped:
+        trainer.run()
+    message = str(stopped.value)
+    assert "step 6:" in message
+    assert "not taken" in message
+    assert "learning_rate" in message
+    good = tmp_path / "checkpoints/step-00000004"
+    assert str(good) in message
+    assert trainer.checkpoints.newest() == good
+    assert count == 6
+    assert all(torch.equal(before[name], p) for name, p in weights_of(net).items())
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
+
+
+def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
+    net = small_net()
+    net.head.weight.register_hook(lambda gradient: gradient * math.nan)
+    trainer, _ = trainer_of(net, pairs([(3, 4)]), [[0]], settings(), tmp_path)
+    before = {k: v.detach().clone() for k, v in weights_of(net).items()}
+    with pytest.raises(UserError, match="gradient's norm nan"):
+        trainer.run()
+    assert all(torch.equal(before[name], p) for name, p in weights_of(net).items())
+
+
+def test_weights_that_evaluate_to_nothing_are_no_checkpoint(tmp_path):
+    values = iter([found(1.0), found(math.nan, loss=math.nan)])
+    keys = settings(max_steps=10, evaluate_every=2)
+    with pytest.raises(UserError, match=r"step 4: the held-out loss is nan.*step-00000002"):
+        run_to_end(tmp_path, keys, evaluate=lambda net: next(values))
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_run_that_diverges_ends_with_one_line(commands, tmp_path):
+    recipe = write_recipe(
+        tmp_path / "recipe.json", training__schedule__learning_rate=1e30, training__log_every=1
+    )
+    refused = commands.train(recipe, tmp_path / "run", "--set", "training.clip_norm=null")
+    assert_refused(refused, "step ", "learning_rate", "checkpoint")
+    for file in (tmp_path / "run").rglob("*.safetensors"):
+        assert all(bool(t.isfinite().all()) for t in load_file(file).values())
+    events = read_log(tmp_path / "run/log.jsonl")
+    assert not [event for event in events if isinstance(event, RunFinished)]
+
+
+# --- checkpoints ----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_version_is_told(tmp_path):
+    _, trainer, _ = run_to_end(tmp_path, settings(max_steps=2, evaluate_every=2))
+    state = tmp_path / "checkpoints/step-00000002/state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"new_field": 1}))
+    with pytest.raises(UserError, match="another version of heedful"):
+        trainer.resume()
+
+
+def test_resume_without_a_checkpoint_begins(tmp_path):
+    trainer, _ = trainer_of(small_net(), pairs([(3, 4)]), [[0]], settings(), tmp_path)
+    assert trainer.resume() is None
+    assert trainer.run() == "max_steps"
+
+
+def test_shared_weights_are_saved_once(tmp_path):
+    net = small_net()
+    names = set(weights_of(net))
+    assert len(names) == len({id(p) for p in net.parameters()})
+    Checkpoints(tmp_path, 1).save(1, net, {"x": torch.zeros(1)}, {})
+    assert set(load_file(tmp_path / "step-00000001/model.safetensors")) == names
+    assert isinstance(net, nn.Module)
