@@ -428,6 +428,21 @@ def test_marian_reads_text_with_one_model_and_numbers_it_with_another_file(
     assert src.encode("The quick fox").count(src.unk_id) == 1
 
 
+@pytest.mark.parametrize(
+    "name", ["/{there}", "../there", "..", "a/there", "..\\there", "C:there", "", "config.json"]
+)
+def test_a_tokenizers_files_are_names_and_never_paths(name: str, tmp_path: Path) -> None:
+    """A hostile model's tokenizer could have files written anywhere when it was exported."""
+    marian(tmp_path / "m")
+    read(tmp_path / "m").save(tmp_path / "tokenizer.json")
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    name = name.format(there=tmp_path / "there")
+    content["files"][name] = content["files"].pop("source.spm")
+    write(tmp_path, "tokenizer.json", content)
+    with pytest.raises(UserError, match="which is of no tokenizer"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", ["none", "bos", "eos", "both"])
 def test_tokenizers_trained_here_are_loaded_by_transformers(

@@ -35,6 +35,9 @@ __all__ = [
 
 IMPORTED = "imported"  # the kind of a tokenizer that was not trained here
 
+# What a tokenizer may keep of the directory that it comes from: Marian's.
+KEPT_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
+
 _FORMAT = "heedful-tokenizer-2"
 _FORMATS = ("heedful-tokenizer-1", _FORMAT)  # the first had neither specials nor a template
 
@@ -329,7 +332,9 @@ class Tokenizer:
         if not isinstance(content, dict) or content.get("format") not in _FORMATS:
             raise UserError(f"{path} is not a tokenizer written by heedful ({_FORMAT})")
         try:
-            tokenizer = _from_content(content)
+            tokenizer = _from_content(content, path)
+        except UserError:
+            raise
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"{path} is damaged: {error!r}; save the tokenizer again") from error
         names = [tokenizer._backend.id_to_token(i) for i in range(len(SPECIALS))]
@@ -379,7 +384,7 @@ def _own_template(name: str) -> Template:
     return Template(prefix, suffix, suffix or prefix)
 
 
-def _from_content(content: dict[str, Any]) -> Tokenizer:
+def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
     backend = Backend.from_str(json.dumps(content["tokenizer"]))
     if content["format"] != _FORMAT:
         specials, template = _own_specials(SPECIALS), Template()
@@ -389,6 +394,8 @@ def _from_content(content: dict[str, Any]) -> Tokenizer:
         template = Template(**{name: _frozen(value) for name, value in content["template"].items()})
         special_ids = frozenset(content["special_ids"])
     files = {name: base64.b64decode(text) for name, text in content.get("files", {}).items()}
+    for name in files.keys() - KEPT_FILES:  # an export writes them: they are names, never paths
+        raise UserError(f"{path} holds a file {name!r}, which is of no tokenizer; do not use it")
     return Tokenizer(
         backend,
         content["kind"],
