@@ -191,6 +191,16 @@ def test_prefixes_begin_their_translations(model):
         assert found[1][0].ids == model.search(["1 2 3"], beam_size=beam)[0][0].ids
 
 
+def test_samples_of_a_source_end_when_they_end(model):
+    """Also where one ends before its sibling: each is what it is alone."""
+    options = {"temperature": 2.0, "seed": [3, 4], "max_new_tokens": 9}
+    found = model.generations(["1 2 3", "5 4"], num_return=3, **options)
+    lengths = [[len(sample.ids) for sample in samples] for samples in found]
+    assert any(len(set(of_source)) > 1 for of_source in lengths)
+    first = model.generations(["1 2 3", "5 4"], **options)
+    assert [samples[0].ids for samples in found] == [samples[0].ids for samples in first]
+
+
 def test_the_length_limit_cuts_and_says_so(model):
     (entries,) = model.search(["0 1 2 3 4"], max_new_tokens=2, beam_size=1)
     assert len(entries[0].ids) == 2

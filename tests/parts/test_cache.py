@@ -150,13 +150,6 @@ def test_a_cache_that_all_rows_leave_is_empty() -> None:
 
 
 @torch.no_grad()
-def test_rows_of_a_source_must_be_equally_many() -> None:
-    cache = small_net().start(ids(2, 4), capacity=4)
-    with pytest.raises(AssertionError, match="equally many"):
-        cache.reorder(torch.tensor([0, 0, 1]))
-
-
-@torch.no_grad()
 def test_more_tokens_than_the_capacity_are_refused_with_both_numbers() -> None:
     net = small_net()
     cache = net.start(ids(2, 4), capacity=3)

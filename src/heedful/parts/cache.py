@@ -95,8 +95,9 @@ class Cache:
     def reorder(self, rows: Int[Tensor, "M"]) -> None:
         """New row i is old row rows[i], in all layers, sources included.
 
-        M rows may be fewer (finished sentences leave) or more (a start is copied for its beams);
-        the rows of a source must stay side by side, equally many for each.
+        M rows may be fewer (finished sentences leave) or more (a start is copied for its beams).
+        Rows of a source stand side by side; where they are not equally many for each (one sample
+        of a source ends before another), every row gets its own copy of the source.
         """
         if self.cross:
             self._reorder_sources(rows)
@@ -113,7 +114,8 @@ class Cache:
         sources_before = self.cross[0][0].size(0)
         owners = rows // (self.rows // sources_before)
         kept, counts = owners.unique_consecutive(return_counts=True)
-        assert bool((counts == counts[:1]).all()), "rows of a source must be equally many"
+        if not bool((counts == counts[:1]).all()):
+            kept = owners
         if kept.numel() == sources_before and torch.equal(
             kept, torch.arange(sources_before, device=kept.device)
         ):
