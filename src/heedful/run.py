@@ -6,9 +6,7 @@ end, scores and a report.
 """
 
 import platform
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Listener, Reason, RunFinished, RunStarted
 from heedful.training.expectations import Expectations
+from heedful.training.folder import RunFolder
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
@@ -86,14 +85,27 @@ def train(
     out = Path(out)
     device = choose_device(recipe.training.device)
     recipe = _resolve(recipe, device)
-    with _undone_on_error(out):
-        job, trainer, resumed_from = _start(recipe, out, device, resume, say)
-        log_step = (resumed_from or 0) if resume else None
-        expected = Expectations(recipe.expect, say)
-        log = JsonlLog(out / "log.jsonl", resume_step=log_step)
-        trainer.listeners = [*listeners, log, expected]
-        if recipe.training.tensorboard:
-            trainer.listeners.append(TensorBoardLog(out / "tensorboard", resume_step=log_step))
+    with RunFolder(out) as folder:
+        with folder.undone_on_error():
+            job, trainer, resumed_from = _start(recipe, out, device, resume, say)
+            trainer.listeners = [*listeners, *_logs(recipe, out, resume, resumed_from, say)]
+        return _run(job, trainer, resumed_from, out, say, _facts(job.model.net, device, command))
+
+
+def _logs(
+    recipe: Recipe, out: Path, resume: bool, resumed_from: int | None, say: Say
+) -> list[Listener]:
+    step = (resumed_from or 0) if resume else None
+    logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
+    if recipe.training.tensorboard:
+        logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
+    return [*logs, Expectations(recipe.expect, say)]
+
+
+def _run(
+    job: Job, trainer: Trainer, resumed_from: int | None, out: Path, say: Say, facts: dict[str, str]
+) -> Result:
+    """From the first step to scores and report."""
     try:
         trainer.emit(_started(job, resumed_from))
         reason = trainer.run()
@@ -110,13 +122,13 @@ def train(
             listener.close()
     write_report(
         out / "report.html",
-        title=f"{recipe.task}: {out.name}",
+        title=f"{job.recipe.task}: {out.name}",
         events=read_log(out / "log.jsonl"),
-        recipe_yaml=recipe.to_yaml(),
-        facts=_facts(job.model.net, device, command),
+        recipe_yaml=job.recipe.to_yaml(),
+        facts=facts,
         final_scores=scores.by_name if scores else {},
     )
-    return Result(out, recipe.task, reason, scores)
+    return Result(out, job.recipe.task, reason, scores)
 
 
 def _resolve(recipe: Recipe, device: torch.device) -> Recipe:
@@ -132,23 +144,6 @@ def _resolve(recipe: Recipe, device: torch.device) -> Recipe:
     return recipe.model_copy(
         update={"training": training.model_copy(update={"precision": precision})}
     )
-
-
-@contextmanager
-def _undone_on_error(out: Path) -> Iterator[None]:
-    """A start that fails leaves the folder as it was, so that the corrected command can use it."""
-    new = next((path for path in [*reversed(out.parents), out] if not path.exists()), None)
-    before = set() if new else set(out.glob("*"))
-    try:
-        yield
-    except BaseException:
-        for path in [new] if new else set(out.glob("*")) - before:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    path.unlink()
-        raise
 
 
 def _start(
@@ -200,18 +195,16 @@ def _start(
 def _open_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """A new folder with the resolved recipe in it, or one whose recipe is still the same."""
     saved = out / "recipe.yaml"
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give a folder for the run (--out)")
     if resume:
         if not saved.is_file():
             raise UserError(f"{out} holds no run to resume (no recipe.yaml); leave out --resume")
-        remove_unfinished(out)
         changed = changed_keys(load_recipe(saved), recipe)
         if changed:
             raise UserError(
                 f"cannot resume {out} with another recipe; changed: {', '.join(changed)}; "
                 "start a new run, or resume with its own recipe.yaml"
             )
+        remove_unfinished(out)
     elif saved.exists() or (out / "checkpoints").exists() or (out / "data").exists():
         raise UserError(f"{out} already holds a run; go on with --resume, or give another --out")
     else:

@@ -639,3 +639,26 @@ def test_the_recipe_of_these_tests_is_a_good_one(commands, tmp_path):
     """Without it every refusal above could be that of another mistake."""
     assert tiny()["task"] == "copy"
     assert commands.train(write_recipe(tmp_path / "r.json"), tmp_path / "run").code == 0
+
+
+# --- brackets in data are no markup ---------------------------------------------------------
+
+
+def test_labels_in_brackets_are_shown_as_they_are(commands, tmp_path):
+    rows = [f"{'[/INST]' if n % 2 else '[red]'}\ttext {n}" for n in range(40)]
+    (tmp_path / "a.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n")
+    recipe = {
+        "task": "classification",
+        "data": {
+            "train": {"file": str(tmp_path / "a.tsv"), "text_field": 2, "label_field": 1},
+            "hold_out": 4,
+        },
+        "tokenizer": {"kind": "word", "vocab_size": None},
+        "model": {"architecture": "bert", "d_model": 8, "num_heads": 2, "num_layers": 1, "d_ff": 8},
+        "training": {"device": "cpu", "max_steps": 1, "schedule": {"learning_rate": 0.01}},
+    }
+    (tmp_path / "r.json").write_text(json.dumps(recipe))
+    ended = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "[red]run")
+    assert ended.code == 0, ended.err
+    assert "[/INST] (20), [red] (20)" in ended.out
+    assert f"{tmp_path}/[red]run" in ended.out

@@ -30,7 +30,7 @@ def demo(
     from heedful.errors import UserError
     from heedful.inference import load
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if not (out / "scores.json").is_file():
         _train(out, console)
     model = load(out)
@@ -40,7 +40,7 @@ def demo(
     _show_groups(out, console)
     _show_examples(model, console)
     line = f"echo '3rd of May, 2031' | {_command()} translate {shlex.quote(str(out))}"
-    console.print("\nTranslate your own:", line, sep="\n  ", markup=False)
+    console.print("\nTranslate your own:", line, sep="\n  ")
     if sys.stdin.isatty():
         _ask(model, console)
 
@@ -60,14 +60,13 @@ def _train(out: Path, console: "Console") -> None:
     console.print(
         f"{'Going on with' if started else 'Training'} the recipe dates in {out};"
         " Ctrl-C saves, and the same command goes on.",
-        markup=False,
     )
     result = train(
         recipe,
         out,
         resume=started,
         listeners=[ProgressBar()],
-        say=lambda line: console.print(line, markup=False),
+        say=console.print,
         command=command,
     )
     if result.reason == "interrupted":
@@ -86,9 +85,9 @@ def _show_score(out: Path, console: "Console") -> None:
     spent = f", after {ends[-1].seconds / 60:.1f} minutes of training" if ends else ""
     console.print(
         f"\nExact match on {content['num_segments']:,} held-out dates, of years and in styles that"
-        f" training never saw: [bold]{format_score('exact_match', score['score'])}[/bold]{spent}"
+        f" training never saw: {format_score('exact_match', score['score'])}{spent}"
     )
-    console.print(f"Report: {out / 'report.html'}", markup=False)
+    console.print(f"Report: {out / 'report.html'}")
 
 
 def _show_groups(out: Path, console: "Console") -> None:
@@ -120,13 +119,14 @@ def _show_groups(out: Path, console: "Console") -> None:
 def _show_examples(model: "Translator", console: "Console") -> None:
     """Phrases that no training example had, beside what they mean."""
     from rich.table import Table
+    from rich.text import Text
 
     from heedful.tasks.dates import EXAMPLES_FOR_PEOPLE
 
     outputs = model.translate([example.src for example in EXAMPLES_FOR_PEOPLE], beam_size=1)
     table = Table("phrase", "translation", "expected", "", box=None, pad_edge=False)
     for example, output in zip(EXAMPLES_FOR_PEOPLE, outputs, strict=True):
-        mark = "[green]ok[/green]" if output == example.tgt else "[red]wrong[/red]"
+        mark = Text("ok", "green") if output == example.tgt else Text("wrong", "red")
         table.add_row(example.src, output, example.tgt, mark)
     console.print("\nPhrases that it never saw:")
     console.print(table)
@@ -148,9 +148,9 @@ def _ask(model: "Translator", console: "Console") -> None:
         try:
             found: Any = model.search([text], beam_size=1)[0][0]
         except UserError as error:
-            console.print(str(error), style="red", markup=False)
+            console.print(str(error), style="red")
             continue
-        console.print(f"  {found.text}{'' if found.finished else ' (cut off)'}", markup=False)
+        console.print(f"  {found.text}{'' if found.finished else ' (cut off)'}")
 
 
 def _command() -> str:

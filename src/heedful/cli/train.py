@@ -63,9 +63,10 @@ def run_and_report(
     from heedful.run import train as run
     from heedful.training.progress import ProgressBar
 
-    console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+    # Labels, paths and error texts are shown as they are, whatever brackets are in them.
+    console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
     if first:
-        console.print(first, markup=False)
+        console.print(first)
     result = run(
         recipe,
         folder,

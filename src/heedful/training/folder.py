@@ -1,0 +1,119 @@
+"""A run's folder while one process works in it: locked, and emptied again if the start fails."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from heedful.errors import UserError
+
+LOCK = ".lock"
+# What a start writes; nothing else is ever removed.
+_OWN = (
+    "recipe.yaml",
+    "config.json",
+    "tokenizer*.json",
+    "data",
+    "checkpoints",
+    "log.jsonl",
+    "tensorboard",
+)
+
+
+class RunFolder:
+    """The folder of a run, made if it is missing, and locked until the block ends.
+
+    The system holds the lock, not the file: it is gone with the process, however that ends, so
+    that a lock file which a killed run left behind keeps nobody out.
+
+    Raises:
+        UserError: another process works there; the folder cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file; give a folder for the run (--out)")
+
+    def __enter__(self) -> Self:
+        self._made: list[Path] = []
+        try:
+            _make_folders(self.path, self._made)
+            self._lock = _lock(self.path / LOCK, self.path)
+        except (OSError, UserError) as error:
+            _remove_empty(self._made)
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"cannot write {self.path}: {error.strerror or error}; make room, or name another "
+                "place"
+            ) from None
+        self._before = self._own()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        (self.path / LOCK).unlink(missing_ok=True)
+        os.close(self._lock)
+        if kind is not None:
+            _remove_empty(self._made)
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """A start that fails removes what it wrote, so that the corrected command can be used."""
+        try:
+            yield
+        except BaseException:
+            for path in self._own() - self._before:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with suppress(OSError):
+                        path.unlink()
+            raise
+
+    def _own(self) -> set[Path]:
+        return {path for pattern in _OWN for path in self.path.glob(pattern)}
+
+
+def _make_folders(path: Path, made: list[Path]) -> None:
+    """Make the folders that are missing; `made` gets them, the outermost first."""
+    for folder in [*reversed(path.parents), path]:
+        with suppress(FileExistsError):
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in reversed(folders):
+        with suppress(OSError):  # something of others' is in it
+            folder.rmdir()
+
+
+def _lock(path: Path, folder: Path) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = os.read(handle, 20).decode("ascii", "replace").strip()
+            os.close(handle)
+            raise UserError(
+                f"{folder} is in use by a run (process {process}); wait for it, stop it, or give "
+                "another --out"
+            ) from None
+        # Whoever held the lock may have removed the file since we opened it.
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+            return handle
+        os.close(handle)
