@@ -1,35 +1,34 @@
 """The report of a run: one HTML file without scripts or anything loaded, readable offline.
 
-What the page says comes from the events of the run, its recipe, its facts and its final scores.
+What the page says comes from the events of the run, its recipe, its facts and its final scores;
+how it is laid out stands in `report.html.j2`, how it looks in `report.css`.
 """
 
-import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from heedful.errors import UserError
-from heedful.training.charts import Chart, Series, line_chart, number
+from heedful.files import write_text
+from heedful.training.charts import Chart, Series, draw, number
 from heedful.training.events import (
     SHARES,
     Evaluated,
     Event,
     RunFinished,
     RunStarted,
-    Sample,
     StepDone,
     format_score,
     score_label,
 )
 from heedful.training.progress import REASONS, clock
-from heedful.training.report_style import STYLE
 
 MAX_SAMPLES = 20
+Kind = TypeVar("Kind")
+Part = tuple[str, bool]  # a piece of a text, and whether only this text has it
 
 
 def write_report(
@@ -49,306 +48,133 @@ def write_report(
 
     Raises `UserError` when the file cannot be written.
     """
-    run = _Run(events)
-    body = [
-        _header(title, run, final_scores),
-        _section("scores", "Final scores", _score_table(final_scores)),
-        _section("curves", "Curves", _curves(run) + _evaluation_table(run)),
-        _section("samples", "Sample outputs", _samples(run)),
-        _section("recipe", "Recipe", _recipe(recipe_yaml)),
-        _section("facts", "How it was made", _facts(facts)),
-    ]
-    page = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
-    scratch = out.with_name(out.name + ".tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(page, encoding="utf-8")
-        scratch.replace(out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+    environment.filters |= {
+        "clock": clock,
+        "compact": _compact,
+        "differences": differences,
+        "draw": draw,
+        "highlight": _highlight,
+        "label": score_label,
+        "number": number,
+        "score": lambda value, name: format_score(name, float(value)),
+    }
+    run = _Run.of(events)
+    samples = run.sampled.samples[:MAX_SAMPLES] if run.sampled else []
+    page = environment.get_template("report.html.j2").render(
+        title=title,
+        run=run,
+        reasons=REASONS,
+        scores={
+            name: entry if isinstance(entry, Mapping) else {"score": entry}
+            for name, entry in final_scores.items()
+        },
+        charts=[chart for chart in map(Chart.drawable, _charts(run)) if chart.series],
+        samples=samples,
+        num_same=sum(sample.output == sample.reference for sample in samples),
+        recipe=recipe_yaml,
+        facts=facts,
+    )
+    write_text(out, page)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The events by kind."""
+    """The events by kind; `best`: the last evaluation marked so, or the last one."""
 
-    events: list[Event]
+    steps: list[StepDone]
+    evaluations: list[Evaluated]
+    timed: list[StepDone | Evaluated | RunFinished]
+    start: RunStarted | None
+    end: RunFinished | None
+    best: Evaluated | None
+    sampled: Evaluated | None  # whose samples are shown: the best, or the last that has any
+    metrics: list[str]
 
-    @property
-    def start(self) -> RunStarted | None:
-        return next((e for e in reversed(self.events) if isinstance(e, RunStarted)), None)
-
-    @property
-    def steps(self) -> list[StepDone]:
-        return [e for e in self.events if isinstance(e, StepDone)]
-
-    @property
-    def evaluations(self) -> list[Evaluated]:
-        return [e for e in self.events if isinstance(e, Evaluated)]
-
-    @property
-    def end(self) -> RunFinished | None:
-        return next((e for e in reversed(self.events) if isinstance(e, RunFinished)), None)
-
-    @property
-    def best(self) -> Evaluated | None:
-        """The last evaluation marked best, or the last one."""
-        evaluations = self.evaluations
-        marked = [e for e in evaluations if e.is_best] or evaluations
-        return marked[-1] if marked else None
-
-    @property
-    def reached(self) -> tuple[int, float]:
-        """The last step known and its seconds of training."""
-        timed = [e for e in self.events if isinstance(e, StepDone | Evaluated | RunFinished)]
-        return (timed[-1].step, timed[-1].seconds) if timed else (0, 0.0)
-
-
-def _header(title: str, run: _Run, final_scores: Mapping[str, Any]) -> str:
-    step, seconds = run.reached
-    if run.end is None:
-        state = '<span class="state open">not finished</span>'
-    else:
-        kind = "open" if run.end.reason == "interrupted" else "done"
-        state = f'<span class="state {kind}">{escape(REASONS[run.end.reason])}</span>'
-    lead = []
-    if run.start is not None:
-        lead.append(
-            f"{run.start.num_train:,} training and {run.start.num_valid:,} held-out examples"
+    @classmethod
+    def of(cls, events: list[Event]) -> "_Run":
+        timed = [e for e in events if isinstance(e, StepDone | Evaluated | RunFinished)]
+        evaluations = [e for e in timed if isinstance(e, Evaluated)]
+        best = _last([e for e in evaluations if e.is_best] or evaluations)
+        return cls(
+            steps=[e for e in timed if isinstance(e, StepDone)],
+            evaluations=evaluations,
+            timed=timed,
+            start=_last([e for e in events if isinstance(e, RunStarted)]),
+            end=_last([e for e in timed if isinstance(e, RunFinished)]),
+            best=best,
+            sampled=best if best and best.samples else _last([e for e in evaluations if e.samples]),
+            metrics=list(dict.fromkeys(name for e in evaluations for name in e.scores)),
         )
-        lead.append(run.start.device)
-    rows = (_score_tiles(run, final_scores), _run_tiles(run, step, seconds))
-    tiles = "".join(f'<div class="tiles">{"".join(row)}</div>' for row in rows if row)
-    return (
-        f'<header id="summary"><div class="top"><h1>{escape(title)}</h1>{state}</div>'
-        f'<p class="lead">{escape(" · ".join(lead))}</p>'
-        f"{tiles}</header>"
-    )
 
 
-def _score_tiles(run: _Run, final_scores: Mapping[str, Any]) -> list[str]:
-    tiles = [
-        _tile(_name(metric, entry), format_score(metric, _value(entry)), "final", main=True)
-        for metric, entry in list(final_scores.items())[:3]
-    ]
-    best = run.best
-    if best is None:
-        return tiles
-    note = f"held out, step {best.step:,}"
-    if not tiles:
-        tiles += [
-            _tile(score_label(name), format_score(name, value), note, main=True)
-            for name, value in best.scores.items()
-        ]
-    return [
-        *tiles,
-        _tile("perplexity", number(best.perplexity), note),
-        _tile("token accuracy", format_score("token_accuracy", best.token_accuracy), note),
-        _tile("loss", f"{best.loss:.3f}", note),
-    ]
-
-
-def _run_tiles(run: _Run, step: int, seconds: float) -> list[str]:
-    tiles = []
-    if run.start is not None:
-        count = run.start.num_parameters
-        tiles.append(_tile("parameters", _compact(count), f"{count:,}"))
-    total = run.start.total_steps if run.start is not None else None
-    tiles.append(_tile("steps", f"{step:,}", f"of {total:,}" if total else ""))
-    epochs = [event.epoch for event in run.events if isinstance(event, StepDone | Evaluated)]
-    tiles.append(_tile("training time", clock(seconds), f"epoch {epochs[-1]}" if epochs else ""))
-    if run.steps:
-        speeds = sorted(event.tokens_per_second for event in run.steps)
-        tiles.append(_tile("tokens/s", f"{speeds[len(speeds) // 2]:,.0f}", "median"))
-    return tiles
-
-
-def _tile(name: str, value: str, note: str = "", *, main: bool = False) -> str:
-    kind = "tile main" if main else "tile"
-    return (
-        f'<div class="{kind}"><span>{escape(name)}</span><b>{escape(value)}</b>'
-        f"<small>{escape(note)}</small></div>"
-    )
-
-
-def _section(name: str, heading: str, content: str) -> str:
-    return f'<section id="{name}"><h2>{escape(heading)}</h2>{content}</section>'
-
-
-def _nothing(text: str) -> str:
-    return f'<p class="nothing">{escape(text)}</p>'
-
-
-def _score_table(final_scores: Mapping[str, Any]) -> str:
-    if not final_scores:
-        return _nothing("No final scores: the run ended before its model was scored.")
-    rows = []
-    for metric, entry in final_scores.items():
-        known = entry if isinstance(entry, Mapping) else {}
-        detail = ""
-        if "precisions" in known:
-            precisions = " / ".join(f"{precision:.1f}" for precision in known["precisions"])
-            detail = f"precisions {precisions}, brevity penalty {known['brevity_penalty']:.3f}"
-        elif "num_equal" in known:
-            detail = f"{known['num_equal']:,} of {known['num_segments']:,}"
-        # A signature may break where its parts meet.
-        signature = escape(str(known.get("signature", ""))).replace("|", "|<wbr>")
-        rows.append(
-            f"<tr><th scope=row>{escape(_name(metric, entry))}</th>"
-            f'<td class="n">{escape(format_score(metric, _value(entry)))}</td>'
-            f"<td>{escape(detail)}</td><td><code>{signature}</code></td></tr>"
-        )
-    head = '<tr><th>score</th><th class="n">value</th><th>made of</th><th>signature</th></tr>'
-    return _table(head, rows)
-
-
-def _curves(run: _Run) -> str:
-    steps, evaluations = run.steps, run.evaluations
+def _charts(run: _Run) -> list[Chart]:
     best_step = run.best.step if run.best is not None and run.best.is_best else None
 
     def train(label: str, field: str) -> Series:
-        return Series(label, [(event.step, getattr(event, field)) for event in steps])
+        return Series(label, [(event.step, getattr(event, field)) for event in run.steps])
 
-    def held_out(label: str, field: str) -> Series:
-        points = [(event.step, getattr(event, field)) for event in evaluations]
-        return Series(label, points, 1, best_step)
+    def held_out(value_of: Callable[[Evaluated], float]) -> Series:
+        points = [(event.step, value_of(event)) for event in run.evaluations]
+        return Series("held out", points, 1, best_step)
 
-    charts = [Chart("Loss", [train("training", "loss"), held_out("held out", "loss")])]
-    names = list(dict.fromkeys(name for event in evaluations for name in event.scores))
-    for name in names:
-        points = [(e.step, e.scores[name]) for e in evaluations if name in e.scores]
-        series = Series("held out", points, 1, best_step)
-        charts.append(Chart(_title(score_label(name)), [series], _axis_of(name)))
-    perplexities = [e.perplexity for e in evaluations if 0 < e.perplexity < math.inf]
-    wide = bool(perplexities) and max(perplexities) > 20 * min(perplexities)
-    charts += [
-        Chart("Perplexity", [held_out("held out", "perplexity")], log=wide),
-        Chart(
-            "Token accuracy", [held_out("held out", "token_accuracy")], _axis_of("token_accuracy")
+    perplexity, norm = held_out(lambda e: e.perplexity), train("before clipping", "grad_norm")
+    accuracy = held_out(lambda e: e.token_accuracy)
+    return [
+        Chart("Loss", [train("training", "loss"), held_out(lambda e: e.loss)]),
+        *(
+            Chart(
+                _title(score_label(name)),
+                [held_out(lambda e, name=name: e.scores.get(name, math.nan))],  # type: ignore[misc]
+                _axis_of(name),
+            )
+            for name in run.metrics
         ),
+        Chart("Perplexity", [perplexity], log=_is_wide(perplexity, 20)),
+        Chart("Token accuracy", [accuracy], _axis_of("token_accuracy")),
         Chart("Learning rate", [train("learning rate", "learning_rate")]),
         Chart("Speed", [train("tokens/s", "tokens_per_second")], from_zero=True),
-        Chart("Gradient norm", [train("before clipping", "grad_norm")], log=_is_wide(steps)),
+        Chart("Gradient norm", [norm], log=_is_wide(norm, 30)),
     ]
-    drawn = "".join(line_chart(chart) for chart in charts)
-    return f'<div class="charts">{drawn}</div>' if drawn else _nothing("No step was logged.")
 
 
-def _evaluation_table(run: _Run) -> str:
-    if not run.evaluations:
-        return ""
-    names = list(dict.fromkeys(name for event in run.evaluations for name in event.scores))
-    titles = ["step", "epoch", "time", "loss", "perplexity", "token accuracy"]
-    heads = [*titles, *map(score_label, names), "best"]
-    head = "<tr>" + "".join(f'<th class="n">{escape(text)}</th>' for text in heads) + "</tr>"
-    rows = []
-    for event in run.evaluations:
-        cells = [
-            f"{event.step:,}",
-            f"{event.epoch}",
-            clock(event.seconds),
-            f"{event.loss:.4f}",
-            number(event.perplexity),
-            format_score("token_accuracy", event.token_accuracy),
-            *(format_score(n, event.scores[n]) if n in event.scores else "" for n in names),
-            "*" if event.is_best else "",
-        ]
-        rows.append("<tr>" + "".join(f'<td class="n">{escape(c)}</td>' for c in cells) + "</tr>")
-    return (
-        f"<details><summary>All {len(rows)} evaluations as a table</summary>"
-        f"{_table(head, rows)}</details>"
-    )
-
-
-def _samples(run: _Run) -> str:
-    with_samples = [event for event in run.evaluations if event.samples]
-    if not with_samples:
-        return _nothing("No evaluation decoded any sample.")
-    event = run.best if run.best in with_samples else with_samples[-1]
-    assert event is not None
-    shown = event.samples[:MAX_SAMPLES]
-    exact = sum(sample.output == sample.reference for sample in shown)
-    equal = f"{exact} of {len(shown)} equal their reference"
-    note = f"From held-out data, after step {event.step:,}: {equal}."
-    return f'<p class="lead">{note}</p><div class="samples">{"".join(map(_sample, shown))}</div>'
-
-
-def _sample(sample: Sample) -> str:
-    same = sample.output == sample.reference
-    reference, output = mark_difference(sample.reference, sample.output)
-    mark = '<span class="mark ok">same</span>' if same else '<span class="mark off">differs</span>'
-    rows = [("source", escape(sample.source)), ("reference", reference), ("output", output)]
-    lines = "".join(f'<dt>{name}</dt><dd dir="auto">{text}</dd>' for name, text in rows)
-    return f'<article class="sample{"" if same else " wrong"}">{mark}<dl>{lines}</dl></article>'
-
-
-def mark_difference(reference: str, output: str) -> tuple[str, str]:
-    """Both texts as HTML, with what only the one or only the other has inside `<mark>`.
+def differences(reference: str, output: str) -> tuple[list[Part], list[Part]]:
+    """Both texts in pieces, each with whether only that text has it.
 
     Texts are compared by word, or by character where neither has a space (dates, Chinese).
     """
     by_word = " " in reference or " " in output
     pattern = r"\w+|\s+|." if by_word else r"."
-    ours, theirs = (re.findall(pattern, text, re.DOTALL) for text in (output, reference))
-    marked: tuple[list[str], list[str]] = ([], [])
-    matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
-    for kind, a, b, c, d in matcher.get_opcodes():
-        for texts, part in ((marked[0], theirs[a:b]), (marked[1], ours[c:d])):
-            text = escape("".join(part))
-            texts.append(text if kind == "equal" or not text else f"<mark>{text}</mark>")
-    return "".join(marked[0]), "".join(marked[1])
+    first, second = (re.findall(pattern, text, re.DOTALL) for text in (reference, output))
+    pieces: tuple[list[Part], list[Part]] = ([], [])
+    for kind, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        for found, part in zip(pieces, (first[a:b], second[c:d]), strict=True):
+            if part:
+                found.append(("".join(part), kind != "equal"))
+    return pieces
 
 
-def _recipe(recipe_yaml: str) -> str:
-    if not recipe_yaml.strip():
-        return _nothing("No recipe was given.")
-    lines = []
-    for line in escape(recipe_yaml, quote=False).rstrip().splitlines():
-        code, hash_sign, comment = line, "", ""
-        if line.lstrip().startswith("#") or " #" in line:
-            code, hash_sign, comment = line.partition("#")
-        code = re.sub(r"^(\s*(?:- )?)([\w.-]+)(?=:)", r'\1<span class="yk">\2</span>', code)
-        lines.append(code + (f'<span class="yc">#{comment}</span>' if hash_sign else ""))
-    return f"<pre><code>{chr(10).join(lines)}</code></pre>"
+def _highlight(recipe_yaml: str) -> str:
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import YamlLexer
+
+    return highlight(recipe_yaml, YamlLexer(), HtmlFormatter(nowrap=True)).rstrip()
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    if not facts:
-        return _nothing("No facts were given.")
-    rows = [
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(text)}</td></tr>"
-        for name, text in facts.items()
-    ]
-    return _table("", rows)
+def _last(found: Sequence[Kind]) -> Kind | None:
+    return found[-1] if found else None
 
 
-def _table(head: str, rows: list[str]) -> str:
-    top = f"<thead>{head}</thead>" if head else ""
-    return f'<div class="scroll"><table>{top}<tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def _name(metric: str, entry: Any) -> str:
-    return (
-        str(entry["name"])
-        if isinstance(entry, Mapping) and "name" in entry
-        else score_label(metric)
-    )
-
-
-def _value(entry: Any) -> float:
-    return float(entry["score"] if isinstance(entry, Mapping) else entry)
-
-
-def _axis_of(name: str) -> Any:
+def _axis_of(name: str) -> Callable[[float], str]:
     return (lambda value: f"{100 * value:.3g}%") if name in SHARES else number
 
 
@@ -356,9 +182,10 @@ def _title(name: str) -> str:
     return name[0].upper() + name[1:] if name.islower() else name
 
 
-def _is_wide(steps: list[StepDone]) -> bool:
-    norms = [event.grad_norm for event in steps if 0 < event.grad_norm < math.inf]
-    return bool(norms) and max(norms) > 30 * min(norms)
+def _is_wide(series: Series, factor: float) -> bool:
+    """Whether the values go over more than `factor`, so that a log scale shows more."""
+    values = [value for _, value in series.points if 0 < value < math.inf]
+    return bool(values) and max(values) > factor * min(values)
 
 
 def _compact(count: int) -> str:
