@@ -61,7 +61,7 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         fill(beside)
-        for file in beside.iterdir():
+        for file in beside.rglob("*"):
             _sync(file)
         _sync(beside)
         if path.exists():

@@ -444,7 +444,7 @@ BAD = [
     ("generate lm", b"", "there is no prompt"),
     ("generate lm -i missing", b"", "missing"),
     ("generate lm -p a -i missing", b"", "not both"),
-    ("generate lm --whole-file", b"\xff", "not valid UTF-8"),
+    ("generate lm --whole-file", b"\xff", "not UTF-8"),
     ("generate lm -p a --top-p 1.5", b"", "top_p"),
     ("generate lm -p a --temperature 1 --beam 3", b"", "exclude each other"),
     ("generate lm -p a --draft missing", b"", "does not exist"),

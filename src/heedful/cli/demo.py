@@ -96,7 +96,7 @@ def _show_groups(out: Path, console: "Console") -> None:
     from rich.table import Table
 
     from heedful.config import load_recipe
-    from heedful.data.lines import read_lines
+    from heedful.data.rows import read_lines
     from heedful.tasks.date_styles import LANGUAGES
     from heedful.tasks.dates import HELD_OUT_GROUPS, generate
 

@@ -131,19 +131,22 @@ def _of_labels(
     model: "Classifier", path: Path, fields: dict[str, str | None], output: Path | None
 ) -> dict[str, Any]:
     from heedful.cli.lines import progress_bar
-    from heedful.data.labelled import read_labelled
+    from heedful.data.labels import label_ids
+    from heedful.data.rows import read_rows
     from heedful.files import write_text
     from heedful.tasks.classification import accuracy, confusion, macro_f1
 
     # Columns of a file without a header are numbered.
     named: dict[str, Any] = {
-        key: int(name) if name is not None and name.isdecimal() else name
+        key.removesuffix("_field"): int(name) if name is not None and name.isdecimal() else name
         for key, name in fields.items()
+        if name is not None or key != "pair_field"
     }
-    given = read_labelled([path], **named)
-    wanted = given.label_ids(model.labels)
+    given = read_rows([path], named)
+    wanted = label_ids(given, model.labels)
     with progress_bar("classifying", len(given)) as progress:
-        found = model.classify(given.texts, pairs=given.pairs, progress=progress)
+        pairs = given.columns.get("pair")
+        found = model.classify(given["text"], pairs=pairs, progress=progress)
     numbers = {label: number for number, label in enumerate(model.labels)}
     import numpy as np
 

@@ -29,26 +29,19 @@ def input_chunks(path: Path | None) -> Iterator[list[str]]:
 
 def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
     """The lines of two files that belong together; raises UserError where they differ in number."""
-    from heedful.data.lines import read_lines
+    from heedful.data.rows import read_rows
 
-    a, b = list(read_lines(first)), list(read_lines(second))
-    if len(a) != len(b):
-        raise UserError(f"{first} has {len(a)} lines but {second} has {len(b)}; they must match")
-    if not a:
-        raise UserError(f"{first} and {second} are empty")
-    return a, b
+    rows = read_rows({"first": [first], "second": [second]}, keep_empty=True)
+    return rows["first"], rows["second"]
 
 
 def read_whole(path: Path | None) -> str:
     """All of a file, or of stdin; raises UserError where it cannot be read or is no UTF-8."""
-    name = "stdin" if path is None else str(path)
-    try:
-        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
-        return data.decode("utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{name}: not valid UTF-8; convert the input") from None
+    from heedful.data.rows import decoded_lines, read_lines
+
+    if path is not None:
+        return "".join(read_lines(path, keep_ends=True))
+    return "".join(decoded_lines(sys.stdin.buffer, "stdin", keep_ends=True))
 
 
 def piece_writer(piece: str) -> None:
@@ -100,7 +93,7 @@ def _show(line: str, end: str = "\n") -> None:
 
 
 def _file_chunks(path: Path) -> Iterator[list[str]]:
-    from heedful.data.lines import read_lines
+    from heedful.data.rows import read_lines
 
     lines = read_lines(path)
     while chunk := list(islice(lines, CHUNK)):
@@ -109,6 +102,8 @@ def _file_chunks(path: Path) -> Iterator[list[str]]:
 
 def _live_chunks(handle: int) -> Iterator[list[str]]:
     """What a pipe or a terminal has given so far, as whole lines."""
+    from heedful.data.rows import decoded_lines
+
     rest, number, open_end = b"", 0, True
     while open_end:
         data = os.read(handle, _BLOCK)
@@ -124,12 +119,5 @@ def _live_chunks(handle: int) -> Iterator[list[str]]:
             lines.append(rest)
         for start in range(0, len(lines), CHUNK):
             part = lines[start : start + CHUNK]
-            yield [_decode(line, number + index) for index, line in enumerate(part, 1)]
+            yield list(decoded_lines(part, "stdin", first=number + 1))
             number += len(part)
-
-
-def _decode(line: bytes, number: int) -> str:
-    try:
-        return line.decode("utf-8").removesuffix("\r")
-    except UnicodeDecodeError:
-        raise UserError(f"stdin, line {number}: not valid UTF-8; convert the input") from None

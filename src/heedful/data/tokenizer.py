@@ -232,7 +232,9 @@ class Tokenizer:
             encodings = self._backend.encode_batch(texts, add_special_tokens=False)
         return [self._ids(encoding) for encoding in encodings]
 
-    def wrap(self, ids: Sequence[int], pair: Sequence[int] | None = None) -> list[int]:
+    def add_special_tokens(
+        self, ids: Sequence[int], pair: Sequence[int] | None = None
+    ) -> list[int]:
         """The ids of a text, or of a pair of texts, with what the model expects around them.
 
         Raises UserError where the tokenizer has no form for a pair.
@@ -243,10 +245,12 @@ class Tokenizer:
             raise UserError("this tokenizer has no form for a pair of texts; give them one by one")
         return [*self.prefix_ids, *ids, *self.pair_middle_ids, *pair, *self.suffix_ids]
 
-    def frame(self, ids: Sequence[int]) -> list[int]:
-        """A text of a pair as it is read and learnt: what `wrap` gives, and at its end EOS."""
-        whole = self.wrap(ids)
+    def encode_target(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text as a decoder learns to write it: with special tokens, ending in EOS."""
+        whole = self.add_special_tokens(ids)
         return whole if whole[-1:] == [self.eos_id] else [*whole, self.eos_id]
+
+    wrap, frame = add_special_tokens, encode_target
 
     def decode(self, ids: Sequence[int], *, keep_specials: bool = False) -> str:
         """The text of some ids; the specials are left out, or written by their names.

@@ -1,0 +1,101 @@
+"""Prepared data, made once and shared by runs: a folder named by a hash of all it depends on."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from heedful.data.columns import FORMAT
+from heedful.errors import UserError
+from heedful.files import read_json, write_directory, write_json
+
+_MANIFEST = "prepared.json"  # digests of the files beside it, and the key that they were made for
+
+
+def content_key(paths: Sequence[Path]) -> list[str]:
+    """Digests of what files hold, to be part of a key.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    return [_digest(path) for path in paths]
+
+
+def prepared(directory: Path, key: Mapping[str, Any], prepare: Callable[[Path], None]) -> Path:
+    """The folder of `directory` for this key, prepared first where it is not there.
+
+    The folder's name is a hash of the key: other files, settings or versions have another folder.
+    It is there whole or not at all. Of two processes that need it at once one prepares it, and the
+    other waits.
+
+    Args:
+        key: all that the data depend on, as JSON: `content_key` of the files, settings, sizes.
+        prepare: fills the folder that it is given.
+
+    Raises:
+        UserError: the files of the folder are no longer those that were prepared; what `prepare`
+            raises; the folder cannot be written.
+    """
+    content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+    path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
+
+    def fill(beside: Path) -> None:
+        prepare(beside)
+        digests = {name: _digest(beside / name) for name in _files(beside)}
+        write_json(beside / _MANIFEST, {"key": key, "files": digests})
+
+    with _locked(directory / f".{path.name}.lock"):
+        if path.is_dir():
+            _check(path)
+            return path
+        for left in directory.glob(f".{path.name}.*.tmp"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        write_directory(path, fill)
+    return path
+
+
+def _check(path: Path) -> None:
+    """Refuse a folder whose files are not those that were written."""
+    manifest = read_json(path / _MANIFEST) if (path / _MANIFEST).is_file() else {}
+    digests = manifest.get("files", {}) if isinstance(manifest, dict) else {}
+    now = set(_files(path)) - {_MANIFEST}
+    changed = now ^ digests.keys()
+    changed |= {name for name in now - changed if _digest(path / name) != digests[name]}
+    if changed or not manifest:
+        first = min(changed, default=_MANIFEST)
+        raise UserError(
+            f"{path} holds prepared data that have changed since ({first});"
+            " remove the folder, and they are prepared anew"
+        )
+
+
+def _files(directory: Path) -> list[str]:
+    return [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file; the system frees it when a process ends, however that is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        lock.acquire()
+    except OSError as error:
+        raise UserError(f"cannot write {path.parent}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.release()

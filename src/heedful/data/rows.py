@@ -1,0 +1,426 @@
+"""One reader of rows of text: plain text, TSV, JSONL and line-parallel files, gzip or not."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from itertools import zip_longest
+from math import floor
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from heedful.data.report import Report, listed
+from heedful.errors import UserError
+
+Field: TypeAlias = int | str  # a column by its number, counted from 1; a column or key by its name
+Unit: TypeAlias = Literal["line", "paragraph", "file"]
+Format: TypeAlias = Literal["text", "tsv", "jsonl"]
+
+LABEL = "label"  # the column whose empty cells are errors, and which JSONL may give as a number
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+
+
+class Rows:
+    """Columns of text of equal length: `rows["src"]` is a list of strings.
+
+    Args:
+        report: what was read and what was left out.
+        sources: names of what the rows were read from.
+        places: (2, N): for each row the index of its source, and its line there, from 1.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, list[str]],
+        report: Report | None = None,
+        sources: Sequence[str] = (),
+        places: Int64[np.ndarray, "2 N"] | None = None,
+    ) -> None:
+        self.columns = dict(columns)
+        count = len(next(iter(self.columns.values())))
+        assert all(len(texts) == count for texts in self.columns.values())
+        noun = "pairs" if "tgt" in self.columns else "texts"
+        self.report = Report(count, count, noun=noun) if report is None else report
+        self.sources = tuple(sources)
+        self.places = places
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, column: str) -> list[str]:
+        return self.columns[column]
+
+    def __contains__(self, column: str) -> bool:
+        return column in self.columns
+
+    def place(self, index: int) -> str:
+        """Where row `index`, counted from 0, was read."""
+        if self.places is None:
+            return f"{self.report.noun.removesuffix('s')} {index + 1}"
+        source, line = self.places[:, index]
+        return f"{self.sources[source]}, line {line}"
+
+    def select(self, indices: Integer[np.ndarray, " n"]) -> "Rows":
+        """Some of the rows, in that order, for example to hold them out."""
+        chosen = indices.tolist()
+        columns = {name: [texts[i] for i in chosen] for name, texts in self.columns.items()}
+        places = None if self.places is None else self.places[:, indices]
+        return Rows(columns, None, self.sources, places)
+
+
+def read_rows(
+    files: Sequence[Path] | Mapping[str, Sequence[Path]],
+    fields: Mapping[str, Field | None] | None = None,
+    *,
+    unit: Unit = "line",
+    format: Format | None = None,
+    keep_empty: bool = False,
+) -> Rows:
+    r"""The rows of some files, one file after the other.
+
+    Of every file only "\n" and "\r\n" end a line, a byte order mark at the start is dropped, and
+    gzip is known by its first bytes. Formats:
+
+    * line-parallel files, when `files` maps each column to its files;
+    * TSV: columns between tabs, every line as many as the first, no quoting. Fields are numbers in
+      a file without a header, or names of the header; all `None`: the columns in order, no more;
+    * JSONL: one object a line. A field is a key; `None` stands for the name of the column;
+    * plain text, for one column: a "line", a "paragraph" (the lines between blank ones, joined by
+      "\n") or a "file" is a row, as `unit` says; in JSONL it is an object, whatever the unit.
+
+    A row with a column of nothing but whitespace is left out and counted, unless `keep_empty`. The
+    column "label" is never empty, whitespace around it is dropped, and in JSONL it may be a whole
+    number, true or false.
+
+    Args:
+        fields: where each column is found; by default the one column "text".
+        format: of all files; by default by their names, .gz aside: .jsonl, .tsv (for more than one
+            column) or, for one column, any other for plain text.
+
+    Raises:
+        UserError: no file; one that cannot be read, is damaged gzip or not UTF-8 (with its line);
+            parallel files of different length; a line that is not of its format, lacks a field or
+            a label (with its number); a file without any row.
+    """
+    if unit not in ("line", "paragraph", "file"):
+        raise UserError(f"unknown unit {unit!r}; choose line, paragraph or file")
+    if isinstance(files, Mapping):
+        columns = list(files)
+        found = [
+            (" and ".join(map(str, paths)), _parallel(paths)) for paths in _side_by_side(files)
+        ]
+    else:
+        fields = {"text": None} if fields is None else fields
+        columns = list(fields)
+        found = [(str(path), _entries(path, fields, unit, format)) for path in files]
+    if not found:
+        raise UserError("no file is named; name at least one")
+    reader = _Reader(columns, keep_empty)
+    for number, (name, entries) in enumerate(found):
+        reader.read(number, name, entries)
+    return Rows(
+        dict(zip(columns, reader.texts, strict=True)),
+        reader.report,
+        [name for name, _ in found],
+        np.array(reader.places, dtype=np.int64).reshape(-1, 2).T.copy(),
+    )
+
+
+def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
+    r"""The lines of a UTF-8 text file, plain or gzip, without their ends, or with "\n" for all.
+
+    Only "\n" and "\r\n" end a line: other marks that Unicode knows are text, or the two sides of
+    a corpus would fall out of step. A byte order mark at the start is dropped. A file is gzip by
+    its first bytes; one that is named `.gz` must be.
+
+    Raises:
+        UserError: the file cannot be read, is not UTF-8 (with the line), or is damaged gzip.
+    """
+    with _opened(path) as stream:
+        yield from decoded_lines(stream, str(path), keep_ends=keep_ends)
+
+
+def decoded_lines(
+    lines: Iterable[bytes], name: str, *, first: int = 1, keep_ends: bool = False
+) -> Iterator[str]:
+    """`read_lines` for lines that were read already, of something called `name`.
+
+    Args:
+        first: the number of the first line.
+    """
+    for number, raw in enumerate(lines, first):
+        line = raw.removeprefix(_BOM) if number == 1 else raw
+        body = line.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            text = body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 at byte {error.start + 1} of the line;"
+                " convert it to UTF-8"
+            ) from error
+        yield text + "\n" if keep_ends and line.endswith(b"\n") else text
+
+
+def hold_out(rows: Rows, count: int) -> tuple[Rows, Rows]:
+    """The rows to train on and `count` to hold out: chosen by position, always the same."""
+    if len(rows) < 2 * count:
+        raise UserError(
+            f"data.hold_out {count} of {len(rows)} {rows.report.noun} would leave too few to train"
+            " on; lower it, or give data.valid"
+        )
+    out = np.zeros(len(rows), dtype=bool)
+    out[np.random.default_rng(0).choice(len(rows), count, replace=False)] = True
+    return rows.select(np.flatnonzero(~out)), rows.select(np.flatnonzero(out))
+
+
+def split_tail(rows: Rows, fraction: float, unit: Unit) -> tuple[Rows, Rows]:
+    """The texts to train on, and the last `fraction` of all CHARACTERS to hold out.
+
+    The border stands where tiny Shakespeare is split 90/10 by convention: `fraction` of n
+    characters leaves the first floor(n x (1 - fraction)) to train on, `fraction` read as the
+    decimal number that it is written as. Where the border falls inside a text, one of unit
+    "file" is cut there; any other goes whole to the side that has the more of it (to training
+    if both have as much).
+
+    Raises:
+        UserError: `fraction` is not between 0 and 1, or one side would be empty.
+    """
+    if not 0 < fraction < 1:
+        raise UserError(f"the fraction to hold out is {fraction}; set it between 0 and 1")
+    texts = rows["text"]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    border = floor(int(ends[-1]) * (1 - Fraction(str(fraction))))
+    index = int(np.searchsorted(ends, border, side="right")) - 1  # the text of the border
+    inside = border - int(ends[index])
+    cut = inside > 0 and unit == "file"
+    split = index + (cut or (inside > 0 and 2 * inside >= len(texts[index])))
+    if not split or split - cut == len(texts):
+        side = "hold out" if split else "train on"
+        raise UserError(
+            f"a fraction of {fraction} of {len(texts)} texts leaves none to {side};"
+            " change it, or give more text"
+        )
+    train = rows.select(np.arange(split))
+    held_out = rows.select(np.arange(split - cut, len(texts)))
+    if cut:  # the text is on both sides, the last of one and the first of the other
+        train["text"][-1] = texts[index][:inside]
+        held_out["text"][0] = texts[index][inside:]
+    return train, held_out
+
+
+class _Entry(NamedTuple):
+    """A row as it is found."""
+
+    line: int  # where it begins
+    num_lines: int  # read for it
+    texts: Sequence[str]  # one a column; none: lines that are no row
+
+
+class _Reader:
+    """Takes rows in, leaves the empty ones out, and counts."""
+
+    def __init__(self, columns: Sequence[str], keep_empty: bool) -> None:
+        self.columns, self.keep_empty = columns, keep_empty
+        self.texts: list[list[str]] = [[] for _ in columns]
+        self.places: list[tuple[int, int]] = []
+        self.report = Report(0, 0, noun="pairs" if "tgt" in columns else "texts")
+
+    def read(self, source: int, name: str, entries: Iterable[_Entry]) -> None:
+        before, num_lines, num_empty = len(self.places), 0, 0
+        empty = dict.fromkeys(self.columns, 0) | dict(self.report.empty)
+        for line, size, texts in entries:
+            num_lines += size
+            if not texts:
+                continue
+            lacking = [
+                column
+                for column, text in zip(self.columns, texts, strict=True)
+                if column != LABEL and not text.strip()
+            ]
+            if lacking and not self.keep_empty:
+                num_empty += 1
+                for column in lacking:
+                    empty[column] += 1
+                continue
+            for column, kept, text in zip(self.columns, self.texts, texts, strict=True):
+                if column == LABEL:
+                    text = text.strip()
+                    if not text:
+                        raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
+                kept.append(text)
+            self.places.append((source, line))
+        if len(self.places) == before:
+            what = {"pairs": "pair with text on both sides", "texts": "text"}[self.report.noun]
+            raise UserError(
+                f"{name} is empty: it holds no {'labelled ' * (LABEL in self.columns)}{what} in"
+                f" {num_lines} lines; leave it out, or name another file"
+            )
+        self.report = replace(
+            self.report,
+            num_lines=self.report.num_lines + num_lines,
+            num_kept=len(self.places),
+            num_empty=self.report.num_empty + num_empty,
+            empty=empty,
+        )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked where it is gzip, with errors that a user understands."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            raw.seek(0)
+            if path.suffix == ".gz" and not packed:
+                raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is damaged gzip: {error}; fetch or pack it again") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot read {path}: {reason}; name a text file") from error
+
+
+def _entries(
+    path: Path, fields: Mapping[str, Field | None], unit: Unit, format: Format | None
+) -> Iterator[_Entry]:
+    if format is None:
+        name = path.name.removesuffix(".gz")
+        if name.endswith(".jsonl"):
+            format = "jsonl"
+        elif len(fields) == 1:
+            format = "text"
+        elif name.endswith(".tsv"):
+            format = "tsv"
+        else:
+            raise UserError(
+                f"{path} is not named .tsv or .jsonl; write it as one of them, and name it so"
+            )
+    if format == "jsonl":
+        return _jsonl(path, fields)
+    if format == "tsv":
+        return _tsv(path, list(fields.values()))
+    return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole}[unit](path)
+
+
+def _plain_lines(path: Path) -> Iterator[_Entry]:
+    for number, line in enumerate(read_lines(path), 1):
+        yield _Entry(number, 1, [line])
+
+
+def _paragraphs(path: Path) -> Iterator[_Entry]:
+    lines: list[str] = []
+    number = 0
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            lines.append(line)
+            continue
+        if lines:
+            yield _Entry(number - len(lines), len(lines), ["\n".join(lines)])
+        yield _Entry(number, 1, [])
+        lines = []
+    if lines:
+        yield _Entry(number - len(lines) + 1, len(lines), ["\n".join(lines)])
+
+
+def _whole(path: Path) -> Iterator[_Entry]:
+    lines = list(read_lines(path, keep_ends=True))
+    text = "".join(lines)
+    yield _Entry(1, len(lines), [text] if text.strip() else [])
+
+
+def _side_by_side(files: Mapping[str, Sequence[Path]]) -> list[tuple[Path, ...]]:
+    counts = {column: len(paths) for column, paths in files.items()}
+    if len(set(counts.values())) > 1:
+        named = " but ".join(f"{count} {column} files" for column, count in counts.items())
+        raise UserError(f"{named} are named; line-parallel files go together one by one")
+    return list(zip(*files.values(), strict=True))
+
+
+def _parallel(paths: Sequence[Path]) -> Iterator[_Entry]:
+    for number, lines in enumerate(zip_longest(*map(read_lines, paths)), 1):
+        if None in lines:
+            counts = [sum(1 for _ in read_lines(path)) for path in paths]
+            named = [f"{path} has {count}" for path, count in zip(paths, counts, strict=True)]
+            raise UserError(
+                " lines but ".join(named) + "; line n of one must belong to line n of the other"
+            )
+        yield _Entry(number, 1, lines)
+
+
+def _tsv(path: Path, fields: Sequence[Field | None]) -> Iterator[_Entry]:
+    lines = enumerate(read_lines(path), 1)
+    names = [field for field in fields if isinstance(field, str)]
+    width = 0 if any(field is not None for field in fields) else len(fields)
+    if not names:
+        columns = [i if f is None else int(f) - 1 for i, f in enumerate(fields)]
+        if min(columns) < 0:
+            raise UserError(f"columns are counted from 1, so there is no column {min(columns) + 1}")
+    elif len(names) < len(fields):
+        raise UserError(f"{path}: name all columns by the header, or all by number, not some each")
+    else:
+        header = [name.strip() for name in next(lines, (0, ""))[1].split("\t")]
+        columns, width = [_column(path, header, name) for name in names], len(header)
+    for number, line in lines:
+        if not line.strip():
+            yield _Entry(number, 1, [""] * len(fields))
+            continue
+        cells = line.split("\t")
+        width = width or len(cells)
+        if len(cells) != width or max(columns) >= width:
+            needed = max(width, max(columns) + 1)
+            raise UserError(
+                f"{path}, line {number}: {len(cells)} columns where there must be {needed};"
+                " keep tabs out of the texts, or name other columns"
+            )
+        yield _Entry(number, 1, [cells[column] for column in columns])
+
+
+def _column(path: Path, header: list[str], name: str) -> int:
+    if header.count(name) != 1:
+        problem = "twice" if name in header else "not"
+        raise UserError(
+            f"{path}, line 1: column {name!r} is {problem} in the header"
+            f" ({listed(header)}); name a column that is there once"
+        )
+    return header.index(name)
+
+
+def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
+    if any(isinstance(field, int) for field in fields.values()):
+        raise UserError(f"{path} is JSONL, whose fields have names; name them instead of numbers")
+    keys = {column: str(field or column) for column, field in fields.items()}
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            yield _Entry(number, 1, [""] * len(keys))
+            continue
+        place = f"{path}, line {number}"
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{place}: not JSON ({error}); write one object a line") from error
+        if not isinstance(entry, dict):
+            raise UserError(f"{place}: not a JSON object; write one object a line")
+        yield _Entry(number, 1, [_text(entry, key, place, c == LABEL) for c, key in keys.items()])
+
+
+def _text(entry: dict[str, object], key: str, place: str, is_label: bool) -> str:
+    if key not in entry:
+        found = ", ".join(map(repr, entry)) or "none"
+        raise UserError(f"{place}: no key {key!r} (found: {found}); set the field to the right key")
+    text = entry[key]
+    if is_label and isinstance(text, int):
+        return str(text).lower() if isinstance(text, bool) else str(text)
+    if not isinstance(text, str):
+        raise UserError(f"{place}: {key!r} is not a text; write it as a JSON string")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise UserError(f"{place}: {key!r} holds half of a surrogate pair, which is no character")
+    return text

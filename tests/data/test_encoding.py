@@ -1,0 +1,263 @@
+"""Rows to columns of ids: special tokens, lengths, counts; and the store that keeps them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.data.columns import Columns, Sequences, open_columns, pack_ids, write_columns
+from heedful.data.encoding import TextColumn, cut_pair, encode_rows
+from heedful.data.labels import label_ids, label_names
+from heedful.data.report import Counts, Report
+from heedful.data.rows import Rows, read_rows
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+# `<s>` is 1, `</s>` is 2, unknown is 3, and a to f are 4 to 9.
+BARE = train_tokenizer(["a b c d e f"], kind="word", template="none")
+BOTH = train_tokenizer(["a b c d e f"], kind="word", template="both")
+BYTE = train_tokenizer([], kind="byte")
+PAIR = {"src": TextColumn(BARE, ("src",), "target"), "tgt": TextColumn(BARE, ("tgt",), "target")}
+TEXT = {"text": TextColumn(BOTH, ("text",))}
+TWO = {"text": TextColumn(BOTH, ("text", "pair"))}
+
+
+def ids_of(columns: Columns, name: str = "text") -> list[list[int]]:
+    sequences = columns.sequences(name)
+    return [sequences[i].tolist() for i in range(len(sequences))]
+
+
+def test_targets_end_in_eos_and_unknown_words_are_counted() -> None:
+    columns = encode_rows(Rows({"src": ["a b", "zz a"], "tgt": ["c", "d zz zz"]}), PAIR)
+    assert ids_of(columns, "src") == [[4, 5, 2], [3, 4, 2]]
+    assert ids_of(columns, "tgt") == [[6, 2], [7, 3, 3, 2]]
+    assert columns.report.summary() == (
+        "2 lines read, 2 pairs kept; unknown tokens: source 1 (25.00%), target 2 (50.00%)"
+    )
+
+
+def test_special_tokens_and_counts_of_documents() -> None:
+    rows = Rows({"text": ["a b", "é zz\na", "c"]})
+    ids = [[4, 5], [3, 3, 4], [6]]
+    for kind, expected in (("none", ids), ("document", [[1, *text, 2] for text in ids])):
+        columns = encode_rows(rows, {"text": TextColumn(BARE, ("text",), kind)})  # type: ignore[arg-type]
+        assert ids_of(columns) == expected
+        assert columns.report.counts["text"] == Counts(10, 11, 6, tokens=6, unknown=2)
+    assert ids_of(encode_rows(rows, TEXT)) == [[1, *text, 2] for text in ids]
+    assert ids_of(encode_rows(rows, TEXT, drop_unknown=True)) == ids_of(encode_rows(rows, TEXT))
+    unknown = Rows({"text": ["zz", "a zz", "yy zz"]})
+    kept = encode_rows(unknown, TEXT, drop_unknown=True)
+    assert ids_of(kept) == [[1, 4, 3, 2]]
+    assert kept.report.num_empty == 2
+    with pytest.raises(UserError, match=r"none of 1 texts is left: 0 are .* and 1 hold no"):
+        encode_rows(Rows({"text": ["zz"]}), TEXT, drop_unknown=True)
+    with pytest.raises(UserError, match="no token of the text"):
+        encode_rows(Rows({"text": [""]}), TEXT)
+
+
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=9),
+    kind=st.sampled_from(["none", "document"]),
+)
+@settings(max_examples=80, deadline=None)
+def test_bytes_come_back_and_are_counted(texts: list[str], kind: Any) -> None:
+    if not any(texts):
+        return
+    columns = encode_rows(Rows({"text": texts}), {"text": TextColumn(BYTE, ("text",), kind)})
+    assert [BYTE.decode(ids) for ids in ids_of(columns)] == texts
+    counts = columns.report.counts["text"]
+    assert counts.tokens == counts.bytes == len("".join(texts).encode())
+    assert counts.characters == len("".join(texts))
+    assert counts.words == sum(len(text.split()) for text in texts)
+
+
+def test_over_long_pairs(tmp_path: Path) -> None:
+    for name, text in (("x", "a\n\na b c\na b c d\ne\n"), ("y", "b\nx\na\na\na b c d e\n")):
+        (tmp_path / name).write_text(text)
+    rows = read_rows({"src": [tmp_path / "x"], "tgt": [tmp_path / "y"]})
+    message = r"x and .*y, line 4: 5 src and 2 tgt tokens .special .*max_length 4; raise"
+    with pytest.raises(UserError, match=message):
+        encode_rows(rows, PAIR, max_length=4, truncation="error")
+    dropped = encode_rows(rows, PAIR, max_length=4)
+    assert (len(dropped), dropped.report.num_kept, dropped.report.num_empty) == (2, 2, 1)
+    assert "2 dropped as too long" in dropped.report.summary()
+    cut = encode_rows(rows, PAIR, max_length=4, truncation="truncate")
+    assert ids_of(cut, "src") == [[4, 2], [4, 5, 6, 2], [4, 5, 6, 2], [8, 2]]
+    assert ids_of(cut, "tgt") == [[5, 2], [4, 2], [4, 2], [4, 5, 6, 2]]
+    assert (cut.report.num_dropped, cut.report.num_truncated) == (0, 2)
+    assert "2 cut to the longest allowed" in cut.report.summary()
+    with pytest.raises(UserError, match="none of 1 pairs is left: 1 are longer than max_length 2"):
+        encode_rows(Rows({"src": ["a b"], "tgt": ["a"]}), PAIR, max_length=2)
+    with pytest.raises(UserError, match="max_length 1 leaves no room for text beside 1 special"):
+        encode_rows(rows, PAIR, max_length=1)
+
+
+def test_texts_with_labels(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a b c\t10\n\na\t9\na b c d e\t9\nb\t10\n")
+    rows = read_rows([tmp_path / "t.tsv"], {"text": None, "label": None})
+    labels = {"labels": label_ids(rows, label_names(rows))}
+    columns = encode_rows(rows, TEXT, max_length=4, numbers=labels, info={"labels": ["9", "10"]})
+    assert ids_of(columns) == [[1, 4, 2], [1, 5, 2]]
+    assert columns.numbers("labels").tolist() == [0, 1]
+    assert "text.second" not in columns
+    cut = encode_rows(rows, TEXT, max_length=4, numbers=labels, truncation="truncate")
+    assert ids_of(cut) == [[1, 4, 5, 2], [1, 4, 2], [1, 4, 5, 2], [1, 5, 2]]
+    assert cut.numbers("labels").tolist() == [1, 0, 0, 1]
+    assert (cut.report.num_truncated, cut.report.counts["text"].tokens) == (2, 6)
+    with pytest.raises(UserError, match=r"t\.tsv, line 1: 5 text tokens"):
+        encode_rows(rows, TEXT, max_length=4, truncation="error")
+
+
+def test_pairs_of_texts_are_cut_inside_their_special_tokens() -> None:
+    rows = Rows({"text": ["a b c d", "a", "a b c"], "pair": ["e", "b c d e", "d e f"]})
+    columns = encode_rows(rows, TWO, max_length=6, truncation="truncate")
+    assert ids_of(columns) == [[1, 4, 5, 2, 8, 2], [1, 4, 2, 5, 6, 2], [1, 4, 5, 2, 7, 2]]
+    assert columns.numbers("text.second").tolist() == [4, 3, 4]
+    assert columns.report.num_truncated == 3
+    with pytest.raises(UserError, match="no room for text beside 3 special tokens"):
+        encode_rows(rows, TWO, max_length=4)
+
+
+@given(first=st.integers(0, 20), second=st.integers(0, 20), room=st.integers(2, 39))
+@settings(max_examples=300, deadline=None)
+def test_the_longer_of_a_pair_gives_way_token_by_token(first: int, second: int, room: int) -> None:
+    a, b = list(range(first)), list(range(second))
+    if first + second <= room:
+        return
+    cut = cut_pair(a.copy(), b.copy(), room)
+    while len(a) + len(b) > room:
+        (a if len(a) > len(b) else b).pop()
+    assert cut == (a, b)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows(
+        {
+            "text": ["a " * (i % 7 + 1) for i in range(50)],
+            "pair": ["b " * (i % 2) for i in range(50)],
+        }
+    )
+    numbers = {"labels": np.arange(50)}
+    whole = encode_rows(rows, TWO, max_length=9, numbers=numbers)
+    for limits in ((3, 2**21), (8192, 20)):
+        monkeypatch.setattr("heedful.data.encoding._CHUNK_ROWS", limits[0])
+        monkeypatch.setattr("heedful.data.encoding._CHUNK_CHARACTERS", limits[1])
+        done: list[int] = []
+        parts = encode_rows(rows, TWO, max_length=9, numbers=numbers, progress=done.append)
+        assert sum(done) == 50
+        assert len(done) > 10
+        assert ids_of(parts) == ids_of(whole)
+        assert parts.report == whole.report
+        for name in ("labels", "text.second"):
+            assert parts.numbers(name).tolist() == whole.numbers(name).tolist()
+
+
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 69_999), max_size=9), min_size=1, max_size=9),
+    wide=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_columns_come_back_in_the_dtype_of_the_vocabulary(
+    sequences: list[list[int]], wide: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    vocab_size = 70_000 if wide else 2**16
+    sequences = [[i % vocab_size for i in ids] for ids in sequences]
+    path, count = tmp_path_factory.getbasetemp() / "columns", len(sequences)
+    report = Report(count + 2, count, 1, noun="pairs", empty={"src": 1}, counts={"x": Counts(1, 2)})
+    columns = {"x": pack_ids(sequences, vocab_size), "n": np.arange(count)}
+    write_columns(path, Columns(columns, report, {"labels": ["今"]}))
+    found = open_columns(path)
+    assert found.sequences("x").ids.dtype == (np.uint32 if wide else np.uint16)
+    assert ids_of(found, "x") == sequences
+    assert found.sequences("x").lengths.tolist() == [len(ids) for ids in sequences]
+    assert found.sequences("x").lengths.dtype == np.int64
+    assert found.numbers("n").tolist() == list(range(count))
+    assert (found.report, found.info, len(found)) == (report, {"labels": ["今"]}, count)
+
+
+def test_the_largest_id_of_each_dtype() -> None:
+    for vocab_size in (2**16, 2**16 + 1, 2**32):
+        assert pack_ids([[0, vocab_size - 1]], vocab_size)[0].tolist() == [0, vocab_size - 1]
+    with pytest.raises(AssertionError):
+        pack_ids([[10]], 10)
+    whole = pack_ids([[1, 2], [], [3]], 10)
+    assert (whole.ids.tolist(), whole.offsets.tolist()) == ([1, 2, 3], [0, 2, 2, 3])
+    assert isinstance(whole, Sequences)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", ["x.ids.npy", "x.offsets.npy", "n.npy", "columns.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_in_half,
+        lambda path: path.write_bytes(path.read_bytes()[:-2]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"[]"),
+        lambda path: path.unlink(),
+        lambda path: np.save(path.open("wb"), np.array([0.0, 2.0])),
+        lambda path: np.save(path.open("wb"), np.array([{}], dtype=object)),
+        lambda path: np.save(path.open("wb"), np.zeros((2, 2), np.int64)),
+        lambda path: np.save(path.open("wb"), np.array([3, 1, 1], dtype=np.int64)),
+    ],
+)
+def test_damaged_columns(tmp_path: Path, name: str, damage: Callable[[Path], object]) -> None:
+    columns = {"x": pack_ids([[1, 2], list(range(300))], 300), "n": np.arange(2)}
+    write_columns(tmp_path / "s", Columns(columns, Report(2, 2)))
+    assert len(open_columns(tmp_path / "s")) == 2
+    damage(tmp_path / "s" / name)
+    with pytest.raises(UserError, match=r"prepare it again|columns\.json"):
+        open_columns(tmp_path / "s")
+
+
+def test_columns_of_another_version_are_refused(tmp_path: Path) -> None:
+    write_columns(tmp_path / "s", Columns({"n": np.arange(2)}, Report(2, 2)))
+    path = tmp_path / "s" / "columns.json"
+    path.write_text(path.read_text().replace("columns-1", "columns-0"))
+    with pytest.raises(UserError, match="of another version of heedful; prepare it again"):
+        open_columns(tmp_path / "s")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write"):
+        write_columns(tmp_path / "file" / "s", Columns({"n": np.arange(2)}, Report(2, 2)))
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not here")
+@pytest.mark.parametrize("name", ["multi30k/val.{}.gz", "tatoeba/val.{}.gz"])
+def test_real_pairs_encode_and_decode(name: str) -> None:
+    tgt = "zh" if "tatoeba" in name else "de"
+    rows = read_rows({"src": [DATA / name.format("en")], "tgt": [DATA / name.format(tgt)]})
+    joint = train_tokenizer(rows["src"] + rows["tgt"], kind="bpe", vocab_size=4000)
+    sides = {side: TextColumn(joint, (side,), "target") for side in ("src", "tgt")}
+    columns = encode_rows(rows, sides, max_length=256, truncation="error")
+    assert len(columns) == len(rows) == rows.report.num_lines - rows.report.num_empty
+    for side in ("src", "tgt"):
+        assert columns.report.counts[side].unknown == 0
+        assert joint.decode_batch(ids_of(columns, side)) == list(map(joint.normalize, rows[side]))
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not here")
+def test_sst2() -> None:
+    fields: dict[str, Any] = {"text": None, "label": None}
+    train, dev = (read_rows([DATA / "sst2" / f"{name}.tsv"], fields) for name in ("train", "dev"))
+    assert (len(train), len(dev)) == (6920, 872)  # as published
+    assert label_names(train) == ("0", "1")
+    bpe = train_tokenizer(train["text"], kind="bpe", vocab_size=1000, template="both")
+    column = {"text": TextColumn(bpe, ("text",))}
+    columns = encode_rows(dev, column, max_length=40, truncation="truncate")
+    assert columns.report.num_truncated > 0
+    assert int(columns.sequences("text").lengths.max()) == 40
+    for index, ids in enumerate(ids_of(columns)):
+        assert (ids[0], ids[-1]) == (1, 2)
+        assert bpe.normalize(dev["text"][index]).startswith(bpe.decode(ids))

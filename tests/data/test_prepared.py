@@ -1,0 +1,102 @@
+"""Prepared data: made once for a key, whole or not at all, and refused when they have changed."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heedful.data.columns import Columns, open_columns, pack_ids, write_columns
+from heedful.data.prepared import content_key, prepared
+from heedful.data.report import Report
+from heedful.errors import UserError
+
+
+def fill(directory: Path) -> None:
+    columns = {"x": pack_ids([[1, 2], [3]], 10), "n": np.arange(2)}
+    write_columns(directory / "train", Columns(columns, Report(2, 2)))
+    (directory / "tokenizer.json").write_text("{}")
+
+
+def never(directory: Path) -> None:
+    raise AssertionError("prepared a second time")
+
+
+def test_equal_keys_share_a_folder_and_what_is_other_has_its_own(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("a")
+    path = prepared(tmp_path / "cache", {"files": content_key([text]), "max_length": 9}, fill)
+    assert path.parent == tmp_path / "cache"
+    assert open_columns(path / "train").sequences("x")[0].tolist() == [1, 2]
+    again = {"max_length": 9, "files": content_key([text])}
+    assert prepared(tmp_path / "cache", again, never) == path
+    text.write_text("b")
+    others = [
+        prepared(tmp_path / "cache", {"files": content_key([text]), "max_length": 9}, fill),
+        prepared(tmp_path / "cache", {**again, "max_length": 8}, fill),
+    ]
+    assert len({path, *others}) == 3
+    with pytest.raises(UserError, match=r"cannot read .*none"):
+        content_key([tmp_path / "none"])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("no text")])
+def test_what_was_not_finished_is_not_there(error: BaseException, tmp_path: Path) -> None:
+    def fail(directory: Path) -> None:
+        fill(directory)
+        raise error
+
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        prepared(tmp_path, {}, fail)
+    assert not [entry for entry in tmp_path.iterdir() if entry.is_dir()]
+    path = prepared(tmp_path, {}, fill)
+    (tmp_path / f".{path.name}.1.tmp").mkdir()  # as a killed process leaves it
+    other = prepared(tmp_path / "other", {}, fill)
+    assert other.name == path.name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: (path / "train/x.ids.npy").write_bytes(b"x"),
+        lambda path: (path / "train/n.npy").unlink(),
+        lambda path: (path / "train/more").touch(),
+        lambda path: (path / "tokenizer.json").write_text("[]"),
+        lambda path: (path / "prepared.json").unlink(),
+        lambda path: (path / "prepared.json").write_text('{"files": {}}'),
+        lambda path: (path / "prepared.json").write_text("[]"),
+    ],
+)
+def test_files_that_have_changed_since_are_refused(
+    change: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = prepared(tmp_path, {}, fill)
+    change(path)
+    with pytest.raises(UserError, match=r"have changed since \(.*\); remove the folder"):
+        prepared(tmp_path, {}, never)
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from heedful.data.prepared import prepared
+
+def fill(directory):
+    print("prepares", flush=True)
+    time.sleep(1)
+    (directory / "text").write_text("a")
+
+print(prepared(Path(sys.argv[1]), {"a": 1}, fill).name)
+"""
+
+
+def test_of_two_processes_one_prepares_and_the_other_waits(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RACE, str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = sorted(process.communicate()[0].split() for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[1] == ["prepares", outputs[0][0]]
+    assert json.loads((tmp_path / outputs[0][0] / "prepared.json").read_text())["key"] == {"a": 1}

@@ -1,0 +1,370 @@
+"""Rows: every format reads the same, every kind of broken file is told with its line."""
+
+import gzip
+import json
+import os
+import random
+import re
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.cli import lines as cli_lines
+from heedful.data.labels import label_ids, label_names
+from heedful.data.rows import Rows, hold_out, read_lines, read_rows, split_tail
+from heedful.errors import UserError
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+PAIR: dict[str, Any] = {"src": None, "tgt": None}
+LABELLED: dict[str, Any] = {"text": None, "label": None}
+
+
+def file_of(directory: Path, name: str, content: str | bytes) -> Path:
+    path = directory / name
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+    return path
+
+
+def places(rows: Rows) -> list[str]:
+    return [rows.place(index) for index in range(len(rows))]
+
+
+@given(lines=st.lists(st.text().filter(lambda t: "\n" not in t and not t.endswith("\r"))))
+@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_lines_come_back_as_written(
+    packed: bool, end: str, lines: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    name = "lines.gz" if packed else "lines.txt"
+    path = file_of(tmp_path_factory.getbasetemp(), name, "".join(line + end for line in lines))
+    if lines and lines[0].startswith("\ufeff"):
+        lines[0] = lines[0][1:]
+    assert list(read_lines(path)) == lines
+    assert list(read_lines(path, keep_ends=True)) == [line + "\n" for line in lines]
+
+
+def test_only_newlines_end_lines_and_a_byte_order_mark_goes(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_bytes("\ufeffa\u2028b\x0bc\x85d\re\r\n\ufefff\n\nlast".encode())
+    assert list(read_lines(path)) == ["a\u2028b\x0bc\x85d\re", "\ufefff", "", "last"]
+    path.write_bytes(gzip.compress(b"packed\n"))  # without the name
+    assert list(read_lines(path)) == ["packed"]
+    path.write_bytes(b"")
+    assert list(read_lines(path)) == []
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_every_format_reads_the_same_rows(mark: str, end: str, packed: str, tmp_path: Path) -> None:
+    """A mark or CR that is kept in one place and not in another spoils every comparison."""
+    pairs = [("a b", "c"), ("", "d"), ("今天", " e ")]
+
+    def written(name: str, lines: list[str]) -> Path:
+        return file_of(tmp_path, name + packed, mark + end.join(lines) + end)
+
+    tsv = written("t.tsv", ["\t".join(pair) for pair in pairs])
+    header = written("h.tsv", ["n\tone\ttwo", *(f"1\t{a}\t{b}" for a, b in pairs)])
+    jsonl = written("t.jsonl", [json.dumps({"src": a, "tgt": b, "n": 1}) for a, b in pairs])
+    src, tgt = (written(f"t.{side}", [pair[side] for pair in pairs]) for side in (0, 1))
+    for rows, first in (
+        (read_rows([tsv], PAIR), 1),
+        (read_rows([tsv], {"src": 1, "tgt": 2}), 1),
+        (read_rows([header], {"src": "one", "tgt": "two"}), 2),
+        (read_rows([jsonl], PAIR), 1),
+        (read_rows({"src": [src], "tgt": [tgt]}), 1),
+    ):
+        assert (rows["src"], rows["tgt"]) == (["a b", "今天"], ["c", " e "])
+        assert [place.split(", ")[-1] for place in places(rows)] == [
+            f"line {first}", f"line {first + 2}"
+        ]  # fmt: skip
+        assert rows.report.summary() == (
+            "3 lines read, 2 pairs kept; 1 dropped as empty (source 1, target 0)"
+        )
+    assert read_rows({"src": [src], "tgt": [tgt]}, keep_empty=True)["src"] == ["a b", "", "今天"]
+    assert cli_lines.read_parallel(src, tgt)[0] == list(*cli_lines.input_chunks(src))
+    assert list(*cli_lines.input_chunks(src)) == ["a b", "", "今天"]
+    assert cli_lines.read_whole(src) == "a b\n\n今天\n"
+    assert read_rows([src])["text"] == ["a b", "今天"]
+    assert read_rows([src], unit="file")["text"] == ["a b\n\n今天\n"]
+
+
+# No clock and no chance in it: workers that collect in parallel must see the same names.
+PACKED = gzip.compress(random.Random(0).randbytes(200).hex().encode() + b"\n" * 50, mtime=0)
+NAMED: dict[str, Any] = {"text": "a", "label": "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "message"),
+    [
+        ("t.txt", b"fine\nfine\nbad \xff\xfe\n", None, r"t\.txt, line 3: not UTF-8 at byte 5"),
+        ("t.txt", b"\xed\xa0\x80\n", None, r"t\.txt, line 1: not UTF-8"),
+        ("t.gz", gzip.compress(b"a\nb\xc3\n", mtime=0), None, r"t\.gz, line 2: not UTF-8"),
+        ("t.gz", b"plain\n", None, r"t\.gz is named \.gz but is not gzip"),
+        ("t.gz", b"", None, r"t\.gz is named \.gz but is not gzip"),
+        ("t.gz", PACKED[: len(PACKED) // 2], None, r"t\.gz is damaged gzip"),
+        ("t.gz", PACKED[:5], None, r"t\.gz is damaged gzip"),
+        ("t.gz", PACKED[:-8] + b"\0" * 8, None, r"t\.gz is damaged gzip"),
+        ("t.gz", PACKED[:40] + b"\xff" * 9 + PACKED[49:], None, r"t\.gz is damaged gzip"),
+        ("t.txt", b"", None, r"t\.txt is empty: it holds no text in 0 lines; leave it out"),
+        ("t.txt", b"\n \t\r\n\n", None, r"t\.txt is empty: it holds no text in 3 lines"),
+        ("t.txt", b"\xef\xbb\xbf", None, r"t\.txt is empty"),
+        ("t.jsonl", b'{"text": " "}\n', None, r"t\.jsonl is empty"),
+        ("t.jsonl", b'{"text": "a"}\n{"text": ', None, r"t\.jsonl, line 2: not JSON"),
+        ("t.jsonl", b"[" * 100_000, None, r"t\.jsonl, line 1: not JSON"),
+        ("t.jsonl", b'"text"', None, r"t\.jsonl, line 1: not a JSON object"),
+        ("t.jsonl", b'{"body": "a"}', None, r"line 1: no key 'text' .found: 'body'.; set"),
+        ("t.jsonl", b'{"text": 3}', None, r"t\.jsonl, line 1: 'text' is not a text"),
+        ("t.jsonl", b'{"text": "\\ud83d"}', None, r"t\.jsonl, line 1: 'text' holds half"),
+        ("t.tsv", b"a\tb\na", PAIR, "line 2: 1 columns where there must be 2; keep tabs"),
+        ("t.tsv", b"a\tb\na\tb\tc", PAIR, "line 2: 3 columns where there must be 2"),
+        ("t.tsv", b"\t\n \t1\n", PAIR, "is empty: it holds no pair with text on both sides in 2"),
+        ("t.tsv", b"a\tb\t1\n", LABELLED, r"line 1: 3 columns where there must be 2"),
+        ("t.tsv", b"a\tb\t1\nb\t1", {"text": 1, "label": 3}, "line 2: 2 columns .* must be 3"),
+        ("t.tsv", b"a\t1\n", {"text": None, "label": 3}, "line 1: 2 columns .* must be 3"),
+        ("t.tsv", b"a\t1\nb\t \n", LABELLED, r"t\.tsv, line 2: no label; add it"),
+        ("t.tsv", b"a\t1\n", {"text": 0, "label": 2}, "counted from 1, so there is no column 0"),
+        ("t.tsv", b"a\t1\n", {"text": "a", "label": None}, "all columns by the header, or all by"),
+        ("t.tsv", b"a\tc\nb\t1\n", NAMED, "line 1: column 'b' is not in the header .'a', 'c'."),
+        ("t.tsv", b"a\tb\tb\nb\t1\t2\n", NAMED, "column 'b' is twice in the header"),
+        ("t.tsv", b"a\tb\nb\t1\t2\n", NAMED, "line 2: 3 columns where there must be 2"),
+        ("t.tsv", b"a\tb\n", NAMED, r"t\.tsv is empty: it holds no labelled text"),
+        ("t.tsv", b"", NAMED, "line 1: column 'a' is not in the header"),
+        ("t.csv", b"a,1\n", PAIR, r"t\.csv is not named \.tsv or \.jsonl; write it as one"),
+        ("t.jsonl", b'{"text": "a"}', LABELLED, "line 1: no key 'label' .found: 'text'"),
+        ("t.jsonl", b'{"text": "a", "label": 0.5}', LABELLED, "line 1: 'label' is not a text"),
+        ("t.jsonl", b'{"text": "a", "label": null}', LABELLED, "line 1: 'label' is not a text"),
+        ("t.jsonl", b'{"text": "a", "label": ""}', LABELLED, "line 1: no label"),
+        ("t.jsonl", b'{"text": "a"}', {"text": 0}, "name them instead of numbers"),
+    ],
+)
+def test_broken_files(
+    tmp_path: Path, name: str, content: bytes, fields: dict[str, Any] | None, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    good = {"src": "a", "tgt": "a", "text": "a", "a": "a", "b": "1", "label": 1}
+    first = file_of(tmp_path, "good.jsonl", json.dumps(good))
+    by_name = fields is None or not any(isinstance(field, int) for field in fields.values())
+    for files in ([tmp_path / name], [first, tmp_path / name] if by_name else []):
+        for unit in ("line", "paragraph", "file") if files else ():
+            with pytest.raises(UserError, match=message):
+                read_rows(files, fields, unit=unit)  # type: ignore[arg-type]
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    for unit in ("line", "paragraph", "file"):
+        with pytest.raises(UserError, match=r"cannot read .*none\.txt: No such file"):
+            read_rows([tmp_path / "none.txt"], unit=unit)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+            read_rows([tmp_path], unit=unit)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no file is named"):
+        read_rows([])
+    with pytest.raises(UserError, match="1 src files but 0 tgt files"):
+        read_rows({"src": [tmp_path], "tgt": []})
+    locked = tmp_path / "locked"
+    locked.touch(mode=0)
+    if not os.access(locked, os.R_OK):  # root may read everything
+        with pytest.raises(UserError, match="Permission denied"):
+            read_rows([locked])
+
+
+@pytest.mark.parametrize(("src", "tgt"), [("a\nb\nc\n", "a\n"), ("a\n", "a\nb\nc\n")])
+def test_parallel_files_of_different_length(tmp_path: Path, src: str, tgt: str) -> None:
+    files = {"src": [file_of(tmp_path, "x", src)], "tgt": [file_of(tmp_path, "y", tgt)]}
+    numbers = rf"x has {src.count(chr(10))} lines but .*y has {tgt.count(chr(10))}; line n"
+    with pytest.raises(UserError, match=numbers):
+        read_rows(files)
+
+
+TEXT = "\ufeffone\n two \r\n\n \t\nthree\n\n\nfour\r\nfive"
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected", "lines", "num_empty"),
+    [
+        ("line", ["one", " two ", "three", "four", "five"], [1, 2, 5, 8, 9], 4),
+        ("paragraph", ["one\n two ", "three", "four\nfive"], [1, 5, 8], 0),
+        ("file", [TEXT[1:].replace("\r\n", "\n")], [1], 0),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.txt", "t.gz"])
+def test_units(
+    tmp_path: Path, name: str, unit: Any, expected: list[str], lines: list[int], num_empty: int
+) -> None:
+    path, other = file_of(tmp_path, name, TEXT), file_of(tmp_path, "other", "last\n")
+    rows = read_rows([path, other], unit=unit)
+    assert rows["text"] == [*expected, "last\n" if unit == "file" else "last"]
+    report = rows.report
+    assert (report.num_lines, report.num_kept, report.num_empty) == (10, len(rows), num_empty)
+    assert places(rows) == [*(f"{path}, line {line}" for line in lines), f"{other}, line 1"]
+
+
+@given(text=st.text(alphabet=st.sampled_from("ab \t\r\n\x0b\u2028é今"), min_size=1))
+@settings(max_examples=200, deadline=None)
+def test_a_file_is_its_text_and_units_lose_only_blank_lines(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = file_of(tmp_path_factory.getbasetemp(), "whole.txt", text)
+    if not text.strip():
+        for unit in ("line", "paragraph", "file"):
+            with pytest.raises(UserError, match=r"whole\.txt is empty"):
+                read_rows([path], unit=unit)  # type: ignore[arg-type]
+        return
+    assert read_rows([path], unit="file")["text"] == [re.sub(r"\r(\n|\Z)", r"\1", text)]
+    lines, paragraphs = read_rows([path]), read_rows([path], unit="paragraph")
+    assert "\n".join(paragraphs["text"]).split("\n") == lines["text"]
+    num_lines = text.count("\n") + (text[-1] != "\n")
+    assert lines.report.num_lines == paragraphs.report.num_lines == num_lines
+    assert lines.report.num_kept + lines.report.num_empty == num_lines
+
+
+def test_an_object_of_jsonl_is_a_text_whatever_the_unit(tmp_path: Path) -> None:
+    texts = ["a\n\nb\r\n", "", "今 天"]
+    content = "\n".join(json.dumps({"body": text, "n": 1}) for text in texts) + "\n\n"
+    for name, format in (("t.jsonl", None), ("t.jsonl.gz", None), ("t.txt", "jsonl")):
+        path = file_of(tmp_path, name, content)
+        for unit in ("line", "paragraph", "file"):
+            rows = read_rows([path], {"text": "body"}, unit=unit, format=format)  # type: ignore[arg-type]
+            assert rows["text"] == [texts[0], texts[2]]
+            assert rows.place(1) == f"{path}, line 3"
+            assert rows.report.summary() == "4 lines read, 2 texts kept; 2 dropped as empty"
+    assert read_rows([path], format="text")["text"][0] == content.split("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields"),
+    [
+        ("t.tsv", "a b\t1\n\n \t0\n今 天\t 0 \n", LABELLED),
+        ("t.tsv", "x\ta b\t1\n\nx\t\t0\nx\t今 天\t0", {"text": 2, "label": 3}),
+        ("t.tsv", "no\tlabel\ttext\n1\t1\ta b\n\n2\t0\t今 天", {"text": "text", "label": "label"}),
+        ("t.jsonl", '{"text": "a b", "label": 1}\n\n{"text": "今 天", "label": "0 "}', LABELLED),
+    ],
+)
+def test_labels(tmp_path: Path, name: str, content: str, fields: dict[str, Any]) -> None:
+    rows = read_rows([file_of(tmp_path, name, content)], fields)
+    assert (rows["text"], rows["label"]) == (["a b", "今 天"], ["1", "0"])
+
+
+def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path) -> None:
+    tsv = file_of(tmp_path, "t.tsv", "yes\ta\tb\nno\t\tb\nno\ta\t \nno\tc\td e\n")
+    jsonl = file_of(tmp_path, "t.jsonl", '{"q": "f", "p": "a", "y": true}\n')
+    rows = read_rows([tsv, tsv], {"text": 2, "pair": 3, "label": 1})
+    assert (rows["text"], rows["pair"]) == (["a", "c"] * 2, ["b", "d e"] * 2)
+    assert rows["label"] == ["yes", "no"] * 2
+    assert (rows.report.num_lines, rows.report.num_empty) == (8, 4)
+    named = read_rows([jsonl], {"text": "q", "pair": "p", "label": "y"})
+    assert named.columns == {"text": ["f"], "pair": ["a"], "label": ["true"]}
+    some = rows.select(np.array([3, 0]))
+    assert (some["text"], some["label"]) == (["c", "a"], ["no", "yes"])
+    assert places(some) == [f"{tsv}, line 4", f"{tsv}, line 1"]
+    train, valid = hold_out(rows, 2)
+    assert sorted(places(train) + places(valid)) == sorted(places(rows))
+    assert places(hold_out(rows, 2)[1]) == places(valid)
+    with pytest.raises(UserError, match=r"data\.hold_out 3 of 4 texts would leave too few"):
+        hold_out(rows, 3)
+
+
+def names_of(labels: list[str]) -> list[str]:
+    return list(label_names(Rows({"label": labels})))
+
+
+def test_label_names_are_in_the_order_of_numbers() -> None:
+    assert names_of(["10", "9", "-1", "2.5", "9"]) == ["-1", "2.5", "9", "10"]
+    assert names_of(["b", "10", "a", "9", "nan", "1e3", "٣"]) == [
+        "9", "10", "1e3", "a", "b", "nan", "٣"
+    ]  # fmt: skip
+    assert names_of(["1", "01", "1.0"]) == ["01", "1", "1.0"]
+    big = ["9007199254740993", "9007199254740992"]
+    assert names_of(big) == big[::-1]
+    with pytest.raises(UserError, match="every text has the label 'x', so there is nothing"):
+        names_of(["x", "x"])
+
+
+@given(labels=st.lists(st.one_of(st.integers().map(str), st.text(min_size=1)), min_size=2))
+@settings(max_examples=100, deadline=None)
+def test_label_ids_are_places_among_the_names_in_any_order_of_texts(labels: list[str]) -> None:
+    if len(set(labels)) < 2:
+        return
+    names = names_of(labels)
+    assert names == names_of(labels[::-1])
+    assert sorted(names) == sorted(set(labels))
+    assert [names[i] for i in label_ids(Rows({"label": labels}), names)] == labels
+
+
+def test_a_label_that_training_lacks(tmp_path: Path) -> None:
+    rows = read_rows([file_of(tmp_path, "valid.tsv", "a\tgood\n\nb\tfair\n")], LABELLED)
+    with pytest.raises(
+        UserError, match=r"valid\.tsv, line 3: label 'fair' is not among .*'bad', 'good'.; correct"
+    ):
+        label_ids(rows, ["bad", "good"])
+    with pytest.raises(UserError, match=r"'0', .*'9' and 20 more"):
+        label_ids(rows, [str(i) for i in range(30)])
+
+
+@given(
+    texts=st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=9),
+    fraction=st.one_of(st.floats(0.01, 0.99), st.sampled_from([0.1, 0.3, 0.5, 0.9])),
+    unit=st.sampled_from(["line", "paragraph", "file"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_tail_is_the_last_part_of_the_characters(
+    texts: list[str], fraction: float, unit: Any
+) -> None:
+    total = sum(map(len, texts))
+    border = int(total * (1 - fraction) + 1e-9)
+    # The places where a text ends, the nearest first, of equally near ones the later.
+    ends = sorted(accumulate(map(len, texts), initial=0), key=lambda e: (abs(e - border), -e))
+    expected = border if unit == "file" else ends[0]
+    rows = Rows({"text": texts})
+    if expected in (0, total):
+        with pytest.raises(UserError, match="leaves none to"):
+            split_tail(rows, fraction, unit)
+        return
+    train, held_out = (side["text"] for side in split_tail(rows, fraction, unit))
+    assert "".join(train + held_out) == "".join(texts)
+    assert len("".join(train)) == expected
+    assert unit == "file" or train + held_out == texts
+    assert all(train)
+    assert all(held_out)
+
+
+def test_tails_of_small_texts() -> None:
+    def tail(texts: list[str], fraction: float, unit: Any) -> tuple[list[str], list[str]]:
+        train, held_out = split_tail(Rows({"text": texts}), fraction, unit)
+        return train["text"], held_out["text"]
+
+    assert tail(["0123456789"], 0.1, "file") == (["012345678"], ["9"])
+    assert tail(["0123456789"], 0.9, "file") == (["0"], ["123456789"])  # not 0.99 of one
+    assert tail(["01234", "56789"], 0.5, "file") == (["01234"], ["56789"])
+    assert tail(["01234", "56789"], 0.3, "file") == (["01234", "56"], ["789"])
+    assert tail(["0123", "45", "6789"], 0.5, "line") == (["0123", "45"], ["6789"])  # a tie
+    for texts, fraction, unit, side in (
+        (["0123456789"], 0.1, "line", "hold out"),
+        (["0123456789"], 0.9, "line", "train on"),
+        (["0"], 0.5, "file", "train on"),
+    ):
+        with pytest.raises(UserError, match=f"leaves none to {side}"):
+            tail(texts, fraction, unit)
+    for fraction in (0.0, 1.0, -0.1, 1.5, float("nan")):
+        with pytest.raises(UserError, match="set it between 0 and 1"):
+            tail(["a", "b"], fraction, "line")
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not here")
+def test_tiny_shakespeare_is_split_as_by_convention() -> None:
+    path = DATA / "tinyshakespeare" / "input.txt"
+    rows = read_rows([path], unit="file")
+    text = path.read_bytes().decode()
+    assert rows["text"] == [text]
+    assert rows.report.num_lines == text.count("\n") == 40_000
+    train, held_out = (side["text"][0] for side in split_tail(rows, 0.1, "file"))
+    border = int(len(text) * 0.9)
+    assert (train, held_out) == (text[:border], text[border:])
+    assert (len(train), len(held_out)) == (1_003_854, 111_540)
