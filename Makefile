@@ -26,7 +26,7 @@ help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
-	@echo "make docs    write docs/cli.md from the commands themselves"
+	@echo "make docs    write docs/cli.md and docs/recipe.md from the code"
 	@echo "make setup   only install, into $(VENV)"
 	@echo "make clean   remove $(VENV) and caches; runs/ stays"
 
@@ -69,6 +69,7 @@ endif
 
 docs: $(STAMP)
 	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/make_recipe.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

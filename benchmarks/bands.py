@@ -9,8 +9,9 @@ import signal
 from pathlib import Path
 
 from common import argument_parser, command_line, table, write_results
-from heedful.config import Recipe, load_recipe, shipped_recipes
+from heedful.config import Recipe
 from heedful.jobs.job import SHIPPED
+from heedful.recipe_files import load_recipe, shipped_recipes
 from heedful.run import train
 from heedful.training.events import Evaluated, Event
 from heedful.training.loggers import read_log
@@ -37,7 +38,7 @@ OWN: dict[str, dict[str, str | list[str]]] = {
     },
 }
 # The same steps in batches that an ordinary machine has the memory for.
-SPLIT = {"transformer-base": ["training.batch_tokens=5000", "training.accumulate=10"]}
+SPLIT = {"transformer-base": ["training.batch_tokens=5000", "training.gradient_accumulation=10"]}
 TEACHERS = {"distil-classification": "classification"}  # the recipe whose run is learnt from
 
 

@@ -61,7 +61,7 @@ def main() -> None:
     folder, data = arguments.runs, arguments.data
     folder.mkdir(parents=True, exist_ok=True)
     texts = f"[{data / 'train.en.gz'},{data / 'train.de.gz'}]"
-    pretraining = [f"data.train.text={texts}", "data.hold_out_tail=0.01", *PRETRAINING]
+    pretraining = [f"data.train.text={texts}", "data.valid_fraction=0.01", *PRETRAINING]
     pretrained = finished_run("denoising", folder / "pretraining", pretraining + quick)
     pairs = {side: first_lines(data / f"train.{side}.gz", folder) for side in ("en", "de")}
     settings = [

@@ -10,9 +10,10 @@ import sacrebleu
 
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
-from heedful.config import Recipe, changed_keys, load_recipe
+from heedful.config import Recipe, changed_keys
 from heedful.evaluation.metrics import corpus_scores
 from heedful.inference import Translator, load, parameter_count
+from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, RunFinished, format_score, score_label
 from heedful.training.loggers import read_log

@@ -13,8 +13,8 @@ import torch
 
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
-from heedful.config import load_recipe
 from heedful.inference import Classifier, parameter_count
+from heedful.recipe_files import load_recipe
 from runs import RUNS, Run, finished_run
 
 # A second round of masked LM hides more, once the first has learnt what is easy.

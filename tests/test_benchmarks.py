@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from heedful.config import RECIPES, load_recipe
+from heedful.recipe_files import RECIPES, load_recipe
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 Bench = Callable[..., tuple[str, dict[str, Any]]]

@@ -10,7 +10,9 @@ HOUSE = Path(heedful.__file__).parent
 # From the ground up. Rooms of one floor do not know each other.
 FLOORS = [
     {"errors"},
-    {"config", "files"},
+    {"plugins", "files"},
+    {"config"},
+    {"recipe_files"},
     {"parts"},
     {"models"},
     {"zoo", "data"},

@@ -16,7 +16,7 @@ _HOMES = {
     "Classifier": "heedful.inference",
     "Embedder": "heedful.inference",
     "train": "heedful.run",
-    "load_recipe": "heedful.config",
+    "load_recipe": "heedful.recipe_files",
     "import_hf": "heedful.export.hf",
     "export_hf": "heedful.export.hf",
     "UserError": "heedful.errors",
@@ -50,7 +50,6 @@ __all__ = [  # noqa: RUF022
 ]
 
 if TYPE_CHECKING:
-    from heedful.config import load_recipe
     from heedful.errors import UserError
     from heedful.export.hf import export_hf, import_hf
     from heedful.inference import (
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
         Translator,
         load,
     )
+    from heedful.recipe_files import load_recipe
     from heedful.run import train
 
 

@@ -1,168 +1,237 @@
-"""The recipe: everything that a training run depends on, strict and typed.
+"""The recipe: everything that a training run depends on, strict, typed, each key described once.
 
-A recipe is YAML. An unknown key is an error that names the nearest right one; a value of the wrong
-kind is an error that names its key. `--set key=value` overrides one key; the resolved recipe is
-saved with the run, so that a run can be repeated from its folder alone.
+How one is read, and what is said of a wrong one, is in `recipe_files.py`.
 """
 
-import difflib
 import json
-import re
-from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
+from heedful import plugins
 from heedful.errors import UserError
+from heedful.plugins import Registry, nearest
 
-TaskName = Literal[
-    "translation",
-    "dates",
-    "copy",
-    "reverse",
-    "sort",
-    "language_modelling",
-    "masked_lm",
-    "denoising",
-    "classification",
-]
-RECIPES = Path(__file__).parent / "recipes"
+# What needs no decoded text.
+OWN_METRICS = ("loss", "token_accuracy", "accuracy")
+# Old names, and what answers to them now.
+RENAMED = {
+    "data.hold_out_tail": "data.valid_fraction",
+    "data.too_long": "data.truncation",
+    "training.accumulate": "training.gradient_accumulation",
+    "schedule paper": "noam",
+}
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Paths = str | list[str] | None
+FieldName = int | str | None
+
+
 class Files(_Strict):
-    """Where examples are read from (.gz or not).
+    """Where examples are read from (.gz or not)."""
 
-    Sentence pairs: two line-parallel files `src` and `tgt`, or one `file` of both (TSV or JSONL).
-    Texts: `text`, plain or JSONL. Texts with labels: `file`, TSV or JSONL (masked LM reads the
-    texts of one too).
-    """
-
-    src: str | list[str] | None = None
-    tgt: str | list[str] | None = None
-    file: str | list[str] | None = None
-    text: str | list[str] | None = None
-    src_field: str = "src"
-    tgt_field: str = "tgt"
-    text_field: int | str | None = None
-    label_field: int | str | None = None
-    pair_field: int | str | None = None
+    src: Paths = Field(None, description="sentence pairs: the sources, a file or a list of files")
+    tgt: Paths = Field(None, description="and line by line their targets")
+    file: Paths = Field(None, description="or one .tsv or .jsonl of pairs, or of labelled texts")
+    text: Paths = Field(None, description="texts, plain or .jsonl")
+    src_field: str = Field("src", description="key of a .jsonl line that holds the source")
+    tgt_field: str = Field("tgt", description="and the target")
+    text_field: FieldName = Field(
+        None, description="column number or name of the text; null: the first, or `text`"
+    )
+    label_field: FieldName = Field(None, description="of its label; null: the second, or `label`")
+    pair_field: FieldName = Field(None, description="of a second text, for pairs; null: none")
 
 
 class Generated(_Strict):
     """Sizes of the data that the tasks dates, copy, reverse and sort make themselves."""
 
-    num_train: int = Field(10_000, ge=1)
-    num_valid: int = Field(1_000, ge=1)
-    num_test: int = Field(1_000, ge=1)
-    num_symbols: int = Field(10, ge=2)
-    min_length: int = Field(10, ge=1)
-    max_length: int = Field(10, ge=1)
-    seed: int = 1
+    num_train: int = Field(10_000, ge=1, description="examples to train on")
+    num_valid: int = Field(1_000, ge=1, description="held out")
+    num_test: int = Field(1_000, ge=1, description="scored at the end")
+    num_symbols: int = Field(10, ge=2, description="copy, reverse, sort: different symbols")
+    min_length: int = Field(10, ge=1, description="and how many stand in a sequence at least")
+    max_length: int = Field(10, ge=1, description="and at most")
+    seed: int = Field(1, description="of the examples")
 
 
 class Data(_Strict):
     """Where the examples come from and which of them are used."""
 
-    train: Files = Files()
-    valid: Files = Files()
-    test: Files = Files()
-    hold_out: int = Field(1_000, ge=1)
-    hold_out_tail: float = Field(0.1, gt=0, lt=1)
-    documents: Literal["line", "paragraph", "file"] = "line"
-    generated: Generated = Generated()  # type: ignore[call-arg]
-    src_language: str | None = None
-    tgt_language: str | None = None
-    max_length: int = Field(128, ge=2)
-    too_long: Literal["drop", "truncate", "error"] = "drop"
+    train: Files = Field(default_factory=Files, description="what is learnt from")
+    valid: Files = Field(
+        default_factory=Files, description="held out; without it, some of train are"
+    )
+    test: Files = Field(
+        default_factory=Files, description="scored at the end; without it, valid is"
+    )
+    hold_out: int = Field(
+        1_000, ge=1, description="pairs or labelled texts that are held out of train"
+    )
+    valid_fraction: float = Field(
+        0.1, gt=0, lt=1, description="of plain texts: the share of characters, the last ones"
+    )
+    documents: Literal["line", "paragraph", "file"] = Field(
+        "line", description="what one plain text is (a paragraph: between blank lines)"
+    )
+    generated: Generated = Field(
+        default_factory=Generated, description="data that a task makes itself"
+    )
+    src_language: str | None = Field(None, description="a code as en, for the record")
+    tgt_language: str | None = Field(
+        None, description="chooses how BLEU splits the target language"
+    )
+    max_length: int = Field(
+        128, ge=2, description="tokens of a text, or of a side of a pair, special ones counted"
+    )
+    truncation: Literal["drop", "truncate", "error"] = Field(
+        "drop", description="of longer texts; what is dropped or cut is counted"
+    )
 
 
 class TokenizerRecipe(_Strict):
     """How text becomes ids."""
 
-    kind: Literal["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte"] = "bpe"
-    vocab_size: int | None = Field(8_000, ge=5)
-    joint: bool = True
-    lowercase: bool = False
-    keep_whitespace: bool = False
-    normalization: Literal["nfc", "nfkc", "none"] = "nfkc"
+    kind: Literal["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte"] = Field(
+        "bpe", description="how text is split"
+    )
+    vocab_size: int | None = Field(
+        8_000, ge=5, description="entries, special ones counted; null: all (word, char, byte)"
+    )
+    joint: bool = Field(True, description="one tokenizer for both sides of pairs, or one a side")
+    lowercase: bool = Field(False, description="cannot be undone in the output")
+    keep_whitespace: bool = Field(
+        False, description="line breaks and runs of spaces as they are, else one space"
+    )
+    normalization: Literal["nfc", "nfkc", "none"] = Field("nfkc", description="of Unicode")
 
 
 class Optimizer(_Strict):
     """Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019)."""
 
-    name: Literal["adam", "adamw"] = "adam"
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = Field(1e-9, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    name: Literal["adam", "adamw"] = Field("adam", description="the optimizer")
+    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of its two averages")
+    eps: float = Field(1e-9, gt=0, description="added to the denominator")
+    weight_decay: float = Field(0.0, ge=0, description="adamw only; matrices only")
+
+
+def _of(registry: Registry, *more: str) -> AfterValidator:
+    """Names of a registry; what is registered later is found too."""
+
+    def check(name: str) -> str:
+        now = RENAMED.get(f"{registry.kind} {name}")
+        if now is not None:
+            raise UserError(f"{name} is now called {now}")
+        if name not in more and name not in registry.names():
+            raise UserError(f"unknown value {name}; {nearest(name, [*more, *registry.names()])}")
+        return name
+
+    return AfterValidator(check)
+
+
+TaskName = Annotated[str, _of(plugins.task)]
+ScheduleName = Annotated[str, _of(plugins.schedule)]
+MetricName = Annotated[str, _of(plugins.metric, *OWN_METRICS)]
 
 
 class Schedule(_Strict):
     """The learning rate at every step; see `training/schedules.py` for the formulas."""
 
-    name: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
-    learning_rate: float | None = Field(None, gt=0)
-    warmup_steps: int = Field(1_000, ge=0)
-    final_fraction: float = Field(0.0, ge=0, le=1)
+    name: ScheduleName = Field(
+        "inverse_sqrt", description="noam, inverse_sqrt, cosine, linear or constant"
+    )
+    learning_rate: float | None = Field(
+        None, gt=0, description="its height; null for noam, which follows from d_model and warm-up"
+    )
+    warmup_steps: int = Field(1_000, ge=0, description="steps of linear rise")
+    final_fraction: float = Field(
+        0.0, ge=0, le=1, description="of the height, that cosine and linear end at"
+    )
 
 
 class Training(_Strict):
     """How steps are taken, how often the run is looked at, and when it ends."""
 
-    seed: int = 1
-    device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    max_steps: int | None = Field(None, ge=1)
-    max_epochs: int | None = Field(None, ge=1)
-    max_minutes: float | None = Field(None, gt=0)
-    batch_tokens: int | None = Field(4_096, ge=1)
-    batch_sentences: int | None = Field(None, ge=1)
-    accumulate: int = Field(1, ge=1)
-    optimizer: Optimizer = Optimizer()  # type: ignore[call-arg]
-    schedule: Schedule = Schedule()  # type: ignore[call-arg]
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
-    clip_norm: float | None = Field(1.0, gt=0)
-    evaluate_every: int = Field(500, ge=1)
-    log_every: int = Field(20, ge=1)
-    early_stopping: int | None = Field(None, ge=1)
-    average_last: int = Field(1, ge=1)
-    tensorboard: bool = False
+    seed: int = Field(1, description="of weights, dropout and the order of the data")
+    device: str = Field("auto", description="auto, cpu, cuda or mps")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="bf16 is autocast; auto: where it is native"
+    )
+    max_steps: int | None = Field(None, ge=1, description="the run ends at the first of max_steps,")
+    max_epochs: int | None = Field(None, ge=1, description="max_epochs")
+    max_minutes: float | None = Field(None, gt=0, description="and max_minutes; null: no such end")
+    batch_tokens: int | None = Field(
+        4_096, ge=1, description="tokens of a batch (both sides), padding counted; null: no limit"
+    )
+    batch_sentences: int | None = Field(
+        None, ge=1, description="pairs, texts or windows of a batch at most; null: no limit"
+    )
+    gradient_accumulation: int = Field(
+        1, ge=1, description="batches a step: the gradient is that of one large batch"
+    )
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    schedule: Schedule = Field(default_factory=Schedule)
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="of the targets, in training")
+    clip_norm: float | None = Field(1.0, gt=0, description="of the whole gradient; null: none")
+    evaluate_every: int = Field(500, ge=1, description="steps; a checkpoint is written each time")
+    log_every: int = Field(20, ge=1, description="steps")
+    early_stopping: int | None = Field(
+        None, ge=1, description="evaluations without a better one, then the run ends; null: never"
+    )
+    average_last: int = Field(
+        1, ge=1, description="checkpoints kept; their mean is taken if it is better than the best"
+    )
+    tensorboard: bool = Field(
+        False, description="also write TensorBoard's files (pip install heedful[tensorboard])"
+    )
 
 
 class Distillation(_Strict):
     """Learning from a larger model's outputs; see `tasks/distillation.py` for the losses."""
 
-    teacher: str | None = None
-    level: Literal["word", "sequence"] = "word"
-    temperature: float = Field(2.0, gt=0)
-    soft_weight: float = Field(5.0, ge=0)
-    hard_weight: float = Field(2.0, ge=0)
-    cosine_weight: float = Field(0.0, ge=0)
-    copy_layers: bool = False
-    beam_size: int = Field(4, ge=1)
+    teacher: str | None = Field(None, description="the model to learn from (heedful distill)")
+    level: Literal["word", "sequence"] = Field(
+        "word", description="its probabilities of each token, or its own outputs (pairs only)"
+    )
+    temperature: float = Field(2.0, gt=0, description="softens what both say")
+    soft_weight: float = Field(5.0, ge=0, description="of what the teacher says")
+    hard_weight: float = Field(2.0, ge=0, description="of the targets in the data")
+    cosine_weight: float = Field(0.0, ge=0, description="of the angle between both models' states")
+    copy_layers: bool = Field(False, description="begin as every k-th layer of the teacher")
+    beam_size: int = Field(4, ge=1, description="of level sequence")
 
 
 class Evaluation(_Strict):
     """What a run is judged by."""
 
-    metric: Literal["loss", "token_accuracy", "accuracy", "bleu", "chrf", "exact_match"] = "loss"
-    decode_sentences: int = Field(200, ge=0)
-    beam_size: int = Field(1, ge=1)
-    final_beam_size: int = Field(5, ge=1)
-    length_penalty: float = 1.0
-    num_samples: int = Field(5, ge=0)
+    metric: MetricName = Field(
+        "loss",
+        description="of the best model: loss, token_accuracy, accuracy, bleu, chrf, exact_match",
+    )
+    decode_sentences: int = Field(
+        200, ge=0, description="held-out sources that are really decoded each time"
+    )
+    beam_size: int = Field(1, ge=1, description="1 is greedy")
+    final_beam_size: int = Field(5, ge=1, description="for the scores at the end")
+    length_penalty: float = Field(
+        1.0, description="exponent of the length that a sum of log-probabilities is divided by"
+    )
+    num_samples: int = Field(5, ge=0, description="outputs shown in log and report")
 
 
 class Expectation(_Strict):
     """Is my run right? The held-out loss that the recipe as it stands has at a step."""
 
-    step: int = Field(ge=1)
-    low: float
-    high: float
+    step: int = Field(ge=1, description="after which the held-out loss is compared")
+    low: float = Field(description="from here")
+    high: float = Field(description="to here it is as it should be")
 
     @model_validator(mode="after")
     def _low_first(self) -> Self:
@@ -172,98 +241,82 @@ class Expectation(_Strict):
 
 
 class Recipe(_Strict):
-    """A whole run.
+    """A whole run. `model` has the architecture's own keys, `objective` the task's own.
 
-    `model` holds the architecture's own keys, checked when the model is built, and `objective` the
-    task's own (`jobs/`).
+    Raises:
+        ValidationError (`parse_recipe`: UserError): a key or value that is wrong by itself or
+            beside the others, a plugin that does not load.
     """
 
-    task: TaskName = "translation"
-    init_from: str | None = None
-    data: Data = Data()  # type: ignore[call-arg]
-    tokenizer: TokenizerRecipe = TokenizerRecipe()  # type: ignore[call-arg]
-    model: dict[str, Any] = {}
-    objective: dict[str, Any] = {}
-    training: Training = Training()  # type: ignore[call-arg]
-    distillation: Distillation = Distillation()  # type: ignore[call-arg]
-    evaluation: Evaluation = Evaluation()  # type: ignore[call-arg]
-    expect: list[Expectation] = []
+    plugins: list[str] = Field([], description="Python files that add tasks, models, ... by name")
+    task: TaskName = Field("translation", description="what is learnt")
+    init_from: str | None = Field(
+        None, description="another model's folder to start from, with its sizes and tokenizer"
+    )
+    data: Data = Field(default_factory=Data)
+    tokenizer: TokenizerRecipe = Field(default_factory=TokenizerRecipe)
+    model: dict[str, Any] = Field(
+        {}, description="architecture, a size of it, and any of its Config's keys"
+    )
+    objective: dict[str, Any] = Field({}, description="the task's own keys")
+    training: Training = Field(default_factory=Training)
+    distillation: Distillation = Field(default_factory=Distillation)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    expect: list[Expectation] = Field(
+        [], description="is my run right? bands of the held-out loss; change nothing of the run"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _load_plugins(cls, content: Any) -> Any:
+        """First, for they add names that the rest may use."""
+        if isinstance(content, dict):
+            listed = content.get("plugins")
+            for path in listed if isinstance(listed, list) else []:
+                plugins.load_plugin(str(path))
+        return content
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        """What keys say of each other."""
+        training, evaluation = self.training, self.evaluation
+        if training.max_steps is training.max_epochs is training.max_minutes is None:
+            raise UserError("no end is set; give training.max_steps, max_epochs or max_minutes")
+        if training.batch_tokens is None and training.batch_sentences is None:
+            raise UserError("give training.batch_tokens or training.batch_sentences")
+        if training.schedule.name in ("cosine", "linear") and training.max_steps is None:
+            raise UserError(
+                f"the schedule {training.schedule.name} ends at training.max_steps: give it"
+            )
+        if training.optimizer.name == "adam" and training.optimizer.weight_decay:
+            raise UserError("training.optimizer: weight_decay is AdamW's; set name to adamw")
+        if evaluation.metric not in OWN_METRICS and not evaluation.decode_sentences:
+            raise UserError(
+                f"evaluation.metric {evaluation.metric} needs decoded text: raise decode_sentences"
+            )
+        return self
 
     def to_yaml(self) -> str:
         """Every key with its value, defaults included."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Read a recipe by path or by the name of a shipped one, with `key=value` overrides.
+class Key(NamedTuple):
+    """One key of a recipe: its dotted name, its field, and whether it is a section of keys."""
 
-    Raises:
-        UserError: no such recipe, not YAML, an unknown key, a wrong value.
-    """
-    path = recipe_path(recipe)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the recipe {path}: {error}") from None
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise UserError(f"{path}{line}: {problem}") from None
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: a recipe is a mapping of keys, not a {type(content).__name__}")
-    for override in overrides:
-        _apply_override(content, override)
-    return parse_recipe(content, str(path))
+    name: str
+    field: FieldInfo
+    is_section: bool
 
 
-def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
-    """Check a recipe's content. Raises UserError naming the first wrong key."""
-    try:
-        parsed = Recipe.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{where}: {_describe(error)}") from None
-    training = parsed.training
-    if training.max_steps is training.max_epochs is training.max_minutes is None:
-        raise UserError(
-            f"{where}: no end is set; give training.max_steps, max_epochs or max_minutes"
-        )
-    if training.batch_tokens is None and training.batch_sentences is None:
-        raise UserError(f"{where}: give training.batch_tokens or training.batch_sentences")
-    metric = parsed.evaluation.metric
-    if metric in ("bleu", "chrf", "exact_match") and not parsed.evaluation.decode_sentences:
-        raise UserError(
-            f"{where}: evaluation.metric {metric} needs decoded text: raise decode_sentences"
-        )
-    if training.schedule.name in ("cosine", "linear") and training.max_steps is None:
-        raise UserError(
-            f"{where}: the schedule {training.schedule.name} ends at training.max_steps: give it"
-        )
-    return parsed
-
-
-def recipe_path(recipe: str | Path) -> Path:
-    """The file of a recipe given by path or by the name of a shipped one."""
-    path = Path(recipe)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        if (path / "recipe.yaml").is_file():
-            return path / "recipe.yaml"
-        raise UserError(f"{path} is a directory, and holds no recipe.yaml")
-    names = shipped_recipes()
-    if str(recipe) in names:
-        return RECIPES / f"{recipe}.yaml"
-    close = difflib.get_close_matches(str(recipe), names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"shipped recipes: {', '.join(names)}"
-    raise UserError(f"no recipe {recipe}: no such file, and no shipped recipe of that name; {hint}")
-
-
-def shipped_recipes() -> list[str]:
-    """Names of the recipes that come with heedful."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+def keys_of(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[Key]:
+    """All keys of a recipe, each section before its own keys."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        section = isinstance(kind, type) and issubclass(kind, BaseModel)
+        yield Key(f"{prefix}{name}", field, section)
+        if section:
+            yield from keys_of(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
 
 
 def changed_keys(before: Recipe, now: Recipe) -> list[str]:
@@ -276,80 +329,6 @@ def changed_keys(before: Recipe, now: Recipe) -> list[str]:
         f"{key} ({json.dumps(old.get(key))} -> {json.dumps(new.get(key))})"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
-    ]
-
-
-def nearest(key: str, known: list[str]) -> str:
-    """A hint for an unknown key: the nearest right one, or all of them."""
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
-
-
-def _apply_override(content: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise UserError(f"--set {override}: write key=value, for example training.max_steps=100")
-    try:
-        value = yaml.safe_load(text) if text else None
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that is none
-        value = text
-    place = content
-    *parents, last = key.split(".")
-    for parent in parents:
-        if not isinstance(place.get(parent), dict):
-            place[parent] = {}
-        place = place[parent]
-    place[last] = value
-
-
-def _describe(error: ValidationError) -> str:
-    problems = error.errors()
-    first = problems[0]
-    keys = _written(first["loc"])
-    key = ".".join(keys)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        known = list(_fields_at(keys[:-1]))
-        return f"unknown key {key}; {nearest(keys[-1], known)}{more}"
-    if first["type"] == "literal_error":
-        options = re.findall("'([^']+)'", first["ctx"]["expected"])
-        value = str(first["input"])
-        return f"{key}: unknown value {value}; {nearest(value, options)}{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return f"{key}: {message}{more}"
-    message = message[0].lower() + message[1:]
-    return f"{key}: {message}, not {first['input']!r}{more}"
-
-
-def _written(location: tuple[int | str, ...]) -> list[str]:
-    """The keys of an error's place, without pydantic's positions and names of union members."""
-    keys: list[str] = []
-    for part in location:
-        if isinstance(part, int):  # a place in a list of models
-            keys.append(str(part))
-            continue
-        fields = _fields_at(keys)
-        keys.append(str(part))
-        if part not in fields or not _models_in(fields[str(part)].annotation):
-            break
-    return keys
-
-
-def _fields_at(keys: list[str]) -> dict[str, Any]:
-    model: type[BaseModel] = Recipe
-    for key in keys:
-        if key.isdigit():
-            continue
-        model = _models_in(model.model_fields[key].annotation)[0]
-    return dict(model.model_fields)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    return [
-        option
-        for option in (annotation, *get_args(annotation))
-        if isinstance(option, type) and issubclass(option, BaseModel)
     ]
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import heedful
-from heedful.config import Recipe, changed_keys, load_recipe
+from heedful import plugins
+from heedful.config import Recipe, changed_keys
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import remove_unfinished, write_text
@@ -27,8 +28,8 @@ from heedful.inference import (
     parameter_count,
     save_description,
 )
-from heedful.jobs import job_of
 from heedful.jobs.job import FinalScores, Job, Say
+from heedful.recipe_files import load_recipe
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Listener, Reason, RunFinished, RunStarted
@@ -37,7 +38,7 @@ from heedful.training.folder import RunFolder
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
-from heedful.training.trainer import Trainer, Work
+from heedful.training.trainer import Trainer, TrainStep, Work
 from heedful.zoo import architecture
 from heedful.zoo.saved import (
     OF_WORDS,
@@ -47,6 +48,7 @@ from heedful.zoo.saved import (
     make_config,
     save_tensors,
     set_weights,
+    weights_of,
 )
 
 
@@ -84,12 +86,12 @@ def train(
         recipe = load_recipe(recipe)
     out = Path(out)
     device = choose_device(recipe.training.device)
-    recipe = _resolve(recipe, device)
     with RunFolder(out) as folder:
         with folder.undone_on_error():
             job, trainer, resumed_from = _start(recipe, out, device, resume, say)
             trainer.listeners = [*listeners, *_logs(recipe, out, resume, resumed_from, say)]
-        return _run(job, trainer, resumed_from, out, say, _facts(job.model.net, device, command))
+        facts = _facts(job.model.net, device, command, trainer.bf16)
+        return _run(job, trainer, resumed_from, out, say, facts)
 
 
 def _logs(
@@ -131,26 +133,22 @@ def _run(
     return Result(out, job.recipe.task, reason, scores)
 
 
-def _resolve(recipe: Recipe, device: torch.device) -> Recipe:
-    """The recipe with `precision: auto` decided: bf16 where the processor multiplies in it."""
-    training = recipe.training
-    if training.precision != "auto":
-        return recipe
-    fast = {
-        "cpu": torch.cpu._is_avx512_bf16_supported,
-        "cuda": torch.cuda.is_bf16_supported,
-    }.get(device.type, lambda: False)
-    precision = "bf16" if fast() else "fp32"
-    return recipe.model_copy(
-        update={"training": training.model_copy(update={"precision": precision})}
-    )
+def uses_bf16(precision: str, device: torch.device) -> bool:
+    """Whether steps multiply in bf16; `auto`: where the processor does so itself."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # torch has no public word on the CPU's instructions in the versions that we support.
+    flags = Path("/proc/cpuinfo")
+    return device.type == "cpu" and flags.is_file() and "avx512_bf16" in flags.read_text()
 
 
 def _start(
     recipe: Recipe, out: Path, device: torch.device, resume: bool, say: Say
 ) -> tuple[Job, Trainer, int | None]:
     """Everything up to the first step; the step that a resumed run goes on from."""
-    kind = job_of(recipe.task)
+    kind: type[Job] = plugins.task.get(recipe.task)
     kind.check(recipe)
     source = None if recipe.init_from is None else load(recipe.init_from, device="cpu")
     teacher = recipe.distillation.teacher
@@ -179,15 +177,21 @@ def _start(
         d_model=model.config.d_model,
         max_steps=recipe.training.max_steps,
     )
-    work = _work(job, out)
+    work = Work(
+        plan=job.plan,
+        load=job.load,
+        evaluate=job.evaluate,
+        keep_best=lambda: save_tensors(out / WEIGHTS, weights_of(model.net)),
+    )
     work.plan(0)  # an example above the batch's limit is told now
     trainer = Trainer(
-        model.net,
+        TrainStep(model.net, lambda net, batch: job.loss(batch)),
         work,
         recipe.training,
         rate,
         checkpoints,
-        also_evaluate_at=[one.step for one in recipe.expect],
+        bf16=uses_bf16(recipe.training.precision, device),
+        compare_at=[one.step for one in recipe.expect],
     )
     return job, trainer, trainer.resume() if resume else None
 
@@ -280,19 +284,6 @@ def _report_loaded(found: tuple[list[str], list[str], list[str]], say: Say, sour
             say(f"           {len(names)} {what}: {', '.join(names)}")
 
 
-def _work(job: Job, out: Path) -> Work:
-    def keep_best(net: nn.Module) -> None:
-        save_tensors(out / WEIGHTS, dict(net.named_parameters()))
-
-    return Work(
-        plan=job.plan,
-        load=job.load,
-        loss=lambda net, batch: job.loss(batch),
-        evaluate=lambda net: job.evaluate(),
-        keep_best=keep_best,
-    )
-
-
 def _choose_final(trainer: Trainer, job: Job, out: Path) -> None:
     """The run's model: the average of the last checkpoints where it is better than the best."""
     best = load_tensors(out / WEIGHTS)
@@ -318,7 +309,7 @@ def _started(job: Job, resumed_from: int | None) -> RunStarted:
     )
 
 
-def _facts(net: nn.Module, device: torch.device, command: str) -> dict[str, str]:
+def _facts(net: nn.Module, device: torch.device, command: str, bf16: bool) -> dict[str, str]:
     return {
         "command": command,
         "parameters": f"{parameter_count(net):,}",
@@ -326,5 +317,5 @@ def _facts(net: nn.Module, device: torch.device, command: str) -> dict[str, str]
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
-        "device": str(device),
+        "device": f"{device}, {'bf16' if bf16 else 'fp32'}",
     }

@@ -263,7 +263,7 @@ def test_a_pair_that_is_too_long_is_named_by_its_line_also_where_pairs_are_held_
     refuse_train(
         commands,
         translation(corpus),
-        *("--set", "data.too_long=error"),
+        *("--set", "data.truncation=error"),
         parts=[corpus / "a.en", "line 33", "40"],
     )
 
@@ -349,7 +349,7 @@ UNKNOWN_VALUES = {
     "evaluation.metric": ("blue", "unknown value blue; did you mean"),
     "training.max_steps": ("many", "training.max_steps: input should be a valid integer"),
     "training.max_steps ": (0, "unknown key training.max_steps ; did you mean max_steps?"),
-    "training.accumulate": (0, "training.accumulate: input should be greater than or equal to 1"),
+    "training.gradient_accumulation": (0, "input should be greater than or equal to 1"),
     "training.optimizer.betas": ("[0.9, x]", "training.optimizer.betas: input should be a valid"),
     "training.device": ("gpu9", "no device gpu9 here"),
     "data.train.src": (5, "data.train.src: input should be a valid"),
@@ -393,7 +393,7 @@ def test_recipes_that_are_none(commands, tmp_path):
 def test_settings_that_contradict_each_other(commands, tmp_path):
     recipe = write_recipe(tmp_path / "recipe.json")
     for changes, part in (
-        (("training.schedule.name=paper",), "learning_rate to null"),
+        (("training.schedule.name=noam",), "learning_rate to null"),
         (("training.schedule.learning_rate=null",), "needs a learning_rate"),
         (("training.optimizer.weight_decay=0.1",), "set name to adamw"),
         (("training.batch_sentences=null",), "give training.batch_tokens or"),
@@ -441,14 +441,14 @@ def test_cut_lines_are_counted(commands, trained, tmp_path):
 
 def test_long_training_pairs(commands, tmp_path):
     recipe = write_recipe(tmp_path / "recipe.json", data__max_length=5)
-    error = ("--set", "data.too_long=error")
+    error = ("--set", "data.truncation=error")
     refuse_train(commands, recipe, *error, parts=["source", "tokens", "max_length 5"])
     for way, counted in (
         ("truncate", "cut to the longest allowed"),
         ("drop", "dropped as too long"),
     ):
         out = tmp_path / way
-        ended = commands.run("train", recipe, "--out", out, "--set", f"data.too_long={way}")
+        ended = commands.run("train", recipe, "--out", out, "--set", f"data.truncation={way}")
         assert ended.code == 0, ended.err
         line = next(line for line in ended.out.splitlines() if line.startswith("train "))
         assert counted in line

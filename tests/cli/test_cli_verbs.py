@@ -14,8 +14,8 @@ import torch
 
 import heedful
 from commands import Commands, assert_refused, tiny, tree
+from heedful import plugins
 from heedful.cli.train import USE
-from heedful.config import TaskName
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.inference import Card, GenerationIds, open_net
@@ -411,13 +411,12 @@ def test_distill_is_training_with_a_teacher(commands, tmp_path):
 
 
 def test_every_task_says_how_its_model_is_used():
-    from typing import get_args
 
     verbs = {"generate", "fill", "classify", "translate"}
     assert all(set(use.split()) & verbs for use in USE.values())
-    assert USE.keys() <= set(get_args(TaskName))
+    assert USE.keys() <= set(plugins.task.names())
     # Those that are not named are translated.
-    assert set(get_args(TaskName)) - USE.keys() == {"dates", "copy", "reverse", "sort"}
+    assert set(plugins.task.names()) - USE.keys() == {"dates", "copy", "reverse", "sort"}
 
 
 # --- bad input ------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from heedful.cli import demo as verb
 from heedful.cli.app import app
-from heedful.config import load_recipe
 from heedful.errors import UserError
+from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.tasks.dates import EXAMPLES_FOR_PEOPLE
 

@@ -1,31 +1,30 @@
-"""The recipes: strict, commented, and every shipped one runs."""
+"""The recipes: strict, explained, and every shipped one runs."""
 
 import json
 import re
-from dataclasses import fields
-from importlib import import_module
-from typing import get_args
+import runpy
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import settings as how_tested
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
+import heedful
 from commands import Commands, assert_refused, tiny
-from heedful.config import (
+from heedful import plugins
+from heedful.config import Recipe, changed_keys, keys_of
+from heedful.errors import UserError
+from heedful.plugins import nearest
+from heedful.recipe_files import (
     RECIPES,
-    Recipe,
-    TaskName,
-    changed_keys,
+    describe,
+    explained,
     load_recipe,
-    nearest,
     parse_recipe,
     shipped_recipes,
 )
-from heedful.errors import UserError
-from heedful.jobs import job_of
 
 NAMES = shipped_recipes()
 TASKS = {name: load_recipe(name).task for name in NAMES}
@@ -50,44 +49,6 @@ PAIRS = TWO_STACKS | {
     "evaluation.final_beam_size": 2,
 }
 
-# Which keys a task has no use for, as regular expressions of whole names. Every other key of the
-# schema stands in each recipe of the task, and none of these does.
-_MADE = r"data\.(train|valid|test)\..*|data\.(documents|hold_out|hold_out_tail|(src|tgt)_language)"
-_OF_PAIRS = r"data\.\w+\.(src|tgt|src_field|tgt_field)|data\.tgt_language|tokenizer\.joint"
-_DECODED = r"evaluation\.(decode_sentences|beam_size|final_beam_size|length_penalty)"
-_NO_OBJECTIVE = r"objective"
-_GENERATED = r"data\.generated\..*"
-_LABELLED = r"data\.\w+\.(label_field|pair_field)"
-UNUSED = {
-    "copy": [_MADE, _NO_OBJECTIVE],
-    "reverse": [_MADE, _NO_OBJECTIVE],
-    "sort": [_MADE, _NO_OBJECTIVE],
-    "dates": [_MADE, _NO_OBJECTIVE, r"data\.generated\.(num_symbols|min_length|max_length)"],
-    "translation": [
-        *(_GENERATED, _LABELLED, _NO_OBJECTIVE),
-        r"data\.\w+\.(text|text_field)|data\.(documents|hold_out_tail)",
-    ],
-    "language_modelling": [
-        *(_GENERATED, _OF_PAIRS, _LABELLED, _DECODED),
-        r"data\.\w+\.file|data\.(hold_out|max_length|too_long)",
-    ],
-    "masked_lm": [_GENERATED, _OF_PAIRS, _DECODED, r"data\.hold_out"],
-    "denoising": [
-        *(_GENERATED, _OF_PAIRS, _LABELLED, _DECODED),
-        r"data\.\w+\.file|data\.hold_out",
-    ],
-    "classification": [
-        *(_GENERATED, _OF_PAIRS, _DECODED),
-        r"data\.\w+\.text|data\.(documents|hold_out_tail)",
-    ],
-}
-# What a task does not need, but its recipes show, for they were made from the recipe copy.
-SHOWN_ANYWAY = {
-    ("dates", f"data.generated.{key}") for key in ("num_symbols", "min_length", "max_length")
-}
-# Other files' keys are as those of train, where they are explained.
-AS_IN_TRAIN = re.compile(r"data\.(valid|test)\..*")
-
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
@@ -96,104 +57,47 @@ def commands(tmp_path_factory):
     commands.close()
 
 
-def leaves(model=Recipe, prefix=""):
+def leaves():
     """Dotted names of all keys of the schema, `model` aside, which is the architecture's."""
-    found = []
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found += leaves(kind, f"{prefix}{name}.")
-        elif f"{prefix}{name}" != "model":
-            found.append(f"{prefix}{name}")
-    return found
-
-
-def used(name):
-    """The keys that a recipe's task uses. Distillation is explained in the recipes made for it."""
-    patterns = list(UNUSED[TASKS[name]])
-    if name not in TAUGHT:
-        patterns.append(r"distillation\..*")
-    return [key for key in leaves() if not any(re.fullmatch(each, key) for each in patterns)]
-
-
-def objective_keys(name):
-    """The keys that the task's own section has, from the dataclass that reads it."""
-    recipe = load_recipe(name)
-    if recipe.task == "denoising":
-        from heedful.jobs.denoising import noise_of
-
-        return [field.name for field in fields(noise_of(recipe))]
-    job = job_of(recipe.task)
-    kind = getattr(import_module(job.__module__), "Objective", None)
-    return [] if kind is None else [field.name for field in fields(kind)]
-
-
-def commented(text):
-    """The keys of a file with a comment on their line."""
-    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return {line.split(":")[0].strip() for line in lines if " #" in line}
+    return [key.name for key in keys_of() if not key.is_section and key.name != "model"]
 
 
 def test_there_are_recipes_for_every_task():
     assert {"copy", "reverse", "sort", "dates", "multi30k", "tatoeba", "translation"} <= set(NAMES)
     assert {"rhyme", "shakespeare", "shakespeare-better", "language-model"} <= set(NAMES)
     assert {"masked-lm", "classification", "denoising"} <= set(NAMES)
-    assert set(TASKS.values()) == set(get_args(TaskName)) == set(UNUSED)
+    assert set(TASKS.values()) == set(plugins.task.names())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_survives_a_round_trip(name):
     recipe = load_recipe(name)
-    again = parse_recipe(yaml.safe_load(recipe.to_yaml()))
-    assert again == recipe
-    assert changed_keys(recipe, again) == []
+    for text in (recipe.to_yaml(), explained(recipe)):
+        again = parse_recipe(yaml.safe_load(text))
+        assert again == recipe
+        assert changed_keys(recipe, again) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_key_is_there_and_no_other(name):
-    content = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
-
-    def has(key):
-        place = content
-        for part in key.split("."):
-            if part not in place:
-                return False
-            place = place[part]
-        return True
-
-    wanted = set(used(name))
-    for key in wanted:
-        if not AS_IN_TRAIN.fullmatch(key):
-            assert has(key), f"{name}.yaml lacks {key}"
-    for key in set(leaves()) - wanted:
-        if (TASKS[name], key) in SHOWN_ANYWAY or (name in TAUGHT and key.startswith("tokenizer.")):
-            continue
-        assert not has(key), f"{name}.yaml has {key}, which its task does not use"
+def test_a_recipe_holds_what_differs_and_no_more(name):
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    content = yaml.safe_load(text)
+    defaults = Recipe(training={"max_steps": 1}).model_dump(mode="json")
+    for key in leaves():
+        here, there = content, defaults
+        *parents, last = key.split(".")
+        for part in parents:
+            here, there = here.get(part, {}), there[part]
+        if last in here and key not in ("task", "training.max_steps"):
+            assert here[last] != there[last], f"{name}.yaml repeats the default of {key}"
+    steps = [band["step"] for band in content["expect"]]
+    assert steps == sorted(set(steps)) != []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_of_the_objective_is_there(name):
-    content = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
-    assert sorted(content.get("objective", {})) == sorted(objective_keys(name))
-
-
-def test_no_key_of_the_schema_is_without_a_recipe():
-    missing = set(leaves()) - {key for name in NAMES for key in used(name)}
-    if not TAUGHT:
-        missing = {key for key in missing if not key.startswith("distillation.")}
-    assert {key for key in missing if not AS_IN_TRAIN.fullmatch(key)} == set()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_is_commented(name):
-    """In every recipe: a comment on the line, or above."""
-    explained = commented((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
-    # Explained by the line before them, or by what they are.
-    plain = {"src", "tgt", "tgt_field", "tgt_language", "hold_out", "num_train", "num_valid"}
-    plain |= {"num_test", "max_length", "seed", "max_epochs", "eps", "betas", "label_smoothing"}
-    plain |= {"objective"}
-    keys = {key.rsplit(".", 1)[-1] for key in used(name)} | set(objective_keys(name))
-    assert keys - explained - plain == set()
+def test_every_key_is_described():
+    for key in keys_of():
+        assert key.is_section or key.field.description, key.name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,6 +113,12 @@ def test_no_comment_became_a_part_of_a_value(name):
 
     content = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
     assert [text for text in texts(content) if "#" in text] == []
+
+
+def test_the_page_of_all_keys_is_up_to_date():
+    docs = Path(heedful.__file__).parents[2] / "docs"
+    page = runpy.run_path(str(docs / "make_recipe.py"))["render"]()
+    assert (docs / "recipe.md").read_text(encoding="utf-8") == page, "run make docs"
 
 
 def settings(changes):
@@ -368,7 +278,60 @@ def test_a_mistyped_key_is_answered_with_the_right_one(key):
 
 def test_the_first_of_several_mistakes_is_named_and_the_others_counted():
     with pytest.raises(UserError, match=r"\(and 1 more\)"):
-        load_recipe("copy", ["training.accumulate=0", "training.log_every=0"])
+        load_recipe("copy", ["training.gradient_accumulation=0", "training.log_every=0"])
+
+
+@pytest.mark.parametrize("code", ["no", "on", "off", "y", "n", "yes", "No"])
+def test_a_language_is_text_whatever_its_code(code, tmp_path):
+    """`no` is Norwegian, and in YAML 1.1 it was false."""
+    assert load_recipe("copy", [f"data.src_language={code}"]).data.src_language == code
+    file = tmp_path / "r.yaml"
+    file.write_text(f"data: {{src_language: {code}}}\ntraining: {{max_steps: 1}}\n")
+    recipe = load_recipe(file)
+    assert recipe.data.src_language == code
+    assert parse_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
+    assert load_recipe("copy", ["training.tensorboard=no"]).training.tensorboard is False
+
+
+RENAMED = {
+    "data.hold_out_tail=0.2": "data.hold_out_tail is now called data.valid_fraction",
+    "data.too_long=drop": "data.too_long is now called data.truncation",
+    "training.accumulate=2": "training.accumulate is now called training.gradient_accumulation",
+    "training.schedule.name=paper": "training.schedule.name: paper is now called noam",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), RENAMED.items())
+def test_an_old_name_is_answered_with_the_new_one(override, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_recipe("copy", [override])
+
+
+RULES = {
+    "no end is set": {"training": {}},
+    "batch_tokens or training.batch_sentences": {
+        "training": {"max_steps": 1, "batch_tokens": None, "batch_sentences": None}
+    },
+    "the schedule cosine ends at training.max_steps": {
+        "training": {"max_epochs": 1, "schedule": {"name": "cosine"}}
+    },
+    "the schedule linear ends at training.max_steps": {
+        "training": {"max_minutes": 1, "schedule": {"name": "linear"}}
+    },
+    "set name to adamw": {"training": {"max_steps": 1, "optimizer": {"weight_decay": 0.1}}},
+    "evaluation.metric bleu needs decoded text": {
+        "training": {"max_steps": 1},
+        "evaluation": {"metric": "bleu", "decode_sentences": 0},
+    },
+}
+
+
+@pytest.mark.parametrize(("message", "content"), RULES.items())
+def test_keys_that_do_not_go_together(message, content):
+    """As a recipe is made, so that a program that makes one is told as the command is."""
+    for make in (parse_recipe, lambda keys: Recipe(**keys)):
+        with pytest.raises(ValueError, match=message):
+            make(content)
 
 
 @how_tested(deadline=None)
@@ -399,9 +362,15 @@ def test_ls_lists_every_recipe_with_its_first_line(commands):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_show_prints_the_file(commands, name):
-    shown = commands.run("recipes", "show", name)
-    assert shown.out == (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+def test_show_prints_every_key_with_its_value_and_what_it_is(commands, name):
+    shown = commands.run("recipes", "show", name).out
+    assert parse_recipe(yaml.safe_load(shown)) == load_recipe(name)
+    assert shown.splitlines()[0] == (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
+    for key in keys_of():
+        last = key.name.rsplit(".", 1)[-1]
+        text = describe(key.field)
+        end = rf".*  # {re.escape(text)}$" if text else ""
+        assert re.search(rf"^ *{last}:{end}", shown, re.M), key.name
 
 
 def test_cp_copies_and_never_overwrites(commands, tmp_path):

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 import heedful.export.hf_directory as hf_directory
 from commands import tree
-from heedful.config import parse_recipe
 from heedful.data.foreign import write_tokenizer
 from heedful.data.pair_store import open_pairs
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
 from heedful.inference import Card, GenerationIds, load, open_net
+from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config

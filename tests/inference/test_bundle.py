@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from commands import tiny
-from heedful.config import parse_recipe
 from heedful.errors import UserError
+from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
 TEXTS = ["1 2 3", "0", "5 5 5 5 5", "", "2 4", "3 1 0 2", "  ", "4 4 1"]

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from heedful.config import Recipe, parse_recipe
+from heedful.config import Recipe
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.inference import Card, open_net
+from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.training.events import Event, StepDone
 from heedful.zoo import architecture

@@ -210,7 +210,7 @@ def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str)
         train_file,
         data__valid={"file": test_file},
         data__test={"file": test_file},
-        data__too_long=too_long,
+        data__truncation=too_long,
     )
     assert job.num_train == 20 + (too_long == "truncate")
     assert job.stores["test"].lengths.tolist() == [3, 16, 3]
@@ -355,7 +355,7 @@ def test_pairs_are_learnt_and_named_as_pairs(tmp_path: Path, name: str) -> None:
 
 def test_a_run_that_is_killed_ends_as_one_that_is_not(file: str, tmp_path: Path) -> None:
     results = ("scores.json", "config.json", "tokenizer.json", "valid.output.txt")
-    assert_resumes(recipe_of(file, training__accumulate=2), tmp_path, results)
+    assert_resumes(recipe_of(file, training__gradient_accumulation=2), tmp_path, results)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])

@@ -10,7 +10,6 @@ import torch
 
 import heedful
 from encoder_runs import assert_resumes, tiny
-from heedful.config import load_recipe
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.jobs.denoising import (
@@ -23,6 +22,7 @@ from heedful.jobs.denoising import (
     shown,
     with_eos,
 )
+from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.tasks.masking import example_rng
 from heedful.tasks.noise import BartNoise, T5Noise
@@ -50,7 +50,7 @@ def recipe_of(folder: Path, kind: str = "bart", **changes: Any) -> Any:
         "objective": KINDS[kind],
         "data__train__text": write(folder / "text", 70),
         "evaluation__num_samples": 2,
-        "data__hold_out_tail": 0.06,
+        "data__valid_fraction": 0.06,
     }
     return tiny("denoising", **(keys | changes))
 

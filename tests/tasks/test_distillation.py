@@ -15,10 +15,11 @@ from torch.nn import functional as F
 import heedful
 import heedful.tasks.distillation as distillation
 from encoder_runs import assert_resumes, tiny
-from heedful.config import Distillation, load_recipe
+from heedful.config import Distillation
 from heedful.data.pair_store import open_pairs
 from heedful.errors import UserError
 from heedful.inference import Translator
+from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.tasks.classification import label_loss
 from heedful.tasks.distillation import (

@@ -268,7 +268,7 @@ def test_long_texts(text: Path, tmp_path: Path, too_long: str, count: int) -> No
     lines = text.read_text().splitlines()
     lines[1] = lines[58] = " ".join(CIRCLE * 3)
     text.write_text("\n".join(lines) + "\n")
-    data = {"train": {"text": str(text)}, "max_length": 10, "too_long": too_long}
+    data = {"train": {"text": str(text)}, "max_length": 10, "truncation": too_long}
     job = job_of(tmp_path / "data", data=data)
     assert job.num_train + job.num_valid == count
     rows = job.rows["train"]
@@ -283,7 +283,7 @@ def test_a_long_text_is_told_by_its_line(text: Path, tmp_path: Path, number: int
     lines[number - 1] = " ".join(CIRCLE * 3)
     text.write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match=rf"train\.txt, line {number}: 26 tokens"):
-        job_of(tmp_path / "data", data__train={"text": str(text)}, data__too_long="error")
+        job_of(tmp_path / "data", data__train={"text": str(text)}, data__truncation="error")
 
 
 # --- what is refused ------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
         "masked_lm",
         data__train={"text": str(text)},
         objective={"pack": pack, "whole_word": pack, "fraction": 0.3},
-        training__accumulate=2 if pack else 1,
+        training__gradient_accumulation=2 if pack else 1,
     )
     assert_resumes(recipe, tmp_path, ("scores.json", "config.json", "tokenizer.json"))
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from commands import tiny
-from heedful.config import Expectation, parse_recipe
+from heedful.config import Expectation
 from heedful.errors import UserError
+from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, StepDone
 from heedful.training.expectations import Expectations

@@ -10,7 +10,7 @@ import torch
 
 import heedful
 from commands import Commands, assert_refused, tiny, write_recipe
-from heedful.config import parse_recipe
+from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import bert
 from heedful.zoo.saved import OF_WORDS, copy_matching, load_tensors, weights_of

@@ -88,7 +88,7 @@ def assert_whole_log(out, reference):
     ("seed", "changes"),
     [
         (1, {}),
-        (2, {"training__accumulate": 2}),
+        (2, {"training__gradient_accumulation": 2}),
         (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
         (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
         (5, {"model__dropout": 0.3, "training__early_stopping": 3}),

@@ -15,7 +15,7 @@ def rates(steps, *, d_model=512, max_steps=None, **keys):
 
 
 def test_paper_is_equation_3():
-    found = rates([1, 2000, 4000, 16000], d_model=512, name="paper", warmup_steps=4000)
+    found = rates([1, 2000, 4000, 16000], d_model=512, name="noam", warmup_steps=4000)
     # 512^-0.5 = 1 / (16 √2); 4000^-1.5 and the square roots by hand
     width = 1 / (16 * math.sqrt(2))
     top = width / math.sqrt(4000)
@@ -25,7 +25,7 @@ def test_paper_is_equation_3():
 
 
 def test_paper_depends_on_the_width():
-    narrow, wide = (rates([10], d_model=d, name="paper", warmup_steps=5)[0] for d in (64, 256))
+    narrow, wide = (rates([10], d_model=d, name="noam", warmup_steps=5)[0] for d in (64, 256))
     assert narrow == pytest.approx(2 * wide, rel=1e-12)
 
 
@@ -82,9 +82,9 @@ def test_no_warmup_begins_at_the_height(name):
 
 def test_paper_refuses_a_learning_rate():
     with pytest.raises(UserError, match="learning_rate to null"):
-        rates([1], name="paper", learning_rate=0.1)
+        rates([1], name="noam", learning_rate=0.1)
     with pytest.raises(UserError, match="warmup_steps of at least 1"):
-        rates([1], name="paper", warmup_steps=0)
+        rates([1], name="noam", warmup_steps=0)
 
 
 @pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])

@@ -13,13 +13,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from commands import Commands, assert_refused, tiny, tree, write_recipe
-from heedful.config import Optimizer, Training, parse_recipe
+from heedful.config import Optimizer, Training
 from heedful.data.batches import collate
 from heedful.data.pair_store import PairStore
 from heedful.data.store import pack_ids
 from heedful.errors import UserError
 from heedful.jobs.translation import Translation
 from heedful.parts.losses import LossSum
+from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.translation import pair_loss
 from heedful.training.averaging import average_weights
@@ -27,7 +28,7 @@ from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Evaluated, RunFinished, StepDone
 from heedful.training.loggers import read_log
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from heedful.training.trainer import Evaluation, Trainer, Work
+from heedful.training.trainer import Evaluation, Trainer, TrainStep, Work
 from heedful.zoo import vaswani2017
 from heedful.zoo.saved import save_tensors, weights_of
 
@@ -98,12 +99,12 @@ def trainer_of(net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, **
     parts = {
         "plan": plan if callable(plan) else lambda epoch: plan,
         "load": lambda rows: collate(store, np.array(rows), bos_id=1, pad_id=0),
-        "loss": lambda net, batch: pair_loss(net, batch, label_smoothing=smoothing),
-        "evaluate": lambda net: found(),
-        "keep_best": lambda net: None,
+        "evaluate": found,
+        "keep_best": lambda: None,
     }
+    loss = work.pop("loss", lambda net, batch: pair_loss(net, batch, label_smoothing=smoothing))
     trainer = Trainer(
-        net,
+        TrainStep(net, loss),
         Work(**(parts | work)),
         keys,
         rate or (lambda step: 0.01),
@@ -135,7 +136,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
     nets = [small_net(), small_net()]
     one, seen_one = trainer_of(nets[0], store, [[0, 1, 2, 3, 4]], settings(), tmp_path / "1")
     three, seen_three = trainer_of(
-        nets[1], store, split, settings(accumulate=3), tmp_path / "3", smoothing=0.0
+        nets[1], store, split, settings(gradient_accumulation=3), tmp_path / "3", smoothing=0.0
     )
     gradients = [gradients_of(one), gradients_of(three)]
     for name, gradient in gradients[0].items():
@@ -164,7 +165,12 @@ def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
         expected = F.cross_entropy(torch.cat(logits), targets, label_smoothing=smoothing)
         nll = F.cross_entropy(torch.cat(logits), targets)
     trainer, seen = trainer_of(
-        net, store, [[0], [1], [2]], settings(accumulate=3), tmp_path, smoothing=smoothing
+        net,
+        store,
+        [[0], [1], [2]],
+        settings(gradient_accumulation=3),
+        tmp_path,
+        smoothing=smoothing,
     )
     trainer.run()
     step = seen.of(StepDone)[0]
@@ -246,11 +252,6 @@ def test_adamw_decays_matrices_only():
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(net.parameters()))
 
 
-def test_adam_refuses_weight_decay():
-    with pytest.raises(UserError, match="set name to adamw"):
-        make_optimizer(small_net(), Optimizer(name="adam", weight_decay=0.1))
-
-
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_optimizer_state_survives_a_round_trip(tmp_path, name):
     def steps(net, optimizer, count, seed):
@@ -292,7 +293,7 @@ class Values:
     values: list[float]
     at: int = 0
 
-    def __call__(self, net):
+    def __call__(self):
         self.at += 1
         return found(self.values[self.at - 1])
 
@@ -321,7 +322,7 @@ def test_max_steps(tmp_path):
 
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 6), (2, 4), (3, 2), (5, 2)])
 def test_max_epochs(tmp_path, accumulate, steps):
-    keys = settings(max_steps=None, max_epochs=2, accumulate=accumulate)
+    keys = settings(max_steps=None, max_epochs=2, gradient_accumulation=accumulate)
     reason, trainer, _ = run_to_end(tmp_path, keys)
     assert (reason, trainer.state.step, trainer.state.epoch) == ("max_epochs", steps, 2)
 
@@ -356,16 +357,15 @@ def test_the_best_is_chosen_by_the_metric_not_by_the_loss(tmp_path):
     store = pairs([(3, 4), (4, 5)])
     values = Values([0.5, 0.9, 0.7, 0.1])
     keys = settings(max_steps=40, evaluate_every=10, log_every=10)
+    net = small_net()
     trainer, seen = trainer_of(
-        small_net(),
+        net,
         store,
         [[0, 1]],
         keys,
         tmp_path,
         evaluate=values,
-        keep_best=lambda net: kept.update(
-            {k: v.detach().clone() for k, v in weights_of(net).items()}
-        ),
+        keep_best=lambda: kept.update({k: v.detach().clone() for k, v in weights_of(net).items()}),
     )
     trainer.run()
     losses = [event.loss for event in seen.of(StepDone)]
@@ -476,14 +476,14 @@ def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
         modes.append(("step", net.training))
         return pair_loss(net, batch)
 
-    def evaluate(net):
+    net = small_net()
+
+    def evaluate():
         modes.append(("evaluation", net.training))
         return found()
 
     keys = settings(max_steps=4, evaluate_every=2)
-    trainer, _ = trainer_of(
-        small_net(), store, [[0, 1]], keys, tmp_path, loss=loss, evaluate=evaluate
-    )
+    trainer, _ = trainer_of(net, store, [[0, 1]], keys, tmp_path, loss=loss, evaluate=evaluate)
     trainer.run()
     assert set(modes) == {("step", True), ("evaluation", False)}
 
@@ -491,8 +491,10 @@ def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
 # --- a loss that is not finite --------------------------------------------------------------
 
 
+@pytest.mark.parametrize("log_every", [1, 5])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad):
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad, log_every):
+    """Nor do steps change them that are taken before the next report finds it."""
     net, store, count = small_net(), pairs([(3, 4), (4, 5)]), 0
 
     def loss(net, batch):
@@ -503,12 +505,15 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad
             return value
         return LossSum(value.loss * bad, value.nll, value.correct, value.tokens)
 
-    keys = settings(max_steps=10, evaluate_every=2)
+    keys = settings(max_steps=20, evaluate_every=4, log_every=log_every)
     trainer, _ = trainer_of(net, store, [[0, 1]], keys, tmp_path, loss=loss)
     before = {}
-    trainer.optimizer.register_step_post_hook(
-        lambda *_: before.update({k: v.detach().clone() for k, v in weights_of(net).items()})
-    )
+
+    def look(*_):
+        if count == 5:
+            before.update({k: v.detach().clone() for k, v in weights_of(net).items()})
+
+    trainer.optimizer.register_step_post_hook(look)
     with pytest.raises(UserError) as stopped:
         trainer.run()
     message = str(stopped.value)
@@ -518,7 +523,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad
     good = tmp_path / "checkpoints/step-00000004"
     assert str(good) in message
     assert trainer.checkpoints.newest() == good
-    assert count == 6
+    assert count == (6 if log_every == 1 else 8)  # the evaluation at 8 reports before it looks
     assert all(torch.equal(before[name], p) for name, p in weights_of(net).items())
     assert all(bool(p.isfinite().all()) for p in net.parameters())
 
@@ -537,7 +542,7 @@ def test_weights_that_evaluate_to_nothing_are_no_checkpoint(tmp_path):
     values = iter([found(1.0), found(math.nan, loss=math.nan)])
     keys = settings(max_steps=10, evaluate_every=2)
     with pytest.raises(UserError, match=r"step 4: the held-out loss is nan.*step-00000002"):
-        run_to_end(tmp_path, keys, evaluate=lambda net: next(values))
+        run_to_end(tmp_path, keys, evaluate=lambda: next(values))
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 

@@ -47,8 +47,8 @@ def demo(
 
 def _train(out: Path, console: "Console") -> None:
     """Train, or go on with a run that was interrupted, by the recipe in its own folder."""
-    from heedful.config import load_recipe
     from heedful.errors import UserError
+    from heedful.recipe_files import load_recipe
     from heedful.run import train
     from heedful.training.progress import ProgressBar
 
@@ -95,8 +95,8 @@ def _show_groups(out: Path, console: "Console") -> None:
     from babel import Locale
     from rich.table import Table
 
-    from heedful.config import load_recipe
     from heedful.data.rows import read_lines
+    from heedful.recipe_files import load_recipe
     from heedful.tasks.date_styles import LANGUAGES
     from heedful.tasks.dates import HELD_OUT_GROUPS, generate
 

@@ -33,7 +33,7 @@ def distill(
     Example: heedful distill runs/translation small.yaml --set model.d_model=128
     """
     from heedful.cli.train import run_and_report
-    from heedful.config import load_recipe, recipe_path
+    from heedful.recipe_files import load_recipe, recipe_path
 
     # JSON, so that no path is taken for a number or a date.
     named = f"distillation.teacher={json.dumps(str(teacher), ensure_ascii=False)}"

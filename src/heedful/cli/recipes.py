@@ -1,5 +1,6 @@
 """`heedful recipes`: the recipes that come with heedful."""
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ def list_recipes() -> None:
 
     Example: heedful recipes ls
     """
-    from heedful.config import RECIPES, shipped_recipes
+    from heedful.recipe_files import RECIPES, shipped_recipes
 
     names = shipped_recipes()
     width = max(map(len, names)) + 2
@@ -27,14 +28,21 @@ def list_recipes() -> None:
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument(help="A shipped recipe.")]) -> None:
-    """Print a recipe.
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe file, or a shipped recipe's name.")],
+) -> None:
+    """Print a recipe with every key, its value and what it is.
+
+    The recipe itself holds only what differs from the defaults.
 
     Example: heedful recipes show translation
     """
-    from heedful.config import recipe_path
+    from heedful.recipe_files import explained, load_recipe, recipe_path
 
-    typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
+    lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
+    for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
+        typer.echo(line)
+    typer.echo(explained(load_recipe(name)), nl=False)
 
 
 @app.command("cp")
@@ -46,9 +54,9 @@ def copy(
 
     Example: heedful recipes cp translation mine.yaml
     """
-    from heedful.config import recipe_path
     from heedful.errors import UserError
     from heedful.files import write_text
+    from heedful.recipe_files import recipe_path
 
     source = recipe_path(name)
     target = to or Path(source.name)

@@ -44,7 +44,7 @@ def train(
 
     Example: heedful train translation --set data.train.src=a.en --set data.train.tgt=a.de
     """
-    from heedful.config import load_recipe, recipe_path
+    from heedful.recipe_files import load_recipe, recipe_path
 
     path = recipe_path(recipe)
     folder = out or (path.parent if path.name == "recipe.yaml" else Path("runs") / path.stem)

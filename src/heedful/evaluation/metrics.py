@@ -4,11 +4,12 @@ sacreBLEU and sacremoses are imported when a score is asked for: both are slow t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from heedful import plugins
 from heedful.errors import UserError
 
 METRICS = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
@@ -80,20 +81,15 @@ def corpus_scores(
     """
     _check_lines(hypotheses, references)
     language = _language(trg_lang)
-    scorers: dict[str, Callable[[], Score]] = {
-        "bleu": lambda: _bleu(hypotheses, references, language, tokenize),
-        "chrf": lambda: _chrf(hypotheses, references, word_order=0),
-        "chrf++": lambda: _chrf(hypotheses, references, word_order=2),
-        "ter": lambda: _ter(hypotheses, references, language),
-        "exact_match": lambda: exact_match(hypotheses, references),
-        "tokenized_lowercase_bleu": lambda: tokenized_lowercase_bleu(
-            hypotheses, references, language
-        ),
-    }
+    known = [*METRICS, *(name for name in plugins.metric.names() if name not in METRICS)]
     for metric in metrics:
-        if metric not in scorers:
-            raise UserError(f"metrics: unknown metric {metric!r}; {_choose(metric, METRICS)}")
-    return Scores(len(hypotheses), {metric: scorers[metric]() for metric in metrics})
+        if metric not in known:
+            raise UserError(f"metrics: unknown metric {metric!r}; {_choose(metric, known)}")
+    options = {"language": language, "tokenize": tokenize}
+    return Scores(
+        len(hypotheses),
+        {name: plugins.metric.get(name)(hypotheses, references, **options) for name in metrics},
+    )
 
 
 def exact_match(hypotheses: list[str], references: list[str]) -> Score:
@@ -211,7 +207,7 @@ def _chrf(hypotheses: list[str], references: list[str], *, word_order: int) -> S
     return Score(result.name, result.score, str(metric.get_signature()))
 
 
-def _ter(hypotheses: list[str], references: list[str], language: str) -> Score:
+def _ter(hypotheses: list[str], references: list[str], language: str, **_: object) -> Score:
     from sacrebleu.metrics.ter import TER
 
     by_character = language in ("zh", "ja")
@@ -250,6 +246,21 @@ def _choose(wrong: str, right: Sequence[str]) -> str:
 
 def _one_space(line: str) -> str:
     return " ".join(line.split())
+
+
+# A metric is a function (output lines, reference lines, language, tokenize) -> Score.
+plugins.metric.declare(
+    {
+        "bleu": _bleu,
+        "chrf": lambda outputs, references, **_: _chrf(outputs, references, word_order=0),
+        "chrf++": lambda outputs, references, **_: _chrf(outputs, references, word_order=2),
+        "ter": _ter,
+        "exact_match": lambda outputs, references, **_: exact_match(outputs, references),
+        "tokenized_lowercase_bleu": lambda outputs, references, language, **_: (
+            tokenized_lowercase_bleu(outputs, references, language)
+        ),
+    }
+)
 
 
 def _sacrebleu_version() -> str:

@@ -123,7 +123,7 @@ class Classification(Job):
         tokenizer = self._tokenizer(splits["train"])
         say(f"tokenizer  {tokenizer.kind}, {tokenizer.vocab_size:,} entries")
         for name, split in splits.items():
-            too_long = self.recipe.data.too_long
+            too_long = self.recipe.data.truncation
             _, report = encode_labelled(
                 split,
                 tokenizer,

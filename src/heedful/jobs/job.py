@@ -10,12 +10,14 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from heedful.config import RECIPES, Recipe, TokenizerRecipe, nearest
+from heedful.config import Recipe, TokenizerRecipe
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.inference import Card, SavedModel
 from heedful.parts.losses import LossSum
+from heedful.plugins import nearest
+from heedful.recipe_files import RECIPES
 from heedful.training.trainer import Evaluation
 
 Say = Callable[[str], None]

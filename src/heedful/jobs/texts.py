@@ -81,7 +81,7 @@ def store_texts(
             tokenizer,
             directory / name,
             max_length=recipe.data.max_length,
-            too_long=recipe.data.too_long,
+            too_long=recipe.data.truncation,
             report=split.report,
         )
         say(f"{name:<10} {report.summary()}")
@@ -118,7 +118,7 @@ def _read(files: Files, recipe: Recipe) -> Texts:
 def _split(texts: Texts, recipe: Recipe) -> tuple[Texts, Texts]:
     """What is trained on, and the last texts, which are held out."""
     unit = "line" if listed(recipe.data.train.file) else recipe.data.documents
-    sides = split_tail(texts.texts, recipe.data.hold_out_tail, unit)
+    sides = split_tail(texts.texts, recipe.data.valid_fraction, unit)
     # A file that is cut is on both sides, the last text of one and the first of the other.
     places = [np.arange(len(sides[0])), np.arange(-len(sides[1]), 0) + len(texts.texts)]
     train, valid = (

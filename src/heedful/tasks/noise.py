@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from heedful.config import nearest
 from heedful.errors import UserError
+from heedful.plugins import nearest
 from heedful.tasks.noise_bart import (
     delete_tokens,
     find_sentence_ends,

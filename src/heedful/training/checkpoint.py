@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from heedful.errors import UserError
@@ -87,3 +88,31 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         return [*self.regular(), *sorted(self.directory.glob("interrupted-*"))]
+
+
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """The random numbers to come, of the CPU and of the run's device."""
+    states = {"generator.cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        index = [device] if device.type == "cuda" else []
+        states[f"generator.{device.type}"] = _generators_of(device).get_rng_state(*index)
+    return states
+
+
+def restore_generators(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put back what `generator_states` gave.
+
+    On a device of another kind than the run was on, its numbers begin anew from the CPU's.
+    """
+    torch.set_rng_state(states["generator.cpu"])
+    if device.type == "cpu":
+        return
+    state, generators = states.get(f"generator.{device.type}"), _generators_of(device)
+    if state is None:
+        generators.manual_seed(torch.initial_seed())
+    else:
+        generators.set_rng_state(state, *([device] if device.type == "cuda" else []))
+
+
+def _generators_of(device: torch.device) -> Any:
+    return torch.get_device_module(device)

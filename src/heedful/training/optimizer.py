@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from heedful.config import Optimizer
-from heedful.errors import UserError
 
 
 def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
@@ -13,8 +12,6 @@ def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer
     The learning rate is set before every step by the trainer, from its schedule.
     """
     if settings.name == "adam":
-        if settings.weight_decay:
-            raise UserError("training.optimizer: weight_decay is AdamW's; set name to adamw")
         return torch.optim.Adam(
             net.parameters(), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True
         )

@@ -2,17 +2,27 @@
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
+from heedful import plugins
 from heedful.config import Schedule
 from heedful.errors import UserError
 
-Rate = Callable[[int], float]
+LearningRate = Callable[[int], float]
 
 
-def make_schedule(schedule: Schedule, *, d_model: int, max_steps: int | None) -> Rate:
+class MakeSchedule(Protocol):
+    """What a schedule's name stands for, also a plugin's: the rate by the step, from 1."""
+
+    def __call__(
+        self, settings: Schedule, *, d_model: int, max_steps: int | None
+    ) -> LearningRate: ...
+
+
+def make_schedule(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
     """A function from the step, counted from 1, to the learning rate.
 
-    All but `paper` rise linearly to `learning_rate` over `warmup_steps`, and then
+    All but `noam` rise linearly to `learning_rate` over `warmup_steps`, and then
 
     * `inverse_sqrt`: fall with 1/√step;
     * `cosine`: fall along half a cosine to `final_fraction` of it at `max_steps` (Loshchilov and
@@ -20,32 +30,54 @@ def make_schedule(schedule: Schedule, *, d_model: int, max_steps: int | None) ->
     * `linear`: fall in a line to `final_fraction` of it at `max_steps`;
     * `constant`: stay.
 
-    `paper` is Vaswani et al. 2017, eq. 3: d_model^-0.5 · min(step^-0.5, step · warmup_steps^-1.5).
+    `noam` is Vaswani et al. 2017, eq. 3: d_model^-0.5 · min(step^-0.5, step · warmup_steps^-1.5).
     It sets its own height, so a learning rate beside it is refused.
     """
-    warmup = schedule.warmup_steps
-    if schedule.name == "paper":
-        if schedule.learning_rate is not None:
-            raise UserError(
-                "training.schedule: paper sets the rate from d_model and warmup_steps; set "
-                "learning_rate to null, or use inverse_sqrt, which rises to a learning_rate"
-            )
-        if warmup < 1:
-            raise UserError("training.schedule: paper needs warmup_steps of at least 1")
-        return lambda step: d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
-    peak = schedule.learning_rate
-    if peak is None:
-        raise UserError(f"training.schedule: {schedule.name} needs a learning_rate")
-    end, low = max_steps or 0, schedule.final_fraction
+    make: MakeSchedule = plugins.schedule.get(settings.name)
+    return make(settings, d_model=d_model, max_steps=max_steps)
 
-    def progress(step: int) -> float:
-        return min(1.0, (step - warmup) / max(1, end - warmup))
 
-    after: dict[str, Rate] = {
-        "inverse_sqrt": lambda step: math.sqrt(max(1, warmup) / step),
-        "cosine": lambda step: low + (1 - low) * (1 + math.cos(math.pi * progress(step))) / 2,
-        "linear": lambda step: low + (1 - low) * (1 - progress(step)),
-        "constant": lambda step: 1.0,
+def _noam(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
+    warmup = settings.warmup_steps
+    if settings.learning_rate is not None:
+        raise UserError(
+            "training.schedule: noam sets the rate from d_model and warmup_steps; set "
+            "learning_rate to null, or use inverse_sqrt, which rises to a learning_rate"
+        )
+    if warmup < 1:
+        raise UserError("training.schedule: noam needs warmup_steps of at least 1")
+    return lambda step: d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
+def _after_warmup(shape: Callable[[Schedule, int, float], float]) -> MakeSchedule:
+    """A schedule whose height after the warm-up is `shape(settings, step, progress)`."""
+
+    def make(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
+        peak, warmup, end = settings.learning_rate, settings.warmup_steps, max_steps or 0
+        if peak is None:
+            raise UserError(f"training.schedule: {settings.name} needs a learning_rate")
+
+        def rate(step: int) -> float:
+            if step < warmup:
+                return peak * (step / warmup)
+            progress = min(1.0, (step - warmup) / max(1, end - warmup))
+            return peak * shape(settings, step, progress)
+
+        return rate
+
+    return make
+
+
+def _falling(settings: Schedule, share: float) -> float:
+    return settings.final_fraction + (1 - settings.final_fraction) * share
+
+
+plugins.schedule.declare(
+    {
+        "noam": _noam,
+        "inverse_sqrt": _after_warmup(lambda s, step, _: math.sqrt(max(1, s.warmup_steps) / step)),
+        "cosine": _after_warmup(lambda s, _, done: _falling(s, (1 + math.cos(math.pi * done)) / 2)),
+        "linear": _after_warmup(lambda s, _, done: _falling(s, 1 - done)),
+        "constant": _after_warmup(lambda s, step, done: 1.0),
     }
-    shape = after[schedule.name]
-    return lambda step: peak * (step / warmup if step < warmup else shape(step))
+)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from heedful.config import Training
 from heedful.errors import UserError
 from heedful.parts.losses import LossSum
-from heedful.training.checkpoint import Checkpoints
+from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
 from heedful.training.events import (
     CheckpointSaved,
     Evaluated,
@@ -30,7 +30,7 @@ from heedful.training.events import (
     StepDone,
 )
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from heedful.training.schedules import Rate
+from heedful.training.schedules import LearningRate
 from heedful.zoo.saved import set_weights
 
 
@@ -44,6 +44,26 @@ class Batch(Protocol):
     @property
     def num_tokens(self) -> int:
         """Real tokens on both sides, for tokens/s."""
+
+
+Objective = Callable[[Any, Any], LossSum]
+
+
+class TrainStep(nn.Module):
+    """A net and what it is trained on: what DDP, FSDP2 and `torch.compile` wrap.
+
+    Args:
+        objective: (net, batch) -> sums over the batch's targets, differentiable.
+    """
+
+    def __init__(self, net: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.net = net
+        self.objective = objective
+
+    def forward(self, batch: Any) -> LossSum:
+        """Sums over the targets of a batch, which is on the net's device."""
+        return self.objective(self.net, batch)
 
 
 @dataclass(frozen=True)
@@ -65,17 +85,15 @@ class Work:
     Attributes:
         plan: the batches of an epoch by its number, a pure function, so that a run's place in the
             data is two integers.
-        load: a planned batch as tensors on the device.
-        loss: (net, batch) -> sums over the batch's targets, differentiable.
-        evaluate: (net) -> what it is worth now; must draw no random numbers.
-        keep_best: (net) is the best so far: save it.
+        load: a planned batch as tensors on the net's device.
+        evaluate: what the net is worth now; must draw no random numbers.
+        keep_best: the net is the best so far: save it.
     """
 
     plan: Callable[[int], Sequence[Any]]
     load: Callable[[Any], Batch]
-    loss: Callable[[nn.Module, Any], LossSum]
-    evaluate: Callable[[nn.Module], Evaluation]
-    keep_best: Callable[[nn.Module], None]
+    evaluate: Callable[[], Evaluation]
+    keep_best: Callable[[], None]
 
 
 @dataclass
@@ -98,28 +116,35 @@ class Trainer:
 
     def __init__(
         self,
-        net: nn.Module,
+        step: TrainStep,
         work: Work,
         settings: Training,
-        rate: Rate,
+        rate: LearningRate,
         checkpoints: Checkpoints,
         listeners: Sequence[Listener] = (),
         *,
-        also_evaluate_at: Collection[int] = (),
+        bf16: bool = False,
+        compare_at: Collection[int] = (),
     ) -> None:
-        self.net = net
+        """`compare_at`: steps after which the net is evaluated too, though nothing hangs on it."""
+        self.step = step
+        self.net = step.net
         self.work = work
         self.settings = settings
         self.rate = rate
         self.checkpoints = checkpoints
         self.listeners = list(listeners)
-        self.also_evaluate_at = frozenset(also_evaluate_at)
+        self.bf16 = bf16
+        self.compare_at = frozenset(compare_at)
         self.state = State()
-        self.optimizer = make_optimizer(net, settings.optimizer)
-        self.device = next(net.parameters()).device
+        self.optimizer = make_optimizer(self.net, settings.optimizer)
+        self.device = next(self.net.parameters()).device
         self._window = _Window()
         self._plan: tuple[int, Sequence[Any]] = (-1, [])
         self._stop_asked = False
+        # What GradScaler tells a fused optimizer by: where it is 1, the step changes nothing.
+        self._not_finite = torch.zeros((), device=self.device)
+        self.optimizer.found_inf = self._not_finite  # type: ignore[attr-defined]
 
     def resume(self) -> int | None:
         """Go back to the newest whole checkpoint; its step, or None where there is none."""
@@ -129,13 +154,11 @@ class Trainer:
             return None
         weights, tensors, state = self.checkpoints.load(path)
         set_weights(self.net, weights, path)
-        generator = {
-            name: tensors.pop(name) for name in [*tensors] if name.startswith("generator.")
-        }
+        restore_generators(
+            {name: tensors.pop(name) for name in [*tensors] if name.startswith("generator.")},
+            self.device,
+        )
         load_optimizer_tensors(self.net, self.optimizer, tensors)
-        torch.set_rng_state(generator["generator.cpu"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(generator["generator.cuda"], self.device)
         try:
             self.state = State(**state)
         except TypeError as error:
@@ -150,20 +173,19 @@ class Trainer:
             self._window.restart()
             while (reason := self._end()) is None:
                 self._step()
-                if self.state.step % self.settings.log_every == 0:
+                step = self.state.step
+                if step % self.settings.log_every == 0:
                     self._report_steps()
-                if self._is_looked_at():
+                if step % self.settings.evaluate_every == 0:
                     self._evaluate()
+                elif step in self.compare_at:
+                    self._compare()
             if reason == "interrupted":
                 self._report_steps()
                 self._save(interrupted=True)
             elif self.state.evaluated_step != self.state.step:
                 self._evaluate()
         return reason
-
-    def _is_looked_at(self) -> bool:
-        step = self.state.step
-        return step % self.settings.evaluate_every == 0 or step in self.also_evaluate_at
 
     def emit(self, event: Event) -> None:
         """Tell the listeners."""
@@ -184,100 +206,109 @@ class Trainer:
         return "interrupted" if self._stop_asked else None
 
     def _step(self) -> None:
-        """One optimizer step over `accumulate` batches, normalised by all their targets."""
+        """One optimizer step over some batches, normalised by the targets of all.
+
+        Nothing here waits for the device. A step whose loss or gradient is not finite is not
+        taken, nor is any after it: the optimizer sees a flag on the device. The next report reads
+        what was found, and ends the run.
+        """
         self.net.train()
         batches = self._next_batches()
         targets = sum(batch.num_targets for batch in batches)
         total = torch.zeros(2, device=self.device)
         for batch in batches:
-            with torch.autocast(
-                self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"
-            ):
-                loss = self.work.loss(self.net, batch)
-            (loss.loss / targets).backward()
-            total += torch.stack([loss.loss.detach(), loss.nll])
-        clip = self.settings.clip_norm
-        norm = nn.utils.clip_grad_norm_(self.net.parameters(), math.inf if clip is None else clip)
-        step = self.state.step + 1
-        sums = [*total.tolist(), float(norm)]
-        if not all(map(math.isfinite, sums)):
-            raise self._not_finite(
-                f"step {step}: the loss is {sums[0] / targets:.4g} and the gradient's norm "
-                f"{sums[2]:.4g}, so the step was not taken"
-            )
-        rate = self.rate(step)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                found = self.step(batch)
+            (found.loss / targets).backward()
+            total += torch.stack([found.loss.detach(), found.nll])
+        norm = self._clip()
+        sums = torch.cat([total, norm[None]])
+        self._not_finite.logical_or_(~sums.isfinite().all())
+        rate = self.rate(self.state.step + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.state.step = step
+        self.state.step += 1
         self._window.add(sums, targets, sum(batch.num_tokens for batch in batches), rate)
+
+    def _clip(self) -> Tensor:
+        """The norm of the whole gradient before it is clipped."""
+        parameters = [p for p in self.net.parameters() if p.grad is not None]
+        if self.settings.clip_norm is not None:
+            return nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def _next_batches(self) -> list[Batch]:
         state = self.state
         if self._plan[0] != state.epoch:
             self._plan = (state.epoch, self.work.plan(state.epoch))
         plan = self._plan[1]
-        chosen = plan[state.batch : state.batch + self.settings.accumulate]
+        chosen = plan[state.batch : state.batch + self.settings.gradient_accumulation]
         state.batch += len(chosen)
         if state.batch >= len(plan):
             state.epoch, state.batch = state.epoch + 1, 0
         return [self.work.load(item) for item in chosen]
 
     def _report_steps(self) -> None:
-        if self._window.steps == 0:
+        if not self._window.sums:
             return
-        self.emit(self._window.event(self.state, self._seconds()))
+        rows = self._window.rows()
+        for step, (loss, _, norm) in enumerate(rows, self.state.step - len(rows) + 1):
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                mean = loss / self._window.targets[step - self.state.step - 1]
+                raise self._stopped(
+                    f"step {step}: the loss is {mean:.4g} and the gradient's norm {norm:.4g}, so "
+                    "the step was not taken"
+                )
+        self.emit(self._window.event(rows, self.state, self._seconds()))
         self._count_time()
         self._window.restart()
 
-    def _evaluate(self) -> None:
+    def _look(self) -> Evaluation:
         self._report_steps()
         self._count_time()
         self.net.eval()
-        found = self.work.evaluate(self.net)
-        state = self.state
+        found = self.work.evaluate()
         if not math.isfinite(found.loss):
-            raise self._not_finite(f"step {state.step}: the held-out loss is {found.loss:.4g}")
+            raise self._stopped(f"step {self.state.step}: the held-out loss is {found.loss:.4g}")
+        return found
+
+    def _compare(self) -> None:
+        """Evaluate for whoever compares; the run goes on as if nobody had looked."""
+        self._emit_evaluated(self._look(), is_best=False)
+        self._window.restart()
+
+    def _evaluate(self) -> None:
+        found, state = self._look(), self.state
         state.evaluated_step = state.step
         is_best = found.value > state.best_value
         if is_best:
             state.best_step, state.best_value = state.step, found.value
             state.evaluations_since_best = 0
             state.best = {"step": state.step, "perplexity": found.perplexity} | found.scores
-            self.work.keep_best(self.net)
+            self.work.keep_best()
         else:
             state.evaluations_since_best += 1
         self._count_time()
-        event = Evaluated(
-            step=state.step,
-            epoch=state.epoch,
-            seconds=state.seconds,
-            loss=found.loss,
-            perplexity=found.perplexity,
-            token_accuracy=found.token_accuracy,
-            scores=found.scores,
-            samples=found.samples,
-            is_best=is_best,
-        )
-        self.emit(event)
+        self._emit_evaluated(found, is_best)
         self._save()
         self._window.restart()
 
+    def _emit_evaluated(self, found: Evaluation, is_best: bool) -> None:
+        self._count_time()
+        state, values = self.state, {**vars(found)}
+        del values["value"]
+        self.emit(Evaluated(state.step, state.epoch, state.seconds, **values, is_best=is_best))
+
     def _save(self, *, interrupted: bool = False) -> None:
         self._count_time()
-        tensors = optimizer_tensors(self.net, self.optimizer) | self._generators()
+        tensors = optimizer_tensors(self.net, self.optimizer) | generator_states(self.device)
         path = self.checkpoints.save(
             self.state.step, self.net, tensors, asdict(self.state), interrupted=interrupted
         )
         kind = "interrupted" if interrupted else "regular"
         self.emit(CheckpointSaved(self.state.step, str(path), kind))
-
-    def _generators(self) -> dict[str, Tensor]:
-        states = {"generator.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            states["generator.cuda"] = torch.cuda.get_rng_state(self.device)
-        return states
 
     def _seconds(self) -> float:
         return self.state.seconds + time.perf_counter() - self._window.since
@@ -286,7 +317,7 @@ class Trainer:
         self.state.seconds = self._seconds()
         self._window.since = time.perf_counter()
 
-    def _not_finite(self, problem: str) -> UserError:
+    def _stopped(self, problem: str) -> UserError:
         path = self.checkpoints.newest()
         kept = f"the last good checkpoint is {path}" if path else "no checkpoint was written yet"
         return UserError(
@@ -315,36 +346,42 @@ class Trainer:
 
 
 class _Window:
-    """Sums over the steps since the last report."""
+    """Sums of the steps since the last report, on the device."""
 
     def __init__(self) -> None:
         self.since = time.perf_counter()
         self.restart()
 
     def restart(self) -> None:
-        self.sums = [0.0, 0.0, 0.0]
-        self.targets = self.tokens = self.steps = 0
+        self.sums: list[Tensor] = []
+        self.targets: list[int] = []
+        self.tokens = 0
         self.rate = 0.0
         self.began = self.since = time.perf_counter()
 
-    def add(self, sums: list[float], targets: int, tokens: int, rate: float) -> None:
-        self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)]
-        self.targets += targets
+    def add(self, sums: Tensor, targets: int, tokens: int, rate: float) -> None:
+        """`sums`: loss, likelihood and gradient's norm of a step."""
+        self.sums.append(sums)
+        self.targets.append(targets)
         self.tokens += tokens
-        self.steps += 1
         self.rate = rate
 
-    def event(self, state: State, seconds: float) -> StepDone:
-        loss, nll, norm = self.sums
-        elapsed = time.perf_counter() - self.began
+    def rows(self) -> list[list[float]]:
+        """The sums of each step; waits for the device."""
+        rows: list[list[float]] = torch.stack(self.sums).tolist()
+        return rows
+
+    def event(self, rows: list[list[float]], state: State, seconds: float) -> StepDone:
+        loss, nll, norm = (sum(column) for column in zip(*rows, strict=True))
+        num_targets = sum(self.targets)
         return StepDone(
             step=state.step,
             epoch=state.epoch,
-            loss=loss / self.targets,
-            nll=nll / self.targets,
+            loss=loss / num_targets,
+            nll=nll / num_targets,
             learning_rate=self.rate,
-            grad_norm=norm / self.steps,
-            tokens_per_second=self.tokens / elapsed,
-            num_tokens=self.targets,
+            grad_norm=norm / len(rows),
+            tokens_per_second=self.tokens / (time.perf_counter() - self.began),
+            num_tokens=num_targets,
             seconds=seconds,
         )

@@ -1,10 +1,8 @@
 """Published models, one file a paper. Each has a `Config` and a `build(config) -> net`."""
 
-import difflib
-from importlib import import_module
 from typing import Any
 
-from heedful.errors import UserError
+from heedful import plugins
 
 ARCHITECTURES = (
     "vaswani2017",
@@ -23,12 +21,11 @@ ARCHITECTURES = (
 
 
 def architecture(name: str) -> Any:
-    """The module of an architecture by its name; raises UserError naming the nearest."""
-    if name not in ARCHITECTURES:
-        close = difflib.get_close_matches(name, ARCHITECTURES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(ARCHITECTURES)}"
-        raise UserError(f"no architecture {name}; {hint}")
-    return import_module(f"heedful.zoo.{name}")
+    """The module of an architecture by its name, also a plugin's; UserError naming the nearest."""
+    return plugins.architecture.get(name)
+
+
+plugins.architecture.declare({name: f"heedful.zoo.{name}" for name in ARCHITECTURES})
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from heedful.config import nearest
 from heedful.errors import UserError
 from heedful.parts.rotary import (
     LinearScaling,
@@ -17,6 +16,7 @@ from heedful.parts.rotary import (
     Scaling,
     YarnScaling,
 )
+from heedful.plugins import nearest
 
 SCALINGS: dict[str, type[Scaling]] = {
     "linear": LinearScaling,

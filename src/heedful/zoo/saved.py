@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from heedful.config import nearest
 from heedful.errors import UserError
 from heedful.files import write_file
+from heedful.plugins import nearest
 from heedful.zoo import architecture
 
 WEIGHTS = "model.safetensors"

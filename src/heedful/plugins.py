@@ -1,0 +1,174 @@
+"""Tasks, architectures, metrics and schedules by name: the package's own, and those from outside.
+
+A plugin is a Python file that registers under new names when it is executed. It is named in a
+recipe (`plugins: [file.py]`) or in the variable HEEDFUL_PLUGINS (files, parted as in PATH), or it
+is a module that an installed package names as an entry point of the group `heedful`.
+"""
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, TypeVar
+
+from heedful.errors import UserError
+
+Entry = TypeVar("Entry")
+VARIABLE = "HEEDFUL_PLUGINS"
+
+_loaded: dict[str, str] = {}  # names of plugins, with the file or module of each
+_loading: list[str] = []  # the plugin that is being executed, last
+
+
+class Registry:
+    """Entries of one kind by name. `room` is the module of ours that declares the built-in ones."""
+
+    def __init__(self, kind: str, room: str) -> None:
+        self.kind = kind
+        self.room = room
+        self._entries: dict[str, Any] = {}
+        self._plugins: dict[str, str] = {}  # what each entry from outside came with
+
+    def declare(self, entries: dict[str, Any]) -> None:
+        """The built-in entries; a text is "module:name", imported when it is asked for."""
+        self._entries = entries | self._entries
+
+    def __call__(self, name: str) -> Callable[[Entry], Entry]:
+        """A decorator that registers what it stands on as `name`.
+
+        Raises:
+            UserError: there is one of that name already.
+        """
+
+        def register(entry: Entry) -> Entry:
+            import_module(self.room)
+            if name in self._entries:
+                home = self._plugins.get(name, "heedful itself")
+                raise UserError(f"there is a {self.kind} {name} already (of {home}); rename yours")
+            self._entries[name] = entry
+            if _loading:
+                self._plugins[name] = _loading[-1]
+            return entry
+
+        return register
+
+    def names(self) -> list[str]:
+        """All that are known, plugins included."""
+        import_module(self.room)
+        _load_from_outside()
+        return [*self._entries]
+
+    def get(self, name: str) -> Any:
+        """The entry of a name; raises UserError naming the nearest."""
+        import_module(self.room)
+        if name not in self._entries and name not in self.names():
+            raise UserError(f"no {self.kind} {name}; {nearest(name, self.names())}")
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = import_module(module)
+            entry = self._entries[name] = getattr(entry, attribute) if attribute else entry
+        return entry
+
+    def plugin_of(self, name: str) -> str | None:
+        """The plugin that an entry came with; None for a built-in one."""
+        return self._plugins.get(name)
+
+    def forget(self, plugin: str) -> None:
+        """Remove what a plugin registered before it failed."""
+        for name in [name for name, home in self._plugins.items() if home == plugin]:
+            del self._entries[name], self._plugins[name]
+
+
+task = Registry("task", "heedful.tasks")
+architecture = Registry("architecture", "heedful.zoo")
+metric = Registry("metric", "heedful.evaluation.metrics")
+schedule = Registry("schedule", "heedful.training.schedules")
+_REGISTRIES = (task, architecture, metric, schedule)
+
+
+def load_plugin(path: str | Path) -> None:
+    """Execute a plugin's file, once in a process.
+
+    Raises:
+        UserError: no such file; it does not run (with its line), or redefines a name; another
+            plugin has the same file name, by which models remember what they need.
+    """
+    file = Path(path).resolve()
+    if _loaded.get(file.name) == str(file):
+        return
+    if file.name in _loaded:
+        raise UserError(f"plugin {path}: {_loaded[file.name]} has the same name; rename one")
+    if not file.is_file():
+        raise UserError(f"plugin {path}: no such file; plugins are Python files")
+    spec = spec_from_file_location(f"heedful_plugin_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"plugin {path} is no Python file; name it .py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    loader = spec.loader
+    _execute(file.name, str(file), lambda: loader.exec_module(module))
+
+
+def require(names: Iterable[str], where: str) -> None:
+    """See that plugins are loaded that a model needs. Nothing that a model names is executed.
+
+    Raises:
+        UserError: one is not; the message says how to load it.
+    """
+    for name in names:
+        if name not in _loaded:
+            _load_from_outside()
+        if name not in _loaded:
+            raise UserError(
+                f"{where} needs the plugin {name}, which is not loaded: set {VARIABLE} to its "
+                "file, or call heedful.plugins.load_plugin"
+            )
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest right one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+
+
+@cache
+def _load_from_outside() -> None:
+    for path in os.environ.get(VARIABLE, "").split(os.pathsep):
+        if path:
+            load_plugin(path)
+    for point in entry_points(group="heedful"):
+        if point.name not in _loaded:
+            _execute(point.name, point.value, point.load)
+
+
+def _execute(name: str, home: str, run: Callable[[], object]) -> None:
+    _loading.append(name)
+    try:
+        run()
+    except Exception as error:
+        for registry in _REGISTRIES:
+            registry.forget(name)
+        raise UserError(f"plugin {home}{_line_of(error, home)}: {_reason(error)}") from error
+    finally:
+        _loading.pop()
+    _loaded[name] = home
+
+
+def _line_of(error: Exception, file: str) -> str:
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
+    if isinstance(error, SyntaxError):
+        lines.append(error.lineno)
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,197 @@
+"""Recipes as files: YAML in and out, overrides, and one line for whatever is wrong in one.
+
+The YAML is that of version 1.2: `no` and `on` are words. An unknown key is an error that names the
+nearest right one; a value of the wrong kind is an error that names its key. The whole recipe is
+saved with a run, so that the run can be repeated from its folder alone.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from heedful.config import RENAMED, Recipe, keys_of
+from heedful.errors import UserError
+from heedful.plugins import nearest
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def explained(recipe: Recipe) -> str:
+    """The recipe as YAML with every key, its value and behind it what it is."""
+    content = recipe.model_dump(mode="json")
+    lines = []
+    for name, field, is_section in keys_of():
+        *parents, last = name.split(".")
+        value: Any = content
+        for part in name.split("."):
+            value = value[part]
+        inside: list[str] = []
+        if not is_section and value and isinstance(value, dict):
+            inside = [f"  {key}: {inline(each)}" for key, each in value.items()]
+        elif not is_section:
+            last = f"{last}: {inline(value)}"
+        line = f"{'  ' * len(parents)}{last}{':' if is_section or inside else ''}"
+        text = describe(field)
+        if (is_section or inside) and not parents:
+            lines.append("")
+        lines += [f"{line:<34}  # {text}" if text else line, *inside]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def describe(field: FieldInfo) -> str:
+    """What a key is, and between which values its choice is."""
+    choices = ", ".join(map(str, get_args(field.annotation)))
+    text = field.description or ""
+    return f"{choices}: {text}" if get_origin(field.annotation) is Literal else text
+
+
+class _Yaml12(yaml.SafeLoader):
+    """YAML 1.2: only true and false are truth values, and a date is text."""
+
+
+_Yaml12.yaml_implicit_resolvers = {
+    letter: [
+        (tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))
+    ]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml12.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
+
+
+def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe by path or by the name of a shipped one, with `key=value` overrides.
+
+    Raises:
+        UserError: no such recipe, not YAML, an unknown key, a wrong value.
+    """
+    path = recipe_path(recipe)
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Yaml12)  # noqa: S506: is a SafeLoader
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the recipe {path}: {error}") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise UserError(f"{path}{line}: {problem}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a recipe is a mapping of keys, not a {type(content).__name__}")
+    for override in overrides:
+        _apply_override(content, override)
+    return parse_recipe(content, str(path))
+
+
+def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
+    """Check a recipe's content. Raises UserError naming the first wrong key."""
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_describe(error)}") from None
+
+
+def recipe_path(recipe: str | Path) -> Path:
+    """The file of a recipe given by path or by the name of a shipped one."""
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if (path / "recipe.yaml").is_file():
+            return path / "recipe.yaml"
+        raise UserError(f"{path} is a directory, and holds no recipe.yaml")
+    names = shipped_recipes()
+    if str(recipe) in names:
+        return RECIPES / f"{recipe}.yaml"
+    close = difflib.get_close_matches(str(recipe), names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"shipped recipes: {', '.join(names)}"
+    raise UserError(f"no recipe {recipe}: no such file, and no shipped recipe of that name; {hint}")
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with heedful."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {override}: write key=value, for example training.max_steps=100")
+    try:
+        value = yaml.load(text, _Yaml12) if text else None  # noqa: S506: is a SafeLoader
+    except yaml.YAMLError:
+        value = text
+    place = content
+    *parents, last = key.split(".")
+    for parent in parents:
+        if not isinstance(place.get(parent), dict):
+            place[parent] = {}
+        place = place[parent]
+    place[last] = value
+
+
+def _describe(error: ValidationError) -> str:
+    problems = error.errors()
+    first = problems[0]
+    keys = _written(first["loc"])
+    key = ".".join(keys)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        if key in RENAMED:
+            return f"{key} is now called {RENAMED[key]}{more}"
+        return f"unknown key {key}; {nearest(keys[-1], _fields_at(keys[:-1]))}{more}"
+    if first["type"] == "literal_error":
+        options = re.findall("'([^']+)'", first["ctx"]["expected"])
+        value = str(first["input"])
+        return f"{key}: unknown value {value}; {nearest(value, options)}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{key + ': ' if key else ''}{message}{more}"
+    message = message[0].lower() + message[1:]
+    return f"{key}: {message}, not {first['input']!r}{more}"
+
+
+def _written(location: tuple[int | str, ...]) -> list[str]:
+    """The keys of an error's place, without pydantic's positions and names of union members."""
+    keys: list[str] = []
+    for part in location:
+        if isinstance(part, int):  # a place in a list of models
+            keys.append(str(part))
+            continue
+        fields = _fields_at(keys)
+        keys.append(str(part))
+        if part not in fields or not _models_in(fields[str(part)].annotation):
+            break
+    return keys
+
+
+def _fields_at(keys: list[str]) -> dict[str, Any]:
+    model: type[BaseModel] = Recipe
+    for key in keys:
+        if key.isdigit():
+            continue
+        model = _models_in(model.model_fields[key].annotation)[0]
+    return dict(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    return [
+        option
+        for option in (annotation, *get_args(annotation))
+        if isinstance(option, type) and issubclass(option, BaseModel)
+    ]
+
+
+def inline(value: Any) -> str:
+    """A value as YAML on one line."""
+    text = yaml.safe_dump(
+        value, default_flow_style=True, allow_unicode=True, width=10_000, sort_keys=False
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
