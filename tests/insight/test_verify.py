@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from heedful.errors import UserError
 from heedful.insight import Report, verify
-from heedful.insight.verify import CHECKS
+from heedful.insight.table import CHECKS
 
 VOCAB, WIDTH, HEADS = 19, 32, 4
 NO_LEFT = {"source padding, left", "target padding, left"}

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from heedful.errors import UserError
 from heedful.insight import learning_checks, verify
-from heedful.insight.verify import CHECKS, SINGLE_CHECKS
+from heedful.insight.table import CHECKS, SINGLE_CHECKS
 from single_stacks import Single, decoder
 
 LABELS = 3

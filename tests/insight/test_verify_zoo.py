@@ -16,7 +16,7 @@ from heedful.cli.app import app
 from heedful.errors import UserError
 from heedful.inference import Card, open_net
 from heedful.insight import verify
-from heedful.insight.verify import CHECKS, SINGLE_CHECKS
+from heedful.insight.table import CHECKS, SINGLE_CHECKS
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
 from single_stacks import SCHEMES, Single, decoder, encoder

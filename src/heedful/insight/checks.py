@@ -1,25 +1,32 @@
-"""What a check is, and the checks of a net's outputs as such: shape, randomness, other rows."""
+"""What a check is, and what checks share: how outputs are compared, what changes with a token."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.insight.kind import Kind, Side
-from heedful.insight.probe import Batch, Probe
-from heedful.insight.report import CheckResult
+from heedful.insight.probe import Probe, first_line
+from heedful.insight.report import CheckResult, Status
+
+Seen = tuple[str, float | None]  # what was seen, and the number held against the tolerance
+Ask = Callable[[Probe], Seen]
 
 
-@dataclass(frozen=True)
-class Texts:
-    """What a check says; the words of a kind stand in braces (`Kind.words`)."""
+class Failed(Exception):
+    """A check found a defect: what was seen, and the number that was too large or too small."""
 
-    holds: str
-    hint: str
+    def __init__(self, detail: str, error: float | None = None) -> None:
+        super().__init__(detail)
+        self.error = error
+
+
+class Skipped(Exception):
+    """A check does not apply, or cannot be made: why."""
 
 
 @dataclass(frozen=True)
@@ -27,143 +34,50 @@ class Check:
     """A named question to a net.
 
     Attributes:
-        two, one: what is asked of two stacks and of one, and what a failure usually means.
-        ask: asks it.
-        presupposes: checks without which the answer would mean nothing. Where one of them failed
-            this one is skipped, so that one defect is reported once, where it is.
-        delicate: it fails where effects are no larger than rounding, which those of tiny or 16-bit
-            nets may rightly be: it is asked again in fp64 before that counts.
+        ask: asks it: returns what was seen where it holds, else raises `Failed` or `Skipped`.
+        holds, hint, ...: as in `checks.yaml`. Where one of `needs` failed the check is skipped, so
+            that one defect is reported once, where it is.
     """
 
     name: str
-    two: Texts
-    one: Texts
-    ask: Callable[[Probe], CheckResult]
-    presupposes: tuple["Check", ...] = ()
+    ask: Ask
+    holds: str
+    hint: str
+    needs: Sequence[str] = ()
+    single_holds: str = ""
+    single_hint: str = ""
+    stacks: Literal[1, 2] | None = None
     delicate: bool = False
 
     def run(self, probe: Probe) -> CheckResult:
         """Ask a net."""
-        found = self.ask(probe)
+        found = self._run(probe)
         if self.delicate and found.status == "failed":
             finer = probe.in_double()
-            again = found if finer is None else self.ask(finer)
+            again = found if finer is None else self._run(finer)
             found = again if again.status == "passed" else found
-        return self.named(found, probe.kind)
+        return found
 
-    def named(self, found: CheckResult, kind: Kind) -> CheckResult:
-        """A finding with the check's name and texts."""
-        texts = self.one if kind.single else self.two
-        hint = texts.hint.format_map(kind.words) if found.status == "failed" else ""
-        holds = texts.holds.format_map(kind.words)
-        return replace(found, name=self.name, hint=hint, holds=holds)
+    def result(
+        self, kind: Kind, status: Status, detail: str, error: float | None = None
+    ) -> CheckResult:
+        """A result with the check's texts."""
+        holds, hint = self.holds, self.hint
+        if kind.single:
+            holds, hint = self.single_holds or holds, self.single_hint or hint
+        holds = holds.format_map(kind.words)
+        hint = hint.format_map(kind.words) if status == "failed" else ""
+        return CheckResult(self.name, status, detail, hint, error, holds)
 
-
-def check(
-    name: str,
-    holds: str,
-    hint: str,
-    presupposes: Sequence[Check] = (),
-    *,
-    single_holds: str | None = None,
-    single_hint: str | None = None,
-    delicate: bool = False,
-) -> Callable[[Callable[[Probe], CheckResult]], Check]:
-    """Makes a function of a probe into a `Check`; one stack is told the same unless said."""
-
-    def wrap(ask: Callable[[Probe], CheckResult]) -> Check:
-        one = Texts(single_holds or holds, single_hint or hint)
-        return Check(name, Texts(holds, hint), one, ask, tuple(presupposes), delicate)
-
-    return wrap
-
-
-def passed(detail: str, error: float | None = None) -> CheckResult:
-    """The name, the hint and what holds are the check's: `Check.named` adds them."""
-    return CheckResult("", "passed", detail, error=error)
-
-
-def failed(detail: str, error: float | None = None) -> CheckResult:
-    """As `passed`."""
-    return CheckResult("", "failed", detail, error=error)
-
-
-def skipped(reason: str) -> CheckResult:
-    """As `passed`."""
-    return CheckResult("", "skipped", reason)
-
-
-@check(
-    "output shape",
-    "net(src (B, S), tgt (B, T)) gives finite logits (B, T, V), also for one row or one token",
-    "Look for batch and sequence in the wrong order, heads split in the wrong order, a squeeze "
-    "that also drops a batch of one, or an output that is a tuple; NaN usually comes from a "
-    "softmax over a row that is masked as a whole.",
-    single_holds="net(ids (B, T)) gives finite {outputs}, in the batch's shape, also for one row "
-    "or one token",
-)
-def output_shape(probe: Probe) -> CheckResult:
-    sides = probe.kind.sides
-    single = Batch({side: probe.ids(side, 1, 2 if side == "src" else 1) for side in sides})
-    width: int | None = (
-        None  # that of tokens is the vocabulary; others say theirs at the first call
-    )
-    for batch in (probe.batch(3), single):
-        with torch.no_grad():
-            found = probe.raw(probe.net, batch)
-        called = ", ".join(f"{side} {tuple(ids.shape)}" for side, ids in batch.ids.items())
-        if not isinstance(found, Tensor):
-            return failed(f"{called} gave a {type(found).__name__}, not a tensor")
-        wanted = _wanted_shape(probe, batch, width)
-        if not _fits(tuple(found.shape), wanted):
-            shown = ", ".join(map(str, wanted))
-            return failed(f"{called} gave {tuple(found.shape)}, not ({shown})")
-        if not found.is_floating_point():
-            outputs = probe.kind.words["outputs"]
-            return failed(f"{called} gave {found.dtype}, not floating-point {outputs}")
-        if not usable(found):
-            return failed(f"{called} gave {probe.kind.words['outputs']} with NaN or +inf")
-        width = found.size(-1)
-    return passed(f"{called} gave {tuple(found.shape)}, and larger batches likewise")
-
-
-@check(
-    "dropout off in evaluation",
-    "two calls in evaluation mode give the same {outputs}",
-    "Functional dropout needs training=self.training, and scaled_dot_product_attention needs "
-    "dropout_p=0 outside training; a module that is not registered does not hear of eval().",
-    [output_shape],
-)
-def deterministic(probe: Probe) -> CheckResult:
-    batch = probe.batch(3)
-    error = distance(probe.outputs(batch), probe.outputs(batch))
-    if error > probe.tolerance:
-        awake = [name for name, module in probe.net.named_modules() if module.training]
-        more = f"; still in training mode: {', '.join(awake)}" if awake else ""
-        return failed(f"two calls differ by {error:.1e}{more}", error)
-    differs = distance(*_two_training_calls(probe, batch)) > probe.tolerance
-    return passed(f"equal; in training mode two calls {'differ' if differs else 'agree'}", error)
-
-
-@check(
-    "batch independence",
-    "a batch of n gives what n batches of one give, in any order of rows",
-    "Something is normalised or summed over the batch (BatchNorm, a norm over the wrong "
-    "dimension), batch and sequence are mixed up in a view, or a module keeps state between calls.",
-    [deterministic],
-)
-def batch_independence(probe: Probe) -> CheckResult:
-    batch = probe.batch(3)
-    together = probe.outputs(batch)
-    apart = torch.cat([probe.outputs(batch.rows(slice(row, row + 1))) for row in range(3)])
-    alone = distance(together, apart)
-    order = torch.tensor([2, 0, 1], device=probe.device)
-    moved = distance(together[order], probe.outputs(batch.rows(order)))
-    error = max(alone, moved)
-    if error > probe.tolerance:
-        which = "alone" if alone >= moved else "in another order"
-        return failed(f"rows differ by {error:.1e} when given {which}", error)
-    return passed("rows do not depend on each other", error)
+    def _run(self, probe: Probe) -> CheckResult:
+        try:
+            return self.result(probe.kind, "passed", *self.ask(probe))
+        except Skipped as reason:
+            return self.result(probe.kind, "skipped", str(reason))
+        except Failed as found:
+            return self.result(probe.kind, "failed", str(found), found.error)
+        except Exception as error:  # a net that is being verified may raise anything
+            return self.result(probe.kind, "failed", f"raised {first_line(error)}")
 
 
 def distances(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> Float[Tensor, "P"]:
@@ -180,6 +94,16 @@ def distances(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> Float[Ten
 def distance(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> float:
     """The largest of `distances`."""
     return float(distances(a, b).max())
+
+
+def must_equal(
+    probe: Probe, a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"], otherwise: str
+) -> float:
+    """Their distance; raises `Failed` with `otherwise`, which may show `{error}`, if too large."""
+    error = distance(a, b)
+    if error > probe.tolerance:
+        raise Failed(otherwise.replace("{error}", f"{error:.1e}"), error)
+    return error
 
 
 def influence(probe: Probe, side: Side) -> Float[Tensor, "P J"]:
@@ -199,28 +123,9 @@ def usable(outputs: Tensor) -> bool:
     return not bool((outputs.isnan() | (outputs == math.inf)).any())
 
 
-def _wanted_shape(probe: Probe, batch: Batch, width: int | None) -> tuple[Any, ...]:
-    """A letter stands for any number."""
-    kind, ids = probe.kind, batch.ids[probe.written]
-    if kind.outputs == "tokens":
-        return (*ids.shape, probe.vocab_sizes[probe.written])
-    letter = "C" if kind.outputs == "classes" else "D"
-    return (*ids.shape[: 1 if kind.of_text else 2], width or letter)
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[Any, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        isinstance(want, str) or size == want for size, want in zip(shape, wanted, strict=True)
-    )
-
-
-def _two_training_calls(probe: Probe, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Running statistics, which training mode moves, are put back."""
-    saved = [(buffer, buffer.clone()) for buffer in probe.net.buffers()]
-    probe.net.train()
-    try:
-        return probe.outputs(batch), probe.outputs(batch)
-    finally:
-        probe.net.eval()
-        for buffer, value in saved:
-            buffer.copy_(value)
+def not_finite(net: nn.Module) -> str | None:
+    """The first parameter whose gradient is not finite."""
+    for name, parameter in net.named_parameters():
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            return name
+    return None

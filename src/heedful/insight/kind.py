@@ -65,18 +65,10 @@ class Kind:
             "size": "C" if self.outputs == "classes" else "V",
         }
 
-    @property
-    def no_loss(self) -> str | None:
-        """Why there is no loss to look at; None: there is one."""
-        if self.outputs in ("tokens", "classes"):
-            return None
-        return f"the net gives {self.outputs}, not logits: it has no loss of its own"
-
 
 def kind_of(
     net: nn.Module,
     call: Callable[..., Any] | None,
-    *,
     stacks: Stacks | None,
     causal: bool | None,
     outputs: Outputs | None,
@@ -84,89 +76,81 @@ def kind_of(
 ) -> tuple[Kind, bool]:
     """The kind of a net, and whether its outputs are known; else they are yet to be looked at.
 
-    What is told goes before what is seen. Raises UserError where neither is enough.
+    What the caller says goes before what is seen. Raises UserError where neither is enough.
     """
     if stacks not in (None, 1, 2):
         raise UserError(f"stacks must be 1 or 2, not {stacks}")
     if outputs is not None and outputs not in get_args(Outputs):
         raise UserError(f"outputs must be one of {', '.join(get_args(Outputs))}, not {outputs}")
-    told = {
+    given = {
         2: [SIZES[side] for side in ("src", "tgt") if sizes[side] is not None],
         1: [SIZES["ids"]] * (sizes["ids"] is not None)
         + ["causal"] * (causal is not None)
         + ["outputs"] * (outputs is not None),
     }
-    count = stacks or _count_stacks(net, call, told)
-    if wrong := told[3 - count]:
-        have = "one stack" if count == 1 else "two stacks"
+    count = stacks or _count_stacks(net, call, given)
+    if wrong := given[3 - count]:
+        have, other = ("one stack", "two") if count == 1 else ("two stacks", "one")
         raise UserError(
-            f"{wrong[0]}= is not for a net of {have}; pass stacks={3 - count} if it has "
-            f"{'two' if count == 1 else 'one'}"
+            f"{wrong[0]}= is not for a net of {have}; pass stacks={3 - count} if it has {other}"
         )
     if count == 2:
         return Kind(("src", "tgt"), causal=True), True
     ours = isinstance(net, DecoderOnly | EncoderOnly)
-    if causal is None:
-        causal = _is_causal(net)
+    if causal is None and not ours:
+        raise UserError(
+            "a net of one stack: pass causal=True if no token may see later ones (a decoder), "
+            "causal=False if all may see all (an encoder); stacks=2 if it reads a source and a "
+            "target"
+        )
     seen = outputs or _own_outputs(net)
-    kind = Kind(("ids",), causal, seen or "tokens")
+    kind = Kind(("ids",), isinstance(net, DecoderOnly) if causal is None else causal)
+    kind = replace(kind, outputs=seen or "tokens")
+    layers = [module for module in net.modules() if isinstance(module, Attention)]
     # Of a foreign net nothing is known of windows; a classifier reads whole texts all the same.
-    reach = _reach(net) if ours else None if kind.of_text else 1
-    return replace(kind, reach=reach), seen is not None
+    whole = any(layer.window is None for layer in layers) if ours else kind.of_text
+    return replace(kind, reach=None if whole else 1), seen is not None
 
 
 def _count_stacks(
-    net: nn.Module, call: Callable[..., Any] | None, told: dict[int, list[str]]
+    net: nn.Module, call: Callable[..., Any] | None, given: dict[int, list[str]]
 ) -> int:
-    if call is None and isinstance(net, EncoderDecoder):
+    if call is None and isinstance(net, EncoderDecoder | DecoderOnly | EncoderOnly):
+        return 2 if isinstance(net, EncoderDecoder) else 1
+    if given[2]:
         return 2
-    if call is None and isinstance(net, DecoderOnly | EncoderOnly):
-        return 1
-    if told[2]:
-        return 2
-    required = _required(net.forward) if call is None else _required(call) - 1
+    required = _num_required(net.forward) if call is None else _num_required(call) - 1
     if required in (1, 2):
         return required
-    if told[1]:
+    if given[1]:
         return 1
-    what = "forward" if call is None else "call"
     raise UserError(
-        f"cannot tell from the arguments of {what} how the net is called; pass stacks=2 if it "
-        "reads a source and a target, stacks=1 if it reads one text"
+        f"cannot tell from the arguments of {'forward' if call is None else 'call'} how the net is "
+        "called; pass stacks=2 if it reads a source and a target, stacks=1 if it reads one text"
     )
 
 
-def _required(function: Callable[..., Any]) -> int:
-    """How many arguments it must be given by place; 0 where it does not say."""
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """A function's parameters by name; none where it does not say, as compiled code may not."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # compiled code may have none
-        return 0
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _num_required(function: Callable[..., Any]) -> int:
+    """How many arguments it must be given by place."""
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = parameters_of(function).values()
     return sum(p.kind in by_place and p.default is p.empty for p in parameters)
-
-
-def _is_causal(net: nn.Module) -> bool:
-    if isinstance(net, DecoderOnly | EncoderOnly):
-        return isinstance(net, DecoderOnly)
-    raise UserError(
-        "a net of one stack: pass causal=True if no token may see later ones (a decoder), "
-        "causal=False if all may see all (an encoder); stacks=2 if it reads a source and a target"
-    )
 
 
 def _own_outputs(net: nn.Module) -> Outputs | None:
     """What a net of ours gives, by its head; None: not one of ours."""
     if not isinstance(net, DecoderOnly | EncoderOnly):
         return None
-    if isinstance(net.head, ClassificationHead):
-        return "classes"
     if net.head is None:
         return "states"
+    if isinstance(net.head, ClassificationHead):
+        return "classes"
     return "tokens" if isinstance(net.head, OutputProjection) else None
-
-
-def _reach(net: nn.Module) -> int | None:
-    """Unlimited where a layer has no window."""
-    layers = [module for module in net.modules() if isinstance(module, Attention)]
-    return None if any(layer.window is None for layer in layers) else 1

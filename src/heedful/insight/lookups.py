@@ -8,6 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+# Where each function takes the ids and the matrix: place and name.
+_LOOKUPS = {
+    F.embedding: ((0, "input"), (1, "weight")),
+    torch.embedding: ((1, "indices"), (0, "weight")),
+}
+
 
 class Lookups(TorchFunctionMode):
     """Sees every embedding lookup of the calls made inside it, by whatever module or function.
@@ -21,17 +27,15 @@ class Lookups(TorchFunctionMode):
         self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        found = _lookup(func, args, kwargs or {})
-        if found is None:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func not in _LOOKUPS:
             return out
-        ids, weight = found
+        ids, weight = (
+            args[place] if place < len(args) else kwargs[name] for place, name in _LOOKUPS[func]
+        )
         added = torch.zeros_like(out, requires_grad=True)
         self.seen.append((ids, weight, added))
         return out + added
@@ -42,19 +46,3 @@ class Lookups(TorchFunctionMode):
             if seen.shape == ids.shape and torch.equal(seen, ids):
                 return weight, added
         return None
-
-
-def _lookup(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor] | None:
-    names: tuple[str, str]
-    if func is F.embedding:
-        names = ("input", "weight")
-    elif func is torch.embedding:
-        names = ("weight", "indices")
-    else:
-        return None
-    first, second = (
-        args[place] if place < len(args) else kwargs[name] for place, name in enumerate(names)
-    )
-    return (first, second) if func is F.embedding else (second, first)

@@ -1,236 +1,231 @@
-"""The checks of what a position sees: no later token, or all of them, and in their order."""
+"""The checks of outputs: their shape, what they depend on, and what they must not depend on."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.insight.checks import (
-    check,
-    deterministic,
+    Failed,
+    Seen,
+    Skipped,
     distance,
-    failed,
     influence,
-    passed,
-    skipped,
+    must_equal,
+    usable,
 )
 from heedful.insight.kind import Side
-from heedful.insight.lookups import Lookups
 from heedful.insight.probe import Batch, Probe
-from heedful.insight.report import CheckResult
 
-_ZERO_START = (
-    "A head or a residual gate that starts at exactly zero looks the same: take a few training "
-    "steps first."
-)
-_ONE_FOR_ALL = "the net has one output a text, which stands at no position"
+ONE_FOR_ALL = "the net has one output a text, which stands at no position"
 
 
-@check(
-    "causality",
-    "{outputs} at a {written}position do not depend on later {written}tokens",
-    "The causal mask is missing, transposed, aligned to the wrong corner or off by one, or it is "
-    "of the other polarity (torch's MultiheadAttention: True = hidden; "
-    "scaled_dot_product_attention: True = may attend). Training then looks too good and decoding "
-    "fails.",
-    [deterministic],
-)
-def causality(probe: Probe) -> CheckResult:
+def output_shape(probe: Probe) -> Seen:
+    """Also of one row with one token."""
+    sides = probe.kind.sides
+    single = Batch({side: probe.ids(side, 1, 2 if side == "src" else 1) for side in sides})
+    # Of tokens it is the vocabulary; the others' is what the first call gives.
+    width: int | None = probe.vocab_sizes[probe.written] if probe.kind.outputs == "tokens" else None
+    letter = "C" if probe.kind.outputs == "classes" else "D"
+    for batch in (probe.batch(3), single):
+        with torch.no_grad():
+            found = probe.raw(probe.net, batch)
+        called = ", ".join(f"{side} {tuple(ids.shape)}" for side, ids in batch.ids.items())
+        if not isinstance(found, Tensor):
+            raise Failed(f"{called} gave a {type(found).__name__}, not a tensor")
+        shape = tuple(found.shape)
+        wanted = (*batch.ids[probe.written].shape[: 1 if probe.kind.of_text else 2], width)
+        if len(shape) != len(wanted) or shape != (*wanted[:-1], width or shape[-1]):
+            shown = ", ".join(str(size or letter) for size in wanted)
+            raise Failed(f"{called} gave {shape}, not ({shown})")
+        if not found.is_floating_point():
+            raise Failed(f"{called} gave {found.dtype}, not floating-point {probe.outputs_name}")
+        if not usable(found):
+            raise Failed(f"{called} gave {probe.outputs_name} with NaN or +inf")
+        width = shape[-1]
+    return f"{called} gave {shape}, and larger batches likewise", None
+
+
+def deterministic(probe: Probe) -> Seen:
+    """Dropout is off in evaluation mode; running statistics, which training moves, are put back."""
+    batch = probe.batch(3)
+    awake = [name for name, module in probe.net.named_modules() if module.training]
+    more = f"; still in training mode: {', '.join(awake)}" if awake else ""
+    first, second = probe.outputs(batch), probe.outputs(batch)
+    error = must_equal(probe, first, second, f"two calls differ by {{error}}{more}")
+    saved = [(buffer, buffer.clone()) for buffer in probe.net.buffers()]
+    probe.net.train()
+    try:
+        apart = distance(probe.outputs(batch), probe.outputs(batch))
+    finally:
+        probe.net.eval()
+        for buffer, value in saved:
+            buffer.copy_(value)
+    differ = "differ" if apart > probe.tolerance else "agree"
+    return f"equal; in training mode two calls {differ}", error
+
+
+def batch_independence(probe: Probe) -> Seen:
+    """A batch of n = n batches of one = the batch in another order."""
+    batch = probe.batch(3)
+    together = probe.outputs(batch)
+    apart = torch.cat([probe.outputs(batch.rows(slice(row, row + 1))) for row in range(3)])
+    order = torch.tensor([2, 0, 1], device=probe.device)
+    moved = probe.outputs(batch.rows(order))
+    errors = {
+        "alone": distance(together, apart),
+        "in another order": distance(together[order], moved),
+    }
+    which = max(errors, key=lambda name: errors[name])
+    if errors[which] > probe.tolerance:
+        raise Failed(f"rows differ by {errors[which]:.1e} when given {which}", errors[which])
+    return "rows do not depend on each other", errors[which]
+
+
+def causality(probe: Probe) -> Seen:
+    """By values, and by gradients, which show what cancels in the values."""
     if not probe.kind.causal:
-        return skipped("an encoder: every token may see later ones")
+        raise Skipped("an encoder: every token may see later ones")
     if probe.kind.of_text:
-        return skipped(_ONE_FOR_ALL)
-    outputs = probe.kind.words["outputs"]
+        raise Skipped(ONE_FOR_ALL)
     effects = influence(probe, probe.written).triu(1)  # [i, j]: of token j on the outputs at i < j
     error = float(effects.max())
     if error > probe.tolerance:
         position, token = divmod(int(effects.argmax()), effects.size(1))
-        return failed(f"{outputs} at {position} change by {error:.1e} with token {token}", error)
-    leak = _gradient_from_later(probe)
-    if leak is None:
-        return passed("later tokens change nothing (no lookup seen to take gradients of)", error)
+        seen = f"{probe.outputs_name} at {position} change by {error:.1e} with token {token}"
+        raise Failed(seen, error)
+
+    def of_first(outputs: Tensor) -> Tensor:
+        weights = torch.rand(outputs[:, 0].shape, generator=probe.generator).to(outputs)
+        return (outputs[:, 0] * weights).sum()
+
+    gradient = probe.token_gradient(probe.batch(3), probe.written, of_first)
+    if gradient is None:
+        return "later tokens change nothing (no lookup seen to take gradients of)", error
+    leak = float(gradient[:, 1:].abs().max() / gradient.abs().max().clamp(min=1e-30))
     if leak > 0:
-        return failed(f"{outputs} at 0 have a gradient of {leak:.1e} from later tokens", leak)
-    return passed("later tokens change nothing and get no gradient", error)
+        seen = f"{probe.outputs_name} at 0 have a gradient of {leak:.1e} from later tokens"
+        raise Failed(seen, leak)
+    return "later tokens change nothing and get no gradient", error
 
 
-@check(
-    "mask polarity",
-    "each target token changes the next logits, each source token changes all logits",
-    "A mask is used the wrong way round (it hides what it should show), hides one token too many, "
-    f"or the encoder's output never reaches the decoder. {_ZERO_START}",
-    [deterministic],
-    single_holds="each token changes the {outputs} of others",
-    single_hint="A mask is used the wrong way round (it hides what it should show), or hides one "
-    f"token too many. {_ZERO_START}",
-    delicate=True,
-)
-def mask_polarity(probe: Probe) -> CheckResult:
-    if probe.kind.of_text:
-        effects = influence(probe, probe.written)[0]  # (J,)
-        return _each_is_used(
-            probe, probe.written, effects[: (probe.kind.reach or len(effects)) + 1]
-        )
+def mask_polarity(probe: Probe) -> Seen:
+    """What must be seen is seen: of a window only the nearest tokens are asked for."""
     effects = influence(probe, probe.written)
-    complaint = _unseen(probe, effects) if probe.kind.causal else _isolated(probe, effects)
-    if complaint is not None:
-        return failed(complaint)
-    weakest = _least_used(effects)
-    if probe.kind.single:
-        return passed("every token is made use of", weakest)
-    found = _each_is_used(probe, "src", influence(probe, "src").amin(0))
-    if found.status == "failed" or found.error is None:
-        return found
-    return passed(found.detail, min(found.error, weakest))
-
-
-@check(
-    "sees both sides",
-    "{outputs} at a position depend on the tokens before it and on those after it",
-    "A causal mask is left in an encoder, the padding mask hides one token too many, or a window "
-    "is narrower than it should be.",
-    [mask_polarity],
-    delicate=True,
-)
-def sees_both_sides(probe: Probe) -> CheckResult:
-    if probe.kind.causal:
-        return skipped("a decoder: no token may see later ones")
+    size = effects.size(1)
     if probe.kind.of_text:
-        return skipped(_ONE_FOR_ALL)
+        return _each_is_used(probe, probe.written, effects[0, : (probe.kind.reach or size) + 1])
+    either = torch.maximum(effects.diagonal(1), effects.diagonal(-1))
+    if probe.kind.causal:
+        _before_are_used(probe, effects)
+    else:
+        _neighbours_are_used(probe, either)
+    if probe.kind.single:
+        return "every token is made use of", float(either.min())
+    seen, weakest = _each_is_used(probe, "src", influence(probe, "src").amin(0))
+    return seen, min(weakest, float(either.min()))
+
+
+def sees_both_sides(probe: Probe) -> Seen:
+    """Of an encoder's position."""
+    if probe.kind.causal:
+        raise Skipped("a decoder: no token may see later ones")
+    if probe.kind.of_text:
+        raise Skipped(ONE_FOR_ALL)
     effects = influence(probe, "ids")
-    distance_to = _distances_to(effects)
-    near = distance_to.abs() <= (probe.kind.reach or effects.size(1))
-    weakest = []
-    for which, where in (("later", distance_to < 0), ("earlier", distance_to > 0)):
-        found = effects.masked_fill(~(where & near), torch.inf)
-        weakest.append(float(found.min()))
-        if weakest[-1] > probe.tolerance:
-            continue
-        outputs = probe.kind.words["outputs"]
-        if float(effects[where].max()) <= probe.tolerance:
-            return failed(f"no {which} token changes the {outputs} at any position")
-        position, token = divmod(int(found.argmin()), effects.size(1))
-        return failed(f"token {token} does not change the {outputs} at {position}")
-    return passed("earlier and later tokens change the outputs", min(weakest))
+    before = _before(effects)
+    near = before.abs() <= (probe.kind.reach or effects.size(1))
+    found = []
+    for which, where in (("later", before < 0), ("earlier", before > 0)):
+        weakest, position, token = _weakest(effects, where & near)
+        if weakest <= probe.tolerance:
+            if float(effects[where].max()) <= probe.tolerance:
+                raise Failed(f"no {which} token changes the {probe.outputs_name} at any position")
+            raise Failed(f"token {token} does not change the {probe.outputs_name} at {position}")
+        found.append(weakest)
+    return "earlier and later tokens change the outputs", min(found)
 
 
-@check(
-    "position awareness",
-    "the same tokens in another order give other {outputs}",
-    "Positions are not added, are added after they were needed, or are the same for every token.",
-    [mask_polarity, sees_both_sides],
-    delicate=True,
-)
-def position_awareness(probe: Probe) -> CheckResult:
+def position_awareness(probe: Probe) -> Seen:
+    """Two neighbours change places, seen from next to them: a window cannot hide them both."""
     batch = probe.batch(3)
-    outputs, ids, word = probe.outputs(batch), batch.ids[probe.written], probe.kind.words["outputs"]
-    # Two neighbours change places, seen from next to them: a window cannot hide them both.
-    pairs = [(-3, -2), (1, 2)] if probe.kind.of_text else [(-3, -2)]
+    outputs, ids = probe.outputs(batch), batch.ids[probe.written]
     swaps = []
-    for first, second in pairs:
+    for pair in [[-3, -2], [1, 2]] if probe.kind.of_text else [[-3, -2]]:
         swapped = ids.clone()
-        swapped[:, [first, second]] = ids[:, [second, first]]
+        swapped[:, pair] = ids[:, pair[::-1]]
         other = probe.outputs(batch.replaced(probe.written, swapped))
         swaps.append(distance(outputs[:, -1:], other[:, -1:]))
+    moved = max(swaps)
     if probe.kind.single:
-        if max(swaps) <= probe.tolerance:
-            return failed(f"reordering tokens does not change the {word} of others", max(swaps))
-        return passed(f"reordering tokens changes the {word} of others", max(swaps))
+        if moved <= probe.tolerance:
+            seen = f"reordering tokens does not change the {probe.outputs_name} of others"
+            raise Failed(seen, moved)
+        return f"reordering tokens changes the {probe.outputs_name} of others", moved
     rolled = distance(outputs, probe.outputs(batch.replaced("src", batch.ids["src"].roll(1, 1))))
     if rolled <= probe.tolerance:
-        return failed("reordering the source changes nothing", rolled)
-    if swaps[0] <= probe.tolerance:
-        return failed("reordering earlier target tokens does not change the last logits", swaps[0])
-    return passed("reordering source or target changes the logits", min(rolled, swaps[0]))
+        raise Failed("reordering the source changes nothing", rolled)
+    if moved <= probe.tolerance:
+        raise Failed("reordering earlier target tokens does not change the last logits", moved)
+    return "reordering source or target changes the logits", min(rolled, moved)
 
 
-def _distances_to(effects: Float[Tensor, "T T"]) -> Int[Tensor, "T T"]:
+def _before(effects: Float[Tensor, "T T"]) -> Int[Tensor, "T T"]:
     """[i, j]: how many places token j is before position i."""
     places = torch.arange(effects.size(1), device=effects.device)
     return places[:, None] - places
 
 
-def _unseen(probe: Probe, effects: Float[Tensor, "T T"]) -> str | None:
-    """What a causal net makes no use of: the token just before, or any that is in reach."""
-    outputs = probe.kind.words["outputs"]
-    following = effects.diagonal(-1)  # of token j on the outputs at j + 1
-    if float(following.min()) <= probe.tolerance:
-        token = int(following.argmin())
-        if float(effects.triu(1).max()) > probe.tolerance:
-            return f"{outputs} follow later tokens and not token {token}: mask inverted"
-        return f"{_token(probe)} {token} does not change the {outputs} at {token + 1}"
-    before = _distances_to(effects)
-    near = (before > 0) & (before <= (probe.kind.reach or effects.size(1)))
-    found = effects.masked_fill(~near, torch.inf)
-    if float(found.min()) > probe.tolerance:
-        return None
+def _weakest(effects: Float[Tensor, "T T"], where: Bool[Tensor, "T T"]) -> tuple[float, int, int]:
+    """The smallest effect of those asked for, its position and its token."""
+    found = effects.masked_fill(~where, torch.inf)
     position, token = divmod(int(found.argmin()), effects.size(1))
-    return f"{_token(probe)} {token} does not change the {outputs} at {position}"
+    return float(found.min()), position, token
 
 
-def _isolated(probe: Probe, effects: Float[Tensor, "T T"]) -> str | None:
-    """Neighbours in an encoder of which neither changes the other's output."""
-    outputs = probe.kind.words["outputs"]
-    either = torch.maximum(effects.diagonal(1), effects.diagonal(-1))
+def _before_are_used(probe: Probe, effects: Float[Tensor, "T T"]) -> None:
+    """Of a causal net: the token just before each position, then all that are in reach."""
+    before, name = _before(effects), probe.outputs_name
+    for reach in (1, probe.kind.reach or effects.size(1)):
+        weakest, position, token = _weakest(effects, (before > 0) & (before <= reach))
+        if weakest <= probe.tolerance:
+            if reach == 1 and float(effects.triu(1).max()) > probe.tolerance:
+                raise Failed(f"{name} follow later tokens and not token {token}: mask inverted")
+            token_name = f"{probe.kind.words['written']}token {token}"
+            raise Failed(f"{token_name} does not change the {name} at {position}")
+
+
+def _neighbours_are_used(probe: Probe, either: Float[Tensor, "N"]) -> None:
+    """Of an encoder: of two neighbours one at least changes the other's output."""
+    name = probe.outputs_name
     if float(either.max()) <= probe.tolerance:
         if _padding_is_seen(probe, "ids"):
-            return f"padding changes the {outputs}, other real tokens do not: mask inverted"
-        return f"no token changes the {outputs} of others"
-    if float(either.min()) > probe.tolerance:
-        return None
-    token = int(either.argmin())
-    return f"tokens {token} and {token + 1} do not change each other's {outputs}"
+            raise Failed(f"padding changes the {name}, other real tokens do not: mask inverted")
+        raise Failed(f"no token changes the {name} of others")
+    if float(either.min()) <= probe.tolerance:
+        token = int(either.argmin())
+        raise Failed(f"tokens {token} and {token + 1} do not change each other's {name}")
 
 
-def _each_is_used(probe: Probe, side: Side, effects: Float[Tensor, "J"]) -> CheckResult:
-    """Whether every token of a side changes what all of it must change."""
-    whose, outputs = "source" if side == "src" else "text", probe.kind.words["outputs"]
-    weakest = float(effects.min())
+def _each_is_used(probe: Probe, side: Side, effects: Float[Tensor, "J"]) -> tuple[str, float]:
+    """Every token of a side changes what all of it must change."""
+    weakest, name = float(effects.min()), probe.outputs_name
     if weakest > probe.tolerance:
-        return passed("every token is made use of", weakest)
+        return "every token is made use of", weakest
+    whose = "source" if side == "src" else "text"
     none = float(effects.max()) <= probe.tolerance
     # The output of a whole text may follow the token that it is read from, whatever the mask.
     if (none or probe.kind.of_text) and _padding_is_seen(probe, side):
-        return failed(f"{whose} padding changes the {outputs}, real tokens do not: mask inverted")
+        raise Failed(f"{whose} padding changes the {name}, real tokens do not: mask inverted")
     token = "source token" if side == "src" else "token"
     unused = f"the {whose}" if none else f"{token} {int(effects.argmin())}"
-    return failed(f"{unused} does not change the {outputs}")
-
-
-def _least_used(effects: Float[Tensor, "T T"]) -> float:
-    """The smallest effect that was asked for between neighbours."""
-    return float(torch.maximum(effects.diagonal(1), effects.diagonal(-1)).min())
-
-
-def _token(probe: Probe) -> str:
-    return f"{probe.kind.words['written']}token"
+    raise Failed(f"{unused} does not change the {name}")
 
 
 def _padding_is_seen(probe: Probe, side: Side) -> bool:
     """Whether other padding changes the outputs at real tokens."""
     if probe.cannot_pad(side) is not None:
         return False
-    batch = probe.batch(3)
-    lengths = [probe.width(side) - 2] * 3
-    few = probe.padded(batch, side, lengths, "right", extra=0)
-    many = probe.padded(batch, side, lengths, "right", extra=3)
-    return distance(*(_at_real(probe, which) for which in (few, many))) > probe.tolerance
-
-
-def _at_real(probe: Probe, batch: Batch) -> Float[Tensor, "1 n V"]:
-    return probe.outputs(batch)[probe.real(batch)][None]
-
-
-def _gradient_from_later(probe: Probe) -> float | None:
-    """What the first outputs get from later tokens, relative to their own; None: cannot be seen."""
-    batch = probe.batch(3)
-    with Lookups() as lookups:
-        outputs = probe.outputs_with_grad(batch)
-    found = lookups.of(batch.ids[probe.written])
-    if found is None:
-        return None
-    weights = torch.rand(outputs[:, 0].shape, generator=probe.generator).to(outputs)
-    first = (outputs[:, 0] * weights).sum()
-    if not first.requires_grad:
-        return 0.0  # gradient flow reports it
-    (gradient,) = torch.autograd.grad(first, [found[1]], materialize_grads=True)
-    return float(gradient[:, 1:].abs().max() / gradient.abs().max().clamp(min=1e-30))
+    batch, lengths = probe.batch(3), [probe.width(side) - 2] * 3
+    few, many = (probe.padded(batch, side, lengths, extra=extra) for extra in (0, 3))
+    seen = [probe.outputs(which)[probe.real(which)][None] for which in (few, many)]
+    return distance(*seen) > probe.tolerance

@@ -5,62 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from heedful.insight import (
-    cache_checks,
-    checks,
-    learning_checks,
-    padding_checks,
-    sight_checks,
-)
-from heedful.insight.checks import Check, failed, skipped
-from heedful.insight.kind import Kind, Outputs, Stacks
-from heedful.insight.probe import Call, Probe, first_line, make_probe
+from heedful.insight.kind import LENGTHS, Outputs, Side, Stacks, kind_of, parameters_of
+from heedful.insight.probe import Call, Probe
 from heedful.insight.report import CheckResult, Report
+from heedful.insight.table import CHECKS, SINGLE_CHECKS
 
-CHECKS: tuple[Check, ...] = (  # of two stacks
-    checks.output_shape,
-    checks.deterministic,
-    sight_checks.causality,
-    sight_checks.mask_polarity,
-    sight_checks.position_awareness,
-    checks.batch_independence,
-    padding_checks.source_padding_right,
-    padding_checks.source_padding_left,
-    padding_checks.target_padding_right,
-    padding_checks.target_padding_left,
-    padding_checks.empty_rows,
-    cache_checks.cached,
-    learning_checks.gradient_flow,
-    padding_checks.padding_gradient,
-    learning_checks.weight_tying,
-    learning_checks.bf16,
-    learning_checks.initial_loss,
-    learning_checks.one_batch_overfits,
-)
-SINGLE_CHECKS: tuple[Check, ...] = (
-    checks.output_shape,
-    checks.deterministic,
-    sight_checks.causality,
-    sight_checks.mask_polarity,
-    sight_checks.sees_both_sides,
-    sight_checks.position_awareness,
-    checks.batch_independence,
-    padding_checks.padding_right,
-    padding_checks.padding_left,
-    padding_checks.empty_rows,
-    cache_checks.cached,
-    learning_checks.gradient_flow,
-    padding_checks.padding_gradient,
-    learning_checks.weight_tying,
-    learning_checks.bf16,
-    learning_checks.initial_loss,
-    learning_checks.one_batch_overfits,
-)
-
-
-def checks_of(kind: Kind) -> tuple[Check, ...]:
-    """What is asked of a net, in this order; which of it applies each check says itself."""
-    return SINGLE_CHECKS if kind.single else CHECKS
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def verify(
@@ -120,44 +70,52 @@ def verify(
         UserError: `net` cannot be copied, or its vocabulary sizes are not known; it is not known
             whether it has one stack or two, or whether a single one is causal.
     """
+    sizes: dict[Side, int | None] = {
+        "src": src_vocab_size,
+        "tgt": tgt_vocab_size,
+        "ids": vocab_size,
+    }
     devices = {p.device.index or 0 for p in net.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
-        probe = make_probe(
-            net,
-            stacks=stacks,
-            causal=causal,
-            outputs=outputs,
-            sizes={"src": src_vocab_size, "tgt": tgt_vocab_size, "ids": vocab_size},
-            pad_id=pad_id,
-            left_padding=left_padding,
+        kind, is_known = kind_of(net, call, stacks, causal, outputs, sizes)
+        if tolerance is None:  # what fp32 sums in another order, or 16-bit numbers, differ by
+            tolerance = 5e-2 if any(p.dtype in _HALVES for p in net.parameters()) else 1e-4
+        # Only what is named counts: `**kwargs` may be passed on to something that knows none.
+        keywords = {"padding_side", *(LENGTHS[side] for side in kind.sides)}
+        accepts = frozenset(keywords & parameters_of(call or net.forward).keys())
+        probe = Probe(
+            net=net,
+            kind=kind,
             call=call,
+            accepts=accepts,
+            pad_id=pad_id,
+            left_padding="padding_side" in accepts if left_padding is None else left_padding,
+            vocab_sizes={side: sizes[side] or 0 for side in kind.sides},
             length=length,
             tolerance=tolerance,
             fresh=fresh,
             overfit=overfit,
             overfit_seconds=overfit_seconds,
-            seed=seed,
+            generator=torch.Generator().manual_seed(seed),
         )
-        results: list[CheckResult] = []
-        sunk: dict[Check, Check] = {}  # check -> the failed check that it rests on, or itself
-        for check in checks_of(probe.kind):
-            result = _run(check, probe, sunk)
-            results.append(result)
-            if on_result is not None:
-                on_result(result)
+        if not is_known:
+            probe.look_at_outputs()
+        return _run_all(probe, on_result)
+
+
+def _run_all(probe: Probe, on_result: Callable[[CheckResult], None] | None) -> Report:
+    results: list[CheckResult] = []
+    sunk: dict[str, str] = {}  # a check -> the failed check that it rests on, or itself
+    for check in SINGLE_CHECKS if probe.kind.single else CHECKS:
+        below = [sunk[name] for name in check.needs if name in sunk]
+        if below:
+            why = f"means nothing while '{below[0]}' fails"
+            result = check.result(probe.kind, "skipped", why)
+        else:
+            result = check.run(probe)
+        if below or result.status == "failed":
+            sunk[check.name] = below[0] if below else check.name
+        results.append(result)
+        if on_result is not None:
+            on_result(result)
     return Report(tuple(results))
-
-
-def _run(check: Check, probe: Probe, sunk: dict[Check, Check]) -> CheckResult:
-    for below in check.presupposes:
-        if below in sunk:
-            sunk[check] = sunk[below]
-            why = f"means nothing while '{sunk[below].name}' fails"
-            return check.named(skipped(why), probe.kind)
-    try:
-        result = check.run(probe)
-    except Exception as error:  # a net that is being verified may raise anything
-        result = check.named(failed(f"raised {first_line(error)}"), probe.kind)
-    if result.status == "failed":
-        sunk[check] = check
-    return result
