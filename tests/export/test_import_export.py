@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import heedful.export.hf_directory as hf_directory
 from commands import tree
-from heedful.data.foreign import write_tokenizer
+from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.pair_store import open_pairs
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError

@@ -59,6 +59,12 @@ class Specials:
     cls_id: int | None = None
     sep_id: int | None = None
 
+    @property
+    def ids(self) -> frozenset[int]:
+        """All of them."""
+        single = (i for i in vars(self).values() if isinstance(i, int))
+        return frozenset((*single, *self.sentinel_ids))
+
 
 @dataclass(frozen=True)
 class Template:

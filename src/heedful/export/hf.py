@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from heedful.data.foreign import read_tokenizer, write_tokenizer
+from heedful.data.hf_tokenizers import read_tokenizer, write_tokenizer
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.generation_ids import (

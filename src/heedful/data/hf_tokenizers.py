@@ -9,20 +9,21 @@ from typing import Any, Literal, TypeVar
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.foreign_settings import (
+from heedful.data.hf_settings import (
     ROLES,
     Settings,
-    config_ids,
-    ids_of,
-    names_from_ids,
     read_settings,
-    register,
     set_own_template,
-    set_template,
-    specials_of,
     template_of,
 )
-from heedful.data.spm import CONTROL, UNKNOWN, UNUSED, Piece, SpmModel, read_spm, spm_backend
+from heedful.data.sentencepieces import (
+    CONTROL,
+    UNKNOWN,
+    UNUSED,
+    Piece,
+    read_sentencepiece,
+    sentencepiece_backend,
+)
 from heedful.data.tokenizer import IMPORTED, Template, Tokenizer
 from heedful.errors import UserError
 from heedful.files import read_json, replacing, write_json
@@ -32,18 +33,40 @@ Made = TypeVar("Made")
 
 _SPM_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 _SHIFTED = "sentencepiece.bpe.model"  # the name of files whose ids each model shifts in its own way
+SPM_ROLES = ("bos", "eos", "pad", "unk")
 _PLAIN = "sentencepiece"  # a model of that library whose ids are taken as they are
 _END_OF_WORD = "</w>"
+
+
+def open_tokenizer(path: Path, side: Side | None = None) -> Tokenizer:
+    """One's own tokenizer: a directory, or one file of it.
+
+    Files: a `tokenizer.json` of heedful or of Hugging Face, or a SentencePiece model (`.model`,
+    `.spm`). What stands beside a file says its specials, as in `read_tokenizer`.
+
+    Raises:
+        UserError: there is no tokenizer; as `read_tokenizer`.
+    """
+    if path.is_dir():
+        found = read_tokenizer(path, side)
+        if found is None:
+            raise UserError(f"{path} holds no tokenizer's files; name a tokenizer's file or folder")
+        return found
+    settings = read_settings(path.parent)
+    if path.suffix in (".model", ".spm"):
+        return _read_sentencepiece(path, settings)
+    return _read_whole(path, settings)
 
 
 def read_tokenizer(directory: Path, side: Side | None = None) -> Tokenizer | None:
     """The tokenizer of a local Hugging Face directory; `None` where it has no tokenizer files.
 
     It keeps its ids, its specials and its template, and encodes as `transformers` does; unlike one
-    trained here it therefore also finds specials in text ("</s>" becomes the end mark). Read in
-    this order: `tokenizer.json`; `source.spm` and `target.spm` with `vocab.json` (Marian);
-    `vocab.txt` (BERT's WordPiece); `vocab.json` with `merges.txt` (byte-level BPE of GPT-2, RoBERTa
-    and BART, and GPT-1's); a SentencePiece model (T5, LLaMA, XLM-RoBERTa and others).
+    trained here it therefore also finds specials in text ("</s>" becomes EOS). Read in this order:
+    `tokenizer.json`; `source.spm` and `target.spm` with `vocab.json` (Marian); `vocab.txt` (BERT's
+    WordPiece); `vocab.json` with `merges.txt` (byte-level BPE of GPT-2, RoBERTa and BART, and
+    GPT-1's); a SentencePiece model (T5, LLaMA, XLM-RoBERTa and others; these and Marian's need the
+    packages of the extra `import`).
 
     Args:
         side: which one of a model with two; the source's when it is not said. What
@@ -53,23 +76,20 @@ def read_tokenizer(directory: Path, side: Side | None = None) -> Tokenizer | Non
         UserError: a file is broken, or made for a model whose rules are not known here.
     """
     of_side = directory / f"tokenizer_{side or 'source'}"
-    settings = read_settings(of_side if of_side.is_dir() else directory)
-    here = settings.directory
-
-    def has(*names: str) -> bool:
-        return all((here / name).is_file() for name in names)
-
-    if has("tokenizer.json"):
+    here = of_side if of_side.is_dir() else directory
+    names = {path.name for path in here.iterdir()} if here.is_dir() else set()
+    settings = read_settings(here)
+    if "tokenizer.json" in names:
         return _read_whole(here / "tokenizer.json", settings)
-    if has("source.spm", "target.spm", "vocab.json"):
+    if {"source.spm", "target.spm", "vocab.json"} <= names:
         return _read_marian(settings, side or "source")
-    if has("vocab.txt"):
+    if "vocab.txt" in names:
         return _read_wordpiece(here / "vocab.txt", settings)
-    if has("vocab.json", "merges.txt"):
+    if {"vocab.json", "merges.txt"} <= names:
         return _read_bpe(here / "vocab.json", here / "merges.txt", settings)
     for name in _SPM_FILES:
-        if has(name):
-            return _read_spm_file(here / name, settings)
+        if name in names:
+            return _read_sentencepiece(here / name, settings)
     return None
 
 
@@ -152,12 +172,12 @@ def _read_bpe(path: Path, merges: Path, settings: Settings) -> Tokenizer:
     return _finished(backend, settings)
 
 
-def _read_spm_file(path: Path, settings: Settings) -> Tokenizer:
+def _read_sentencepiece(path: Path, settings: Settings) -> Tokenizer:
     if path.name == _SHIFTED:
         settings = settings.of(("xlm-roberta",), path, otherwise=None)
     else:
         settings = settings.of(("t5", "llama"), path, otherwise=_PLAIN)
-    model = read_spm(path)
+    model = read_sentencepiece(path)
     pieces, config = list(model.pieces), settings.config
     if settings.family == "t5":
         # The first sentinel is the last id.
@@ -166,12 +186,14 @@ def _read_spm_file(path: Path, settings: Settings) -> Tokenizer:
     elif settings.family == "xlm-roberta":
         first = [Piece(name, 0.0, CONTROL) for name in ("<s>", "<pad>", "</s>")]
         pieces = [*first, Piece("<unk>", 0.0, UNKNOWN), *pieces[3:], Piece("<mask>", 0.0, CONTROL)]
-
-    def cutter() -> Backend:
-        legacy = bool(config.get("legacy", False))
-        return spm_backend(model, pieces, prepend=config.get("add_prefix_space"), legacy=legacy)
-
-    return _finished(_made(path, cutter), settings, spm=model)
+    prepend, legacy = config.get("add_prefix_space"), bool(config.get("legacy", False))
+    backend: Backend = _made(
+        path, lambda: sentencepiece_backend(model, pieces, prepend=prepend, legacy=legacy)
+    )
+    if settings.family == _PLAIN:
+        ids = {role: getattr(model.trainer_spec, f"{role}_id") for role in SPM_ROLES}
+        settings = settings.with_ids(backend, {role: i for role, i in ids.items() if i >= 0})
+    return _finished(backend, settings)
 
 
 def _read_marian(settings: Settings, side: Side) -> Tokenizer:
@@ -184,39 +206,35 @@ def _read_marian(settings: Settings, side: Side) -> Tokenizer:
     piece_ids = _read_vocab(vocab_path)
     if settings.name("unk") not in piece_ids:
         raise UserError(f"{vocab_path} is damaged: it lacks {settings.name('unk')}")
-    model = read_spm(path)
+    model = read_sentencepiece(path)
     # A control piece is never cut from text, and its id here means nothing.
-    pieces = [piece for piece in model.pieces if piece.kind not in (CONTROL, UNUSED)]
-    backend: Backend = _made(path, lambda: spm_backend(model, pieces))
+    pieces = [piece for piece in model.pieces if piece.type not in (CONTROL, UNUSED)]
+    backend: Backend = _made(path, lambda: sentencepiece_backend(model, pieces))
     languages = [piece for piece in piece_ids if piece.startswith(">>") and piece.endswith("<<")]
     backend.add_tokens([AddedToken(name, normalized=False) for name in languages])
-    register(backend, replace(settings, added={}, stated=frozenset(ROLES)))
-    specials = specials_of(settings, piece_ids.get)
+    replace(settings, added={}, stated=frozenset(ROLES)).register(backend)
+    specials = settings.specials(piece_ids.get)
     end = () if specials.eos_id is None else (specials.eos_id,)
     extra = {piece_ids[t.content] for t in settings.extra if t.content in piece_ids}
     return Tokenizer(
         backend,
         IMPORTED,
         specials=specials,
-        special_ids=ids_of(specials) | extra,
+        special_ids=specials.ids | extra,
         template=Template((), end, ()),
         piece_ids=piece_ids,
         files={file.name: file.read_bytes() for file in (path, vocab_path)},
     )
 
 
-def _finished(
-    backend: Backend, settings: Settings, *, has_template: bool = False, spm: SpmModel | None = None
-) -> Tokenizer:
+def _finished(backend: Backend, settings: Settings, *, has_template: bool = False) -> Tokenizer:
     """The tokenizer, with every special of the settings known to the backend."""
-    if spm is not None and settings.family == _PLAIN:
-        settings = names_from_ids(settings, backend, _spm_ids(spm))
-    elif not settings.names:
-        settings = names_from_ids(settings, backend, config_ids(settings))
-    register(backend, settings)
+    if not settings.names:
+        settings = settings.with_ids(backend, settings.config_ids())
+    settings.register(backend)
     if not has_template:
-        set_template(backend, settings)
-    specials = specials_of(settings, backend.token_to_id)
+        settings.set_template(backend)
+    specials = settings.specials(backend.token_to_id)
     registered = backend.get_added_tokens_decoder()
     special_ids = frozenset(i for i, token in registered.items() if token.special)
     template = template_of(backend)
@@ -226,14 +244,9 @@ def _finished(
         backend,
         IMPORTED,
         specials=specials,
-        special_ids=special_ids | ids_of(specials),
+        special_ids=special_ids | specials.ids,
         template=template,
     )
-
-
-def _spm_ids(model: SpmModel) -> dict[str, int]:
-    ids = {"bos": model.bos_id, "eos": model.eos_id, "pad": model.pad_id, "unk": model.unk_id}
-    return {role: i for role, i in ids.items() if i >= 0}
 
 
 def _without_specials(backend: Backend) -> Backend:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from heedful.data.foreign import read_tokenizer, write_tokenizer
-from heedful.data.spm import read_spm
+from heedful.data.hf_tokenizers import open_tokenizer, read_tokenizer, write_tokenizer
+from heedful.data.sentencepieces import read_sentencepiece
 from heedful.data.tokenizer import KINDS, Specials, Tokenizer, train_tokenizer
 from heedful.errors import UserError
 
@@ -176,13 +176,13 @@ def assert_same(ours: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
     for text in texts:
         ids = theirs(text, add_special_tokens=False).input_ids
         assert ours.encode(text) == ids, (text, ours.tokens(ours.encode(text)))
-        assert ours.wrap(ids) == theirs(text).input_ids
+        assert ours.add_special_tokens(ids) == theirs(text).input_ids
         assert ours.decode(ids) == theirs.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
     assert ours.encode_batch(texts) == [ours.encode(text) for text in texts]
     for a, b in PAIRS:
-        assert ours.wrap(ours.encode(a), ours.encode(b)) == theirs(a, b).input_ids
+        assert ours.add_special_tokens(ours.encode(a), ours.encode(b)) == theirs(a, b).input_ids
     for role in ("bos", "eos", "mask", "cls", "sep", "pad"):
         assert getattr(ours.specials, f"{role}_id") == getattr(theirs, f"{role}_token_id"), role
 
@@ -252,7 +252,7 @@ def test_specials_are_found_by_their_roles(made: Callable[[str], tuple[Path, Any
     with pytest.raises(UserError, match=r"no end \(eos\) mark"):
         _ = bert.eos_id
     cls_id, sep_id = bert.specials.cls_id, bert.specials.sep_id
-    assert bert.wrap([7], [8]) == [cls_id, 7, sep_id, 8, sep_id]
+    assert bert.add_special_tokens([7], [8]) == [cls_id, 7, sep_id, 8, sep_id]
 
 
 def test_sentinels_of_t5_count_down_from_the_last_id(
@@ -272,7 +272,7 @@ def test_sentinels_of_t5_count_down_from_the_last_id(
 
 
 def words(tokenizer: Tokenizer, text: str) -> list[str]:
-    ids = tokenizer.wrap(tokenizer.encode(text))
+    ids = tokenizer.add_special_tokens(tokenizer.encode(text))
     found: list[str] = []
     for piece, starts in zip(tokenizer.tokens(ids), tokenizer.word_starts(ids), strict=True):
         found = [*found, piece] if starts else [*found[:-1], found[-1] + "|" + piece]
@@ -347,33 +347,13 @@ def test_sentencepiece_models_cut_text_as_sentencepiece_does(
         assert ours.decode(ids) == theirs.decode(ids)
 
 
-def test_the_fields_of_a_sentencepiece_file_are_those_of_its_protobuf(tmp_path: Path) -> None:
-    pytest.importorskip("google.protobuf")
-    from sentencepiece import sentencepiece_model_pb2
-
-    for settings in (LLAMA, {**T5, "user_defined_symbols": "<sep>", "control_symbols": "<c>"}):
-        spm(tmp_path / "m.model", **settings)
-        message = sentencepiece_model_pb2.ModelProto()
-        message.ParseFromString((tmp_path / "m.model").read_bytes())
-        model = read_spm(tmp_path / "m.model")
-        assert [(p.text, p.score, p.kind) for p in model.pieces] == [
-            (p.piece, p.score, p.type) for p in message.pieces
-        ]
-        trainer, normalizer = message.trainer_spec, message.normalizer_spec
-        assert model.is_bpe == (trainer.model_type == 2)
-        assert (model.bos_id, model.eos_id) == (trainer.bos_id, trainer.eos_id)
-        assert (model.pad_id, model.unk_id) == (trainer.pad_id, trainer.unk_id)
-        assert model.charsmap == normalizer.precompiled_charsmap
-        assert model.remove_extra_whitespaces == normalizer.remove_extra_whitespaces
-
-
 def marian(directory: Path, *, separate: bool = False) -> None:
     english = [line for line in LINES if line.isascii()]
     other = [line for line in LINES if not line.isascii()]
     spm(directory / "source.spm", english)
     spm(directory / "target.spm", other)
     sides = [
-        [piece.text for piece in read_spm(directory / f"{side}.spm").pieces[3:]]
+        [piece.piece for piece in read_sentencepiece(directory / f"{side}.spm").pieces[3:]]
         for side in ("source", "target")
     ]
     # Some pieces are not in the vocabulary, which makes them unknown; ids are in no piece's order.
@@ -419,7 +399,7 @@ def test_marian_reads_text_with_one_model_and_numbers_it_with_another_file(
             expected = theirs(**{key: text}).input_ids
             assert written(**{key: text}).input_ids == expected
             for ours in side:
-                assert ours.wrap(ours.encode(text)) == expected, text
+                assert ours.add_special_tokens(ours.encode(text)) == expected, text
                 assert ours.encode_batch([text, text]) == [ours.encode(text)] * 2
         one = theirs(**{key: LINES[0] + " ☃"}).input_ids
         decoded = theirs.decode(one, skip_special_tokens=True, use_source_tokenizer=key == "text")
@@ -482,9 +462,11 @@ def test_a_pair_of_tokenizers_is_written_to_directories_of_their_own(tmp_path: P
     for text in ("The quick fox", "dog"):
         for name, side, ours in (("source", "source", src), ("target", "target", tgt)):
             theirs = reference(tmp_path / "two" / f"tokenizer_{name}")
-            assert theirs(text).input_ids == ours.wrap(ours.encode(text))
+            assert theirs(text).input_ids == ours.add_special_tokens(ours.encode(text))
             assert read(tmp_path / "two", side=side).encode(text) == ours.encode(text)
-        assert reference(tmp_path / "two")(text).input_ids == src.wrap(src.encode(text))
+        assert reference(tmp_path / "two")(text).input_ids == src.add_special_tokens(
+            src.encode(text)
+        )
     with pytest.raises(UserError, match="holds a pair of tokenizers already"):
         write_tokenizer(src, tmp_path / "two")
     write_tokenizer(src, tmp_path / "one", train_tokenizer(LINES, kind="char", template="eos"))
@@ -606,19 +588,53 @@ def test_sentencepiece_files_cut_short_or_of_other_types_are_refused(
 
 IMPORT = """
 import sys
-sys.modules["transformers"] = sys.modules["sentencepiece"] = sys.modules["google.protobuf"] = None
+for name in sys.argv[3:]:
+    sys.modules[name] = None
 from pathlib import Path
-from heedful.data.foreign import read_tokenizer, write_tokenizer
-tokenizer = read_tokenizer(Path(sys.argv[1]))
+from heedful.data.hf_tokenizers import open_tokenizer, write_tokenizer
+tokenizer = open_tokenizer(Path(sys.argv[1]))
 write_tokenizer(tokenizer, Path(sys.argv[2]))
 print(tokenizer.encode("The fox"))
 """
 
 
-def test_reading_and_writing_need_neither_transformers_nor_sentencepiece(
-    made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+@pytest.mark.parametrize("lacking", ["sentencepiece", "google.protobuf", "google.protobuf.message"])
+def test_packages_of_the_extra_are_asked_for_only_where_they_are_needed(
+    lacking: str, made: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
     directory, theirs = made("t5")
-    command = [sys.executable, "-c", IMPORT, str(directory), str(tmp_path)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert printed.strip() == str(theirs("The fox", add_special_tokens=False).input_ids)
+    theirs.save_pretrained(tmp_path / "whole")
+
+    def imported(source: Path) -> subprocess.CompletedProcess[str]:
+        arguments = [str(source), str(tmp_path / "written"), "transformers", lacking]
+        command = [sys.executable, "-c", IMPORT, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    ids = str(theirs("The fox", add_special_tokens=False).input_ids)
+    assert imported(tmp_path / "whole").stdout.strip() == ids
+    refused = imported(directory).stderr.splitlines()[-1]
+    assert refused.endswith("sentencepiece and protobuf: pip install 'heedful[import]'")
+
+
+def test_ones_own_tokenizer_is_a_file_or_a_directory(
+    made: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    own = train_tokenizer(LINES, kind="char")
+    own.save(tmp_path / "own.json")
+    assert open_tokenizer(tmp_path / "own.json").content() == own.content()
+    for name in ("t5", "llama", "bert"):
+        directory, theirs = made(name)
+        theirs.save_pretrained(tmp_path / name)
+        paths = [directory, tmp_path / name, tmp_path / name / "tokenizer.json"]
+        for path in [*paths, *directory.glob("*.model")]:
+            assert_same(open_tokenizer(path), theirs)
+    spm(tmp_path / "alone" / "mine.model")
+    alone = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "alone" / "mine.model"))
+    found = open_tokenizer(tmp_path / "alone" / "mine.model")
+    assert found.encode(LINES[0]) == alone.encode(LINES[0])
+    with pytest.raises(UserError, match="holds no tokenizer's files"):
+        open_tokenizer(tmp_path)
+    with pytest.raises(UserError, match=r"cannot read .*none\.json"):
+        open_tokenizer(tmp_path / "none.json")
+    with pytest.raises(UserError, match=r"cannot read .*none\.model"):
+        open_tokenizer(tmp_path / "none.model")

@@ -1,0 +1,293 @@
+"""What a Hugging Face directory says of its tokenizer beside the vocabulary: specials and template.
+
+It may say it in several places: `tokenizer_config.json`, `special_tokens_map.json` and
+`added_tokens.json`, then what the model's own tokenizer class takes for granted, and last the ids
+of `config.json`. That is settled here once.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, models, processors
+from tokenizers import Tokenizer as Backend
+
+from heedful.data.tokenizer import Specials, Template
+from heedful.errors import UserError
+from heedful.files import read_json
+
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What tokenizer classes of one family take for granted.
+
+    Args:
+        classes: of tokenizers and types of models, in lower case without "-" and "_".
+        names: the specials by their roles.
+        single, pair: templates of one text (`$A`) and of two, specials by their roles; `None` for
+            what `add_bos_token` and `add_eos_token` say.
+    """
+
+    classes: tuple[str, ...]
+    names: Mapping[str, str]
+    single: str | None = None
+    pair: str | None = None
+    adds_bos: bool = False
+
+
+_FAIRSEQ = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
+_FAIRSEQ |= {"cls": "<s>", "mask": "<mask>"}
+_FAIRSEQ_TEMPLATES = ("cls $A sep", "cls $A sep sep $B sep")
+FAMILIES = {
+    "bert": Family(
+        ("bert", "distilbert", "electra", "mobilebert"),
+        {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
+        "cls $A:0 sep",
+        "cls $A:0 sep $B:1 sep:1",
+    ),
+    "roberta": Family(("roberta", "bart", "longformer", "led"), _FAIRSEQ, *_FAIRSEQ_TEMPLATES),
+    "xlm-roberta": Family(("xlmroberta",), _FAIRSEQ, *_FAIRSEQ_TEMPLATES),
+    "t5": Family(
+        ("t5", "mt5"), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, "$A eos", "$A eos $B eos"
+    ),
+    "gpt2": Family(
+        ("gpt2", "gptneo", "gptj"), dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
+    ),
+    "gpt1": Family(("openaigpt",), {"unk": "<unk>"}),
+    "llama": Family(
+        ("llama", "mistral"), {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, adds_bos=True
+    ),
+    "marian": Family(("marian",), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}),
+}
+PLAIN = Family((), {})  # nothing is taken for granted
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the files say, and what their family takes for granted.
+
+    `names` gives a role's special, or `None` where it is said that there is none; `stated` are the
+    roles that a file names: those exist even if the vocabulary lacks them. `added` are the tokens
+    beside the vocabulary, by id; `extra` are further specials. `named` is the tokenizer class or
+    the type of model that the files name, `family` the one of ours that it belongs to.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    model: Mapping[str, Any]
+    named: str | None
+    family: str | None
+    names: Mapping[str, AddedToken | None]
+    stated: frozenset[str]
+    extra: Sequence[AddedToken]
+    added: Mapping[int, AddedToken]
+
+    def name(self, role: str) -> str:
+        """The special of a role. Raises UserError where there is none."""
+        token = self.names.get(role)
+        if token is None:
+            raise UserError(f"{self.directory} names no {role}_token, which its tokenizer needs")
+        return str(token.content)
+
+    def of(self, families: Sequence[str], path: Path, *, otherwise: str | None) -> "Settings":
+        """These, once it is sure that the rules for reading `path` are known.
+
+        A vocabulary alone does not say how text is cut, so a class that is not known is refused.
+
+        Args:
+            otherwise: the family where the files name no class; `None` to refuse that too.
+        """
+        if self.family in families:
+            return self
+        if self.named is None and otherwise is not None:
+            return replace(self, family=otherwise, names={**_names(otherwise), **self.names})
+        raise UserError(
+            f"{path} is for a tokenizer of class {self.named or '(none named)'}, whose rules are"
+            " not known here; load it with transformers' AutoTokenizer and save_pretrained it,"
+            " which writes a tokenizer.json that can be read"
+        )
+
+    def with_ids(self, backend: Backend, ids: Mapping[str, int]) -> "Settings":
+        """With names for roles that lack them: by ids, and what the model itself says."""
+        model = json.loads(backend.to_str())["model"]
+        unk_id = model.get("unk_id")
+        unk = model.get("unk_token") if unk_id is None else backend.id_to_token(unk_id)
+        names = {"unk": unk, **{role: backend.id_to_token(i) for role, i in ids.items()}}
+        found = {role: _special(name) for role, name in names.items() if name is not None}
+        return replace(self, names={**found, **self.names})
+
+    def config_ids(self) -> dict[str, int]:
+        """The ids that `config.json` gives the roles; of several ends (LLaMA 3's) the first."""
+        values = {role: self.model.get(f"{role}_token_id") for role in ROLES}
+        firsts = {r: v[0] if isinstance(v, list) and v else v for r, v in values.items()}
+        return {role: i for role, i in firsts.items() if isinstance(i, int) and i >= 0}
+
+    def register(self, backend: Backend) -> None:
+        """Make the backend find in text every token that is named beside the vocabulary.
+
+        Raises UserError where a token does not get the id that is said.
+        """
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        for i, token in sorted(self.added.items()):
+            if token.content in known:
+                continue
+            backend.add_tokens([token])
+            known.add(token.content)
+            if backend.token_to_id(token.content) != i:
+                raise UserError(
+                    f"{self.directory} gives the token {token.content!r} the id {i}, but its"
+                    f" vocabulary leads to {backend.token_to_id(token.content)}; a file is missing"
+                )
+        roles = {role: self.names.get(role) for role in ROLES}
+        # What only the family takes for granted may be lacking: the model has no id for it.
+        named = [
+            token
+            for role, token in roles.items()
+            if token is not None
+            and (role in self.stated or backend.token_to_id(token.content) is not None)
+        ]
+        for token in [*named, *self.extra]:
+            if token.content not in known:
+                backend.add_special_tokens([token])
+                known.add(token.content)
+
+    def specials(self, id_of: Callable[[str], int | None]) -> Specials:
+        """The specials by their roles; `id_of` gives the id of a piece."""
+        ids = {
+            f"{role}_id": id_of(token.content)
+            for role, token in self.names.items()
+            if token is not None
+        }
+        if ids.get("unk_id") in (ids.get("bos_id"), ids.get("eos_id")):
+            ids["unk_id"] = None  # GPT-2's one special is an end; its bytes leave nothing unknown
+        sentinels = [_numbered(name, id_of) for name in ("<extra_id_{}>", "<extra_{}>")]
+        return Specials(**ids, sentinel_ids=sentinels[0] or sentinels[1])
+
+    def set_template(self, backend: Backend) -> None:
+        """What the family puts around a text, where no `tokenizer.json` says it."""
+        family = FAMILIES.get(self.family or "", PLAIN)
+        single, pair = family.single, family.pair
+        if single is None or pair is None:
+            bos = "bos " * bool(self.config.get("add_bos_token", family.adds_bos))
+            eos = " eos" * bool(self.config.get("add_eos_token", False))
+            single, pair = f"{bos}$A{eos}", f"{bos}$A{eos} {bos}$B{eos}"
+
+        parts = {part for part in f"{single} {pair}".split() if part[0] != "$"}
+        names = {part: self.name(part.removesuffix(":1")) for part in parts}
+        ends = {part: ":1" * part.endswith(":1") for part in parts}
+
+        def filled(template: str) -> list[str]:
+            return [names[p] + ends[p] if p in names else p for p in template.split()]
+
+        _set(backend, filled(single), filled(pair), set(names.values()))
+
+
+def read_settings(directory: Path) -> Settings:
+    """Raises UserError where a file is damaged."""
+
+    def read(name: str) -> dict[str, Any]:
+        path = directory / name
+        content = read_json(path) if path.is_file() else {}
+        if not isinstance(content, dict):
+            raise UserError(f"{path} is damaged: it holds no names and values")
+        return content
+
+    config, model = read("tokenizer_config.json"), read("config.json")
+    said = dict(config)
+    if "added_tokens_decoder" not in config:  # which makes the older files out of date
+        said |= read("special_tokens_map.json")
+    family, named = _family(config, model)
+    try:
+        stated = {role: said[f"{role}_token"] for role in ROLES if f"{role}_token" in said}
+        names = _names(family) | {role: _special(name) for role, name in stated.items()}
+        listed = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+        extra = [t for t in map(_special, listed) if t is not None and isinstance(listed, list)]
+        if "added_tokens_decoder" in config:
+            added = {int(i): _added(t) for i, t in config["added_tokens_decoder"].items()}
+        else:
+            special = {str(t.content) for t in [*names.values(), *extra] if t is not None}
+            added = {
+                int(i): AddedToken(name, special=name in special, normalized=name not in special)
+                for name, i in read("added_tokens.json").items()
+            }
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"the tokenizer's settings in {directory} are damaged: {error}") from None
+    return Settings(directory, config, model, named, family, names, frozenset(stated), extra, added)
+
+
+def set_own_template(backend: Backend, template: Template) -> None:
+    """Make the backend's `encode` with specials do what `Tokenizer.add_special_tokens` does."""
+    before, middle, after = (
+        [str(backend.id_to_token(i)) for i in ids or ()]
+        for ids in (template.prefix_ids, template.pair_middle_ids, template.suffix_ids)
+    )
+    pair = [*before, "$A", *middle, "$B", *after]
+    _set(backend, [*before, "$A", *after], pair, {*before, *middle, *after})
+
+
+def template_of(backend: Backend) -> Template:
+    """What the backend puts around any text, found by letting it do so."""
+    probe = Backend(models.WordLevel({"a": 0}, unk_token="a"))
+
+    def parts(is_pair: bool) -> list[tuple[int, ...]]:
+        done = backend.post_process(
+            probe.encode("a"), probe.encode("a") if is_pair else None, add_special_tokens=True
+        )
+        found: list[tuple[int, ...]] = [()]
+        for i, sequence in zip(done.ids, done.sequence_ids, strict=True):
+            found = [*found, ()] if sequence is not None else [*found[:-1], (*found[-1], i)]
+        return found
+
+    prefix, suffix = parts(False)
+    pair_prefix, middle, pair_suffix = parts(True)
+    fits = (pair_prefix, pair_suffix) == (prefix, suffix)
+    return Template(prefix, suffix, middle if fits else None)
+
+
+def _family(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    named = config.get("tokenizer_class") or model.get("tokenizer_class")
+    if named is None or named in _GENERIC:
+        named = model.get("model_type")
+    plain = str(named).lower().replace("-", "").replace("_", "")
+    plain = plain.removesuffix("fast").removesuffix("tokenizer")
+    return next((name for name, f in FAMILIES.items() if plain in f.classes), None), named
+
+
+def _names(family: str | None) -> dict[str, AddedToken | None]:
+    names = FAMILIES.get(family or "", PLAIN).names
+    return {role: _special(name) for role, name in names.items()}
+
+
+def _special(name: Any) -> AddedToken | None:
+    if name is None:
+        return None
+    if isinstance(name, dict):
+        return _added({**name, "special": True})
+    return AddedToken(str(name), special=True, normalized=False)
+
+
+def _added(token: Mapping[str, Any]) -> AddedToken:
+    flags = ("lstrip", "rstrip", "normalized", "single_word", "special")
+    return AddedToken(token["content"], **{flag: token[flag] for flag in flags if flag in token})
+
+
+def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
+    found: list[int] = []
+    while (i := id_of(name.format(len(found)))) is not None:
+        found.append(i)
+    return tuple(found)
+
+
+def _set(backend: Backend, single: list[str], pair: list[str], names: set[str]) -> None:
+    ids = {name: backend.token_to_id(name) for name in sorted(names)}
+    for name, i in ids.items():
+        if i is None:
+            raise UserError(f"the vocabulary lacks {name}, which its model expects around a text")
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=list(ids.items())
+    )

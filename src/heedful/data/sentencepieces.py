@@ -1,0 +1,132 @@
+"""SentencePiece models (Kudo and Richardson 2018) as tokenizers of the `tokenizers` library."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from heedful.data.tokenizer_training import SPACE
+from heedful.errors import UserError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
+
+# What SentencePiece takes for the score of a symbol that a user defined, whatever the file says: as
+# good as certain, so that it is always chosen.
+_USER_DEFINED_SCORE = -0.1
+_UNIGRAM, _BPE = 1, 2
+_MODEL_TYPES = ("unigram", "bpe", "word", "char")
+
+
+class Piece(NamedTuple):
+    """One entry of the vocabulary; `type` is one of the types above."""
+
+    piece: str
+    score: float
+    type: int
+
+
+def read_sentencepiece(path: Path) -> Any:
+    """The `ModelProto` of a `.model` or `.spm` file, as the sentencepiece package reads it.
+
+    Raises:
+        UserError: it cannot be read, is no SentencePiece model, or one of a type that no
+            Transformer uses (word, char, spaces at the end of words); the package is not there.
+    """
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2 as protocol
+    except ImportError as error:
+        raise UserError(
+            f"{path} is a SentencePiece model, which needs the packages sentencepiece and protobuf:"
+            " pip install 'heedful[import]'"
+        ) from error
+    try:
+        model = getattr(protocol, "ModelProto").FromString(path.read_bytes())  # noqa: B009
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (DecodeError, ValueError) as error:
+        raise UserError(f"{path} is damaged or no SentencePiece model: {error}") from None
+    if not any(piece.type == UNKNOWN for piece in model.pieces):
+        raise UserError(f"{path} is damaged or no SentencePiece model: it has no unknown piece")
+    model_type = model.trainer_spec.model_type
+    if model_type not in (_UNIGRAM, _BPE) or model.trainer_spec.treat_whitespace_as_suffix:
+        raise UserError(
+            f"{path} is a SentencePiece model of type {_MODEL_TYPES[model_type - 1]}, or puts"
+            " spaces after words; only unigram and bpe with spaces before words can be imported"
+        )
+    return model
+
+
+def sentencepiece_backend(
+    model: Any, pieces: Sequence[Any], *, prepend: bool | None = None, legacy: bool = False
+) -> Backend:
+    """The `tokenizers` library's tokenizer that cuts text as the model does.
+
+    Control pieces are found in raw text before all else, as `transformers` does it. Those that a
+    user defined are always preferred: in a unigram model by their scores, as SentencePiece does it,
+    with BPE by looking for them in the normalised text first.
+
+    Args:
+        model: of `read_sentencepiece`.
+        pieces: the vocabulary in the order of the ids: the model's own, or rearranged.
+        prepend: whether a space is put before a text; `None` for what the model says.
+        legacy: put it also before the text after each special (LLaMA's first tokenizer).
+    """
+    is_bpe = model.trainer_spec.model_type == _BPE
+    backend = Backend(_bpe(model, pieces) if is_bpe else _unigram(model, pieces))
+    settings = model.normalizer_spec
+    charsmap, trims = settings.precompiled_charsmap, settings.remove_extra_whitespaces
+    steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if trims:
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    prepends = settings.add_dummy_prefix if prepend is None else prepend
+    symbols = [piece for piece in pieces if is_bpe and piece.type == USER_DEFINED]
+    each = legacy or (trims and not symbols)  # a symbol cuts the text, and no space comes after it
+    scheme = "never" if not prepends else "always" if each else "first"
+    split = model.trainer_spec.split_by_whitespace and trims  # else pieces may hold several spaces
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
+    decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prepends:
+        decoding.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(decoding)
+    specials = [piece for piece in pieces if piece.type in (CONTROL, UNKNOWN)]
+    backend.add_special_tokens([AddedToken(p.piece, normalized=False) for p in specials])
+    backend.add_tokens([AddedToken(p.piece, normalized=True) for p in symbols])
+    return backend
+
+
+def _unigram(model: Any, pieces: Sequence[Any]) -> models.Unigram:
+    lowest = min(piece.score for piece in pieces if piece.type == NORMAL)
+    scores = {USER_DEFINED: _USER_DEFINED_SCORE, UNUSED: lowest}
+    return models.Unigram(
+        [(piece.piece, scores.get(piece.type, piece.score)) for piece in pieces],
+        unk_id=[piece.type for piece in pieces].index(UNKNOWN),
+        byte_fallback=model.trainer_spec.byte_fallback,
+    )
+
+
+def _bpe(model: Any, pieces: Sequence[Any]) -> models.BPE:
+    """Byte pair encoding with the merges that the scores of the pieces stand for.
+
+    SentencePiece joins the two neighbours whose union has the highest score, whichever they are.
+    """
+    scores = {piece.piece: piece.score for piece in pieces if piece.type == NORMAL}
+    merges = [
+        (-score, cut, len(text), text[:cut], text[cut:])
+        for text, score in scores.items()
+        for cut in range(1, len(text))
+        if text[:cut] in scores and text[cut:] in scores
+    ]
+    merges.sort(key=lambda merge: merge[:3])
+    return models.BPE(
+        {piece.piece: i for i, piece in enumerate(pieces)},
+        [merge[3:] for merge in merges],
+        unk_token=next(piece.piece for piece in pieces if piece.type == UNKNOWN),
+        fuse_unk=True,
+        byte_fallback=model.trainer_spec.byte_fallback,
+    )
