@@ -1,0 +1,241 @@
+"""What goes together in a batch: pure functions of lengths, seed and epoch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from heedful.data.columns import offsets_of
+from heedful.errors import UserError
+
+_BAND = 2  # source lengths that are mixed, in tokens
+
+
+def plan_batches(
+    lengths: Integer[np.ndarray, " N"],
+    tgt_lengths: Integer[np.ndarray, " N"] | None = None,
+    *,
+    max_tokens: int | None,
+    max_sentences: int | None,
+    seed: int,
+    epoch: int,
+    shuffle: bool = True,
+    pad_multiple: int = 1,
+) -> list[Int64[np.ndarray, " n"]]:
+    """Which rows make each batch of an epoch: arrays of indices, every index in one of them.
+
+    A pure function of its arguments. Rows of similar lengths go together: bands of lengths, and
+    inside a band by target length, up in one band and down in the next so that no step is large.
+    With `shuffle` the bands' borders, the order of equal lengths and the order of the batches are
+    drawn from (seed, epoch); without it the longest batch comes first.
+
+    Args:
+        lengths, tgt_lengths: in tokens as they are stored, of the one side or of both.
+        max_tokens: a batch of n rows has n x (longest source + longest target) at most, padding
+            counted.
+        max_sentences: rows in a batch at most. One of the two limits may be `None`.
+        pad_multiple: lengths are padded to a multiple of this.
+
+    Raises:
+        UserError: a row that alone is above `max_tokens`; no limit at all.
+    """
+    if max_tokens is None and max_sentences is None:
+        raise UserError("batches have no limit; set max_tokens or max_sentences")
+    if min(limit for limit in (max_tokens, max_sentences) if limit is not None) < 1:
+        raise UserError("max_tokens and max_sentences must be at least 1; raise them")
+    src = round_up(lengths, pad_multiple)
+    tgt = np.zeros_like(src) if tgt_lengths is None else round_up(tgt_lengths, pad_multiple)
+    num_rows = len(src)
+    if num_rows == 0:
+        return []
+    longest = int((src + tgt).argmax())
+    if max_tokens is not None and src[longest] + tgt[longest] > max_tokens:
+        sides = f"{src[longest]} source + {tgt[longest]} target, padded"
+        raise UserError(
+            f"{'sequence' if tgt_lengths is None else 'pair'} {longest + 1} alone takes"
+            f" {src[longest] + tgt[longest]} tokens ({'padded' if tgt_lengths is None else sides}),"
+            f" more than max_tokens {max_tokens}; raise it or lower max_length"
+        )
+    rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
+    ties = rng.random(num_rows) if shuffle else np.arange(num_rows)
+    phase = int(rng.integers(_BAND)) if shuffle else 0
+    band = -((src + phase) // _BAND)
+    order = np.lexsort((ties, np.where(band % 2 == 0, -tgt, tgt), band))
+    batches = _cut(order, src[order], tgt[order], max_tokens, max_sentences)
+    return [batches[i] for i in rng.permutation(len(batches))] if shuffle else batches
+
+
+def round_up(lengths: Integer[np.ndarray, " N"], multiple: int) -> Int64[np.ndarray, " N"]:
+    """The next multiple of each."""
+    return -(-lengths.astype(np.int64) // multiple) * multiple
+
+
+def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.ndarray, " G1"]:
+    """Consecutive whole texts in groups of up to `max_length` tokens.
+
+    Each group takes texts, in their order, while they fit (FULL-SENTENCES of Liu et al. 2019,
+    section 4.2, but that no text is ever cut).
+
+    Returns:
+        Borders b: group g holds texts b[g] to b[g + 1], the last not included. So
+        `Sequences(s.ids, s.offsets[b])` are the groups, on the same ids.
+
+    Raises:
+        UserError: a text is longer than `max_length`.
+    """
+    if len(lengths) and lengths.max() > max_length:
+        longest = int(lengths.argmax())
+        raise UserError(
+            f"text {longest + 1} has {lengths[longest]} tokens, more than max_length"
+            f" {max_length}; raise it, or cut the text"
+        )
+    ends = offsets_of(lengths.astype(np.int64))
+    borders = [0]
+    while borders[-1] < len(lengths):
+        full = ends[borders[-1]] + max_length
+        borders.append(int(np.searchsorted(ends, full, side="right")) - 1)
+    return np.array(borders, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The texts that are not empty, laid end to end in some order."""
+
+    order: Int64[np.ndarray, " N"]  # which text stands where
+    offsets: Int64[np.ndarray, " N1"]  # where each begins in the stream, and where the last ends
+
+    @classmethod
+    def of(cls, lengths: Integer[np.ndarray, " N"], order: Int64[np.ndarray, " N"]) -> "Stream":
+        """Texts of these lengths in this order."""
+        order = order[lengths[order] > 0]
+        return cls(order, offsets_of(lengths[order].astype(np.int64)))
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows of one batch, each of some inputs of a stream and the token after the last of them.
+
+    The targets are the tokens one place later; those from `first_scored` on count.
+    """
+
+    stream: Stream
+    starts: Int64[np.ndarray, " B"]  # where each begins in the stream
+    sizes: Int64[np.ndarray, " B"]  # inputs
+    first_scored: Int64[np.ndarray, " B"]  # from the start of the window; 1: all targets
+
+    def select(self, rows: Int64[np.ndarray, " b"] | slice) -> "Windows":
+        """Some of them, in that order."""
+        columns = (self.starts[rows], self.sizes[rows], self.first_scored[rows])
+        return Windows(self.stream, *columns)
+
+    def batches(self, batch_size: int) -> "list[Windows]":
+        """In this order, `batch_size` at a time; the last batch has what is left."""
+        if batch_size < 1:
+            raise UserError("batch_size must be at least 1; raise it")
+        starts = range(0, len(self.starts), batch_size)
+        return [self.select(slice(first, first + batch_size)) for first in starts]
+
+
+def plan_windows(
+    lengths: Integer[np.ndarray, " N"],
+    *,
+    context: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    shuffle: bool = True,
+) -> list[Windows]:
+    """Which windows make each batch of an epoch. A pure function of its arguments.
+
+    The texts, in an order drawn from (seed, epoch), are one stream of M tokens. From a phase p,
+    drawn below `context`, it is cut into as many windows as fit: window k has the inputs
+    p + k x context and on, `context` of them, and as targets the tokens one place later. So every
+    token after the p + 1 first is a target exactly once, up to those at the end, fewer than
+    `context`, that fill no window. The phase moves the borders from epoch to epoch, also those of
+    a single long text, and what one epoch leaves out at the ends another takes in. The windows are
+    then dealt to batches in an order that is drawn too. With `shuffle` off the texts and the
+    windows stand in their own order, from phase 0.
+
+    Args:
+        lengths: of the texts, in tokens.
+        context: inputs in a window.
+
+    Raises:
+        UserError: fewer tokens than one window needs; a size below 1.
+    """
+    if context < 1:
+        raise UserError("context must be at least 1; raise it")
+    rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
+    order = rng.permutation(len(lengths)) if shuffle else np.arange(len(lengths))
+    stream = Stream.of(lengths, order)
+    spare = int(stream.offsets[-1]) - 1 - context  # tokens beyond what one window needs
+    if spare < 0:
+        raise UserError(
+            f"the text has {spare + 1 + context} tokens, but a window of context {context} needs"
+            f" {context + 1}; lower context, or give more text"
+        )
+    phase = int(rng.integers(min(context, spare + 1))) if shuffle else 0
+    starts = phase + context * np.arange(1 + (spare - phase) // context)
+    if shuffle:
+        starts = rng.permutation(starts)
+    sizes = np.full_like(starts, context)
+    return Windows(stream, starts, sizes, np.ones_like(starts)).batches(batch_size)
+
+
+def plan_evaluation(
+    lengths: Integer[np.ndarray, " N"], *, context: int, stride: int, batch_size: int
+) -> list[Windows]:
+    """Windows that score each token of each text but its first exactly once, long ones first.
+
+    Window k of a text has up to `context` inputs from its token k x `stride` on. The first scores
+    all its targets, a later one those that none before it did: `stride` of them at most, each with
+    `context - stride + 1` tokens before it at least. With `stride` 1 every token is told from as
+    many tokens as there are, or as fit; with `stride` equal to `context` no token is an input
+    twice. A text that begins with BOS has BOS for the first token, which is context alone. To
+    score a corpus as one text, its texts running on into each other, plan for the one length.
+
+    Raises:
+        UserError: `batch_size` below 1, or `stride` not from 1 to `context`.
+    """
+    if not 1 <= stride <= context:
+        raise UserError(f"stride {stride} must be from 1 to context {context}; change one of them")
+    stream = Stream.of(lengths, np.arange(len(lengths)))
+    sizes = np.diff(stream.offsets)
+    beyond_first = np.maximum(sizes - 1 - context, 0)  # targets that the first window leaves
+    counts = np.where(sizes > 1, 1 - (-beyond_first // stride), 0)
+    texts = np.repeat(np.arange(len(sizes)), counts)
+    number = np.arange(len(texts)) - offsets_of(counts)[texts]  # of a window in its text
+    inside = number * stride
+    windows = Windows(
+        stream,
+        starts=stream.offsets[texts] + inside,
+        sizes=np.minimum(context, sizes[texts] - 1 - inside),
+        first_scored=np.where(number == 0, 1, context + 1 - stride),
+    )
+    return windows.select(np.argsort(-windows.sizes, kind="stable")).batches(batch_size)
+
+
+def _cut(
+    order: Int64[np.ndarray, " N"],
+    src: Int64[np.ndarray, " N"],
+    tgt: Int64[np.ndarray, " N"],
+    max_tokens: int | None,
+    max_sentences: int | None,
+) -> list[Int64[np.ndarray, " n"]]:
+    """Cut rows that stand in order, each batch as long as the limits let it be."""
+    batches = []
+    start = 0
+    while start < len(order):
+        most = len(order) - start if max_sentences is None else max_sentences
+        if max_tokens is not None:
+            # The first row alone bounds the number, so only that many need a look.
+            most = min(most, max_tokens // max(1, int(src[start] + tgt[start])))
+        window = slice(start, start + most)
+        width = np.maximum.accumulate(src[window]) + np.maximum.accumulate(tgt[window])
+        size = len(width)
+        if max_tokens is not None:
+            tokens = width * np.arange(1, size + 1)
+            size = int(np.searchsorted(tokens, max_tokens, side="right"))
+        batches.append(order[start : start + size])
+        start += size
+    return batches

@@ -1,0 +1,260 @@
+"""Plans: every row in one batch, every token a target once, and pure functions all of them."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from heedful.data.columns import Sequences, pack_ids
+from heedful.data.plans import pack_rows, plan_batches, plan_evaluation, plan_windows
+from heedful.errors import UserError
+
+PLANS = {
+    "max_tokens": st.one_of(st.none(), st.integers(96, 400)),
+    "max_sentences": st.one_of(st.none(), st.integers(1, 20)),
+    "seed": st.integers(0, 2**40),
+    "epoch": st.integers(0, 1000),
+    "shuffle": st.booleans(),
+    "pad_multiple": st.sampled_from([1, 2, 8]),
+}
+
+
+def rounded(lengths: np.ndarray, multiple: int) -> int:
+    return int(-(-lengths.max() // multiple) * multiple)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=200),
+    one_side=st.booleans(),
+    plan=st.fixed_dictionaries(PLANS),
+)
+@settings(max_examples=250, deadline=None)
+def test_a_plan_is_a_partition_within_its_limits(
+    lengths: list[tuple[int, int]], one_side: bool, plan: dict[str, Any]
+) -> None:
+    table = np.array(lengths, dtype=np.int64).reshape(-1, 2)
+    sides = [table[:, 0].copy()] if one_side else [table[:, 0].copy(), table[:, 1].copy()]
+    if plan["max_tokens"] is None and plan["max_sentences"] is None:
+        plan["max_sentences"] = 7
+    batches = plan_batches(*sides, **plan)
+    assert sorted(int(i) for batch in batches for i in batch) == list(range(len(table)))
+    for batch in batches:
+        assert 1 <= len(batch) <= (plan["max_sentences"] or len(batch))
+        width = sum(rounded(side[batch], plan["pad_multiple"]) for side in sides)
+        assert plan["max_tokens"] is None or len(batch) * width <= plan["max_tokens"]
+    again = plan_batches(*(side.copy() for side in sides), **plan)
+    assert [b.tolist() for b in again] == [b.tolist() for b in batches]
+
+
+def random_lengths(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths as of a translation corpus: about normal, the two sides alike."""
+    rng = np.random.default_rng(seed)
+    src = np.clip(rng.normal(15, 5, number), 3, 50).astype(np.int64)
+    tgt = np.clip(src + rng.normal(0, 3, number), 3, 50).astype(np.int64)
+    return src, tgt
+
+
+@given(seed=st.integers(0, 1000), epoch=st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_epochs_and_seeds_differ_in_what_goes_together_and_in_order(seed: int, epoch: int) -> None:
+    def plan(seed: int, epoch: int) -> list[frozenset[int]]:
+        limits: dict[str, Any] = {"max_tokens": 400, "max_sentences": None}
+        batches = plan_batches(*random_lengths(500), **limits, seed=seed, epoch=epoch)
+        return [frozenset(batch.tolist()) for batch in batches]
+
+    first, later, other = plan(seed, epoch), plan(seed, epoch + 1), plan(seed + 1, epoch)
+    for changed in (later, other):
+        assert len(set(first) & set(changed)) < len(first) / 2
+
+
+def test_the_order_of_batches_is_not_that_of_lengths() -> None:
+    src, tgt = random_lengths(2000)
+    batches = plan_batches(src, tgt, max_tokens=400, max_sentences=None, seed=1, epoch=0)
+    means = [src[batch].mean() for batch in batches]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.25
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("num_sides", [1, 2])
+def test_similar_lengths_go_together(num_sides: int, shuffle: bool) -> None:
+    sides = random_lengths(20_000)[:num_sides]
+    limits: dict[str, Any] = {"max_tokens": 4000, "max_sentences": None, "shuffle": shuffle}
+    batches = plan_batches(*sides, **limits, seed=1, epoch=0)
+    padded = sum(len(b) * sum(int(side[b].max()) for side in sides) for b in batches)
+    assert sum(side.sum() for side in sides) / padded > 0.93
+    assert padded / len(batches) > 0.9 * 4000  # and the budget is used
+
+
+def test_without_shuffling_seed_and_epoch_do_nothing_and_the_longest_come_first() -> None:
+    src, tgt = random_lengths(300)
+    limits: dict[str, Any] = {"max_tokens": None, "max_sentences": 16, "shuffle": False}
+    plans = [plan_batches(src, tgt, **limits, seed=s, epoch=e) for s, e in ((0, 0), (5, 9))]
+    assert [b.tolist() for b in plans[0]] == [b.tolist() for b in plans[1]]
+    assert src[plans[0][0]].max() == src.max()
+    assert src[plans[0][-1]].min() == src.min()
+
+
+@pytest.mark.parametrize(
+    ("both", "limits", "message"),
+    [
+        (True, (16, None, 1), r"pair 2 alone takes 17 tokens .9 source . 8.*max_tokens 16"),
+        (True, (17, None, 8), "takes 24 tokens"),
+        (False, (8, None, 1), r"sequence 2 alone takes 9 tokens .*max_tokens 8; raise"),
+        (False, (15, None, 8), "sequence 2 alone takes 16 tokens"),
+        (True, (None, None, 1), "no limit"),
+        (False, (None, 0, 1), "at least 1"),
+        (False, (0, None, 1), "at least 1"),
+    ],
+)
+def test_limits_that_cannot_be(both: bool, limits: tuple[Any, ...], message: str) -> None:
+    sides = [np.array([3, 9]), np.array([4, 8])][: 1 + both]
+
+    def plan(max_tokens: int | None, max_sentences: int | None, multiple: int) -> int:
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "max_sentences": max_sentences}
+        return len(plan_batches(*sides, **limits, seed=0, epoch=0, pad_multiple=multiple))
+
+    with pytest.raises(UserError, match=message):
+        plan(*limits)
+    assert plan(17 if both else 9, None, 1) == 2
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=40), max_length=st.integers(9, 25))
+@settings(max_examples=200, deadline=None)
+def test_packed_texts_are_whole_in_order_and_leave_no_room_for_the_next(
+    lengths: list[int], max_length: int
+) -> None:
+    borders = pack_rows(np.array(lengths, dtype=np.int64), max_length).tolist()
+    assert borders[0] == 0
+    assert borders[-1] == len(lengths)
+    for start, end in pairwise(borders):
+        assert start < end
+        assert sum(lengths[start:end]) <= max_length
+        assert end == len(lengths) or sum(lengths[start : end + 1]) > max_length
+
+
+def test_groups_are_sequences_on_the_same_ids() -> None:
+    texts = pack_ids([[1, 2], [3], [4, 5, 6], [7]], 10)
+    groups = Sequences(texts.ids, texts.offsets[pack_rows(texts.lengths, 4)])
+    assert [groups[i].tolist() for i in range(len(groups))] == [[1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(UserError, match="text 3 has 3 tokens, more than max_length 2"):
+        pack_rows(texts.lengths, 2)
+
+
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=12)
+WINDOWS = {
+    "context": st.integers(1, 9),
+    "batch_size": st.integers(1, 5),
+    "seed": st.integers(0, 2**40),
+    "epoch": st.integers(0, 1000),
+    "shuffle": st.booleans(),
+}
+
+
+@given(lengths=LENGTHS, plan=st.fixed_dictionaries(WINDOWS))
+@settings(max_examples=200, deadline=None)
+def test_windows_cut_the_stream_from_a_phase_and_leave_less_than_one(
+    lengths: list[int], plan: dict[str, Any]
+) -> None:
+    context, total = plan["context"], sum(lengths)
+    assume(total > context)
+    batches = plan_windows(np.array(lengths), **plan)
+    sizes = [len(batch.starts) for batch in batches]
+    assert sizes[:-1] == [plan["batch_size"]] * (len(sizes) - 1)
+    assert 1 <= sizes[-1] <= plan["batch_size"]
+    order = batches[0].stream.order.tolist()
+    assert sorted(order) == [i for i, length in enumerate(lengths) if length]
+    starts = np.concatenate([batch.starts for batch in batches])
+    first = int(starts.min())
+    assert first < context
+    assert sorted(starts.tolist()) == list(range(first, total - context, context))
+    if not plan["shuffle"]:
+        assert first == 0
+        assert starts.tolist() == sorted(starts.tolist())
+        assert order == sorted(order)
+    again = plan_windows(np.array(lengths), **plan)
+    assert [b.starts.tolist() for b in again] == [b.starts.tolist() for b in batches]
+
+
+def test_windows_and_texts_are_shuffled_and_every_phase_comes() -> None:
+    def starts(seed: int, epoch: int, shuffle: bool = True) -> list[int]:
+        plan: dict[str, Any] = {"context": 8, "batch_size": 4, "shuffle": shuffle}
+        batches = plan_windows(np.array([1000]), **plan, seed=seed, epoch=epoch)
+        return [int(start) for batch in batches for start in batch.starts]
+
+    assert {min(starts(3, epoch)) for epoch in range(200)} == set(range(8))
+    assert starts(3, 0) != starts(4, 0)
+    assert starts(3, 0, False) == starts(9, 7, False) == list(range(0, 992, 8))
+    drawn = starts(0, 0)
+    assert abs(np.corrcoef(drawn, np.arange(len(drawn)))[0, 1]) < 0.3
+    orders = {
+        tuple(
+            plan_windows(np.full(100, 5), context=8, batch_size=4, seed=s, epoch=e)[0].stream.order
+        )
+        for s, e in ((0, 0), (0, 1), (1, 0))
+    }
+    assert len(orders) == 3
+
+
+def test_windows_that_cannot_be() -> None:
+    plan: dict[str, Any] = {"seed": 0, "epoch": 0}
+    assert len(plan_windows(np.array([3, 4]), context=6, batch_size=1, **plan)) == 1
+    with pytest.raises(UserError, match=r"has 7 tokens, but a window of context 7 needs 8; lower"):
+        plan_windows(np.array([3, 4]), context=7, batch_size=1, **plan)
+    with pytest.raises(UserError, match="has 0 tokens"):
+        plan_windows(np.zeros(0, np.int64), context=7, batch_size=1, **plan)
+    for context, batch_size in ((0, 1), (1, 0)):
+        with pytest.raises(UserError, match="at least 1"):
+            plan_windows(np.array([3, 4]), context=context, batch_size=batch_size, **plan)
+    for context, stride, size in ((4, 5, 1), (4, 0, 1), (0, 0, 1), (4, 4, 0)):
+        with pytest.raises(UserError, match=r"must be (from 1 to context|at least 1)"):
+            plan_evaluation(np.array([9]), context=context, stride=stride, batch_size=size)
+
+
+def test_large_texts_are_planned_without_a_loop_over_tokens() -> None:
+    plan = plan_windows(np.full(100_000, 1000), context=1024, batch_size=64, seed=0, epoch=0)
+    assert sum(len(windows.starts) for windows in plan) in (97655, 97656)  # of 10^8 tokens
+    assert plan[0].stream is plan[-1].stream
+    assert sum(windows.starts.nbytes for windows in plan) < 10**6
+
+
+def evaluation(lengths: list[int], context: int, stride: int) -> list[tuple[int, int, int]]:
+    """Start, inputs and first scored place of each window."""
+    (*batches,) = plan_evaluation(np.array(lengths), context=context, stride=stride, batch_size=3)
+    return [
+        row
+        for b in batches
+        for row in zip(b.starts.tolist(), b.sizes.tolist(), b.first_scored.tolist(), strict=True)
+    ]
+
+
+@given(lengths=LENGTHS, context=st.integers(1, 12), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_evaluation_scores_each_token_once_with_the_context_that_the_stride_allows(
+    lengths: list[int], context: int, data: st.DataObject
+) -> None:
+    stride = data.draw(st.integers(1, context))
+    windows = evaluation(lengths, context, stride)
+    offsets = np.cumsum([0, *lengths])
+    scored = sorted(s + i for s, size, first in windows for i in range(first, size + 1))
+    firsts = {int(offset) for offset, length in zip(offsets, lengths, strict=False) if length}
+    assert scored == [i for i in range(sum(lengths)) if i not in firsts]
+    sizes = [size for _, size, _ in windows]
+    assert sizes == sorted(sizes, reverse=True)
+    assert not sizes or max(sizes) <= context
+    for start, size, first in windows:
+        text = int(np.searchsorted(offsets, start, side="right")) - 1
+        assert start + size < offsets[text + 1]  # no window leaves its text
+        assert first == (1 if start == offsets[text] else context - stride + 1)
+    if stride == context:
+        used = sorted(s + i for s, size, _ in windows for i in range(size))
+        assert len(used) == len(set(used)) == len(scored)
+
+
+def test_evaluation_of_a_small_text() -> None:
+    assert evaluation([10], 4, 2) == [(0, 4, 1), (2, 4, 3), (4, 4, 3), (6, 3, 3)]
+    assert evaluation([9], 4, 4) == [(0, 4, 1), (4, 4, 1)]
+    assert evaluation([3], 4, 4) == [(0, 2, 1)]
+    assert evaluation([1], 4, 4) == evaluation([0], 4, 4) == []
