@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import heedful.export.hf_directory as hf_directory
 from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory, write_hf_directory
-from heedful.zoo.names import Name, Names, from_hf, to_hf
+from heedful.zoo.names import Name, Names, from_hf, layer_names, to_hf
 
 CONFIG = {"model_type": "toy", "width": 3, "Größe": [1, None]}
 TENSORS = {"b": torch.randn(2, 3), "a": torch.randn(4).bfloat16(), "ids": torch.arange(3)}
@@ -290,24 +290,15 @@ LAYER = {
     "down": "mlp.c_proj",
 }
 GPT2_NAMES = Names(
-    names=(
-        Name("tokens.weight", "transformer.wte.weight"),
-        Name("positions.weight", "transformer.wpe.weight"),
-        *(
-            Name(
-                f"blocks.{{i}}.{ours}.{kind}",
-                f"transformer.h.{{i}}.{theirs}.{kind}",
-                transposed=kind == "weight" and "norm" not in ours,
-            )
-            for ours, theirs in LAYER.items()
-            for kind in ("weight", "bias")
-        ),
-        Name("norm.weight", "transformer.ln_f.weight"),
-        Name("norm.bias", "transformer.ln_f.bias"),
-    ),
+    [
+        Name("tokens", "transformer.wte"),
+        Name("positions", "transformer.wpe"),
+        *layer_names("blocks.{i}", "transformer.h.{i}", LAYER, transposed=True),
+        Name("norm", "transformer.ln_f"),
+        Name("tokens", "lm_head"),
+    ],
     prefix="transformer.",
-    aliases={"lm_head.weight": "transformer.wte.weight"},
-    buffers=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+    buffers=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
 )
 
 
@@ -376,6 +367,6 @@ def test_a_file_with_the_old_buffers_and_the_tied_head_is_read(gpt2: Any) -> Non
         file[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16).tril().to(torch.uint8)
         file[f"transformer.h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     assert from_hf(Gpt2Weights(gpt2.config), file, GPT2_NAMES, "file") == []
-    without = replace(GPT2_NAMES, buffers=())
+    without = replace(GPT2_NAMES, buffers="")
     with pytest.raises(UserError, match=r"transformer\.h\.0\.attn\.bias is uint8"):
         from_hf(Gpt2Weights(gpt2.config), file, without, "file")

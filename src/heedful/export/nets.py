@@ -10,7 +10,7 @@ from heedful.export.hf_directory import HfDirectory
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf
 from heedful.zoo.names import from_hf, to_hf
-from heedful.zoo.saved import make_config
+from heedful.zoo.saved import make_config, undrawn_net
 
 
 class ImportedNet(NamedTuple):
@@ -48,9 +48,14 @@ def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedN
     module = architecture(name)
     found = config_keys_from_hf(module.HF, directory.config, where)
     config = make_config(name, found | keys, where)
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten
-        net = module.build(config)
-    notices = from_hf(net, directory.tensors, module.hf_names(config), where)
+    net = undrawn_net(name, config)
+
+    def drawn() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            built: nn.Module = module.build(config)
+        return built
+
+    notices = from_hf(net, directory.tensors, module.hf_names(config), where, drawn)
     return ImportedNet(name, config, net.eval(), notices)
 
 

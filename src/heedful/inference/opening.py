@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from heedful.data.tokenizer import Tokenizer
@@ -17,8 +16,7 @@ from heedful.inference.translator import Translator
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.zoo import architecture
-from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, set_weights
+from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, set_weights, undrawn_net
 
 AnyModel = Translator | LanguageModel | MaskedLanguageModel | Classifier | Embedder
 
@@ -50,8 +48,7 @@ def load(path: str | Path, *, device: str = "auto") -> Any:
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
     weights = load_tensors(directory / WEIGHTS)
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten
-        net = architecture(card.architecture).build(config)
+    net = undrawn_net(card.architecture, config)
     set_weights(net, weights, directory / WEIGHTS)
     net.to(choose_device(device)).eval()
     return open_net(net, config, card, *(tokenizers or [None]))

@@ -15,30 +15,25 @@ that tells the first of two texts from the second, and a norm over the sum of th
 The parameters are counted with the heads of both tasks of pre-training.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from heedful.models.encoder_only import EncoderOnly
-from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention
-from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.feedforward import Activation, Mlp
-from heedful.parts.heads import ClassificationHead, MaskedTokenHead
+from heedful.parts.feedforward import Activation
 from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
-from heedful.parts.residual import PostNorm
-from heedful.zoo.checks import check_sizes
-from heedful.zoo.hf import HfFormat
-from heedful.zoo.names import Name, Names
+from heedful.zoo.build import encoder_only
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, labels_from_hf, labels_to_hf
+from heedful.zoo.names import Name, Names, layer_names
 
 Head = Literal["mlm", "classify", "none"]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@model_config
 class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
@@ -54,24 +49,21 @@ class Config:
         tie_embeddings: one matrix for input and output; of the head mlm alone.
     """
 
-    vocab_size: int = 30522
-    d_model: int = 768
-    num_heads: int = 12
-    num_layers: int = 12
-    d_ff: int = 3072
-    max_length: int = 512
-    type_vocab_size: int = 2
+    vocab_size: Annotated[int, Hf("vocab_size")] = 30522
+    d_model: Annotated[int, Hf("hidden_size")] = 768
+    num_heads: Annotated[int, Hf("num_attention_heads")] = 12
+    num_layers: Annotated[int, Hf("num_hidden_layers")] = 12
+    d_ff: Annotated[int, Hf("intermediate_size")] = 3072
+    max_length: Annotated[int, Hf("max_position_embeddings")] = 512
+    type_vocab_size: Annotated[int, Hf("type_vocab_size")] = 2
     head: Head = "mlm"
     num_labels: int = 2
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    classifier_dropout: float | None = None
-    activation: Activation = "gelu"
-    norm_eps: float = 1e-12
-    tie_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
+    dropout: Annotated[float, Hf("hidden_dropout_prob")] = 0.1
+    attention_dropout: Annotated[float, Hf("attention_probs_dropout_prob")] = 0.1
+    classifier_dropout: Annotated[float | None, Hf("classifier_dropout")] = None
+    activation: Annotated[Activation, Hf("hidden_act", values=ACTIVATIONS)] = "gelu"
+    norm_eps: Annotated[float, Hf("layer_norm_eps")] = 1e-12
+    tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = True
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -89,59 +81,10 @@ def build(config: Config) -> EncoderOnly:
 
     As in the authors' code: N(0, 0.02²) without what lies beyond two standard deviations.
     """
-    embedding = typed_embedding(config, Learned())
-    net = EncoderOnly(embedding, encoder(config), _head(config, embedding.tokens.weight))
+    types = nn.Embedding(config.type_vocab_size, config.d_model)
+    net = encoder_only(config, Learned(), LayerNorm(config.norm_eps), types=types)
     init_weights(net, _truncated_normal)
     return net
-
-
-def typed_embedding(config: Config, positions: Learned) -> TokenEmbedding:
-    """norm(tokens + positions + types) (fig. 2)."""
-    return TokenEmbedding(
-        nn.Embedding(config.vocab_size, config.d_model),
-        positions.build(config.max_length, config.d_model),
-        dropout=config.dropout,
-        norm=LayerNorm(config.norm_eps).build(config.d_model),
-        types=nn.Embedding(config.type_vocab_size, config.d_model),
-    )
-
-
-def encoder(config: Config) -> Stack:
-    """The Transformer's encoder (sec. 3), its norms after each sub-layer's sum."""
-    return Stack(_block(config) for _ in range(config.num_layers))
-
-
-def _block(config: Config) -> Block:
-    width, norm = config.d_model, LayerNorm(config.norm_eps)
-    attention = Attention(width, config.num_heads, dropout=config.attention_dropout)
-    mlp = Mlp(width, config.d_ff, config.activation)
-    return Block(
-        PostNorm(attention, norm.build(width), dropout=config.dropout),
-        None,
-        PostNorm(mlp, norm.build(width), dropout=config.dropout),
-    )
-
-
-def _head(config: Config, embedding: Tensor) -> MaskedTokenHead | ClassificationHead | None:
-    if config.head == "mlm":
-        weight, bias = output_weights(config.tie_embeddings, embedding)
-        norm = LayerNorm(config.norm_eps).build(config.d_model)
-        return MaskedTokenHead(weight, bias, norm, config.activation)
-    if config.head == "classify":
-        dropout = classifier_dropout(config)
-        return ClassificationHead(config.d_model, config.num_labels, dropout=dropout)
-    return None
-
-
-def output_weights(tied: bool, embedding: Tensor) -> tuple[Tensor, nn.Parameter]:
-    """The (V, D) matrix of an output, the embedding's own where tied, and its (V,) bias."""
-    weight = embedding if tied else nn.Parameter(embedding.detach().clone())
-    return weight, nn.Parameter(embedding.new_zeros(embedding.size(0)))
-
-
-def classifier_dropout(config: Config) -> float:
-    """The dropout before the matrix of classes."""
-    return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
 
 def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:
@@ -151,149 +94,89 @@ def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:
         normal(0.02)(module, name, parameter)
 
 
-def labels_from_hf(given: dict[str, Any]) -> dict[str, Any]:
-    """How many classes `config.json` has names for; it leaves them out where there are two."""
-    if given.get("id2label"):
-        return {"num_labels": len(given["id2label"])}
-    return {"num_labels": given.get("num_labels") or 2}
-
-
-def labels_to_hf(num_labels: int) -> dict[str, Any]:
-    """Names for the classes, by which alone `config.json` says how many there are."""
-    if num_labels == 2:
-        return {}
-    names = {str(label): f"LABEL_{label}" for label in range(num_labels)}
-    return {"id2label": names, "label2id": {name: int(label) for label, name in names.items()}}
-
-
-HF_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "d_model",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-    "intermediate_size": "d_ff",
-    "type_vocab_size": "type_vocab_size",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "classifier_dropout": "classifier_dropout",
-    "layer_norm_eps": "norm_eps",
-    "tie_word_embeddings": "tie_embeddings",
-}
-HF_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-HF_FIXED: dict[str, tuple[Any, ...]] = {
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
-}
-
 HF = HfFormat(
     model_type="bert",
+    config=Config,
     classes={
         "BertForMaskedLM": {"head": "mlm"},
         "BertForPreTraining": {"head": "mlm"},
         "BertForSequenceClassification": {"head": "classify"},
         "BertModel": {"head": "none"},
     },
-    keys={**HF_KEYS, "max_position_embeddings": "max_length"},
-    values={"hidden_act": ("activation", HF_ACTIVATIONS)},
-    fixed=HF_FIXED,
+    fixed={
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+    },
     read=labels_from_hf,
-    write=lambda config: labels_to_hf(config.num_labels),
+    write=labels_to_hf,
 )
-
-
-# What a file may hold beyond one head: the pooler, both tasks' heads, and that of classes.
-HF_UNUSED = (
-    r"bert\.pooler\.dense\.(weight|bias)",
-    r"cls\.predictions\.transform\.(dense|LayerNorm)\.(weight|bias|gamma|beta)",
-    r"cls\.predictions\.(bias|decoder\.weight|decoder\.bias)",
-    r"cls\.seq_relationship\.(weight|bias)",
-    r"classifier\.(weight|bias)",
-)
+HF_LAYER = {
+    "self_attention.sublayer.qkv": "attention.self.{query,key,value}",
+    "self_attention.sublayer.out": "attention.output.dense",
+    "self_attention.norm": "attention.output.LayerNorm",
+    "feedforward.sublayer.up": "intermediate.dense",
+    "feedforward.sublayer.down": "output.dense",
+    "feedforward.norm": "output.LayerNorm",
+}
 
 
 def hf_names(config: Config) -> Names:
-    """Our tensors and what they are called over there.
+    """Hugging Face tensor names.
 
     The pooler is the first matrix of the head classify. The other heads have no place for it, nor
     any for the head of the second task of pre-training (sec. 3.1).
     """
-    names = encoder_names("bert.")
-    aliases = _first_norm_names(config.num_layers)
-    if config.head == "mlm":
-        transform = "cls.predictions.transform."
-        names += weight_and_bias("head.transform", f"{transform}dense")
-        names += weight_and_bias("head.norm", f"{transform}LayerNorm")
-        output, tied = output_names(config, "cls.predictions.", "bert.")
-        names, aliases = names + output, aliases | tied
-    elif config.head == "classify":
-        names += weight_and_bias("head.dense", "bert.pooler.dense")
-        names += weight_and_bias("head.out", "classifier")
-    return Names(
-        tuple(names),
-        prefix="bert.",
-        aliases=aliases,
-        buffers=(r"bert\.embeddings\.position_ids",),
-        unused=HF_UNUSED,
-        optional=(r"head\..+",) if config.head == "classify" else (),
-    )
+    heads = {
+        "mlm": {
+            "head.transform": "cls.predictions.transform.dense",
+            "head.norm": "cls.predictions.transform.LayerNorm",
+        }
+        | output_names(config, "cls.predictions"),
+        "classify": {"head.dense": "bert.pooler.dense", "head.out": "classifier"},
+    }
+    unused = r"bert\.pooler\.dense|cls\.(predictions(\..+)?|seq_relationship)|classifier"
+    return encoder_names(config, "bert", ("encoder.layer.{i}", HF_LAYER), heads, unused)
 
 
-def weight_and_bias(ours: str, *theirs: str) -> list[Name]:
-    """The two tensors of a module of ours, which joins those of `theirs`."""
-    return [
-        Name(f"{ours}.{part}", tuple(f"{each}.{part}" for each in theirs))
-        for part in ("weight", "bias")
-    ]
-
-
-def encoder_names(prefix: str) -> list[Name]:
-    """Embeddings and layers, whose names BERT's descendants kept."""
-    layer, block = f"{prefix}encoder.layer.{{i}}.", "encoder.blocks.{i}."
-    attention, mlp = f"{block}self_attention.", f"{block}feedforward."
-    names = [
-        Name(f"embedding.{ours}.weight", f"{prefix}embeddings.{theirs}_embeddings.weight")
-        for ours, theirs in (("tokens", "word"), ("positions", "position"), ("types", "token_type"))
-    ]
-    joined = [f"{layer}attention.self.{part}" for part in ("query", "key", "value")]
-    names += weight_and_bias(f"{attention}sublayer.qkv", *joined)
-    for ours, theirs in (
-        ("embedding.norm", f"{prefix}embeddings.LayerNorm"),
-        (f"{attention}sublayer.out", f"{layer}attention.output.dense"),
-        (f"{attention}norm", f"{layer}attention.output.LayerNorm"),
-        (f"{mlp}sublayer.up", f"{layer}intermediate.dense"),
-        (f"{mlp}sublayer.down", f"{layer}output.dense"),
-        (f"{mlp}norm", f"{layer}output.LayerNorm"),
-    ):
-        names += weight_and_bias(ours, theirs)
-    return names
-
-
-def output_names(config: Config, head: str, prefix: str) -> tuple[list[Name], dict[str, str]]:
-    """The names and aliases of the output matrix and its bias.
+def output_names(config: Config, theirs: str) -> dict[str, str]:
+    """Of the output matrix and its bias.
 
     They keep the bias twice. Tied, both are one; untied, the one beside the matrix is added, and
     the other is a weight that nothing reads.
     """
-    matrix, beside, alone = f"{head}decoder.weight", f"{head}decoder.bias", f"{head}bias"
-    if not config.tie_embeddings:
-        return [Name("head.weight", matrix), Name("head.bias", beside)], {}
-    tied = {matrix: f"{prefix}embeddings.word_embeddings.weight", beside: alone}
-    return [Name("head.bias", alone)], tied
+    first = {"head.bias": f"{theirs}.bias"} if config.tie_embeddings else {}
+    return first | {"head": f"{theirs}.decoder"}
 
 
-def _first_norm_names(num_layers: int) -> dict[str, str]:
-    """The first release's names of the norms' tensors, which published files still have."""
-    norms = ["bert.embeddings.LayerNorm", "cls.predictions.transform.LayerNorm"]
-    for layer in range(num_layers):
-        for part in ("attention.output", "output"):
-            norms.append(f"bert.encoder.layer.{layer}.{part}.LayerNorm")
-    both = (("gamma", "weight"), ("beta", "bias"))
-    return {f"{norm}.{first}": f"{norm}.{now}" for norm in norms for first, now in both}
+def encoder_names(
+    config: Any,
+    prefix: str,
+    layer: tuple[str, Mapping[str, str]],
+    heads: Mapping[str, Mapping[str, str]],
+    unused: str,
+) -> Names:
+    """The names of BERT and its descendants.
+
+    Args:
+        layer: their name of a layer, and those of its modules.
+        heads: for each head the names of its modules.
+        unused: what modules of other heads match.
+    """
+    embeddings = {
+        "tokens": "word_embeddings",
+        "positions": "position_embeddings",
+        "types": "token_type_embeddings",
+        "norm": "LayerNorm",
+    }
+    return Names(
+        layer_names("embedding", f"{prefix}.embeddings", embeddings)
+        + layer_names("encoder.blocks.{i}", f"{prefix}.{layer[0]}", layer[1])
+        + [Name(*pair) for pair in heads.get(config.head, {}).items()],
+        prefix=f"{prefix}.",
+        # The first release's names, which published files still have.
+        endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+        buffers=rf"{prefix}\.embeddings\.position_ids",
+        unused=rf"({unused})\.(weight|bias|gamma|beta)",
+        optional=r"head\..+" if config.head == "classify" else "",
+    )

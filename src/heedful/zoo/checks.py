@@ -1,8 +1,27 @@
-"""What every architecture's sizes must fulfil, said once."""
+"""What every architecture's Config is: frozen, without unknown keys, of sizes that can be."""
 
 import math
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar, cast, dataclass_transform
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def model_config(cls: type[T]) -> type[T]:
+    """A frozen dataclass without unknown keys that checks its sizes, and by its own `check()`."""
+    cls.__post_init__ = _check  # type: ignore[attr-defined]
+    made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    return cast(type[T], made)
+
+
+def _check(config: Any) -> None:
+    check_sizes(config)
+    if hasattr(config, "check"):
+        config.check()
 
 
 def check_sizes(config: Any) -> None:
@@ -23,8 +42,20 @@ def check_sizes(config: Any) -> None:
         elif isinstance(value, float) and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, not {value}")
     width, heads = values["d_model"], values["num_heads"]
-    if values.get("head_dim") is None and width % heads:
-        raise ValueError(f"d_model {width} is not divisible by num_heads {heads}")
+    for name in ("num_heads", "num_decoder_heads"):
+        count = values.get(name)
+        if values.get("head_dim") is None and count is not None and width % count:
+            raise ValueError(f"d_model {width} is not divisible by {name} {count}")
     groups = values.get("num_kv_heads")
     if groups is not None and heads % groups:
         raise ValueError(f"num_heads {heads} is not divisible by num_kv_heads {groups}")
+
+
+def check_one_vocabulary(config: Any) -> None:
+    """Refuse two vocabularies where one matrix serves both; raises ValueError with both sizes."""
+    if config.src_vocab_size != config.tgt_vocab_size:
+        raise ValueError(
+            "one matrix for source and target needs one vocabulary, but src_vocab_size is "
+            f"{config.src_vocab_size} and tgt_vocab_size {config.tgt_vocab_size}; "
+            "use a joint tokenizer, or tie_embeddings=decoder where the model has it"
+        )

@@ -9,29 +9,26 @@ and none at the end, but with GELU (its tanh approximation, in the authors' code
 positions. Output and input share one matrix.
 """
 
-from typing import Any, Literal
-
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-from torch import nn
+from typing import Annotated, Any, Literal
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
-from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Mlp
-from heedful.parts.heads import OutputProjection
 from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.parts.residual import PostNorm
-from heedful.zoo.checks import check_sizes
-from heedful.zoo.hf import HfFormat
-from heedful.zoo.names import Name, Names
+from heedful.zoo.build import decoder_only, stack
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.names import Name, Names, layer_names
+
+# What they call gelu is its tanh approximation.
+HF_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@model_config
 class Config:
     """The paper's sizes and choices.
 
@@ -42,19 +39,18 @@ class Config:
         tie_embeddings: one matrix for input and output.
     """
 
-    vocab_size: int = 40478
-    d_model: int = 768
-    num_heads: int = 12
-    num_layers: int = 12
+    vocab_size: Annotated[int, Hf("vocab_size")] = 40478
+    d_model: Annotated[int, Hf("n_embd")] = 768
+    num_heads: Annotated[int, Hf("n_head")] = 12
+    num_layers: Annotated[int, Hf("n_layer")] = 12
     d_ff: int | None = None
-    max_length: int = 512
-    dropout: float = 0.1
-    activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
-    norm_eps: float = 1e-5
-    tie_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
+    max_length: Annotated[int, Hf("n_positions")] = 512
+    dropout: Annotated[float, Hf("resid_pdrop", "embd_pdrop", "attn_pdrop")] = 0.1
+    activation: Annotated[
+        Literal["gelu_tanh", "relu", "silu"], Hf("afn", values=HF_ACTIVATIONS)
+    ] = "gelu_tanh"
+    norm_eps: Annotated[float, Hf("layer_norm_epsilon")] = 1e-5
+    tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = True
 
 
 SIZES: dict[str, dict[str, Any]] = {"base": {}}
@@ -65,27 +61,19 @@ def build(config: Config) -> DecoderOnly:
 
     All weights N(0, 0.02²) (sec. 4.1).
     """
-    tokens = nn.Embedding(config.vocab_size, config.d_model)
-    positions = Learned().build(config.max_length, config.d_model)
-    head = tokens.weight if config.tie_embeddings else nn.Parameter(tokens.weight.clone())
-    net = DecoderOnly(
-        TokenEmbedding(tokens, positions, dropout=config.dropout),
-        Stack(_block(config) for _ in range(config.num_layers)),
-        OutputProjection(head),
+    width = config.d_model
+    blocks = stack(
+        config.num_layers,
+        width=width,
+        residual=PostNorm,
+        norm=LayerNorm(config.norm_eps),
+        attention=lambda layer: Attention(width, config.num_heads, dropout=config.dropout),
+        feedforward=lambda: Mlp(width, config.d_ff or 4 * width, config.activation),
+        dropout=config.dropout,
     )
+    net = decoder_only(config, Learned(), blocks)
     init_weights(net, normal(0.02))
     return net
-
-
-def _block(config: Config) -> Block:
-    width, norm = config.d_model, LayerNorm(config.norm_eps)
-    attention = Attention(width, config.num_heads, dropout=config.dropout)
-    mlp = Mlp(width, config.d_ff or 4 * width, config.activation)
-    return Block(
-        PostNorm(attention, norm.build(width), dropout=config.dropout),
-        None,
-        PostNorm(mlp, norm.build(width), dropout=config.dropout),
-    )
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -94,58 +82,34 @@ def _write(config: Config) -> dict[str, Any]:
             f"d_ff is {config.d_ff}, but the Hugging Face format of openai-gpt knows 4 · d_model "
             f"({4 * config.d_model}) alone"
         )
-    return {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
+    return {}
 
 
 HF = HfFormat(
     model_type="openai-gpt",
+    config=Config,
     classes={"OpenAIGPTLMHeadModel": {}, "OpenAIGPTModel": {}},
-    keys={
-        "vocab_size": "vocab_size",
-        "n_embd": "d_model",
-        "n_head": "num_heads",
-        "n_layer": "num_layers",
-        "n_positions": "max_length",
-        "resid_pdrop": "dropout",
-        "layer_norm_epsilon": "norm_eps",
-        "tie_word_embeddings": "tie_embeddings",
-    },
-    # What they call gelu here is its tanh approximation.
-    values={
-        "afn": (
-            "activation",
-            {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
-        )
-    },
-    defaults={"afn": "gelu", "tie_word_embeddings": True},
     write=_write,
 )
+HF_LAYER = {
+    "self_attention.norm": "ln_1",
+    "self_attention.sublayer.qkv": "attn.c_attn",
+    "self_attention.sublayer.out": "attn.c_proj",
+    "feedforward.norm": "ln_2",
+    "feedforward.sublayer.up": "mlp.c_fc",
+    "feedforward.sublayer.down": "mlp.c_proj",
+}
 
 
 def hf_names(config: Config) -> Names:
-    """Our tensors and what they are called over there."""
-    layer, block = "transformer.h.{i}.", "decoder.blocks.{i}."
-    attention, mlp = f"{block}self_attention.", f"{block}feedforward."
-    names = [
-        Name("embedding.tokens.weight", "transformer.tokens_embed.weight"),
-        Name("embedding.positions.weight", "transformer.positions_embed.weight"),
-    ]
-    for ours, theirs, transposed in (
-        (f"{attention}sublayer.qkv", f"{layer}attn.c_attn", True),
-        (f"{attention}sublayer.out", f"{layer}attn.c_proj", True),
-        (f"{attention}norm", f"{layer}ln_1", False),
-        (f"{mlp}sublayer.up", f"{layer}mlp.c_fc", True),
-        (f"{mlp}sublayer.down", f"{layer}mlp.c_proj", True),
-        (f"{mlp}norm", f"{layer}ln_2", False),
-    ):
-        names.append(Name(f"{ours}.weight", f"{theirs}.weight", transposed=transposed))
-        names.append(Name(f"{ours}.bias", f"{theirs}.bias"))
-    if not config.tie_embeddings:
-        names.append(Name("head.weight", "lm_head.weight"))
-    tokens = "transformer.tokens_embed.weight"
+    """Hugging Face tensor names."""
     return Names(
-        tuple(names),
+        [
+            Name("embedding.tokens", "transformer.tokens_embed"),
+            Name("embedding.positions", "transformer.positions_embed"),
+            *layer_names("decoder.blocks.{i}", "transformer.h.{i}", HF_LAYER, transposed=True),
+            Name("head", "lm_head"),
+        ],
         prefix="transformer.",
-        aliases={"lm_head.weight": tokens} if config.tie_embeddings else {},
-        buffers=(r"transformer\.(h\.\d+\.attn\.bias|position_ids)",),
+        buffers=r"transformer\.(h\.\d+\.attn\.bias|position_ids)",
     )

@@ -18,62 +18,48 @@ give the size that it is named after. It does not say how wide the band is: 256 
 in two details: it does not scale scores, and its queries, keys and values have no bias.
 """
 
-from typing import Any
-
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-from torch import nn
+from typing import Annotated, Any
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
-from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Activation, Mlp
-from heedful.parts.heads import OutputProjection
 from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.parts.residual import PreNorm
-from heedful.zoo import gpt2
-from heedful.zoo.checks import check_sizes
-from heedful.zoo.hf import HfFormat
-from heedful.zoo.names import Name, Names
+from heedful.zoo import gpt, gpt2
+from heedful.zoo.build import decoder_only, stack
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
+from heedful.zoo.names import Name, Names, layer_names
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Config:
-    """The paper's sizes and choices; the defaults are its smallest model.
+@model_config
+class Config(gpt.Config):
+    """GPT's keys; the defaults are the paper's smallest model.
 
     Args:
         head_dim: width of a head; None: d_model / num_heads.
-        d_ff: width of the feed-forward's hidden units; None: 4 · d_model.
-        max_length: longest text, in tokens.
         window: keys that a query of every second layer sees, its own counted; None: all layers see
             the whole text.
-        dropout: on embeddings, sub-layers' outputs and attention weights; the paper names none.
+        dropout: as GPT's; the paper names none.
         scale_scores: divide scores by √head_dim, as GPT-2 does and GPT-Neo does not.
         qkv_bias: of queries, keys and values: GPT-2 has it, GPT-Neo does not.
-        tie_embeddings: one matrix for input and output.
     """
 
     vocab_size: int = 50257
-    d_model: int = 768
-    num_heads: int = 12
+    d_model: Annotated[int, Hf("hidden_size")] = 768
+    num_heads: Annotated[int, Hf("num_heads")] = 12
     head_dim: int | None = None
-    num_layers: int = 12
-    d_ff: int | None = None
-    max_length: int = 2048
+    num_layers: Annotated[int, Hf("num_layers")] = 12
+    d_ff: Annotated[int | None, Hf("intermediate_size")] = None
+    max_length: Annotated[int, Hf("max_position_embeddings")] = 2048
     window: int | None = 256
-    dropout: float = 0.0
-    activation: Activation = "gelu_tanh"
-    norm_eps: float = 1e-5
+    dropout: Annotated[float, Hf("resid_dropout", "embed_dropout", "attention_dropout")] = 0.0
+    activation: Annotated[Activation, Hf("activation_function", values=ACTIVATIONS)] = "gelu_tanh"  # type: ignore[assignment]  # GPT has fewer
     scale_scores: bool = True
     qkv_bias: bool = True
-    tie_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -90,17 +76,26 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying, as GPT-2's are."""
-    tokens = nn.Embedding(config.vocab_size, config.d_model)
-    positions = Learned().build(config.max_length, config.d_model)
-    head = tokens.weight if config.tie_embeddings else nn.Parameter(tokens.weight.clone())
-    net = DecoderOnly(
-        TokenEmbedding(tokens, positions, dropout=config.dropout),
-        Stack(
-            (_block(config, kind) for kind in _layers(config.num_layers, config.window)),
-            _norm(config),
+    width, kinds = config.d_model, _layers(config.num_layers, config.window)
+    blocks = stack(
+        config.num_layers,
+        width=width,
+        residual=PreNorm,
+        norm=LayerNorm(config.norm_eps),
+        attention=lambda layer: Attention(
+            width,
+            config.num_heads,
+            head_dim=config.head_dim,
+            scale=None if config.scale_scores else 1.0,
+            window=config.window if kinds[layer] == "local" else None,
+            dropout=config.dropout,
+            bias=config.qkv_bias,
         ),
-        OutputProjection(head),
+        feedforward=lambda: Mlp(width, config.d_ff or 4 * width, config.activation),
+        dropout=config.dropout,
+        final_norm=True,
     )
+    net = decoder_only(config, Learned(), blocks)
     init_weights(net, normal(0.02))
     shrink_residuals(net)
     return net
@@ -112,83 +107,31 @@ def _layers(num_layers: int, window: int | None) -> list[str]:
     return [turns[layer % len(turns)] for layer in range(num_layers)]
 
 
-def _block(config: Config, kind: str) -> Block:
-    width, dropout = config.d_model, config.dropout
-    attention = Attention(
-        width,
-        config.num_heads,
-        head_dim=config.head_dim,
-        scale=None if config.scale_scores else 1.0,
-        window=config.window if kind == "local" else None,
-        dropout=dropout,
-        bias=config.qkv_bias,
-    )
-    mlp = Mlp(width, config.d_ff or 4 * width, config.activation)
-    return Block(
-        PreNorm(attention, _norm(config), dropout=dropout),
-        None,
-        PreNorm(mlp, _norm(config), dropout=dropout),
-    )
-
-
-def _norm(config: Config) -> nn.Module:
-    return LayerNorm(config.norm_eps).build(config.d_model)
-
-
-def _read(given: dict[str, Any]) -> dict[str, Any]:
-    layers = [kind for kinds, times in given["attention_types"] for kind in kinds * times]
-    for window in (given["window_size"], None):
-        if layers == _layers(given["num_layers"], window):
+def _read(content: dict[str, Any]) -> dict[str, Any]:
+    types = content.get("attention_types", [[["global", "local"], 12]])
+    num_layers = content.get("num_layers", 24)
+    layers = [kind for kinds, times in types for kind in kinds * times]
+    for window in (content.get("window_size", 256), None):
+        if layers == _layers(num_layers, window):
             return {"window": window, "scale_scores": False, "qkv_bias": False}
     raise UserError(
-        f"config.json: attention_types is {given['attention_types']}, but heedful's gpt3 is built "
-        f"for {given['num_layers']} layers that are global and local in turn, or all global"
+        f"config.json: attention_types is {types}, but heedful's gpt3 is built for {num_layers} "
+        "layers that are global and local in turn, or all global"
     )
 
 
 def _write(config: Config) -> dict[str, Any]:
-    layers = _layers(config.num_layers, config.window)
-    turns = sorted(set(layers))
-    times, rest = divmod(len(layers), len(turns))
-    types = [[turns, times]] + ([[turns[:rest], 1]] if rest else [])
-    return {
-        "attention_types": types,
-        "window_size": config.window or 256,
-        "embed_dropout": config.dropout,
-        "attention_dropout": config.dropout,
-    }
+    turns = ["global"] if config.window is None else ["global", "local"]
+    times, rest = divmod(config.num_layers, len(turns))
+    types = ([[turns, times]] if times else []) + ([[turns[:rest], 1]] if rest else [])
+    return {"attention_types": types, "window_size": config.window or 256}
 
 
 HF = HfFormat(
     model_type="gpt_neo",
+    config=Config,
     classes={"GPTNeoForCausalLM": {}, "GPTNeoModel": {}},
-    keys={
-        "vocab_size": "vocab_size",
-        "hidden_size": "d_model",
-        "num_heads": "num_heads",
-        "num_layers": "num_layers",
-        "intermediate_size": "d_ff",
-        "max_position_embeddings": "max_length",
-        "resid_dropout": "dropout",
-        "layer_norm_epsilon": "norm_eps",
-        "tie_word_embeddings": "tie_embeddings",
-    },
-    values={
-        "activation_function": (
-            "activation",
-            {"gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"},
-        )
-    },
-    defaults={
-        "hidden_size": 2048,
-        "num_heads": 16,
-        "num_layers": 24,
-        "intermediate_size": None,
-        "attention_types": [[["global", "local"], 12]],
-        "window_size": 256,
-        "activation_function": "gelu_new",
-        "tie_word_embeddings": True,
-    },
+    defaults={"d_model": 2048, "num_heads": 16, "num_layers": 24},
     read=_read,
     write=_write,
 )
@@ -204,7 +147,7 @@ def written_as(config: Config) -> tuple[str, Any]:
 
 
 def hf_names(config: Config) -> Names:
-    """Our tensors and what they are called over there; raises UserError for what GPT-Neo is not."""
+    """Hugging Face tensor names; raises UserError for what GPT-Neo is not."""
     if config.scale_scores or config.qkv_bias:
         raise UserError(
             "the Hugging Face format that has layers with a window is GPT-Neo's, without scaled "
@@ -217,32 +160,22 @@ def hf_names(config: Config) -> Names:
             f"head_dim is {config.head_dim}, but the Hugging Face format of gpt_neo knows d_model "
             f"/ num_heads ({config.d_model / config.num_heads:g}) alone"
         )
-    layer, block = "transformer.h.{i}.", "decoder.blocks.{i}."
-    attention, mlp = f"{block}self_attention.", f"{block}feedforward."
-    inner = f"{layer}attn.attention."
-    names = [
-        Name("embedding.tokens.weight", "transformer.wte.weight"),
-        Name("embedding.positions.weight", "transformer.wpe.weight"),
-        Name(
-            f"{attention}sublayer.qkv.weight",
-            tuple(f"{inner}{part}_proj.weight" for part in "qkv"),
-        ),
-    ]
-    for ours, theirs in (
-        (f"{attention}norm", f"{layer}ln_1"),
-        (f"{attention}sublayer.out", f"{inner}out_proj"),
-        (f"{mlp}norm", f"{layer}ln_2"),
-        (f"{mlp}sublayer.up", f"{layer}mlp.c_fc"),
-        (f"{mlp}sublayer.down", f"{layer}mlp.c_proj"),
-        ("decoder.final_norm", "transformer.ln_f"),
-    ):
-        names.append(Name(f"{ours}.weight", f"{theirs}.weight"))
-        names.append(Name(f"{ours}.bias", f"{theirs}.bias"))
-    if not config.tie_embeddings:
-        names.append(Name("head.weight", "lm_head.weight"))
+    layer = {
+        "self_attention.norm": "ln_1",
+        "self_attention.sublayer.qkv": "attn.attention.{q,k,v}_proj",
+        "self_attention.sublayer.out": "attn.attention.out_proj",
+        "feedforward.norm": "ln_2",
+        "feedforward.sublayer.up": "mlp.c_fc",
+        "feedforward.sublayer.down": "mlp.c_proj",
+    }
     return Names(
-        tuple(names),
+        [
+            Name("embedding.tokens", "transformer.wte"),
+            Name("embedding.positions", "transformer.wpe"),
+            *layer_names("decoder.blocks.{i}", "transformer.h.{i}", layer),
+            Name("decoder.final_norm", "transformer.ln_f"),
+            Name("head", "lm_head"),
+        ],
         prefix="transformer.",
-        aliases={"lm_head.weight": "transformer.wte.weight"} if config.tie_embeddings else {},
-        buffers=(r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)",),
+        buffers=r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)",
     )

@@ -1,14 +1,61 @@
-"""Configurations of the Hugging Face format, both ways: what an architecture says of it is data."""
+"""`config.json` of the Hugging Face format, both ways: what a field is called there is data."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from heedful.errors import UserError
+from heedful.parts.feedforward import Activation, Gate
+
+# Of several names for one of ours the first is written.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+GATES: dict[str, Gate] = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "gelu_new": "geglu_tanh",
+    "relu": "reglu",
+}
 
 
-def _nothing(given: Any) -> dict[str, Any]:
-    return {}
+class Hf:
+    """Annotates a Config's field with its key there.
+
+    A subclass that declares the field again without one keeps it.
+
+    Args:
+        keys: the first is read, all are written.
+        values: their value -> ours, where they differ; any other is refused.
+    """
+
+    def __init__(self, *keys: str, values: Mapping[Any, Any] | None = None) -> None:
+        self.keys = keys
+        self.values = values
+
+    def read(self, value: Any, where: str) -> Any:
+        """Our value of theirs; raises UserError where there is none."""
+        if self.values is None:
+            return value
+        for theirs, ours in self.values.items():
+            if theirs == value:
+                return ours
+        known = ", ".join(map(repr, self.values))
+        raise UserError(f"{where}: {self.keys[0]} is {value!r}; known here: {known}")
+
+    def write(self, value: Any) -> dict[str, Any]:
+        """Their keys with our value."""
+        if self.values is not None:
+            value = next(theirs for theirs, ours in self.values.items() if ours == value)
+        return dict.fromkeys(self.keys, value)
 
 
 @dataclass(frozen=True)
@@ -16,71 +63,78 @@ class HfFormat:
     """How `config.json` of one model type and an architecture's `Config` say the same.
 
     Args:
-        model_type: theirs, as in `config.json`.
-        classes: their class -> what it says of our config (its head). On export the first class is
-            taken whose word is our config's.
-        keys: their key -> ours, where the values are the same.
-        values: their key -> our key and their value -> ours, where they are not.
-        fixed: their key -> the values that mean what we build. Any other is refused on import; the
-            first is written on export.
-        defaults: their key -> its value where a file leaves it out.
-        read, write: what is beyond a table: our keys from their whole content, and theirs from our
-            config; they win over the tables.
+        model_type: as in `config.json`.
+        config: ours, whose fields are annotated with `Hf`.
+        classes: their class -> keys of our config that it implies (its head). On export the first
+            class is taken whose keys are our config's.
+        fixed: their key -> the value that we build. Any other is refused on import; it is written
+            on export.
+        defaults: our key -> its value where a file leaves it out, if that is not our default.
+        read, write: what is beyond annotations: our keys from their whole content, and theirs from
+            our config; they win.
     """
 
     model_type: str
+    config: type[Any]
     classes: Mapping[str, Mapping[str, Any]]
-    keys: Mapping[str, str]
-    values: Mapping[str, tuple[str, Mapping[Any, Any]]] = field(default_factory=dict)
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    read: Callable[[dict[str, Any]], dict[str, Any]] = _nothing
-    write: Callable[[Any], dict[str, Any]] = _nothing
+    read: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {}
+    write: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
 def config_keys_from_hf(
     format: HfFormat, content: Mapping[str, Any], where: str
 ) -> dict[str, object]:
     """The keys of our Config; raises UserError for what the architecture does not build."""
-    given = {**format.defaults, **content}
-    for key, allowed in format.fixed.items():
-        if key in given and given[key] not in allowed:
+    for key, built in format.fixed.items():
+        if content.get(key, built) != built:
             raise UserError(
-                f"{where}: {key} is {given[key]!r}, but heedful's {format.model_type} is built for "
-                f"{' or '.join(repr(value) for value in allowed)} alone"
+                f"{where}: {key} is {content[key]!r}, but heedful's {format.model_type} is built "
+                f"for {built!r} alone"
             )
-    ours: dict[str, object] = dict(_class_of(format, content, where))
-    for key, name in format.keys.items():
-        if key in given:
-            ours[name] = given[key]
-    for key, (name, table) in format.values.items():
-        if key in given:
-            if given[key] not in table:
-                known = ", ".join(map(repr, table))
-                raise UserError(f"{where}: {key} is {given[key]!r}; known here: {known}")
-            ours[name] = table[given[key]]
-    return ours | format.read(given)
+    names = content.get("architectures") or [next(iter(format.classes))]
+    if names[0] not in format.classes:
+        known = ", ".join(format.classes)
+        raise UserError(f"{where}: no place for the class {names[0]}; known here: {known}")
+    ours = {**format.defaults, **format.classes[names[0]]}
+    for name, hf in _annotated(format.config).items():
+        if hf.keys[0] in content:
+            ours[name] = hf.read(content[hf.keys[0]], where)
+    return ours | format.read(dict(content))
 
 
 def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:
     """What `config.json` says of our config."""
     ours = asdict(config)
-    name = next(
-        name
-        for name, said in format.classes.items()
-        if all(ours[key] == value for key, value in said.items())
-    )
+    classes = format.classes.items()
+    name = next(name for name, said in classes if said.items() <= ours.items())
     content: dict[str, Any] = {"architectures": [name], "model_type": format.model_type}
-    content |= {key: allowed[0] for key, allowed in format.fixed.items()}
-    content |= {key: ours[name] for key, name in format.keys.items()}
-    for key, (name, table) in format.values.items():
-        content[key] = next(theirs for theirs, value in table.items() if value == ours[name])
+    content |= format.fixed
+    for key, hf in _annotated(format.config).items():
+        content |= hf.write(ours[key])
     return content | format.write(config)
 
 
-def _class_of(format: HfFormat, content: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    names = content.get("architectures") or [next(iter(format.classes))]
-    if names[0] not in format.classes:
-        known = ", ".join(format.classes)
-        raise UserError(f"{where}: no place for the class {names[0]}; known here: {known}")
-    return format.classes[names[0]]
+def labels_from_hf(content: Mapping[str, Any]) -> dict[str, Any]:
+    """How many classes `config.json` has names for; it leaves them out where there are two."""
+    return {"num_labels": len(content.get("id2label") or ()) or content.get("num_labels") or 2}
+
+
+def labels_to_hf(config: Any) -> dict[str, Any]:
+    """Names for the classes, by which alone `config.json` says how many there are."""
+    if config.num_labels == 2:
+        return {}
+    names = {str(label): f"LABEL_{label}" for label in range(config.num_labels)}
+    return {"id2label": names, "label2id": {name: int(label) for label, name in names.items()}}
+
+
+def _annotated(config: type[Any]) -> dict[str, Hf]:
+    """The annotation of each field, its own or that of the class it comes from."""
+    return {
+        name: mark
+        for cls in reversed(config.__mro__)
+        for name, hint in inspect.get_annotations(cls).items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Hf)
+    }

@@ -22,36 +22,32 @@ their embeddings.
 
 import copy
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
-from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Gate, Gated
-from heedful.parts.heads import OutputProjection
 from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import RMSNorm
 from heedful.parts.positions import NoPositions
 from heedful.parts.residual import PreNorm
 from heedful.parts.rotary import Layout
-from heedful.zoo.checks import check_sizes
-from heedful.zoo.hf import HfFormat
-from heedful.zoo.names import Name, Names
+from heedful.zoo.build import decoder_only, stack
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import GATES, Hf, HfFormat
+from heedful.zoo.names import Name, Names, layer_names
 from heedful.zoo.rope import RopeScaling, check_rope, head_width, rope_from_hf, rope_to_hf, rotary
 
 AnyConfig = TypeVar("AnyConfig")
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Config:
-    """The papers' sizes and choices; the defaults are LLaMA 7B.
+@model_config
+class Base:
+    """Sizes and choices of LLaMA and its descendants; the defaults are LLaMA 7B.
 
     Args:
         num_kv_heads: heads of keys and values; None: num_heads.
@@ -66,32 +62,41 @@ class Config:
         rope_layout: half as in the Hugging Face format, interleaved as the authors released it.
         rope_scaling: how the rotary positions are stretched over longer texts: `type` (linear, ntk,
             yarn, llama3) and the arguments of that class in `parts/rotary.py`; None: they are not.
-        attention_bias, mlp_bias: in all four matrices of attention, all three of feed-forward.
         tie_embeddings: one matrix for input and output.
     """
 
-    vocab_size: int = 32000
-    d_model: int = 4096
-    num_heads: int = 32
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    num_layers: int = 32
-    d_ff: int | None = None
-    max_length: int = 2048
+    vocab_size: Annotated[int, Hf("vocab_size")] = 32000
+    d_model: Annotated[int, Hf("hidden_size")] = 4096
+    num_heads: Annotated[int, Hf("num_attention_heads")] = 32
+    num_kv_heads: Annotated[int | None, Hf("num_key_value_heads")] = None
+    head_dim: Annotated[int | None, Hf("head_dim")] = None
+    num_layers: Annotated[int, Hf("num_hidden_layers")] = 32
+    d_ff: Annotated[int | None, Hf("intermediate_size")] = None
+    max_length: Annotated[int, Hf("max_position_embeddings")] = 2048
     dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation: Gate = "swiglu"
-    norm_eps: float = 1e-6
+    attention_dropout: Annotated[float, Hf("attention_dropout")] = 0.0
+    activation: Annotated[Gate, Hf("hidden_act", values=GATES)] = "swiglu"
+    norm_eps: Annotated[float, Hf("rms_norm_eps")] = 1e-6
     rope_base: float = 10000.0
     rope_layout: Layout = "half"
     rope_scaling: RopeScaling = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_embeddings: bool = False
+    tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = False
 
-    def __post_init__(self) -> None:
-        check_sizes(self)
+    def check(self) -> None:
+        """Refuse heads that rotary positions cannot turn."""
         check_rope(self)
+
+
+@model_config
+class Config(Base):
+    """LLaMA's.
+
+    Args:
+        attention_bias, mlp_bias: in all four matrices of attention, all three of feed-forward.
+    """
+
+    attention_bias: Annotated[bool, Hf("attention_bias")] = False
+    mlp_bias: Annotated[bool, Hf("mlp_bias")] = False
 
 
 _TWO: dict[str, Any] = {"max_length": 4096, "norm_eps": 1e-5}
@@ -130,63 +135,51 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(config: Config, *, window: int | None = None) -> DecoderOnly:
+def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying.
 
     The papers do not say how theirs were drawn. Here as in GPT-2: N(0, 0.02²), those that end a
     residual branch divided by √(2L).
-
-    Args:
-        window: keys that a query sees, its own counted (Mistral); default: all before it.
     """
-    tokens = nn.Embedding(config.vocab_size, config.d_model)
-    nowhere = NoPositions().build(config.max_length, config.d_model)
-    head = tokens.weight if config.tie_embeddings else nn.Parameter(tokens.weight.clone())
-    net = DecoderOnly(
-        TokenEmbedding(tokens, nowhere, dropout=config.dropout),
-        Stack(
-            (_block(config, window) for _ in range(config.num_layers)),
-            _norm(config),
-            relative=_positions(config),
+    bias = config.attention_bias
+    return assemble(config, mlp_bias=config.mlp_bias, bias=bias, out_bias=bias)
+
+
+def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> DecoderOnly:
+    """LLaMA or a descendant; `attention`: further arguments of `Attention`."""
+    blocks = stack(
+        config.num_layers,
+        width=config.d_model,
+        residual=PreNorm,
+        norm=RMSNorm(config.norm_eps),
+        attention=lambda layer: Attention(
+            config.d_model,
+            config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dropout=config.attention_dropout,
+            **{"bias": False, "out_bias": False} | attention,
         ),
-        OutputProjection(head),
+        feedforward=lambda: Gated(
+            config.d_model, _hidden(config), config.activation, bias=mlp_bias
+        ),
+        dropout=config.dropout,
+        final_norm=True,
+        relative=_positions(config),
     )
+    net = decoder_only(config, NoPositions(), blocks)
     init_weights(net, normal(0.02))
     shrink_residuals(net)
     return net
-
-
-def _block(config: Config, window: int | None) -> Block:
-    attention = Attention(
-        config.d_model,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        window=window,
-        dropout=config.attention_dropout,
-        bias=config.attention_bias,
-        out_bias=config.attention_bias,
-    )
-    mlp = Gated(config.d_model, _hidden(config), config.activation, bias=config.mlp_bias)
-    return Block(
-        PreNorm(attention, _norm(config), dropout=config.dropout),
-        None,
-        PreNorm(mlp, _norm(config), dropout=config.dropout),
-    )
-
-
-def _norm(config: Config) -> nn.Module:
-    return RMSNorm(config.norm_eps).build(config.d_model)
 
 
 def _positions(config: Any) -> nn.Module:
     return rotary(config).build(config.num_heads, head_width(config), causal=True)
 
 
-def _hidden(config: Any) -> int:
+def _hidden(config: Base) -> int:
     """d_ff, given or by the authors' rule."""
-    width: int = config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
-    return width
+    return config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
 
 
 @torch.no_grad()
@@ -217,31 +210,7 @@ def _apart(rows: Tensor, width: int) -> Tensor:
     return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
-HF_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "d_model",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "num_hidden_layers": "num_layers",
-    "intermediate_size": "d_ff",
-    "max_position_embeddings": "max_length",
-    "attention_dropout": "attention_dropout",
-    "rms_norm_eps": "norm_eps",
-    "tie_word_embeddings": "tie_embeddings",
-}
-HF_GATES: dict[str, Gate] = {
-    "silu": "swiglu",
-    "swish": "swiglu",
-    "gelu": "geglu",
-    "gelu_pytorch_tanh": "geglu_tanh",
-    "gelu_new": "geglu_tanh",
-    "relu": "reglu",
-}
-HF_DEFAULTS = {"hidden_act": "silu", "head_dim": None, "tie_word_embeddings": False}
-
-
-def sizes_to_hf(config: Any) -> dict[str, Any]:
+def sizes_to_hf(config: Base) -> dict[str, Any]:
     """Sizes that we may leave to a rule, and the rotary keys. `dropout` has no place there."""
     return {
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
@@ -262,45 +231,36 @@ def _write(config: Config) -> dict[str, Any]:
 
 HF = HfFormat(
     model_type="llama",
+    config=Config,
     classes={"LlamaForCausalLM": {}, "LlamaModel": {}},
-    keys={**HF_KEYS, "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
-    values={"hidden_act": ("activation", HF_GATES)},
-    defaults={**HF_DEFAULTS, "intermediate_size": 11008, "max_position_embeddings": 2048},
-    read=rope_from_hf,
+    defaults={"d_ff": 11008},
+    read=lambda content: rope_from_hf({"max_position_embeddings": 2048} | content),
     write=_write,
 )
+HF_LAYER = {
+    "self_attention.norm": "input_layernorm",
+    "self_attention.sublayer.qkv": "self_attn.{q,k,v}_proj",
+    "self_attention.sublayer.out": "self_attn.o_proj",
+    "feedforward.norm": "post_attention_layernorm",
+    "feedforward.sublayer.up": "mlp.{gate,up}_proj",
+    "feedforward.sublayer.down": "mlp.down_proj",
+}
 
 
-def hf_names(config: Config) -> Names:
-    """Our tensors and what they are called over there; raises UserError for another layout."""
+def hf_names(config: Base) -> Names:
+    """Hugging Face tensor names; raises UserError for another layout."""
     if config.rope_layout != "half":
         raise UserError(
             f"the Hugging Face format has no rope_layout {config.rope_layout}; convert the net by "
             "heedful.zoo.llama.to_half_layout(net, config)"
         )
-    layer, block = "model.layers.{i}.", "decoder.blocks.{i}."
-    attention, mlp = f"{block}self_attention.", f"{block}feedforward."
-    joined = tuple(f"{layer}self_attn.{part}_proj" for part in "qkv")
-    halves = tuple(f"{layer}mlp.{part}_proj" for part in ("gate", "up"))
-    names = [
-        Name("embedding.tokens.weight", "model.embed_tokens.weight"),
-        Name(f"{attention}norm.weight", f"{layer}input_layernorm.weight"),
-        Name(f"{mlp}norm.weight", f"{layer}post_attention_layernorm.weight"),
-        Name("decoder.final_norm.weight", "model.norm.weight"),
-    ]
-    for ours, theirs, has_bias in (
-        (f"{attention}sublayer.qkv", joined, config.attention_bias),
-        (f"{attention}sublayer.out", (f"{layer}self_attn.o_proj",), config.attention_bias),
-        (f"{mlp}sublayer.up", halves, config.mlp_bias),
-        (f"{mlp}sublayer.down", (f"{layer}mlp.down_proj",), config.mlp_bias),
-    ):
-        for part in ("weight", "bias") if has_bias else ("weight",):
-            names.append(Name(f"{ours}.{part}", tuple(f"{each}.{part}" for each in theirs)))
-    if not config.tie_embeddings:
-        names.append(Name("head.weight", "lm_head.weight"))
     return Names(
-        tuple(names),
+        [
+            Name("embedding.tokens", "model.embed_tokens"),
+            *layer_names("decoder.blocks.{i}", "model.layers.{i}", HF_LAYER),
+            Name("decoder.final_norm", "model.norm"),
+            Name("head", "lm_head"),
+        ],
         prefix="model.",
-        aliases={"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {},
-        buffers=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+        buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     )

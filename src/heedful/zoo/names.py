@@ -1,8 +1,8 @@
-"""What our weights are called in the Hugging Face format: a map that is read both ways."""
+"""Hugging Face tensor names, module by module: a map that is read both ways."""
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,59 +17,66 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Name:
-    """One tensor of ours and what it is called over there.
+    """A module of ours and its Hugging Face name; its weight and bias come with it.
 
     Args:
-        ours: its name in our net; `{i}` stands for a layer's number, each time the same.
-        theirs: its name over there. Several: joined along our first dimension, in that order, and
-            taken apart again by the `split_sizes` of the module that holds the parameter or of that
-            module's parent; without any, into equal parts.
-        transposed: stored over there as (in, out), as the Conv1D of GPT-2 does.
-        row: stored over there as (1, n), here as (n,).
+        ours: the module's path, or the full name of one parameter; `{i}` is a layer's number.
+        theirs: its name there. `{a,b}` lists several, whose rows are joined in that order here;
+            they are split again by the `split_sizes` of the module or of its parent where these
+            are as many, else into equal parts.
+        transposed: matrices are stored as (in, out), as the Conv1D of GPT-2 does.
+        row: stored as (1, n), here as (n,).
+        zero_bias: theirs has a bias where our module has none: it is written as zeros; a file may
+            lack it, and what it holds must be exactly zero.
     """
 
     ours: str
-    theirs: str | tuple[str, ...]
+    theirs: str
     transposed: bool = False
     row: bool = False
+    zero_bias: bool = False
 
 
 @dataclass(frozen=True)
 class Names:
-    """All tensors of a model, and what else a file of it may hold.
+    """The names of all tensors of a model, and what else a file of it may hold.
 
     `buffers`, `unused` and `optional` are regular expressions that match whole names; those of
-    names over there match with the prefix or without it.
+    Hugging Face names match with the prefix or without it.
 
     Args:
-        names: the map. A parameter that the net shares may have a name for each place; of these a
-            file needs one, all that it holds must be equal, and the first is written.
-        prefix: of the base model's tensors in `names`; a file of a model without head may lack it.
-        aliases: a name over there, and the one in `names` whose tensor it must equal where a file
-            holds both (tied weights). A file may hold either; the alias is never written.
-        copies: a name over there, and the one whose tensor is taken for it, with a notice, where a
-            file lacks it (weights that were tied when the file was written).
-        zeros: a name over there that our net has nothing for because it is zero (biases, where it
-            has none), and the weight of ours whose outputs it has as many entries as. Written as
-            zeros; a file may lack it, and what it holds must be exactly zero.
+        names: a parameter may have several (tied matrices, older files): a file needs one of them,
+            all that it holds must be equal, and the first is written.
+        prefix: of the base model's tensors; a file of a model without head may lack it.
+        copies: a name, and the one whose tensor is taken for it, with a notice, where a file lacks
+            it (weights that were tied when the file was written).
+        endings: older endings of names -> today's.
         buffers: tensors that hold no weights (causal masks, position ids): passed over silently.
         unused: weights that our net has no place for: passed over with a notice.
         optional: names of ours that a file may lack: left as initialised, with a notice.
     """
 
-    names: tuple[Name, ...]
+    names: Sequence[Name]
     prefix: str = ""
-    aliases: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
-    zeros: Mapping[str, str] = field(default_factory=dict)
-    buffers: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
+    endings: Mapping[str, str] = field(default_factory=dict)
+    buffers: str = ""
+    unused: str = ""
+    optional: str = ""
+
+
+def layer_names(ours: str, theirs: str, modules: Mapping[str, str], **more: bool) -> list[Name]:
+    """The names of `modules` (ours -> theirs) under two prefixes; `more`: attributes of `Name`."""
+    return [Name(f"{ours}.{one}", f"{theirs}.{other}", **more) for one, other in modules.items()]
 
 
 @torch.no_grad()
 def from_hf(
-    net: nn.Module, tensors: Mapping[str, Tensor], names: Names, where: Path | str
+    net: nn.Module,
+    tensors: Mapping[str, Tensor],
+    names: Names,
+    where: Path | str,
+    drawn: Callable[[], nn.Module] | None = None,
 ) -> list[str]:
     """Set the net's weights from tensors in the Hugging Face format; returns notices.
 
@@ -78,6 +85,8 @@ def from_hf(
 
     Args:
         where: what the tensors were read from, for messages.
+        drawn: gives such a net with new weights, from which those that a file may lack are taken;
+            default: they stay as they are.
 
     Raises:
         UserError: a tensor too many, too few, of a wrong shape or of integers, two that the net has
@@ -88,9 +97,6 @@ def from_hf(
     held, notices = _recognise(tensors, _known(places, names) | zeros.keys(), names, where)
     for theirs in sorted(zeros.keys() & held.keys()):
         _check_zero(theirs, held[theirs], zeros[theirs], where)
-    for alias, target in names.aliases.items():
-        if alias in held:
-            _check_equal(held.setdefault(target, held[alias]), held[alias], alias, target, where)
     for copy, source in names.copies.items():
         if copy not in held and source in held:
             held[copy] = held[source]
@@ -108,13 +114,16 @@ def from_hf(
             part.copy_(held[theirs])
     if left:
         notices.append(f"{where} has nothing for {_listed(left)}: left as initialised")
+        source_net = drawn() if drawn is not None else net
+        for ours in left:
+            net.get_parameter(ours).copy_(source_net.get_parameter(ours))
     return notices + _rounded(filled, held, where)
 
 
 def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
-    """The net's weights in the Hugging Face format: views of them, no copies (but for `zeros`).
+    """The net's weights in the Hugging Face format: views of them, no copies (but for zeros).
 
-    A parameter that the net shares is there once, under the first of its names in the map.
+    A parameter that the net shares is there once, under the first of its names.
     """
     tensors: dict[str, Tensor] = {}
     written: set[int] = set()
@@ -127,7 +136,7 @@ def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A parameter of the net, and views of its parts laid out as the tensors over there are."""
+    """A parameter of the net, and views of its parts laid out as the tensors of a file."""
 
     name: Name
     ours: str
@@ -136,20 +145,14 @@ class _Place:
     parts: tuple[Tensor, ...]
 
     def join(self, held: Mapping[str, Tensor]) -> Tensor:
-        """The tensors over there as one of ours."""
-        parts = [held[theirs] for theirs in self.theirs]
-        if self.name.transposed:
-            parts = [part.T for part in parts]
-        if self.name.row:
-            parts = [part[0] for part in parts]
+        """The tensors of a file as one of ours."""
+        parts = [_laid_out(held[theirs], self.name) for theirs in self.theirs]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _places(net: nn.Module, names: Names) -> list[_Place]:
-    """Every parameter under every name of it that is in the map, in the order of the map."""
+    """Every parameter under each of its names, in the order of the map."""
     places = [place for name in names.names for place in _places_of(net, name)]
-    all_ours = [place.ours for place in places]
-    assert len(set(all_ours)) == len(all_ours), f"two names for one of ours: {all_ours}"
     covered = {id(place.parameter) for place in places}
     forgotten = [ours for ours, weight in weights_of(net).items() if id(weight) not in covered]
     assert not forgotten, f"the map has no name for {forgotten}"
@@ -162,64 +165,67 @@ def _places(net: nn.Module, names: Names) -> list[_Place]:
 
 
 def _places_of(net: nn.Module, name: Name) -> Iterator[_Place]:
-    theirs = (name.theirs,) if isinstance(name.theirs, str) else name.theirs
-    assert "{i}" in name.ours or "{i}" not in "".join(theirs), f"{name}: which number?"
-    start, *rest = (re.escape(piece) for piece in name.ours.split("{i}"))
-    pattern = re.compile(start + (r"(?P<i>\d+)" + r"(?P=i)".join(rest) if rest else ""))
+    listed = _expanded(name.theirs)
+    assert "{i}" in name.ours or "{i}" not in name.theirs, f"{name}: which number?"
+    number = re.escape("{i}")
+    pattern = re.escape(name.ours).replace(number, r"(?P<i>\d+)", 1).replace(number, r"(?P=i)")
     for ours, parameter in net.named_parameters(remove_duplicate=False):
-        if found := pattern.fullmatch(ours):
-            number = found["i"] if rest else ""
+        if found := re.fullmatch(pattern + r"(?P<leaf>\.(weight|bias))?", ours):
+            layer = found.groupdict().get("i", "")
+            theirs = (each.replace("{i}", layer) + (found["leaf"] or "") for each in listed)
+            parts = _split(net, ours, len(listed))
             yield _Place(
-                name,
-                ours,
-                parameter,
-                tuple(each.replace("{i}", number) for each in theirs),
-                tuple(_as_theirs(part, name) for part in _split(net, ours, len(theirs))),
+                name, ours, parameter, tuple(theirs), tuple(_laid_out(x, name) for x in parts)
             )
 
 
+def _expanded(name: str) -> list[str]:
+    """All names that one with `{a,b}` in it stands for."""
+    found = re.search(r"\{([^{}]*,[^{}]*)\}", name)
+    if found is None:
+        return [name]
+    return [name[: found.start()] + each + name[found.end() :] for each in found[1].split(",")]
+
+
 def _zeros(net: nn.Module, names: Names) -> dict[str, Tensor]:
-    """What is zero over there because our net has nothing for it."""
-    zeros: dict[str, Tensor] = {}
-    for theirs, ours in names.zeros.items():
-        found = {
-            place.theirs[0]: place.parameter.detach()
-            for place in _places_of(net, Name(ours, theirs))
-        }
-        assert found, f"the map has zeros for {ours}, which the net lacks"
-        zeros |= {each: weight.new_zeros(weight.size(0)) for each, weight in found.items()}
-    return zeros
+    """The biases that are zero there because our modules have none."""
+    return {
+        theirs.removesuffix("weight") + "bias": rows.new_zeros(rows.size(0))
+        for name in names.names
+        if name.zero_bias
+        for place in _places_of(net, name)
+        if place.ours.endswith(".weight")
+        and net.get_submodule(place.ours.removesuffix(".weight")).bias is None
+        for theirs, rows in zip(
+            place.theirs, _split(net, place.ours, len(place.theirs)), strict=True
+        )
+    }
 
 
-def _split(net: nn.Module, ours: str, num_parts: int) -> tuple[Tensor, ...]:
+def _split(net: nn.Module, ours: str, num_parts: int) -> Sequence[Tensor]:
     """Views of a parameter's parts along its first dimension."""
     weight = net.get_parameter(ours).detach()
-    if num_parts == 1:
-        return (weight,)
-    length = weight.size(0)
     path = ours.rpartition(".")[0]
-    for module in (net.get_submodule(path), net.get_submodule(path.rpartition(".")[0])):
-        sizes = getattr(module, "split_sizes", None)
-        if sizes is not None:
-            break
-    else:
-        sizes = (length // num_parts,) * num_parts
-    assert len(sizes) == num_parts, f"{ours} is split into {sizes}, the map says {num_parts}"
-    assert sum(sizes) == length, f"{ours} has {length} rows, which {sizes} do not make up"
+    modules = (net.get_submodule(path), net.get_submodule(path.rpartition(".")[0]))
+    given = [getattr(module, "split_sizes", ()) for module in modules]
+    equal = (weight.size(0) // num_parts,) * num_parts
+    sizes = next((each for each in given if len(each) == num_parts), equal)
+    assert sum(sizes) == weight.size(0), f"{ours} is {weight.size(0)} rows, not those of {sizes}"
     return weight.split(list(sizes))
 
 
-def _as_theirs(part: Tensor, name: Name) -> Tensor:
-    if name.transposed:
-        assert part.dim() == 2, f"{name} is transposed, but has {part.dim()} dimensions"
-        part = part.T
-    return part.unsqueeze(0) if name.row else part
+def _laid_out(part: Tensor, name: Name) -> Tensor:
+    """From our layout to theirs, and back."""
+    if name.transposed and part.dim() == 2:
+        return part.T
+    if name.row:
+        return part.unsqueeze(0) if part.dim() == 1 else part[0]
+    return part
 
 
 def _known(places: Iterable[_Place], names: Names) -> set[str]:
-    """The names over there that this net has a place for."""
+    """The names that this net has a place for."""
     known = {theirs for place in places for theirs in place.theirs}
-    known |= {alias for alias, target in names.aliases.items() if target in known}
     doubtful = {name for name in known if names.prefix and names.prefix + name in known}
     assert not doubtful, f"with the prefix {names.prefix} and without: {doubtful}"
     return known
@@ -232,11 +238,11 @@ def _recognise(
     held: dict[str, Tensor] = {}
     unused, unknown = [], []
     for name, tensor in tensors.items():
-        both = (name, names.prefix + name)
+        both = _spellings(name, names)
         full = next((each for each in both if each in known), None)
-        if full is None and _any_matches(names.buffers, both):
+        if full is None and _matches(names.buffers, both):
             continue
-        if full is None and _any_matches(names.unused, both):
+        if full is None and _matches(names.unused, both):
             unused.append(name)
             continue
         _check_format(name, tensor, where)
@@ -257,6 +263,15 @@ def _recognise(
     if unused:
         return held, [f"{where}: left out what the model has no place for: {_listed(unused)}"]
     return held, []
+
+
+def _spellings(name: str, names: Names) -> list[str]:
+    """A file's name as it is, with the prefix, and both with today's ending."""
+    both = [name, names.prefix + name]
+    for old, new in names.endings.items():
+        if name.endswith(old):
+            both += [each.removesuffix(old) + new for each in both]
+    return both
 
 
 def _present(
@@ -280,7 +295,7 @@ def _present(
             missing += partly
         elif whole:
             groups.append(whole)
-        elif _any_matches(names.optional, [place.ours for place in group]):
+        elif _matches(names.optional, [place.ours for place in group]):
             left.append(group[0].ours)
         else:
             missing += group[0].theirs
@@ -341,8 +356,8 @@ def _rounded(places: Iterable[_Place], held: Mapping[str, Tensor], where: Path |
     ]
 
 
-def _any_matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in patterns for name in names)
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for name in names)
 
 
 def _first(names: Sequence[str]) -> str:

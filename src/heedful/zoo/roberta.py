@@ -10,24 +10,24 @@ each time (sec. 4.1) and on masked tokens alone (sec. 4.2). So there is no poole
 says nothing: pairs are told apart by their separators.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.heads import ClassificationHead, MaskedTokenHead
 from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.zoo import bert
-from heedful.zoo.hf import HfFormat
+from heedful.zoo.build import classifier_dropout, encoder_only
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import labels_from_hf, labels_to_hf
 from heedful.zoo.names import Names
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@model_config
 class Config(bert.Config):
     """BERT's keys with the paper's values; the defaults are its base model.
 
@@ -42,97 +42,62 @@ class Config(bert.Config):
     position_offset: int = 2
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "base": {},
-    "large": {"d_model": 1024, "num_heads": 16, "num_layers": 24, "d_ff": 4096},
-}
+SIZES: dict[str, dict[str, Any]] = {"base": {}, "large": bert.SIZES["large"]}
 
 
 def build(config: Config) -> EncoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
-    embedding = bert.typed_embedding(config, Learned(config.position_offset))
-    net = EncoderOnly(embedding, bert.encoder(config), _head(config, embedding.tokens.weight))
+    net = encoder_only(
+        config,
+        Learned(config.position_offset),
+        LayerNorm(config.norm_eps),
+        head_activation="gelu",
+        classifier={"input_dropout": classifier_dropout(config)},
+        types=nn.Embedding(config.type_vocab_size, config.d_model),
+    )
     init_weights(net, normal(0.02))
     return net
 
 
-def _head(config: Config, embedding: Tensor) -> MaskedTokenHead | ClassificationHead | None:
-    if config.head == "mlm":
-        weight, bias = bert.output_weights(config.tie_embeddings, embedding)
-        norm = LayerNorm(config.norm_eps).build(config.d_model)
-        return MaskedTokenHead(weight, bias, norm, "gelu")
-    if config.head == "classify":
-        dropout = bert.classifier_dropout(config)
-        return ClassificationHead(
-            config.d_model, config.num_labels, dropout=dropout, input_dropout=dropout
-        )
-    return None
-
-
-def _read(given: dict[str, Any]) -> dict[str, Any]:
-    pad_id = given["pad_token_id"]
+def _read(content: dict[str, Any]) -> dict[str, Any]:
+    pad_id = content.get("pad_token_id", 1)
     if pad_id is None:
         raise UserError("config.json: pad_token_id is null, but RoBERTa counts positions from it")
     offset = pad_id + 1
-    length = given["max_position_embeddings"] - offset
-    return {"position_offset": offset, "max_length": length, **bert.labels_from_hf(given)}
+    length = content.get("max_position_embeddings", 512) - offset
+    return {"position_offset": offset, "max_length": length, **labels_from_hf(content)}
 
 
 def _write(config: Config) -> dict[str, Any]:
     return {
         "pad_token_id": config.position_offset - 1,
         "max_position_embeddings": config.max_length + config.position_offset,
-        **bert.labels_to_hf(config.num_labels),
+        **labels_to_hf(config),
     }
 
 
-HF = HfFormat(
+HF = replace(
+    bert.HF,
     model_type="roberta",
+    config=Config,
     classes={
         "RobertaForMaskedLM": {"head": "mlm"},
         "RobertaForSequenceClassification": {"head": "classify"},
         "RobertaModel": {"head": "none"},
     },
-    keys=bert.HF_KEYS,
-    values={"hidden_act": ("activation", bert.HF_ACTIVATIONS)},
-    fixed=bert.HF_FIXED,
-    defaults={
-        "layer_norm_eps": 1e-12,
-        "type_vocab_size": 2,
-        "max_position_embeddings": 512,
-        "pad_token_id": 1,
-    },
+    defaults={"norm_eps": 1e-12, "type_vocab_size": 2},
     read=_read,
     write=_write,
 )
 
 
-# What a file may hold beyond one head: a pooler, which was never trained, and the other heads.
-HF_UNUSED = (
-    r"roberta\.pooler\.dense\.(weight|bias)",
-    r"lm_head\.(dense|layer_norm|decoder)\.(weight|bias)",
-    r"lm_head\.bias",
-    r"classifier\.(dense|out_proj)\.(weight|bias)",
-)
-
-
 def hf_names(config: Config) -> Names:
-    """Our tensors and what they are called over there."""
-    names = bert.encoder_names("roberta.")
-    aliases: dict[str, str] = {}
-    if config.head == "mlm":
-        names += bert.weight_and_bias("head.transform", "lm_head.dense")
-        names += bert.weight_and_bias("head.norm", "lm_head.layer_norm")
-        output, aliases = bert.output_names(config, "lm_head.", "roberta.")
-        names += output
-    elif config.head == "classify":
-        names += bert.weight_and_bias("head.dense", "classifier.dense")
-        names += bert.weight_and_bias("head.out", "classifier.out_proj")
-    return Names(
-        tuple(names),
-        prefix="roberta.",
-        aliases=aliases,
-        buffers=(r"roberta\.embeddings\.position_ids",),
-        unused=HF_UNUSED,
-        optional=(r"head\..+",) if config.head == "classify" else (),
-    )
+    """Hugging Face tensor names. The pooler of their files was never trained."""
+    heads = {
+        "mlm": {"head.transform": "lm_head.dense", "head.norm": "lm_head.layer_norm"}
+        | bert.output_names(config, "lm_head"),
+        "classify": {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"},
+    }
+    unused = r"roberta\.pooler\.dense|lm_head(\..+)?|classifier\.(dense|out_proj)"
+    layer = "encoder.layer.{i}", bert.HF_LAYER
+    return bert.encoder_names(config, "roberta", layer, heads, unused)

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
 from heedful.files import write_file
@@ -66,6 +68,26 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def weights_of(net: nn.Module) -> dict[str, Tensor]:
     """The net's parameters, those that are shared under their first name only."""
     return dict(net.named_parameters())
+
+
+class _Undrawn(TorchFunctionMode):
+    """New weights are zeros where others would be drawn, which takes longer."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            drawn = args[0] if args else kwargs["tensor"]
+            drawn.detach().zero_()
+            return drawn
+        return func(*args, **(kwargs or {}))
+
+
+def undrawn_net(name: str, config: Any) -> nn.Module:
+    """A net of an architecture whose weights are yet to be set; tables and buffers are there."""
+    with _Undrawn():
+        net: nn.Module = architecture(name).build(config)
+    return net
 
 
 @torch.no_grad()

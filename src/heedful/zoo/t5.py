@@ -20,33 +20,42 @@ states are multiplied by 1/√D; 1.1 has gated GELUs (Shazeer 2020) and an outpu
 """
 
 import math
-from typing import Any, get_args
+from functools import partial
+from typing import Annotated, Any, get_args
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.models.stack import Block, Stack
+from heedful.models.stack import Stack
 from heedful.parts.attention import Attention
 from heedful.parts.dropout import Dropout
-from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Activation, Gate, feedforward
-from heedful.parts.heads import OutputProjection
-from heedful.parts.init import Draw, init_weights
+from heedful.parts.init import init_weights
 from heedful.parts.norms import RMSNorm
 from heedful.parts.positions import NoPositions
 from heedful.parts.relative import BucketScores, RelativeBuckets
 from heedful.parts.residual import PreNorm
-from heedful.zoo.bart import check_one_vocabulary
-from heedful.zoo.checks import check_sizes
-from heedful.zoo.hf import HfFormat
-from heedful.zoo.names import Name, Names
+from heedful.zoo.build import encoder_decoder, stack
+from heedful.zoo.checks import check_one_vocabulary, model_config
+from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.names import Name, Names, layer_names
+
+HF_FEEDFORWARDS: dict[str, Activation | Gate] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+    "gated-relu": "reglu",
+    "gated-gelu": "geglu_tanh",  # there this is the approximation
+    "gated-gelu_new": "geglu_tanh",
+    "gated-gelu_python": "geglu",
+    "gated-silu": "swiglu",
+}
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@model_config
 class Config:
     """The paper's sizes and choices; the defaults are version 1.0, small.
 
@@ -62,24 +71,26 @@ class Config:
             and target and one for the output, whose states are not scaled, as in 1.1.
     """
 
-    src_vocab_size: int = 32128
-    tgt_vocab_size: int = 32128
-    d_model: int = 512
-    num_heads: int = 8
-    head_dim: int = 64
-    num_encoder_layers: int = 6
-    num_decoder_layers: int = 6
-    d_ff: int = 2048
-    max_length: int = 512
-    dropout: float = 0.1
-    activation: Activation | Gate = "relu"
-    num_buckets: int = 32
-    max_distance: int = 128
-    norm_eps: float = 1e-6
-    tie_embeddings: bool = True
+    src_vocab_size: Annotated[int, Hf("vocab_size")] = 32128
+    tgt_vocab_size: Annotated[int, Hf("vocab_size")] = 32128
+    d_model: Annotated[int, Hf("d_model")] = 512
+    num_heads: Annotated[int, Hf("num_heads")] = 8
+    head_dim: Annotated[int, Hf("d_kv")] = 64
+    num_encoder_layers: Annotated[int, Hf("num_layers")] = 6
+    num_decoder_layers: Annotated[int, Hf("num_decoder_layers")] = 6
+    d_ff: Annotated[int, Hf("d_ff")] = 2048
+    max_length: Annotated[int, Hf("n_positions")] = 512
+    dropout: Annotated[float, Hf("dropout_rate")] = 0.1
+    activation: Annotated[Activation | Gate, Hf("feed_forward_proj", values=HF_FEEDFORWARDS)] = (
+        "relu"
+    )
+    num_buckets: Annotated[int, Hf("relative_attention_num_buckets")] = 32
+    max_distance: Annotated[int, Hf("relative_attention_max_distance")] = 128
+    norm_eps: Annotated[float, Hf("layer_norm_epsilon")] = 1e-6
+    tie_embeddings: Annotated[bool, Hf("scale_decoder_outputs", "tie_word_embeddings")] = True
 
-    def __post_init__(self) -> None:
-        check_sizes(self)
+    def check(self) -> None:
+        """Refuse two vocabularies, and buckets that have no width."""
         check_one_vocabulary(self)
         if self.num_buckets < 4:
             raise ValueError(f"num_buckets must be at least 4, not {self.num_buckets}")
@@ -118,39 +129,32 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    width = config.d_model
-    tokens = nn.Embedding(config.src_vocab_size, width)
-    head = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty_like(tokens.weight))
-    net = EncoderDecoder(
-        _embedding(config, tokens),
+    net = encoder_decoder(
+        config,
+        NoPositions(),
         _stack(config, config.num_encoder_layers, is_decoder=False),
-        _embedding(config, tokens),
         _stack(config, config.num_decoder_layers, is_decoder=True),
-        OutputProjection(head, scale=width**-0.5 if config.tie_embeddings else 1.0),
+        tie="all" if config.tie_embeddings else "embeddings",
+        output_scale=config.d_model**-0.5 if config.tie_embeddings else 1.0,
     )
-    init_weights(net, draw(width))
+    init_weights(net, partial(init_weight, d_model=config.d_model))
     _shrink_queries(net)
     return net
 
 
-def draw(d_model: int) -> Draw:
+def init_weight(module: nn.Module, name: str, parameter: Tensor, *, d_model: int) -> None:
     """As the authors' code (Mesh TensorFlow): matrices N(0, 1/fan-in), embeddings N(0, 1).
 
     The scores by distance are N(0, 1/D). An output matrix of its own is a matrix like any other:
     transformers draws it from N(0, 1) instead, which makes logits of size √D.
     """
-
-    def fill(module: nn.Module, name: str, parameter: Tensor) -> None:
-        if isinstance(module, nn.RMSNorm):
-            nn.init.ones_(parameter)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(parameter)
-        elif isinstance(module, BucketScores):
-            nn.init.normal_(parameter, std=d_model**-0.5)
-        else:
-            nn.init.normal_(parameter, std=parameter.size(1) ** -0.5)
-
-    return fill
+    if isinstance(module, nn.RMSNorm):
+        nn.init.ones_(parameter)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(parameter)
+    else:
+        width = d_model if isinstance(module, BucketScores) else parameter.size(1)
+        nn.init.normal_(parameter, std=width**-0.5)
 
 
 @torch.no_grad()
@@ -161,173 +165,95 @@ def _shrink_queries(net: nn.Module) -> None:
             module.qkv.weight[: module.split_sizes[0]] /= math.sqrt(module.head_dim)
 
 
-def _embedding(config: Config, tokens: nn.Embedding) -> TokenEmbedding:
-    nowhere = NoPositions().build(config.max_length, config.d_model)
-    return TokenEmbedding(tokens, nowhere, dropout=config.dropout)
-
-
 def _stack(config: Config, num_layers: int, *, is_decoder: bool) -> Stack:
-    scheme = RelativeBuckets(config.num_buckets, config.max_distance)
-    return Stack(
-        (_block(config, cross=is_decoder) for _ in range(num_layers)),
-        _norm(config),
-        relative=scheme.build(config.num_heads, config.head_dim, causal=is_decoder),
-        final_dropout=Dropout(config.dropout),
-    )
-
-
-def _block(config: Config, *, cross: bool) -> Block:
     width, dropout = config.d_model, config.dropout
-    network = feedforward(width, config.d_ff, config.activation, dropout=dropout, bias=False)
-    return Block(
-        _residual(config, _attention(config)),
-        _residual(config, _attention(config)) if cross else None,
-        _residual(config, network),
+    sizes = {"head_dim": config.head_dim, "scale": 1.0, "bias": False, "out_bias": False}
+
+    def attention(layer: int = 0) -> Attention:
+        return Attention(width, config.num_heads, dropout=dropout, **sizes)  # type: ignore[arg-type]
+
+    scheme = RelativeBuckets(config.num_buckets, config.max_distance)
+    return stack(
+        num_layers,
+        width=width,
+        residual=PreNorm,
+        norm=RMSNorm(config.norm_eps),
+        attention=attention,
+        cross=attention if is_decoder else None,
+        feedforward=lambda: feedforward(
+            width, config.d_ff, config.activation, dropout=dropout, bias=False
+        ),
+        dropout=dropout,
+        final_norm=True,
+        relative=scheme.build(config.num_heads, config.head_dim, causal=is_decoder),
+        final_dropout=Dropout(dropout),
     )
 
 
-def _attention(config: Config) -> Attention:
-    return Attention(
-        config.d_model,
-        config.num_heads,
-        head_dim=config.head_dim,
-        scale=1.0,
-        dropout=config.dropout,
-        bias=False,
-        out_bias=False,
-    )
-
-
-def _residual(config: Config, sublayer: nn.Module) -> PreNorm:
-    return PreNorm(sublayer, _norm(config), dropout=config.dropout)
-
-
-def _norm(config: Config) -> nn.Module:
-    return RMSNorm(config.norm_eps).build(config.d_model)
-
-
-def _read(given: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any]) -> dict[str, Any]:
     """Transformers 5 says by `scale_decoder_outputs` what older files say by `tie_word_embeddings`.
 
     It writes that all matrices are tied, whatever they are; only the tensors tell (`hf_names`).
+    Newer files repeat what `feed_forward_proj` says, and transformers goes by the repetition.
     """
-    _check_activation(given)
-    tied = given["tie_word_embeddings"] is not False
-    scaled = given.get("scale_decoder_outputs", tied)
-    if scaled and not tied:
-        raise UserError(
-            "config.json: scale_decoder_outputs is True where tie_word_embeddings is False; "
-            "heedful's t5 scales the output of one shared matrix alone"
-        )
-    return {
-        "tgt_vocab_size": given["vocab_size"],
-        "num_decoder_layers": given["num_decoder_layers"] or given["num_layers"],
-        "tie_embeddings": scaled,
-    }
-
-
-def _check_activation(given: dict[str, Any]) -> None:
-    """Newer files repeat what `feed_forward_proj` says, and transformers goes by the repetition."""
-    said = given["feed_forward_proj"]
+    said = content.get("feed_forward_proj", "relu")
     gate, _, name = said.rpartition("-")
     repeated = {
         "dense_act_fn": "gelu_new" if said == "gated-gelu" else name,
         "is_gated_act": gate == "gated",
     }
     for key, value in repeated.items():
-        if given.get(key, value) != value:
+        if content.get(key, value) != value:
             raise UserError(
-                f"config.json: {key} is {given[key]!r}, which feed_forward_proj {said!r} is not"
+                f"config.json: {key} is {content[key]!r}, which feed_forward_proj {said!r} is not"
             )
+    tied = content.get("tie_word_embeddings") is not False
+    scaled = content.get("scale_decoder_outputs", tied)
+    if scaled and not tied:
+        raise UserError(
+            "config.json: scale_decoder_outputs is True where tie_word_embeddings is False; "
+            "heedful's t5 scales the output of one shared matrix alone"
+        )
+    layers = content.get("num_decoder_layers") or content.get("num_layers", 6)
+    return {"num_decoder_layers": layers, "tie_embeddings": scaled}
 
 
 HF = HfFormat(
     model_type="t5",
+    config=Config,
     classes={"T5ForConditionalGeneration": {}, "T5Model": {}},
-    keys={
-        "vocab_size": "src_vocab_size",
-        "d_model": "d_model",
-        "num_heads": "num_heads",
-        "d_kv": "head_dim",
-        "num_layers": "num_encoder_layers",
-        "num_decoder_layers": "num_decoder_layers",
-        "d_ff": "d_ff",
-        "n_positions": "max_length",
-        "dropout_rate": "dropout",
-        "relative_attention_num_buckets": "num_buckets",
-        "relative_attention_max_distance": "max_distance",
-        "layer_norm_epsilon": "norm_eps",
-    },
-    values={
-        "feed_forward_proj": (
-            "activation",
-            {
-                "relu": "relu",
-                "gelu": "gelu",
-                "gelu_new": "gelu_tanh",
-                "silu": "silu",
-                "gated-relu": "reglu",
-                "gated-gelu": "geglu_tanh",  # over there this is the approximation
-                "gated-gelu_new": "geglu_tanh",
-                "gated-gelu_python": "geglu",
-                "gated-silu": "swiglu",
-            },
-        )
-    },
-    fixed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
-    defaults={
-        "vocab_size": 32128,
-        "num_layers": 6,
-        "num_decoder_layers": None,
-        "feed_forward_proj": "relu",
-        "tie_word_embeddings": None,
-    },
+    fixed={"is_encoder_decoder": True, "is_decoder": False},
     read=_read,
-    write=lambda config: {
-        "tie_word_embeddings": config.tie_embeddings,
-        "scale_decoder_outputs": config.tie_embeddings,
-    },
 )
 
 
 def hf_names(config: Config) -> Names:
-    """Our tensors and what they are called over there."""
-    names = [Name("src_embedding.tokens.weight", "shared.weight")]
-    aliases = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
-    if config.tie_embeddings:
-        aliases.append("lm_head.weight")
-    else:
-        names.append(Name("head.weight", "lm_head.weight"))
-    gated = config.activation in get_args(Gate)
-    for stack in ("encoder", "decoder"):
-        names += _stack_names(stack, gated)
-    cross = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+    """Hugging Face tensor names."""
+    names = [Name("src_embedding.tokens", "shared")]
+    for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
+        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        names += [
+            Name(f"{embedding}.tokens", f"{side}.embed_tokens"),
+            Name(f"{side}.relative", first),
+            Name(f"{side}.final_norm", f"{side}.final_layer_norm"),
+        ]
+        up = "{wi_0,wi_1}" if config.activation in get_args(Gate) else "wi"
+        last = 1 if side == "encoder" else 2
+        modules = {
+            "self_attention.norm": "0.layer_norm",
+            "self_attention.sublayer.qkv": "0.SelfAttention.{q,k,v}",
+            "self_attention.sublayer.out": "0.SelfAttention.o",
+            "cross_attention.norm": "1.layer_norm",
+            "cross_attention.sublayer.qkv": "1.EncDecAttention.{q,k,v}",
+            "cross_attention.sublayer.out": "1.EncDecAttention.o",
+            "feedforward.norm": f"{last}.layer_norm",
+            "feedforward.sublayer.up": f"{last}.DenseReluDense.{up}",
+            "feedforward.sublayer.down": f"{last}.DenseReluDense.wo",
+        }
+        names += layer_names(f"{side}.blocks.{{i}}", f"{side}.block.{{i}}.layer", modules)
     return Names(
-        tuple(names),
-        aliases=dict.fromkeys(aliases, "shared.weight"),
+        [*names, Name("head", "lm_head")],
         copies={} if config.tie_embeddings else {"lm_head.weight": "shared.weight"},
-        unused=(cross,),  # in the first files; no version of the model looks at it
+        # In the first files; no version of the model looks at it.
+        unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     )
-
-
-def _stack_names(stack: str, gated: bool) -> list[Name]:
-    first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    names = [
-        Name(f"{stack}.relative.weight", first),
-        Name(f"{stack}.final_norm.weight", f"{stack}.final_layer_norm.weight"),
-    ]
-    sublayers = [("self_attention", "SelfAttention"), ("feedforward", "DenseReluDense")]
-    if stack == "decoder":
-        sublayers.insert(1, ("cross_attention", "EncDecAttention"))
-    for number, (one, other) in enumerate(sublayers):
-        ours = f"{stack}.blocks.{{i}}.{one}"
-        theirs = f"{stack}.block.{{i}}.layer.{number}"
-        names.append(Name(f"{ours}.norm.weight", f"{theirs}.layer_norm.weight"))
-        parts: dict[str, str | tuple[str, ...]] = {"qkv": ("q", "k", "v"), "out": "o"}
-        if one == "feedforward":
-            parts = {"up": ("wi_0", "wi_1") if gated else "wi", "down": "wo"}
-        for part, matrix in parts.items():
-            whole = (matrix,) if isinstance(matrix, str) else matrix
-            matrices = tuple(f"{theirs}.{other}.{each}.weight" for each in whole)
-            names.append(Name(f"{ours}.sublayer.{part}.weight", matrices))
-    return names

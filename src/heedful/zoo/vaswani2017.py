@@ -10,24 +10,21 @@ output (sec. 3.4). `tiny` is the size of Wu et al. 2021 for Multi30k.
 """
 
 import math
-from dataclasses import fields
 from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.models.stack import Block, Stack
+from heedful.models.stack import Stack
 from heedful.parts.attention import Attention
-from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Activation, Mlp
-from heedful.parts.heads import OutputProjection
 from heedful.parts.init import init_weights
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
-from heedful.parts.residual import PLACEMENTS, NormPlacement, Residual
+from heedful.parts.residual import PLACEMENTS, NormPlacement
+from heedful.zoo.build import Tying, encoder_decoder, stack
+from heedful.zoo.checks import check_one_vocabulary, model_config
 
 POSITIONS: dict[str, Positions] = {
     "sinusoidal": Sinusoidal(),
@@ -36,7 +33,7 @@ POSITIONS: dict[str, Positions] = {
 }
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@model_config
 class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
@@ -65,7 +62,7 @@ class Config:
     norm_placement: NormPlacement = "post"
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
     activation: Activation = "relu"
-    tie_embeddings: Literal["none", "decoder", "all"] = "all"
+    tie_embeddings: Tying = "all"
     attention_dropout: float | None = None
     activation_dropout: float | None = None
     final_norm: bool | None = None
@@ -73,26 +70,10 @@ class Config:
     bias: bool = True
     scale_embeddings: bool = True
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if "dropout" in field.name:
-                if value is not None and not 0 <= value < 1:
-                    raise ValueError(f"{field.name} must be at least 0 and below 1, not {value}")
-            elif isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, not {value}")
-        if not 0 < self.norm_eps < math.inf:
-            raise ValueError(f"norm_eps must be above 0, not {self.norm_eps}")
-        if self.d_model % self.num_heads:
-            raise ValueError(
-                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}"
-            )
-        if self.tie_embeddings == "all" and self.src_vocab_size != self.tgt_vocab_size:
-            raise ValueError(
-                "tie_embeddings all needs one vocabulary, but src_vocab_size is "
-                f"{self.src_vocab_size} and tgt_vocab_size {self.tgt_vocab_size}; "
-                "use decoder, or a joint tokenizer"
-            )
+    def check(self) -> None:
+        """Refuse two vocabularies with one matrix."""
+        if self.tie_embeddings == "all":
+            check_one_vocabulary(self)
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -111,69 +92,42 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    tgt_tokens = nn.Embedding(config.tgt_vocab_size, config.d_model)
-    src_tokens = tgt_tokens
-    if config.tie_embeddings != "all":
-        src_tokens = nn.Embedding(config.src_vocab_size, config.d_model)
-    tied = config.tie_embeddings != "none"
-    head = tgt_tokens.weight if tied else nn.Parameter(torch.empty_like(tgt_tokens.weight))
-    net = EncoderDecoder(
-        _embedding(config, src_tokens),
+    net = encoder_decoder(
+        config,
+        POSITIONS[config.positions],
         _stack(config, config.num_encoder_layers, cross=False),
-        _embedding(config, tgt_tokens),
         _stack(config, config.num_decoder_layers, cross=True),
-        OutputProjection(head),
+        tie=config.tie_embeddings,
+        scale=math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
     )
     init_weights(net)
     return net
 
 
-def _embedding(config: Config, tokens: nn.Embedding) -> TokenEmbedding:
-    positions = POSITIONS[config.positions].build(config.max_length, config.d_model)
-    scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
-    return TokenEmbedding(tokens, positions, scale=scale, dropout=config.dropout)
-
-
 def _stack(config: Config, num_layers: int, *, cross: bool) -> Stack:
-    wants_norm = config.final_norm
-    if wants_norm is None:
-        wants_norm = config.norm_placement != "post"
-    norm = LayerNorm(config.norm_eps).build(config.d_model) if wants_norm else None
-    return Stack((_block(config, cross=cross) for _ in range(num_layers)), norm)
+    width, bias, dropout = config.d_model, config.bias, config.dropout
+    on_weights = dropout if config.attention_dropout is None else config.attention_dropout
+    on_hidden = dropout if config.activation_dropout is None else config.activation_dropout
+    final_norm = config.final_norm
+    if final_norm is None:
+        final_norm = config.norm_placement != "post"
 
+    def attention(layer: int = 0) -> Attention:
+        return Attention(width, config.num_heads, dropout=on_weights, bias=bias, out_bias=bias)
 
-def _block(config: Config, *, cross: bool) -> Block:
-    mlp = Mlp(
-        config.d_model,
-        config.d_ff,
-        config.activation,
-        dropout=_or(config.activation_dropout, config.dropout),
-        bias=config.bias,
+    return stack(
+        num_layers,
+        width=width,
+        residual=PLACEMENTS[config.norm_placement],
+        norm=LayerNorm(config.norm_eps),
+        attention=attention,
+        cross=attention if cross else None,
+        feedforward=lambda: Mlp(
+            width, config.d_ff, config.activation, dropout=on_hidden, bias=bias
+        ),
+        dropout=dropout,
+        final_norm=final_norm,
     )
-    return Block(
-        _residual(config, _attention(config)),
-        _residual(config, _attention(config)) if cross else None,
-        _residual(config, mlp),
-    )
-
-
-def _attention(config: Config) -> Attention:
-    return Attention(
-        config.d_model,
-        config.num_heads,
-        dropout=_or(config.attention_dropout, config.dropout),
-        bias=config.bias,
-        out_bias=config.bias,
-    )
-
-
-def _residual(config: Config, sublayer: nn.Module) -> Residual:
-    norm = LayerNorm(config.norm_eps).build(config.d_model)
-    return PLACEMENTS[config.norm_placement](sublayer, norm, dropout=config.dropout)
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 # torch.nn.Transformer's names, left, and ours: the map of `from_torch`, read as prefixes.
