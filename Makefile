@@ -20,10 +20,15 @@ endif
 TORCH ?= torch
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test bench docs clean
+QUICK := tests/test_floors.py tests/parts/test_attention.py tests/parts/test_parts.py tests/parts/test_losses.py \
+	tests/models tests/generation/test_search.py tests/training/test_training_parity.py \
+	tests/training/test_schedules.py tests/data/test_batches.py tests/cli/test_demo.py
+
+.PHONY: help setup demo quick test bench docs clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
+	@echo "make quick   lint and the laws of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make docs    write docs/cli.md and docs/recipe.md from the code"
@@ -48,6 +53,12 @@ test: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --durations=10
+
+# For while one works; `make test` is for every change.
+quick: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --hypothesis-profile=quick $(QUICK)
 
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)

@@ -1,5 +1,6 @@
 """Every test runs with the shapes of the annotated code checked (jaxtyping and beartype)."""
 
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 CHECKED = (
@@ -16,3 +17,4 @@ CHECKED = (
     "jobs",
 )
 install_import_hook([f"heedful.{room}" for room in CHECKED], "beartype.beartype")
+settings.register_profile("quick", max_examples=10)  # make quick
