@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation import NoRepeatNgram, RepetitionPenalty, beam_search
+from tables import Remembered, remembering
 
 EOS, SIZE = 0, 7
 INF = math.inf
@@ -26,27 +27,6 @@ def row_of(seed: int, prefix: tuple[int, ...]) -> Tensor:
 
 def random_function(seed: int) -> Callable[[Tensor], Tensor]:
     return lambda prefixes: torch.stack([row_of(seed, tuple(p)) for p in prefixes.tolist()])
-
-
-class Remembered:
-    """A state that holds what it was fed, so that a wrong reordering shows."""
-
-    def __init__(self, batch: int) -> None:
-        self.prefixes = torch.zeros(batch, 0, dtype=torch.long)
-
-    def reorder(self, rows: Tensor) -> None:
-        assert rows.tolist() != list(range(len(self.prefixes))), "a reordering that does nothing"
-        self.prefixes = self.prefixes[rows]
-
-
-def remembering(seed: int) -> Callable[[Tensor, Remembered], Tensor]:
-    def next_log_probs(prefixes: Tensor, state: Remembered) -> Tensor:
-        new = prefixes if state.prefixes.shape[1] == 0 else prefixes[:, -1:]
-        state.prefixes = torch.cat([state.prefixes, new], dim=1)
-        assert torch.equal(state.prefixes, prefixes)
-        return random_function(seed)(state.prefixes)
-
-    return next_log_probs
 
 
 Open = tuple[tuple[int, ...], float, float]  # ids, log-probability, what it is ranked by
@@ -149,7 +129,7 @@ def test_a_result_depends_on_neither_batch_nor_order_nor_state(
 
     def search(of: list[int], state: Remembered | None = None) -> list:
         return beam_search(
-            random_function(seed) if state is None else remembering(seed),
+            random_function(seed) if state is None else remembering(partial(row_of, seed)),
             torch.tensor([[5, sentence % 3 + 1] for sentence in of]),
             beam_size=groups * width,
             num_groups=groups,

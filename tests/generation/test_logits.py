@@ -231,7 +231,7 @@ def test_prompt_tokens_outside_the_output_vocabulary_do_nothing() -> None:
 def test_forced_token_wins_over_a_ban_and_keeps_its_value() -> None:
     log_probs = log_probs_of(0.5, 0.3, 0.2)
     rules = sampling_rules(banned=[1], forced={0: 1, 1: 2}, top_k=1)
-    assert apply_rules(rules, log_probs, NOTHING).tolist() == [[-INF, 0.0, -INF]]
+    assert apply_rules(rules, log_probs, NOTHING).tolist() == [[-INF, math.log(0.3), -INF]]
     ruled = apply_rules(rules, log_probs, context_of([[0]]))
     assert ruled.tolist() == [[-INF, -INF, math.log(0.2)]]
     assert left(apply_rules(rules, log_probs, context_of([[0, 0]]))) == [[0]]

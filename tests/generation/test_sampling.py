@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from heedful.generation import (
     sampling_rules,
 )
 from heedful.generation.sampling import inverse_cdf
+from tables import Remembered, remembering
 
 INF = math.inf
 EOS, SIZE = 0, 8
@@ -51,27 +52,6 @@ def random_function(seed: int) -> Callable[[Tensor], Tensor]:
 def always(*probabilities: float) -> Callable[[Tensor], Tensor]:
     log_probs = torch.tensor(probabilities, dtype=torch.float64).log()
     return lambda prefixes: log_probs.expand(len(prefixes), -1)
-
-
-class Remembered:
-    """A state that holds what it was fed, so that a wrong reordering shows."""
-
-    def __init__(self, batch: int) -> None:
-        self.prefixes = torch.zeros(batch, 0, dtype=torch.long)
-
-    def reorder(self, rows: Tensor) -> None:
-        assert rows.tolist() != list(range(len(self.prefixes))), "a reordering that does nothing"
-        self.prefixes = self.prefixes[rows]
-
-
-def remembering(seed: int) -> Callable[[Tensor, Remembered], Tensor]:
-    def next_log_probs(prefixes: Tensor, state: Remembered) -> Tensor:
-        new = prefixes if state.prefixes.shape[1] == 0 else prefixes[:, -1:]
-        state.prefixes = torch.cat([state.prefixes, new], dim=1)
-        assert torch.equal(state.prefixes, prefixes)
-        return random_function(seed)(state.prefixes)
-
-    return next_log_probs
 
 
 # --- Frequencies --------------------------------------------------------------------------------
@@ -178,7 +158,9 @@ def test_a_sample_depends_on_neither_batch_nor_order_nor_state(
 
     def found(of: list[int], state: Remembered | None = None) -> list[Hypothesis]:
         return sample(
-            random_function(case["seed"]) if state is None else remembering(case["seed"]),
+            random_function(case["seed"])
+            if state is None
+            else remembering(partial(row_of, case["seed"])),
             torch.tensor([[5, sentence % 3 + 1] for sentence in of]),
             rules=case["rules"],
             eos_id=EOS,
@@ -326,7 +308,7 @@ def test_state_follows_the_rows_behind_a_dead_end() -> None:
     rules = [BannedTokens([1]), PrefixFunction(allowed)]
     options = {"rules": rules, "eos_id": EOS, "max_new_tokens": 4, "seeds": [1, 2, 3]}
     starts, state = [[1], [2], [3]], Remembered(3)
-    found = sample(remembering(2), starts, state=state, **options)
+    found = sample(remembering(partial(row_of, 2)), starts, state=state, **options)
     assert [h.ids for h in found] == [[2] * 4, [2], [2] * 4]
     assert state.prefixes[:, 0].tolist() == [1, 3]
     assert found == sample(random_function(2), starts, **options)

@@ -13,16 +13,9 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation import Hypothesis, beam_search, greedy_search
 from heedful.generation.topk import top_k
+from tables import INF, Remembered, Row, from_rows, random_rows, remembering
 
-Row = Callable[[tuple[int, ...]], list[float]]  # log-probabilities after a prefix
 EOS = 0
-INF = math.inf
-
-
-def from_rows(row: Row) -> Callable[[Tensor], Tensor]:
-    return lambda prefixes: torch.tensor(
-        [row(tuple(prefix)) for prefix in prefixes.tolist()], dtype=torch.float64
-    )
 
 
 def from_table(
@@ -35,23 +28,6 @@ def from_table(
         return [math.log(given_[token]) if token in given_ else -INF for token in range(size)]
 
     return from_rows(row)
-
-
-def random_rows(seed: int, size: int, holes: float = 0.0) -> Row:
-    """A random distribution for each prefix, some tokens of it impossible."""
-    memory: dict[tuple[int, ...], list[float]] = {}
-
-    def row(prefix: tuple[int, ...]) -> list[float]:
-        if prefix not in memory:
-            number = hash((seed, size, prefix)) % 2**40
-            generator = torch.Generator().manual_seed(number)
-            logits = torch.randn(size, generator=generator, dtype=torch.float64) * 2
-            keep = torch.rand(size, generator=generator) >= holes
-            keep[int(torch.randint(size, (1,), generator=generator))] = True
-            memory[prefix] = logits.masked_fill(~keep, -INF).log_softmax(0).tolist()
-        return memory[prefix]
-
-    return row
 
 
 def plain_score(log_prob: float, length: int, normalization: str, penalty: float) -> float:
@@ -242,36 +218,6 @@ def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
 # --- Laws over batches and states ---------------------------------------------------------------
 
 
-class Remembered:
-    """A state that holds what it was fed, so that a wrong reordering shows."""
-
-    def __init__(self, batch: int) -> None:
-        self.prefixes = torch.zeros(batch, 0, dtype=torch.long)
-        self.source = torch.arange(batch)
-        self.reorders: list[list[int]] = []
-
-    def reorder(self, rows: Tensor) -> None:
-        assert rows.tolist() != list(range(len(self.prefixes))), "a reordering that does nothing"
-        self.prefixes, self.source = self.prefixes[rows], self.source[rows]
-        self.reorders.append(rows.tolist())
-
-
-def remembering(row: Row, beam: int) -> Callable[[Tensor, Remembered], Tensor]:
-    """A function that looks at the last token alone and asks its state for the rest."""
-
-    def next_log_probs(prefixes: Tensor, state: Remembered) -> Tensor:
-        first = state.prefixes.shape[1] == 0
-        new = prefixes if first else prefixes[:, -1:]
-        state.prefixes = torch.cat([state.prefixes, new], dim=1)
-        assert torch.equal(state.prefixes, prefixes)
-        groups = state.source if first else state.source.view(-1, beam)[:, 0]
-        assert first or torch.equal(state.source, groups.repeat_interleave(beam))
-        assert groups.tolist() == sorted(set(groups.tolist()))
-        return from_rows(row)(state.prefixes)
-
-    return next_log_probs
-
-
 batches = st.fixed_dictionaries(
     {
         "limits": st.lists(st.integers(1, 7), min_size=1, max_size=5),
@@ -305,7 +251,7 @@ def test_a_result_depends_on_neither_batch_nor_order_nor_state(
 
     def search(of: list[int], state: Remembered | None = None) -> list[list[Hypothesis]]:
         return beam_search(
-            from_rows(row) if state is None else remembering(row, beam),
+            from_rows(row) if state is None else remembering(row),
             torch.tensor([[5, sentence % 3 + 1] for sentence in of]),
             max_new_tokens=[limits[sentence] for sentence in of],
             min_new_tokens=torch.tensor([least[sentence] for sentence in of]),
@@ -335,22 +281,22 @@ def test_impl_trap_7_state_follows_its_beams_and_leaves_with_its_sentence() -> N
         return [math.log(known.get(token, 1e-30)) for token in range(3)]
 
     found = beam_search(
-        remembering(full, 2), [[1], [2]], beam_size=2, eos_id=EOS, max_new_tokens=5, state=state
+        remembering(full), [[1], [2]], beam_size=2, eos_id=EOS, max_new_tokens=5, state=state
     )
     assert found == beam_search(
         from_rows(full), [[1], [2]], beam_size=2, eos_id=EOS, max_new_tokens=5
     )
     assert len(state.prefixes) < 4
-    assert any(rows[0] > rows[1] for rows in state.reorders[1:])
+    assert any(a > b for sentences in state.followed[1:] for a, b in sentences)
 
 
 def test_state_is_left_alone_where_no_row_moves() -> None:
     row = random_rows(3, 6)
     state = Remembered(2)
     greedy = greedy_search(
-        remembering(row, 1), [[1], [2]], eos_id=5, min_new_tokens=4, max_new_tokens=4, state=state
+        remembering(row), [[1], [2]], eos_id=5, min_new_tokens=4, max_new_tokens=4, state=state
     )
-    assert state.reorders == []
+    assert state.followed == []
     assert len(greedy) == 2
 
 
@@ -620,7 +566,11 @@ def test_top_k_takes_the_first_of_equals(seed: int, width: int, k: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, 5, (6, width), generator=generator).float()
     rows[rows == 0] = -INF
-    values, indices = top_k(rows, k)
+    values, indices, _ = top_k(rows, k)
+    assert torch.equal(indices, indices.sort(dim=1).values)
+    assert torch.equal(rows.gather(1, indices), values)
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    indices = indices.gather(1, order)
     expected = rows.sort(dim=1, descending=True, stable=True)
     assert torch.equal(values, expected.values[:, :k])
     real = values > -INF

@@ -68,9 +68,15 @@ class Sources:
     """Which source each row belongs to."""
 
     ids: Tensor
+    batch: int
 
-    def reorder(self, rows: Tensor) -> None:
-        self.ids = self.ids[rows]
+    def follow(self, parents: Tensor) -> None:
+        of_each = self.ids.unflatten(0, (len(parents), -1))[:, :1]
+        self.ids = of_each.expand(-1, parents.shape[1], -1).flatten(0, 1)
+
+    def select(self, sentences: Tensor) -> None:
+        self.ids = self.ids.unflatten(0, (self.batch, -1))[sentences].flatten(0, 1)
+        self.batch = len(sentences)
 
 
 def theirs(model: Any, ids: Tensor, eos: set[int], **options: Any) -> list[list[list[int]]]:
@@ -96,7 +102,9 @@ def ours(model: Any, ids: Tensor, stop: str = "heuristic", **options: Any) -> An
             logits = model(input_ids=state.ids, decoder_input_ids=prefixes).logits
             return logits[:, -1].log_softmax(dim=1)
 
-        return beam_search(next_log_probs, first, state=Sources(ids), stop=stop, **options)
+        return beam_search(
+            next_log_probs, first, state=Sources(ids, len(ids)), stop=stop, **options
+        )
     return beam_search(
         lambda prefixes: model(input_ids=prefixes).logits[:, -1].log_softmax(dim=1),
         ids,

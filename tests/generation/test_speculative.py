@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation import greedy_search
-from heedful.generation.logits import (
+from heedful.generation.rules import (
     Context,
     ForcedTokens,
     NoRepeatNgram,

@@ -1,6 +1,7 @@
 """Search and sampling over any next-token function, batched, with logit rules and a state."""
 
-from heedful.generation.logits import (
+from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
+from heedful.generation.rules import (
     BannedTokens,
     Context,
     ForcedTokens,
@@ -18,7 +19,6 @@ from heedful.generation.logits import (
     apply_rules,
     sampling_rules,
 )
-from heedful.generation.next_token import NextLogProbs, State
 from heedful.generation.sampling import (
     SampledStep,
     StopFunction,
@@ -27,7 +27,6 @@ from heedful.generation.sampling import (
     sample,
     sample_steps,
 )
-from heedful.generation.scoring import Hypothesis, LengthScore, Normalization
 from heedful.generation.search import beam_search, greedy_search
 from heedful.generation.speculative import (
     Draft,
@@ -39,6 +38,7 @@ from heedful.generation.speculative import (
     speculate,
     speculative_decode,
 )
+from heedful.generation.state import NextLogProbs, State
 from heedful.generation.stopping import Stop
 
 __all__ = [

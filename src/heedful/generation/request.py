@@ -1,4 +1,4 @@
-"""What a caller of a search asks for, checked and brought into tensors."""
+"""What a caller of a search asks for, checked: starts, lengths, ends, and the list of rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.constraints import Constraints
+from heedful.generation.rules import ForcedTokens, MinLength, NoRepeatNgram, Rule
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]
@@ -17,10 +17,21 @@ EosIds = int | Sequence[int]
 
 @dataclass(frozen=True)
 class Request:
-    """Where each of `B` sentences starts, and its rules."""
+    """Where each of `B` sentences starts, how long it may become, and every rule, in order."""
 
     start: Int[Tensor, "B t0"]
-    constraints: Constraints
+    prompts: list[list[int]]
+    eos_ids: tuple[int, ...]
+    shortest: list[int]
+    longest: list[int]
+    rules: list[Rule]
+    force_eos: bool = False
+    largest_id: int = 0
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.start)
 
 
 def read_request(
@@ -28,12 +39,18 @@ def read_request(
     *,
     eos_id: EosIds,
     max_new_tokens: PerSentence,
-    min_new_tokens: PerSentence,
-    no_repeat_ngram_size: int,
-    forced_prefix: Sequence[Sequence[int]] | None,
-    force_eos: bool,
+    min_new_tokens: PerSentence = 0,
+    no_repeat_ngram_size: int = 0,
+    forced_prefix: Sequence[Sequence[int]] | None = None,
+    force_eos: bool = False,
+    rules: Sequence[Rule] = (),
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> Request:
-    """Check the arguments that say what may be generated; raises UserError."""
+    """Check the arguments that say what may be generated; raises UserError.
+
+    The rules in their order: no early end (first, so that a rule which keeps few tokens keeps some
+    that may come), the caller's, n-grams, the forced end, the forced prefix.
+    """
     starts = _read_start(start)
     batch = len(starts)
     longest = _per_sentence("max_new_tokens", max_new_tokens, batch, least=1)
@@ -43,45 +60,36 @@ def read_request(
             raise UserError(
                 f"sentence {sentence}: min_new_tokens = {low} is above max_new_tokens = {high}"
             )
-    eos_ids = _read_eos(eos_id)
+    eos_ids = (eos_id,) if isinstance(eos_id, int) else tuple(int(token) for token in eos_id)
+    if not eos_ids or min(eos_ids) < 0:
+        raise UserError(f"eos_id must be a token id, or some, not {eos_id}")
+    eos_ids = tuple(dict.fromkeys(eos_ids))
     if no_repeat_ngram_size < 0:
         raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
-    forced = _read_forced(forced_prefix, batch)
+    forced = _of_each("forced_prefix", "prefixes", forced_prefix, batch)
     for sentence, tokens in enumerate(forced):
-        room = longest[sentence]
-        _check_forced(sentence, tokens, eos_ids, shortest[sentence], room, force_eos)
-
-    def tensor(numbers: Sequence[object]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.long, device=starts.device)
-
-    width = max((len(tokens) for tokens in forced), default=0)
-    padded = [tokens + [-1] * (width - len(tokens)) for tokens in forced]
-    constraints = Constraints(
-        eos_ids=eos_ids,
-        min_lengths=tensor(shortest),
-        max_lengths=tensor(longest),
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        forced=tensor(padded).view(batch, width),
-        force_eos=force_eos,
-        largest_forced=max((max(tokens, default=-1) for tokens in forced), default=-1),
+        limits = shortest[sentence], longest[sentence]
+        _check_forced(sentence, tokens, eos_ids, *limits, force_eos)
+    all_rules: list[Rule] = [MinLength(eos_ids, shortest)] if max(shortest, default=0) > 1 else []
+    all_rules += rules
+    if no_repeat_ngram_size:
+        all_rules.append(NoRepeatNgram(no_repeat_ngram_size))
+    if force_eos:
+        all_rules.append(
+            ForcedTokens([{length - 1: eos_ids[0]} for length in longest], always=False)
+        )
+    if any(forced):
+        all_rules.append(ForcedTokens([dict(enumerate(tokens)) for tokens in forced], always=False))
+    return Request(
+        starts,
+        _of_each("prompts", "prompts", prompts, batch),
+        eos_ids,
+        shortest,
+        longest,
+        all_rules,
+        force_eos,
+        max([*eos_ids, *(token for tokens in forced for token in tokens)]),
     )
-    return Request(starts, constraints)
-
-
-def read_prompts(prompts: Sequence[Sequence[int]] | None, batch: int) -> list[list[int]]:
-    """The prompt tokens of each sentence, none where none are given; raises UserError."""
-    if prompts is None:
-        return [[] for _ in range(batch)]
-    if len(prompts) != batch:
-        raise UserError(f"prompts has {len(prompts)} prompts for {batch} sentences")
-    return [[int(token) for token in tokens] for tokens in prompts]
-
-
-def _read_eos(eos_id: EosIds) -> tuple[int, ...]:
-    ids = (eos_id,) if isinstance(eos_id, int) else tuple(int(token) for token in eos_id)
-    if not ids or min(ids) < 0:
-        raise UserError(f"eos_id must be a token id, or some, not {eos_id}")
-    return tuple(dict.fromkeys(ids))
 
 
 def _read_start(start: Starts) -> Int[Tensor, "B t0"]:
@@ -104,12 +112,15 @@ def _per_sentence(name: str, value: PerSentence, batch: int, least: int) -> list
     return numbers
 
 
-def _read_forced(forced_prefix: Sequence[Sequence[int]] | None, batch: int) -> list[list[int]]:
-    if forced_prefix is None:
+def _of_each(
+    name: str, what: str, rows: Sequence[Sequence[int]] | None, batch: int
+) -> list[list[int]]:
+    """Ids for each sentence, none where none are given."""
+    if rows is None:
         return [[] for _ in range(batch)]
-    if len(forced_prefix) != batch:
-        raise UserError(f"forced_prefix has {len(forced_prefix)} prefixes for {batch} sentences")
-    return [[int(token) for token in tokens] for tokens in forced_prefix]
+    if len(rows) != batch:
+        raise UserError(f"{name} has {len(rows)} {what} for {batch} sentences")
+    return [[int(token) for token in tokens] for tokens in rows]
 
 
 def _check_forced(
@@ -129,6 +140,6 @@ def _check_forced(
         raise UserError(f"{where} holds EOS ({early[0]}) before its last token")
     if ends and len(tokens) < shortest:
         raise UserError(f"{where} ends after {len(tokens)} tokens, below min_new_tokens")
-    room = longest - 1 if force_eos and not ends else longest
-    if len(tokens) > room:
-        raise UserError(f"{where} has {len(tokens)} tokens, but max_new_tokens leaves {room}")
+    limit = longest - 1 if force_eos and not ends else longest
+    if len(tokens) > limit:
+        raise UserError(f"{where} has {len(tokens)} tokens, but max_new_tokens leaves {limit}")

@@ -1,26 +1,38 @@
-"""Sampling from any next-token function: one generator a row, whole or step by step."""
+"""Greedy decoding and sampling from any next-token function: whole, or step by step.
+
+The device only chooses; which rows have ended the host works out whenever it looks at what was
+chosen: each step where looking is free or asked for, else every few steps.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.constraints import Constraints
-from heedful.generation.logits import Context, Rule, apply_rules
-from heedful.generation.next_token import NextLogProbs, State, ask, check, moves, sum_dtype
-from heedful.generation.request import EosIds, PerSentence, Starts, read_prompts, read_request
-from heedful.generation.scoring import Hypothesis, LengthScore
+from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.request import EosIds, PerSentence, Request, Starts, read_request
+from heedful.generation.rules import Context, PrefixFunction, Rule, apply_rules
+from heedful.generation.state import (
+    NextLogProbs,
+    State,
+    check_largest,
+    query,
+    sentences_to_keep,
+    sum_dtype,
+)
 
 End = Literal["eos", "stop", "length", "dead_end"]
 """Why a row ended: an EOS, the `stop` function, the length limit, or nothing that may come."""
 
 StopFunction = Callable[[int, list[int]], bool]
 """`stop(sentence index, new token ids) -> whether that is enough`."""
+
+STEPS_BETWEEN_LOOKS = 8  # on a device whose answers must be waited for
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,7 @@ def sample(
     prompts: Sequence[Sequence[int]] | None = None,
     stop: StopFunction | None = None,
     state: State | None = None,
+    look_every: int | None = None,
 ) -> list[Hypothesis]:
     """`num_samples` hypotheses for each start, those of one sentence adjacent.
 
@@ -61,9 +74,10 @@ def sample(
     its sentence, not on its batch, nor on how many other samples there are.
 
     Args:
-        next_log_probs: called first with one row a sentence, then with one for each sample that
-            has not ended, in the order of the results. With a state it may look at
-            `prefixes[:, -1:]` alone (all of `start` at the first call).
+        next_log_probs: called first with one row a sentence, then with one for each sample, in the
+            order of the results. Samples that have ended leave with the last of their sentence, in
+            large batches some at a time. With a state it may look at `prefixes[:, -1:]` alone (all
+            of `start` at the first call).
         start: `(B, t0)` ids that the samples go on from, for example prompts padded on the left.
             Sampling never looks into it.
         rules: logit rules, in their order; see `sampling_rules`.
@@ -74,79 +88,56 @@ def sample(
             rules each time, the lowest id of equals.
         prompts: the real prompt tokens of each sentence, for the rules that look at them.
         stop: asked after each token other than EOS; where it says yes the row is finished.
-        state: reordered after each step in which rows moved, then given to `next_log_probs`.
+        state: given to `next_log_probs`; told between two calls how rows moved.
+        look_every: after how many steps the host looks at what was chosen. Default: each step
+            where there is no state, on the CPU, or with a function to ask (`stop`,
+            `PrefixFunction`); else `STEPS_BETWEEN_LOOKS`.
 
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
             wrong shape.
     """
-    steps = sample_steps(
-        next_log_probs,
-        start,
-        rules=rules,
-        eos_id=eos_id,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        seeds=seeds,
-        num_samples=num_samples,
-        prompts=prompts,
-        stop=stop,
-        state=state,
-    )
-    ids: dict[int, list[int]] = {}
-    parts: dict[int, list[float]] = {}
-    ended: dict[int, End] = {}
-    for step in steps:
-        ended |= step.ended
-        for row, token, part in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
-            ids.setdefault(row, []).append(token)
-            parts.setdefault(row, []).append(part)
-    return [_hypothesis(ids.get(row, []), parts.get(row, []), ended[row]) for row in sorted(ended)]
+    given = locals()
+    return collect(_sampler(**given), LengthScore())
 
 
 def sample_steps(
-    next_log_probs: NextLogProbs,
-    start: Starts,
-    *,
-    rules: Sequence[Rule] = (),
-    eos_id: EosIds,
-    max_new_tokens: PerSentence,
-    min_new_tokens: PerSentence = 0,
-    seeds: Sequence[int] | None,
-    num_samples: int = 1,
-    prompts: Sequence[Sequence[int]] | None = None,
-    stop: StopFunction | None = None,
-    state: State | None = None,
+    next_log_probs: NextLogProbs, start: Starts, **options: Any
 ) -> Iterator[SampledStep]:
     """What `sample` does, step by step, for output that is shown as it comes.
 
     The arguments are those of `sample`; they are checked at the call, not at the first step.
     """
-    request = read_request(
-        start,
-        eos_id=eos_id,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        no_repeat_ngram_size=0,
-        forced_prefix=None,
-        force_eos=False,
-    )
-    batch = len(request.start)
-    if num_samples < 1:
-        raise UserError(f"num_samples must be at least 1, not {num_samples}")
-    if seeds is None and num_samples > 1:
-        raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
-    sampler = _Sampler(
-        next_log_probs,
-        state,
-        request.constraints,
-        list(rules),
-        read_prompts(prompts, batch),
-        None if seeds is None else _generators(seeds, batch, num_samples),
-        num_samples,
-        stop,
-    )
-    return sampler.steps(request.start)
+    return _sampler(next_log_probs, start, **options).steps()
+
+
+def collect(sampler: "Sampler", score: LengthScore) -> list[Hypothesis]:
+    """The whole of each row."""
+    ids: dict[int, list[int]] = {}
+    parts: dict[int, list[float]] = {}
+    ended: dict[int, End] = {}
+    for step in sampler.steps():
+        ended |= step.ended
+        for row, token, part in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
+            ids.setdefault(row, []).append(token)
+            parts.setdefault(row, []).append(part)
+    found = []
+    for row in sorted(ended):
+        log_prob = 0.0
+        for part in parts.get(row, []):
+            log_prob += part
+        length = len(ids.get(row, []))
+        finished = ended[row] in ("eos", "stop")
+        found.append(
+            Hypothesis(
+                ids.get(row, []),
+                log_prob / score.divisor(length),
+                finished,
+                log_prob,
+                parts.get(row, []),
+            )
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -173,111 +164,160 @@ def cut(text: str, strings: Sequence[str]) -> str:
     return text[: min((at for at in map(text.find, strings) if at >= 0), default=len(text))]
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows that have not ended: which result each is, and its tokens."""
+@dataclass
+class Sampler:
+    """The loop of `sample`; without generators it is greedy."""
 
-    row: list[int]
-    tokens: Int[Tensor, "N all"]
-    num_new: int
-
-    @property
-    def generated(self) -> Int[Tensor, "N t"]:
-        return self.tokens[:, self.tokens.shape[1] - self.num_new :]
-
-
-@dataclass(frozen=True)
-class _Sampler:
     next_log_probs: NextLogProbs
     state: State | None
-    constraints: Constraints
-    rules: Sequence[Rule]
-    prompts: list[list[int]]
-    generators: list[random.Random] | None
-    num_samples: int
-    stop: StopFunction | None
+    request: Request
+    generators: list[random.Random] | None = None
+    num_samples: int = 1
+    stop: StopFunction | None = None
+    look_every: int | None = None
+    memory: dict[object, Tensor] = field(default_factory=dict)
 
-    def steps(self, start: Int[Tensor, "B t0"]) -> Iterator[SampledStep]:
+    def steps(self) -> Iterator[SampledStep]:
         """Until every row has ended."""
-        tokens = start.repeat_interleave(self.num_samples, dim=0)
-        rows = _Rows(list(range(len(tokens))), tokens, 0)
-        memory: dict[str, Tensor] = {}
-        while rows.row:
-            step, rows = self._step(rows, memory)
-            yield step
-
-    @torch.no_grad()
-    def _step(self, rows: _Rows, memory: dict[str, Tensor]) -> tuple[SampledStep, _Rows]:
-        device = rows.tokens.device
-        number = rows.num_new + 1
-        # At the start the samples of a sentence are the same: asked for as one.
-        copies = self.num_samples if rows.num_new == 0 else 1
-        given = ask(
-            self.next_log_probs, rows.tokens[::copies], self.state, self.constraints.eos_ids
-        )
-        check(given.amax(dim=1), number)
-        given = given.repeat_interleave(copies, dim=0) if copies > 1 else given
-        sentences = [row // self.num_samples for row in rows.row]
-        sentence = torch.tensor(sentences, device=device)
-        # First, so that a rule which keeps only few tokens keeps some that may come.
-        ruled = self.constraints.forbid_early_end(given, rows.num_new, sentence)
-        context = Context(self.prompts, rows.generated, sentence, memory)
-        ruled = apply_rules(self.rules, ruled, context)
-
-        best = ruled.max(dim=1)
-        if best.values.isnan().any():
-            raise UserError(f"a rule gave NaN at step {number}")
-        alive = (best.values > -torch.inf).nonzero()[:, 0]
-        token = self._pick(ruled[alive], best.indices[alive], [rows.row[i] for i in alive.tolist()])
-        parts = given[alive, token].to(sum_dtype(device)).tolist()
-        grown = torch.cat([rows.tokens[alive], token[:, None]], dim=1)
-        grown_rows = _Rows([rows.row[i] for i in alive.tolist()], grown, number)
-
-        ended: dict[int, End] = dict.fromkeys(set(rows.row) - set(grown_rows.row), "dead_end")
-        ended |= self._ended(grown_rows, token.tolist())
-        step = SampledStep(
-            grown_rows.row,
-            [row // self.num_samples for row in grown_rows.row],
-            token.tolist(),
-            parts,
-            ended,
-        )
-        stays = [place for place, row in enumerate(grown_rows.row) if row not in ended]
-        places = torch.tensor(stays, dtype=torch.long, device=device)
-        former = alive[places] // copies
-        if self.state is not None and stays and moves(former, len(rows.row) // copies):
-            self.state.reorder(former)
-        return step, _Rows([grown_rows.row[place] for place in stays], grown[places], number)
-
-    def _pick(
-        self, ruled: Float[Tensor, "N V"], best: Int[Tensor, "N"], rows: list[int]
-    ) -> Int[Tensor, "N"]:
-        """The next token of each row."""
-        if self.generators is None:
-            return best
-        uniform = [self.generators[row].random() for row in rows]
-        return inverse_cdf(ruled, torch.tensor(uniform, dtype=torch.float64))
-
-    def _ended(self, rows: _Rows, tokens: list[int]) -> dict[int, End]:
-        """Which rows end with their newest token, and why."""
+        every = self._steps_between_looks()
+        sentences = list(range(self.request.batch))
+        ids: list[list[int]] = [[] for _ in range(len(sentences) * self.num_samples)]
         ended: dict[int, End] = {}
-        generated = rows.generated.tolist() if self.stop is not None else []
-        longest, shortest = self.constraints.max_lengths, self.constraints.min_lengths
-        limits = longest.tolist(), shortest.tolist()
-        for place, (row, token) in enumerate(zip(rows.row, tokens, strict=True)):
+        tokens, length = self.request.start, 0
+        while sentences:
+            longest = max(self.request.longest[sentence] for sentence in sentences)
+            count = min(every, longest - length)
+            with torch.no_grad():
+                tokens, looks = self._run(tokens, length, sentences, count, ended)
+                seen = looks.tolist()
+            rows = [s * self.num_samples + n for s in sentences for n in range(self.num_samples)]
+            for of_step in seen:
+                length += 1
+                yield self._read(length, rows, of_step, ids, ended)
+            is_open = [
+                not all(s * self.num_samples + n in ended for n in range(self.num_samples))
+                for s in sentences
+            ]
+            keep = sentences_to_keep(is_open, self._asks_host or not any(is_open))
+            if keep is not None:
+                sentences = [sentences[place] for place in keep]
+                places = torch.tensor(keep, dtype=torch.long, device=tokens.device)
+                if self.state is not None and keep:
+                    self.state.select(places)
+                tokens = tokens.unflatten(0, (-1, self.num_samples))[places].flatten(0, 1)
+
+    def _run(
+        self,
+        tokens: Int[Tensor, "N all"],
+        length: int,
+        sentences: list[int],
+        count: int,
+        ended: dict[int, End],
+    ) -> tuple[Int[Tensor, "rows more"], Float[Tensor, "count seen rows"]]:
+        """Some steps in which nothing waits for the device: the rows, and what is to be seen.
+
+        For each step and row that is the token, its log-probability, the largest value given and
+        the largest under the rules.
+        """
+        device, dtype = tokens.device, sum_dtype(tokens.device)
+        numbers = self._numbers(sentences, count, device)
+        sentence = torch.tensor(sentences, device=device).repeat_interleave(self.num_samples)
+        is_open = None
+        if ended:
+            is_open = [
+                s * self.num_samples + n not in ended
+                for s in sentences
+                for n in range(self.num_samples)
+            ]
+        looks = []
+        for number in range(count):
+            given = query(self.next_log_probs, tokens, self.state, self.request.largest_id)
+            if length + number == 0 and self.num_samples > 1:
+                given = given.repeat_interleave(self.num_samples, dim=0)
+                tokens = tokens.repeat_interleave(self.num_samples, dim=0)
+                if self.state is not None:
+                    self.state.follow(sentence.new_zeros(len(sentences), self.num_samples))
+            generated = tokens[:, tokens.shape[1] - length - number :]
+            ruled = given
+            if self.request.rules:
+                context = Context(
+                    self.request.prompts, generated, sentence, self.memory, given, is_open
+                )
+                ruled = apply_rules(self.request.rules, given, context)
+            best = ruled.max(dim=1, keepdim=True)  # documented to return the first of equal maxima
+            token = best.indices
+            if numbers is not None:
+                token = inverse_cdf(ruled, numbers[:, number])[:, None]
+            largest = given.amax(dim=1) if self.request.rules else best.values[:, 0]
+            look = (token[:, 0], given.gather(1, token)[:, 0], largest, best.values[:, 0])
+            looks.append(torch.stack([part.to(dtype) for part in look]))
+            tokens = torch.cat([tokens, token], dim=1)
+        return tokens, torch.stack(looks)
+
+    def _read(
+        self,
+        length: int,
+        rows: list[int],
+        seen: list[list[float]],
+        ids: list[list[int]],
+        ended: dict[int, End],
+    ) -> SampledStep:
+        """What one step gave the rows that had not ended; those that end with it are added."""
+        step = SampledStep([], [], [], [], {})
+        for row, token, part, largest, best in zip(rows, *seen, strict=True):
+            if row in ended:
+                continue
+            check_largest(largest, length)
+            if best != best:
+                raise UserError(f"a rule gave NaN at step {length}")
+            if best == -torch.inf:
+                step.ended[row] = "dead_end"
+                continue
             sentence = row // self.num_samples
-            most, least = (limit[sentence] for limit in limits)
-            if token in self.constraints.eos_ids:
-                ended[row] = "eos"
-            elif (
-                self.stop is not None
-                and rows.num_new >= least
-                and self.stop(sentence, generated[place])
-            ):
-                ended[row] = "stop"
-            elif rows.num_new == most:
-                ended[row] = "length"
-        return ended
+            ids[row].append(int(token))
+            step.rows.append(row)
+            step.sentences.append(sentence)
+            step.tokens.append(int(token))
+            step.token_log_probs.append(part)
+            end = self._end(sentence, ids[row])
+            if end is not None:
+                step.ended[row] = end
+        ended |= step.ended
+        return step
+
+    def _end(self, sentence: int, ids: list[int]) -> End | None:
+        """Whether a row ends with its newest token, and why."""
+        if ids[-1] in self.request.eos_ids:
+            return "eos"
+        asked = self.stop is not None and len(ids) >= self.request.shortest[sentence]
+        if asked and self.stop is not None and self.stop(sentence, list(ids)):
+            return "stop"
+        return "length" if len(ids) == self.request.longest[sentence] else None
+
+    @property
+    def _asks_host(self) -> bool:
+        return any(isinstance(rule, PrefixFunction) for rule in self.request.rules)
+
+    def _steps_between_looks(self) -> int:
+        if self.look_every is not None:
+            return self.look_every
+        free = self.state is None or self.request.start.device.type == "cpu"
+        return 1 if free or self.stop is not None or self._asks_host else STEPS_BETWEEN_LOOKS
+
+    def _numbers(
+        self, sentences: list[int], count: int, device: torch.device
+    ) -> Float[Tensor, "rows count"] | None:
+        """Each row's next numbers from [0, 1); None where nothing is drawn."""
+        if self.generators is None:
+            return None
+        rows = [
+            self.generators[sentence * self.num_samples + sample]
+            for sentence in sentences
+            for sample in range(self.num_samples)
+        ]
+        numbers = [[generator.random() for _ in range(count)] for generator in rows]
+        drawn = torch.tensor(numbers, dtype=torch.float64)
+        return drawn if sum_dtype(device) != torch.float64 else drawn.to(device)
 
 
 def inverse_cdf(log_weights: Float[Tensor, "N V"], uniform: Float[Tensor, "N"]) -> Int[Tensor, "N"]:
@@ -291,8 +331,29 @@ def inverse_cdf(log_weights: Float[Tensor, "N V"], uniform: Float[Tensor, "N"]) 
     weights = near.double()
     weights = (weights - weights.amax(dim=1, keepdim=True)).exp()
     sums = weights.cumsum(dim=1)
-    threshold = uniform.to(sums.device)[:, None] * sums[:, -1:]
-    return torch.searchsorted(sums, threshold, right=True)[:, 0].to(device)
+    picked = torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0]
+    return picked.clamp(max=weights.shape[1] - 1).to(device)  # beyond the last: no weight at all
+
+
+def _sampler(
+    next_log_probs: NextLogProbs,
+    start: Starts,
+    *,
+    seeds: Sequence[int] | None,
+    num_samples: int = 1,
+    stop: StopFunction | None = None,
+    state: State | None = None,
+    look_every: int | None = None,
+    **options: Any,
+) -> Sampler:
+    """Raises UserError for arguments out of range."""
+    request = read_request(start, **options)
+    if num_samples < 1:
+        raise UserError(f"num_samples must be at least 1, not {num_samples}")
+    if seeds is None and num_samples > 1:
+        raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
+    generators = None if seeds is None else _generators(seeds, request.batch, num_samples)
+    return Sampler(next_log_probs, state, request, generators, num_samples, stop, look_every)
 
 
 def _generators(seeds: Sequence[int], batch: int, num_samples: int) -> list[random.Random]:
@@ -304,14 +365,6 @@ def _generators(seeds: Sequence[int], batch: int, num_samples: int) -> list[rand
     return [
         random.Random(int(seed) + (sample << 64)) for seed in seeds for sample in range(num_samples)
     ]
-
-
-def _hypothesis(ids: list[int], parts: list[float], end: End) -> Hypothesis:
-    log_prob = 0.0
-    for part in parts:
-        log_prob += part
-    score = LengthScore()(torch.tensor(log_prob, dtype=torch.float64), len(ids)).item()
-    return Hypothesis(ids, score, end in ("eos", "stop"), log_prob, parts)
 
 
 def _check_strings(strings: Sequence[str]) -> None:

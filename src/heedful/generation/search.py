@@ -6,15 +6,13 @@ from collections.abc import Sequence
 import torch
 
 from heedful.errors import UserError
-from heedful.generation.beams import Search
-from heedful.generation.diverse import DiverseSearch, merge_groups
-from heedful.generation.logits import Rule
-from heedful.generation.next_token import NextLogProbs, State
-from heedful.generation.request import EosIds, PerSentence, Starts, read_prompts, read_request
-from heedful.generation.scoring import Hypothesis, LengthScore, Normalization
-from heedful.generation.stopping import Stop, stop_rule
-
-__all__ = ["NextLogProbs", "State", "beam_search", "greedy_search"]
+from heedful.generation.beam import BeamSearch
+from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
+from heedful.generation.request import EosIds, PerSentence, Starts, read_request
+from heedful.generation.rules import Rule
+from heedful.generation.sampling import Sampler, collect
+from heedful.generation.state import NextLogProbs, State
+from heedful.generation.stopping import Stop, StopRule
 
 
 def beam_search(
@@ -66,10 +64,10 @@ def beam_search(
 
     Args:
         next_log_probs: called first with one row a sentence, then with `beam_size` rows for each
-            sentence (`beam_size / num_groups` for each group) that is still open, those of one
-            sentence adjacent, in the order of `start`. Rows that a sentence cannot fill repeat its
-            first row. With a state it may look at `prefixes[:, -1:]` alone (all of `start` at the
-            first call).
+            sentence (`beam_size / num_groups` for each group), those of one sentence adjacent, in
+            the order of `start`. Rows that a sentence cannot fill repeat its first row; sentences
+            that are done leave, in large batches some at a time. With a state it may look at
+            `prefixes[:, -1:]` alone (all of `start` at the first call).
         start: `(B, t0)` ids that every hypothesis of the sentence goes on from; `t0` may be 0.
         eos_id: what ends a hypothesis, one id or several.
         max_new_tokens: EOS included; one number, or one for each sentence. So `min_new_tokens`
@@ -90,7 +88,7 @@ def beam_search(
         num_groups: a divisor of `beam_size`.
         diversity_penalty: nats that a token costs for each hypothesis of an earlier group that
             takes it in the same step; 0 or more, without effect in a single group.
-        state: reordered after each step in which rows moved, then given to `next_log_probs`.
+        state: given to `next_log_probs`; told between two calls how rows moved.
 
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
@@ -112,18 +110,15 @@ def beam_search(
         no_repeat_ngram_size=no_repeat_ngram_size,
         forced_prefix=forced_prefix,
         force_eos=stop == "beam_full" if force_eos is None else force_eos,
+        rules=rules,
+        prompts=prompts,
     )
-    score = LengthScore(normalization, length_penalty)
-    width, constraints = beam_size // num_groups, request.constraints
-    rule = stop_rule(stop, num_return, width, len(constraints.eos_ids), score)
-    known = read_prompts(prompts, len(request.start))
-    search = Search(next_log_probs, state, constraints, score, rule, width, rules, known)
-    if num_groups > 1:
-        search = DiverseSearch(
-            **vars(search) | {"num_groups": num_groups, "diversity_penalty": diversity_penalty}
-        )
+    width = beam_size // num_groups
+    capacity = min(num_return, width) if stop == "optimal" else width
+    rule = StopRule(stop, capacity, LengthScore(normalization, length_penalty))
+    search = BeamSearch(next_log_probs, state, request, rule, width, num_groups, diversity_penalty)
     with torch.no_grad():
-        return merge_groups(search.run(request.start), num_groups, num_return)
+        return [_merged(groups)[:num_return] for groups in search.run()]
 
 
 def greedy_search(
@@ -143,24 +138,30 @@ def greedy_search(
 ) -> list[list[Hypothesis]]:
     """For each start one hypothesis: the most likely next token each time, until EOS or the limit.
 
-    This is a beam of 1 under `beam_full` without a forced EOS. (A beam of 1 under `optimal` goes on
-    past an EOS that is likeliest, because a longer hypothesis may score better.) The penalty and
-    the normalisation change the reported score alone. Arguments are those of `beam_search`.
+    It takes what a beam of 1 takes under `beam_full` without a forced EOS. (A beam of 1 under
+    `optimal` goes on past an EOS that is likeliest, because a longer hypothesis may score better.)
+    Log-probabilities are the model's, before any rule; the penalty and the normalisation change
+    the reported score alone. Arguments are those of `beam_search`.
     """
-    return beam_search(
-        next_log_probs,
+    request = read_request(
         start,
-        beam_size=1,
         eos_id=eos_id,
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
-        length_penalty=length_penalty,
-        normalization=normalization,
-        stop="beam_full",
         no_repeat_ngram_size=no_repeat_ngram_size,
         forced_prefix=forced_prefix,
-        force_eos=False,
         rules=rules,
         prompts=prompts,
-        state=state,
     )
+    score = LengthScore(normalization, length_penalty)
+    return [[found] for found in collect(Sampler(next_log_probs, state, request), score)]
+
+
+def _merged(groups: list[list[Hypothesis]]) -> list[Hypothesis]:
+    """The hypotheses of all groups, best first; what two groups found counts once."""
+    if len(groups) == 1:
+        return groups[0]
+    different: dict[tuple[int, ...], Hypothesis] = {}
+    for hypothesis in (one for group in groups for one in group):
+        different.setdefault(tuple(hypothesis.ids), hypothesis)
+    return sorted(different.values(), key=lambda hypothesis: -hypothesis.score)

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
-from heedful.generation.logits import Context, Rule, apply_rules
-from heedful.generation.next_token import check
 from heedful.generation.request import EosIds, read_request
+from heedful.generation.rules import Context, Rule, apply_rules
 from heedful.generation.sampling import StopFunction
+from heedful.generation.state import check_largest
 
 
 @runtime_checkable
@@ -131,15 +131,7 @@ def speculate(
 
     The arguments are those of `speculative_decode`; they are checked here, not at the first run.
     """
-    request = read_request(
-        [prompt],
-        eos_id=eos_id,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=0,
-        no_repeat_ngram_size=0,
-        forced_prefix=None,
-        force_eos=False,
-    )
+    request = read_request([prompt], eos_id=eos_id, max_new_tokens=max_new_tokens)
     if num_draft_tokens < 1:
         raise UserError(f"num_draft_tokens must be at least 1, not {num_draft_tokens}")
     if not len(prompt):
@@ -152,7 +144,7 @@ def speculate(
         target=_Reader(target, "the target"),
         draft=draft,
         prompt=[int(token) for token in prompt],
-        eos_ids=request.constraints.eos_ids,
+        eos_ids=request.eos_ids,
         max_new_tokens=max_new_tokens,
         num_draft_tokens=num_draft_tokens,
         rules=rules,
@@ -246,7 +238,7 @@ class _Reader:
                 f"it must give ({len(new)}, vocabulary size)"
             )
         rows = rows[-count:]
-        check(rows.amax(dim=1), len(ids), self._name)
+        check_largest(rows.amax().item(), len(ids), self._name)
         return rows
 
 
@@ -308,8 +300,8 @@ class Speculation:
     ended: bool = False
     finished: bool = False
     vocab_size: int | None = None
-    target_memory: dict[str, Tensor] = field(default_factory=dict)
-    draft_memory: dict[str, Tensor] = field(default_factory=dict)
+    target_memory: dict[object, Tensor] = field(default_factory=dict)
+    draft_memory: dict[object, Tensor] = field(default_factory=dict)
     num_target_calls: int = 0
     num_proposed: int = 0
     num_accepted: int = 0
@@ -392,7 +384,7 @@ class Speculation:
         return proposals
 
     def _ruled(
-        self, row: Float[Tensor, "V"], ids: list[int], memory: dict[str, Tensor]
+        self, row: Float[Tensor, "V"], ids: list[int], memory: dict[object, Tensor]
     ) -> Float[Tensor, "V"]:
         """The log-probabilities after the new tokens `ids` under the rules."""
         if not self.rules:

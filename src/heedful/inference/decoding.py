@@ -28,10 +28,24 @@ class Decoding:
         self.cache = cache
         self._never = list(never)
         self._longest = longest
+        self._beams = 1
 
-    def reorder(self, rows: Int[Tensor, "M"]) -> None:
-        """New row i is old row rows[i]."""
-        self.cache.reorder(rows)
+    def follow(self, parents: Int[Tensor, "B W"]) -> None:
+        """Row w of sentence b goes on from its former row parents[b, w]."""
+        size = self.cache.rows // len(parents)
+        first = torch.arange(0, self.cache.rows, size, device=parents.device)
+        self._take((parents + first[:, None]).flatten())
+        self._beams = parents.size(1)
+
+    def select(self, sentences: Int[Tensor, "M"]) -> None:
+        """Only these sentences go on."""
+        rows = sentences[:, None] * self._beams
+        self._take((rows + torch.arange(self._beams, device=rows.device)).flatten())
+
+    def _take(self, rows: Int[Tensor, "M"]) -> None:
+        size = self.cache.rows
+        if len(rows) != size or not torch.equal(rows, torch.arange(size, device=rows.device)):
+            self.cache.reorder(rows)
 
     def next_log_probs(
         self, prefixes: Int[Tensor, "N t"], state: "Decoding"

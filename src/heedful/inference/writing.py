@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation import (
-    Context,
+    ForcedTokens,
     Hypothesis,
     Normalization,
     Rule,
@@ -392,9 +391,11 @@ class Writer(SavedModel):
             forced=options.forced or None,
             prefix_function=function,
         )
-        for token, places in ((self.ids.first, [0] * len(rooms)), (self.ids.last, rooms)):
-            if token is not None:
-                rules.append(_Certain(token, [place - (place > 0) for place in places]))
+        if self.ids.first is not None:
+            rules.append(ForcedTokens({0: self.ids.first}, certain=True))
+        if self.ids.last is not None:
+            at_limit = [{length - 1: self.ids.last} for length in rooms]
+            rules.append(ForcedTokens(at_limit, certain=True))
         return rules
 
     def _seen(self, rows: list[list[int]]) -> list[list[int]]:
@@ -417,24 +418,6 @@ class Writer(SavedModel):
         text = self._decode(found.ids) if self.has_tokenizer else ""
         text = cut(text, stop) if stop else text
         return Generation(text, found.ids, found.score, found.log_prob, found.finished)
-
-
-@dataclass(frozen=True)
-class _Certain:
-    """At one place of each sentence nothing but this token may stand, with probability 1."""
-
-    token: int
-    places: list[int]
-
-    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        place = context.generated.size(1)
-        rows = [self.places[sentence] == place for sentence in context.sentence.tolist()]
-        if not any(rows):
-            return log_probs
-        chosen = torch.tensor(rows, device=log_probs.device)
-        certain = torch.full_like(log_probs, -torch.inf)
-        certain[:, self.token] = 0.0
-        return torch.where(chosen[:, None], certain, log_probs)
 
 
 def _one_at_a_time(steps: Iterator[Step]) -> Iterator[Step]:

@@ -1,32 +1,52 @@
-"""Logit rules: small functions from next-token log-probabilities to others, applied in order."""
+"""Logit rules: small functions from next-token log-probabilities to others, applied in order.
+
+No rule waits for the device but `PrefixFunction`, which asks the host.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.constraints import allow_only, forbid_repeats
-from heedful.generation.next_token import sum_dtype
-from heedful.generation.topk import top_k as exact_top_k
+from heedful.generation.state import sum_dtype
+from heedful.generation.topk import in_top_k
 
 
 @dataclass(frozen=True)
 class Context:
     """What a rule may look at, for `N` rows of `B` sentences with `t` new tokens each.
 
-    `prompts` holds the real prompt tokens of each sentence, without padding; empty lists where
-    there is no prompt. `sentence` says which sentence each row belongs to. `memory` lives as long
-    as the search, for what a rule works out once.
+    Attributes:
+        prompts: the real prompt tokens of each sentence, without padding; may be empty lists.
+        generated: the new tokens of each row.
+        sentence: which sentence each row belongs to.
+        memory: lives as long as the search, for what a rule works out once.
+        given: the log-probabilities before any rule; None: those that the rule gets.
+        is_open: which rows have not ended, as far as the host knows; None: all.
     """
 
     prompts: list[list[int]]
     generated: Int[Tensor, "N t"]
     sentence: Int[Tensor, "N"]
-    memory: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    memory: dict[object, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    given: Float[Tensor, "N V"] | None = None
+    is_open: Sequence[bool] | None = None
+
+    @property
+    def length(self) -> int:
+        """How many new tokens each row has."""
+        return self.generated.shape[1]
+
+    def table(self, key: object, numbers: Sequence[Any]) -> Int[Tensor, "..."]:
+        """Numbers that stay the same, on the device of the search."""
+        if key not in self.memory:
+            self.memory[key] = torch.tensor(numbers, device=self.generated.device)
+        return self.memory[key]
 
 
 Rule = Callable[[Float[Tensor, "N V"], Context], Float[Tensor, "N V"]]
@@ -40,6 +60,8 @@ def apply_rules(
     rules: Sequence[Rule], log_probs: Float[Tensor, "N V"], context: Context
 ) -> Float[Tensor, "N V"]:
     """The log-probabilities under all rules, the first one first."""
+    if context.given is None:
+        context = replace(context, given=log_probs)
     for rule in rules:
         shape = log_probs.shape
         log_probs = rule(log_probs, context)
@@ -50,53 +72,20 @@ def apply_rules(
     return log_probs
 
 
-def sampling_rules(
-    *,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    typical_p: float | None = None,
-    repetition_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-    no_repeat_ngram_size: int = 0,
-    banned: Sequence[int | Sequence[int]] = (),
-    forced: Mapping[int, int] | None = None,
-    prefix_function: "Allowed | None" = None,
-) -> list[Rule]:
-    """The rules that are asked for, in the usual order; None (0, empty) leaves one out.
+def sampling_rules(**options: Any) -> list[Rule]:
+    """The rules that are asked for, in the usual order; None, 0 n-grams or empty leaves one out.
 
-    The order: the penalties (repetition, presence, frequency), what is forbidden or forced
-    (n-grams, banned tokens, the prefix function, forced tokens), then temperature, top-k, top-p,
-    min-p and typical, each on what the one before left.
+    Keywords, in that order: repetition_penalty, presence_penalty, frequency_penalty,
+    no_repeat_ngram_size, banned, prefix_function, forced (what is forbidden or forced), then
+    temperature, top_k, top_p, min_p and typical_p, each on what the one before left.
     """
-    rules: list[Rule] = []
-    if repetition_penalty is not None:
-        rules.append(RepetitionPenalty(repetition_penalty))
-    if presence_penalty is not None:
-        rules.append(PresencePenalty(presence_penalty))
-    if frequency_penalty is not None:
-        rules.append(FrequencyPenalty(frequency_penalty))
-    if no_repeat_ngram_size != 0:
-        rules.append(NoRepeatNgram(no_repeat_ngram_size))
-    if len(banned):
-        rules.append(BannedTokens(banned))
-    if prefix_function is not None:
-        rules.append(PrefixFunction(prefix_function))
-    if forced:
-        rules.append(ForcedTokens(forced))
-    if temperature is not None:
-        rules.append(Temperature(temperature))
-    if top_k is not None:
-        rules.append(TopK(top_k))
-    if top_p is not None:
-        rules.append(TopP(top_p))
-    if min_p is not None:
-        rules.append(MinP(min_p))
-    if typical_p is not None:
-        rules.append(Typical(typical_p))
-    return rules
+    return [
+        rule(options[name])
+        for name, rule in _IN_ORDER.items()
+        if options.get(name) is not None
+        and not (isinstance(options[name], Sized) and not options[name])
+        and (name, options[name]) != ("no_repeat_ngram_size", 0)
+    ]
 
 
 # --- How the distribution is reshaped or cut ----------------------------------------------------
@@ -132,8 +121,7 @@ class TopK:
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
         if self.k >= log_probs.shape[1]:
             return log_probs
-        values, indices = exact_top_k(log_probs, self.k)
-        return torch.full_like(log_probs, -torch.inf).scatter_(1, indices, values)
+        return log_probs.masked_fill(~in_top_k(log_probs, self.k), -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -258,7 +246,16 @@ class NoRepeatNgram:
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         tokens = _history(context) if self.include_prompt else context.generated
-        return forbid_repeats(log_probs, tokens, self.size)
+        t = tokens.shape[1]
+        if t < self.size:
+            return log_probs
+        followers = tokens[:, self.size - 1 :]
+        if self.size == 1:
+            return _forbid(log_probs, followers, torch.ones_like(followers, dtype=torch.bool))
+        # Windows that have a next token, against the last size - 1 tokens.
+        windows = tokens[:, : t - 1].unfold(1, self.size - 1, 1)
+        seen = (windows == tokens[:, None, t - self.size + 1 :]).all(dim=2)
+        return _forbid(log_probs, followers, seen)
 
 
 @dataclass(frozen=True)
@@ -283,32 +280,59 @@ class BannedTokens:
         for banned in self._sequences():
             _check_vocabulary("banned", max(banned), log_probs)
             by_length.setdefault(len(banned) - 1, []).append(banned)
-        history = _history(context)
-        width = history.shape[1]
-        forbidden = torch.zeros_like(log_probs, dtype=torch.bool)
-        for length, sequences in by_length.items():
-            if length <= width:
-                table = torch.tensor(sequences, device=log_probs.device)
-                ends = history[:, None, width - length :] == table[:, :-1]
-                rows, places = ends.all(dim=2).nonzero(as_tuple=True)
-                forbidden[rows, table[places, -1]] = True
-        return log_probs.masked_fill(forbidden, -torch.inf)
+        for length, sequences in sorted(by_length.items()):
+            table = context.table((id(self), length), sequences)
+            if length == 0:
+                log_probs = log_probs.index_fill(1, table[:, 0], -torch.inf)
+                continue
+            history = _history(context)
+            if length <= history.shape[1]:
+                ends = history[:, None, history.shape[1] - length :] == table[:, :-1]
+                last = table[:, -1].expand(len(history), -1)
+                log_probs = _forbid(log_probs, last, ends.all(dim=2))
+        return log_probs
 
     def _sequences(self) -> list[tuple[int, ...]]:
         return [(ids,) if isinstance(ids, int) else tuple(ids) for ids in self.tokens]
 
 
 @dataclass(frozen=True)
-class ForcedTokens:
-    """At some positions of the new tokens (the first is 0) one token and no other.
+class MinLength:
+    """No end before a sentence has so many new tokens, the end included; a length a sentence."""
 
-    The token keeps its log-probability; where a rule before had forbidden it, it gets 0.
+    eos_ids: Sequence[int]
+    lengths: Sequence[int]
+
+    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
+        least = context.length + 2
+        if max(self.lengths, default=0) < least:
+            return log_probs
+        ends = context.table((id(self), "ends"), self.eos_ids)
+        if min(self.lengths) >= least:
+            return log_probs.index_fill(1, ends, -torch.inf)
+        lengths = context.table((id(self), "lengths"), self.lengths)
+        short = lengths[context.sentence, None] >= least
+        return log_probs.index_copy(1, ends, log_probs[:, ends].masked_fill(short, -torch.inf))
+
+
+@dataclass(frozen=True)
+class ForcedTokens:
+    """At some places of the new tokens (the first is 0) one token and no other.
+
+    The token has the model's own log-probability, whatever the rules before say of it.
+
+    Attributes:
+        tokens: place -> token; or such a mapping for each sentence.
+        certain: the token costs nothing.
+        always: nor does one that the model itself rules out; else that is a dead end.
     """
 
-    tokens: Mapping[int, int]
+    tokens: Mapping[int, int] | Sequence[Mapping[int, int]]
+    certain: bool = False
+    always: bool = True
 
     def __post_init__(self) -> None:
-        for position, token in self.tokens.items():
+        for position, token in (pair for tokens in self._each() for pair in tokens.items()):
             if position < 0 or token < 0:
                 raise UserError(
                     f"forced tokens say {position}: {token}, but neither a position nor a "
@@ -316,15 +340,28 @@ class ForcedTokens:
                 )
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        token = self.tokens.get(context.generated.shape[1])
-        if token is None:
+        place = context.length
+        here = [tokens.get(place, -1) for tokens in self._each()]
+        if max(here, default=-1) < 0:
             return log_probs
-        _check_vocabulary("forced", token, log_probs)
-        ids = torch.full_like(context.sentence, token)
-        only = allow_only(log_probs, torch.ones_like(ids, dtype=torch.bool), ids)
-        column = only[:, token]
-        only[:, token] = torch.where(column > -torch.inf, column, 0.0)
-        return only
+        _check_vocabulary("forced", max(here), log_probs)
+        if isinstance(self.tokens, Mapping):
+            token = torch.full_like(context.sentence, here[0])[:, None]
+        else:
+            table = torch.tensor(here, device=log_probs.device)
+            token = table[context.sentence, None]
+        index = token.clamp(min=0)
+        value = (log_probs if context.given is None else context.given).gather(1, index)
+        only = torch.full_like(log_probs, -torch.inf)
+        if self.certain:
+            value = torch.zeros_like(value)
+        elif self.always:
+            value = torch.where(value > -torch.inf, value, 0.0)
+        only.scatter_(1, index, value)
+        return only if min(here) >= 0 else torch.where(token >= 0, only, log_probs)
+
+    def _each(self) -> Sequence[Mapping[int, int]]:
+        return [self.tokens] if isinstance(self.tokens, Mapping) else self.tokens
 
 
 Allowed = Callable[[int, list[int]], Sequence[int]]
@@ -338,10 +375,12 @@ class PrefixFunction:
     function: Allowed
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        allowed = torch.zeros_like(log_probs, dtype=torch.bool)
+        allowed = torch.zeros_like(log_probs, dtype=torch.bool, device="cpu")
         for row, (sentence, ids) in enumerate(
             zip(context.sentence.tolist(), context.generated.tolist(), strict=True)
         ):
+            if context.is_open is not None and not context.is_open[row]:
+                continue
             may_come = [int(token) for token in self.function(sentence, ids)]
             if not may_come:
                 raise UserError(
@@ -352,7 +391,23 @@ class PrefixFunction:
                 raise UserError(f"the prefix function allows {min(may_come)}, which is no token id")
             _check_vocabulary("allowed", max(may_come), log_probs)
             allowed[row, may_come] = True
-        return log_probs.masked_fill(~allowed, -torch.inf)
+        return log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
+
+
+_IN_ORDER: dict[str, Callable[[Any], Rule]] = {
+    "repetition_penalty": RepetitionPenalty,
+    "presence_penalty": PresencePenalty,
+    "frequency_penalty": FrequencyPenalty,
+    "no_repeat_ngram_size": NoRepeatNgram,
+    "banned": BannedTokens,
+    "prefix_function": PrefixFunction,
+    "forced": ForcedTokens,
+    "temperature": Temperature,
+    "top_k": TopK,
+    "top_p": TopP,
+    "min_p": MinP,
+    "typical_p": Typical,
+}
 
 
 # --- Helpers ------------------------------------------------------------------------------------
@@ -375,13 +430,24 @@ def _until_sum(
 
 def _history(context: Context) -> Int[Tensor, "N all"]:
     """Each row's prompt and new tokens, filled up with -1 on the left."""
-    prompts = context.memory.get("prompts")
-    if prompts is None:
+    if "prompts" not in context.memory:
         width = max((len(ids) for ids in context.prompts), default=0)
         filled = [[-1] * (width - len(ids)) + list(ids) for ids in context.prompts]
         table = torch.tensor(filled, dtype=torch.long, device=context.generated.device)
-        prompts = context.memory["prompts"] = table.view(len(filled), width)
-    return torch.cat([prompts[context.sentence], context.generated], dim=1)
+        context.memory["prompts"] = table.view(len(filled), width)
+    prompts = context.memory["prompts"][context.sentence]
+    return torch.cat([prompts, context.generated], dim=1)
+
+
+def _forbid(
+    log_probs: Float[Tensor, "N V"], tokens: Int[Tensor, "N X"], where: Bool[Tensor, "N X"]
+) -> Float[Tensor, "N V"]:
+    """-inf for each row's own tokens where they are marked; ids outside the vocabulary: none."""
+    rows, size = log_probs.shape
+    marked = where & (tokens >= 0) & (tokens < size)
+    forbidden = log_probs.new_zeros(rows, size + 1, dtype=torch.bool)
+    forbidden.scatter_(1, torch.where(marked, tokens, size), True)
+    return log_probs.masked_fill(forbidden[:, :size], -torch.inf)
 
 
 def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:

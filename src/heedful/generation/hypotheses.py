@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import UserError
@@ -50,23 +49,16 @@ class LengthScore:
         if not math.isfinite(self.length_penalty):
             raise UserError(f"length_penalty must be a finite number, not {self.length_penalty}")
 
-    def __call__(
-        self, log_prob: Float[Tensor, "*shape"], length: int | Int[Tensor, "*#shape"]
-    ) -> Float[Tensor, "*shape"]:
-        """The score of each hypothesis. A length of 0 counts as 1: nothing divides by 0."""
+    def __call__(self, log_prob: Float[Tensor, "*shape"], length: int) -> Float[Tensor, "*shape"]:
+        """The score of hypotheses of one length. A length of 0 counts as 1."""
+        return log_prob / self.divisor(length)
+
+    def divisor(self, length: int) -> float:
+        """What a log-probability is divided by; for a fixed one the score is monotone in it."""
         if self.normalization == "none":
-            return log_prob
-        lengths = torch.as_tensor(length, device=log_prob.device).to(log_prob.dtype).clamp(min=1)
-        base = lengths if self.normalization == "average" else (5 + lengths) / 6
-        return log_prob / base**self.length_penalty
-
-    def upper_bound(
-        self, log_prob: Float[Tensor, "n"], shortest: Int[Tensor, "n"], longest: Int[Tensor, "n"]
-    ) -> Float[Tensor, "n"]:
-        """The best score that open hypotheses can still reach at a final length in the range.
-
-        No further token can raise a log-probability, so the best case keeps it as it is. For a
-        fixed log-probability the score is monotone in the length, upwards for a penalty above 0
-        and downwards below, so its maximum lies at one of the two ends.
-        """
-        return torch.maximum(self(log_prob, shortest), self(log_prob, longest))
+            return 1.0
+        base = max(1, length) if self.normalization == "average" else (5 + max(1, length)) / 6
+        try:
+            return float(base**self.length_penalty)
+        except OverflowError:
+            return math.inf

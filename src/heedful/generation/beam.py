@@ -1,0 +1,442 @@
+"""Beam search on tensors of fixed shape: `init`, `advance` and `result`, plain or in groups.
+
+Of `B` sentences each has `G` groups (one in a plain search) of `w` hypotheses, its rows adjacent.
+The host looks once a step, and sentences that are done leave when enough of them are.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.request import Request
+from heedful.generation.rules import Context, apply_rules
+from heedful.generation.state import (
+    NextLogProbs,
+    State,
+    check_largest,
+    query,
+    sentences_to_keep,
+    sum_dtype,
+)
+from heedful.generation.stopping import Divisor, StopRule
+from heedful.generation.topk import top_k
+
+NO_NEGATIVE = "a beam search cannot rank values above 0, so take no negative penalty"
+
+
+@dataclass(frozen=True)
+class Beams:
+    """What each sentence has open, and the best that it found.
+
+    `key` is what a hypothesis is ranked by: its log-probability, less what it was charged for
+    likeness. A row that repeats the first of its group, for want of another, has both at -inf.
+    `kept_ref` says where a kept hypothesis was found: step times the places of a step, plus place.
+    """
+
+    sentences: list[int]
+    tokens: Int[Tensor, "N all"]
+    log_prob: Float[Tensor, "B G w"]
+    key: Float[Tensor, "B G w"]
+    is_open: Bool[Tensor, "B G"]
+    kept_score: Float[Tensor, "B G K"]
+    kept_ref: Int[Tensor, "B G K"]
+    length: int = 0
+
+    def select(self, places: Int[Tensor, "M"]) -> "Beams":
+        """Only these sentences."""
+        rows = self.tokens.view(len(self.sentences), -1, self.tokens.shape[1])
+        return Beams(
+            [self.sentences[place] for place in places.tolist()],
+            rows[places].flatten(0, 1),
+            self.log_prob[places],
+            self.key[places],
+            self.is_open[places],
+            self.kept_score[places],
+            self.kept_ref[places],
+            self.length,
+        )
+
+
+class Choice(NamedTuple):
+    """Tokens that some rows of a group go on, or end, with; `row` counts within the group."""
+
+    row: Int[Tensor, "... X"]
+    token: Int[Tensor, "... X"]
+    part: Float[Tensor, "... X"]
+    log_prob: Float[Tensor, "... X"]
+    key: Float[Tensor, "... X"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step chose, for the result: how its sentences went on, and what endings it met."""
+
+    sentences: list[int]
+    onward: Choice
+    endings: Choice
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Where each sentence stands in the step."""
+        return {sentence: place for place, sentence in enumerate(self.sentences)}
+
+    @cached_property
+    def on_host(self) -> tuple[list[Any], list[Any]]:
+        """Rows, tokens and their log-probabilities: of what goes on, and of endings."""
+        onward, endings = (
+            [of.tolist() for of in choice[:3]] for choice in (self.onward, self.endings)
+        )
+        return onward, endings
+
+    def entry(self, of_ending: bool, sentence: int, *place: int) -> tuple[int, int, float]:
+        """The row, the token and its log-probability at a group's place."""
+        rows, tokens, parts = self.on_host[of_ending]
+        group, index = place
+        at = self.place[sentence]
+        return rows[at][group][index], tokens[at][group][index], parts[at][group][index]
+
+
+@dataclass
+class BeamSearch:
+    """One beam search; `width` is of each group."""
+
+    next_log_probs: NextLogProbs
+    state: State | None
+    request: Request
+    stop: StopRule
+    width: int
+    num_groups: int = 1
+    diversity_penalty: float = 0.0
+    memory: dict[object, Tensor] = field(default_factory=dict)
+
+    def run(self) -> list[list[list[Hypothesis]]]:
+        """Go on until every sentence is done: what each group of each kept, best first."""
+        beams = self.init()
+        results: dict[int, list[list[Hypothesis]]] = {}
+        steps: list[Step] = []
+        closed_at: dict[tuple[int, int], int] = {}
+        is_open = [[True] * self.num_groups for _ in beams.sentences]
+        while beams.sentences:
+            given, ruled = self.log_probs(beams, is_open)
+            after, step, seen = self.advance(beams, given, ruled)
+            largest_given, largest, tied, *flags = seen.tolist()
+            self._check(largest_given, largest, after.length)
+            if tied:
+                after, step, seen = self.advance(beams, given, ruled, exact=True)
+                flags = seen.tolist()[3:]
+            steps.append(step)
+            size = self.num_groups
+            is_open = [[f > 0 for f in flags[at : at + size]] for at in range(0, len(flags), size)]
+            for sentence, groups in zip(after.sentences, is_open, strict=True):
+                for group in (group for group, open_ in enumerate(groups) if not open_):
+                    closed_at.setdefault((sentence, group), after.length)
+            parents = step.onward.row
+            if beams.length:
+                parents = parents + self._group_offsets(parents)
+            keep = sentences_to_keep([any(groups) for groups in is_open])
+            if keep is not None:
+                left = [place for place, groups in enumerate(is_open) if not any(groups)]
+                done = after.select(torch.tensor(left, device=after.tokens.device))
+                results |= self.result(done, steps, closed_at)
+                places = torch.tensor(keep, dtype=torch.long, device=after.tokens.device)
+                after, parents = after.select(places), parents[places]
+                is_open = [is_open[place] for place in keep]
+                if self.state is not None and keep:
+                    self.state.select(places)
+            if self.state is not None and after.sentences and self.width * size > 1:
+                self.state.follow(parents.flatten(1))
+            beams = after
+        return [results[sentence] for sentence in range(self.request.batch)]
+
+    def init(self) -> Beams:
+        """One hypothesis without new tokens in each group."""
+        start = self.request.start
+        size = (len(start), self.num_groups)
+        zero = torch.zeros(*size, 1, dtype=sum_dtype(start.device), device=start.device)
+        kept = zero.new_full((*size, self.stop.capacity), -torch.inf)
+        is_open = torch.ones(size, dtype=torch.bool, device=start.device)
+        sentences = list(range(len(start)))
+        return Beams(sentences, start, zero, zero, is_open, kept, torch.zeros_like(kept).long())
+
+    def log_probs(
+        self, beams: Beams, is_open: list[list[bool]]
+    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "N V"]]:
+        """Those of the function, and those under all rules, after each row."""
+        given = query(self.next_log_probs, beams.tokens, self.state, self.request.largest_id)
+        if not self.request.rules:
+            return given, given
+        copies = len(beams.tokens) // len(beams.sentences)
+        sentence = torch.tensor(beams.sentences, device=given.device).repeat_interleave(copies)
+        generated = beams.tokens[:, beams.tokens.shape[1] - beams.length :]
+        rows = None
+        if not all(map(all, is_open)) and beams.length:
+            rows = [flag for groups in is_open for flag in groups for _ in range(self.width)]
+        context = Context(self.request.prompts, generated, sentence, self.memory, given, rows)
+        return given, apply_rules(self.request.rules, given, context)
+
+    def advance(
+        self,
+        beams: Beams,
+        given: Float[Tensor, "N V"],
+        log_probs: Float[Tensor, "N V"],
+        exact: bool = False,
+    ) -> tuple[Beams, Step, Float[Tensor, "flags"]]:
+        """One token more: the beams after it, what was chosen, and what the host must look at.
+
+        That is the largest value given, the largest under the rules, whether a row had a tie that
+        only an `exact` choice puts in order, and which groups are open.
+        """
+        length = beams.length + 1
+        onward, endings, largest, tied = self._choose_all(beams, log_probs, exact)
+        kept = self._keep(beams, endings, length, 0)
+        longest = [self.request.longest[sentence] for sentence in beams.sentences]
+        is_open = beams.is_open & (onward.log_prob[..., 0] > -torch.inf)
+        if length in longest:
+            at_limit = torch.tensor([[limit == length] for limit in longest], device=given.device)
+            places = torch.where(at_limit[..., None], onward.log_prob, -torch.inf)
+            kept = self._keep(
+                replace(beams, kept_score=kept[0], kept_ref=kept[1]),
+                onward._replace(log_prob=places),
+                length,
+                self._num_endings,
+            )
+            is_open = is_open & ~at_limit
+        best_open = onward.log_prob[..., 0]
+        if self.num_groups > 1:
+            best_open = onward.log_prob.amax(dim=2)
+
+        def final_lengths() -> tuple[Divisor, Divisor]:
+            shortest = [max(self.request.shortest[s], length + 1) for s in beams.sentences]
+            return self._divisors(shortest, best_open), self._divisors(longest, best_open)
+
+        is_open = is_open & ~self.stop.done(kept[0][..., -1], best_open, length, final_lengths)
+        rows = onward.row + self._row_offsets(beams)
+        tokens = torch.cat([beams.tokens[rows.flatten()], onward.token.reshape(-1, 1)], dim=1)
+        after = Beams(
+            beams.sentences, tokens, onward.log_prob, onward.key, is_open, *kept, length=length
+        )
+        largest_given = given.amax() if self.request.rules else largest
+        looked = torch.stack([largest_given.to(largest.dtype), largest, tied.to(largest.dtype)])
+        seen = torch.cat([looked, is_open.flatten().to(looked.dtype)])
+        return after, Step(beams.sentences, onward, endings), seen
+
+    def result(
+        self, done: Beams, steps: list[Step], closed_at: dict[tuple[int, int], int]
+    ) -> dict[int, list[list[Hypothesis]]]:
+        """What each group of some sentences kept, best first; else its best open prefix."""
+        results = {}
+        scores, refs = done.kept_score.tolist(), done.kept_ref.tolist()
+        for place, sentence in enumerate(done.sentences):
+            results[sentence] = [
+                self._hypotheses(
+                    steps, sentence, group, closed_at[sentence, group], zip(*kept, strict=True)
+                )
+                for group, kept in enumerate(zip(scores[place], refs[place], strict=True))
+            ]
+        return results
+
+    # --- one step -------------------------------------------------------------------------------
+
+    def _choose_all(
+        self, beams: Beams, log_probs: Float[Tensor, "N V"], exact: bool
+    ) -> tuple[Choice, Choice, Tensor, Tensor]:
+        """What every group goes on and ends with; the largest value, and whether there was a tie.
+
+        Groups choose one after the other (Vijayakumar et al. 2018, "Diverse Beam Search", algorithm
+        1 with Hamming diversity): a token costs a later group `diversity_penalty` nats for every
+        hypothesis of an earlier one that takes it. As in the authors' code the charge stays with a
+        hypothesis and ranks it within its group, while log-probabilities and scores are the
+        model's own, so that groups compare. Endings charge nobody.
+        """
+        batch, _, width = beams.log_prob.shape
+        rows = log_probs.view(batch, -1, width, log_probs.shape[1])
+        charge = None
+        taken = torch.zeros_like(rows[:, 0, 0]) if self.num_groups > 1 else None
+        chosen = []
+        for group in range(self.num_groups):
+            of_group = rows[:, group if beams.length else 0]
+            sums = beams.log_prob[:, group], beams.key[:, group]
+            chosen.append(self._choose(of_group, *sums, charge, exact))
+            if taken is not None:
+                onward = chosen[-1][0]
+                real = (onward.key > -torch.inf) & beams.is_open[:, group, None]
+                taken = taken.scatter_add(1, onward.token, real.to(taken.dtype))
+                charge = self.diversity_penalty * taken
+        if len(chosen) == 1:
+            onward, endings, largest, tied = chosen[0]
+            return (
+                Choice(*(of[:, None] for of in onward)),
+                Choice(*(of[:, None] for of in endings)),
+                largest,
+                tied,
+            )
+        onwards, all_endings, largests, ties = zip(*chosen, strict=True)
+        return (
+            Choice(*(torch.stack(of, dim=1) for of in zip(*onwards, strict=True))),
+            Choice(*(torch.stack(of, dim=1) for of in zip(*all_endings, strict=True))),
+            torch.stack(largests).amax(),
+            torch.stack(ties).any(),
+        )
+
+    def _choose(
+        self,
+        rows: Float[Tensor, "B w V"],
+        log_prob: Float[Tensor, "B w"],
+        key: Float[Tensor, "B w"],
+        charge: Float[Tensor, "B V"] | None,
+        exact: bool,
+    ) -> tuple[Choice, Choice, Tensor, Tensor]:
+        """What one group goes on and ends with. Without a charge the keys are log-probabilities."""
+        batch, width, _ = rows.shape
+        flat = rows.flatten(0, 1)
+        keys = flat if charge is None else (rows - charge[:, None]).flatten(0, 1)
+        num_ends = len(self.request.eos_ids)
+        values, tokens, tied = top_k(keys, self.width + num_ends, exact=exact)
+        largest = values.amax().to(log_prob.dtype)
+        depth = tokens.shape[1]
+        ranks = values.to(log_prob.dtype).view(batch, width, depth)
+        parts = ranks
+        if charge is not None:
+            parts = flat.gather(1, tokens).to(log_prob.dtype).view(batch, width, depth)
+        sums = (parts + log_prob[..., None]).flatten(1)
+        ranks = sums if charge is None else (ranks + key[..., None]).flatten(1)
+        parts, tokens = parts.flatten(1), tokens.view(batch, width * depth)
+        ends = self._ends(tokens.device)
+        is_end = tokens == ends if num_ends == 1 else torch.isin(tokens, ends)
+
+        best = ranks.masked_fill(is_end, -torch.inf).sort(dim=1, descending=True, stable=True)
+        size = self.width
+        keys, places = best.values[:, :size], best.indices[:, :size]
+        if (missing := size - places.shape[1]) > 0:
+            keys = torch.cat([keys, keys.new_full((batch, missing), -torch.inf)], dim=1)
+            places = torch.cat([places, places[:, :1].expand(batch, missing)], dim=1)
+        empty = keys == -torch.inf
+        places = torch.where(empty, places[:, :1], places)
+        onward = Choice(
+            places // depth,
+            tokens.gather(1, places),
+            parts.gather(1, places),
+            keys if charge is None else sums.gather(1, places).masked_fill(empty, -torch.inf),
+            keys,
+        )
+        if self.stop.every_ending:
+            part = rows.index_select(2, ends).to(log_prob.dtype)
+            total = (part + log_prob[..., None]).flatten(1)
+            place = torch.arange(width * num_ends, device=ends.device).expand(batch, -1)
+            row, token = place // num_ends, ends.repeat(width).expand(batch, -1)
+            return onward, Choice(row, token, part.flatten(1), total, total), largest, tied
+        places = ranks.sort(dim=1, descending=True, stable=True).indices[:, :size]
+        total = sums.gather(1, places).masked_fill(~is_end.gather(1, places), -torch.inf)
+        endings = Choice(
+            places // depth, tokens.gather(1, places), parts.gather(1, places), total, total
+        )
+        return onward, endings, largest, tied
+
+    def _keep(
+        self, beams: Beams, found: Choice, length: int, place: int
+    ) -> tuple[Float[Tensor, "B G K"], Int[Tensor, "B G K"]]:
+        """The kept hypotheses with what was found, where that is possible and its group open."""
+        scores = self.stop.score(found.log_prob, length)
+        scores = torch.where(beams.is_open[..., None], scores, -torch.inf)
+        first = (length - 1) * (self._num_endings + self.width) + place
+        refs = torch.arange(first, first + scores.shape[2], device=scores.device)
+        scores = torch.cat([beams.kept_score, scores], dim=2)
+        refs = torch.cat([beams.kept_ref, refs.expand(*scores.shape[:2], -1)], dim=2)
+        ranks = scores
+        if self.stop.first_come:
+            kept = beams.kept_score
+            earlier = torch.where(kept > -torch.inf, torch.inf, kept)
+            ranks = torch.cat([earlier, scores[..., kept.shape[2] :]], dim=2)
+        order = ranks.sort(dim=2, descending=True, stable=True).indices
+        order = order[..., : self.stop.capacity]
+        return scores.gather(2, order), refs.gather(2, order)
+
+    def _divisors(self, lengths: list[int], like: Tensor) -> Divisor:
+        """The score's divisor for each sentence, or the one of all."""
+        numbers = [self.stop.score.divisor(length) for length in lengths]
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        return like.new_tensor(numbers)[:, None]
+
+    @property
+    def _num_endings(self) -> int:
+        """The places of a step for endings; behind them stand those of what goes on."""
+        return self.width * len(self.request.eos_ids)
+
+    def _ends(self, device: torch.device) -> Int[Tensor, "E"]:
+        if "ends" not in self.memory:
+            self.memory["ends"] = torch.tensor(sorted(self.request.eos_ids), device=device)
+        return self.memory["ends"]
+
+    def _row_offsets(self, beams: Beams) -> Int[Tensor, "B G 1"]:
+        """The first row of each group; all groups have one row at the start."""
+        batch, groups, width = beams.log_prob.shape
+        device = beams.tokens.device
+        if beams.length == 0:
+            return torch.arange(batch, device=device)[:, None, None].expand(-1, groups, -1)
+        return torch.arange(0, batch * groups * width, width, device=device).view(batch, groups, 1)
+
+    def _group_offsets(self, parents: Int[Tensor, "B G w"]) -> Int[Tensor, "G 1"]:
+        """The first row of each group within its sentence."""
+        last = self.num_groups * self.width
+        return torch.arange(0, last, self.width, device=parents.device)[:, None]
+
+    def _check(self, largest_given: float, largest: float, step: int) -> None:
+        check_largest(largest_given, step)
+        if self.request.rules:
+            check_largest(largest, step, "a rule", NO_NEGATIVE)
+
+    # --- the result -----------------------------------------------------------------------------
+
+    def _hypotheses(
+        self,
+        steps: list[Step],
+        sentence: int,
+        group: int,
+        closed_at: int,
+        kept: Iterable[tuple[float, int]],
+    ) -> list[Hypothesis]:
+        found = sorted((one for one in kept if one[0] > -torch.inf), key=lambda one: -one[0])
+        if not found:
+            ids, parts = self._path(steps, sentence, group, closed_at - 2, 0)
+            log_prob = _sum(parts)
+            score = log_prob / self.stop.score.divisor(len(ids))
+            return [Hypothesis(ids, score, False, log_prob, parts)]
+        hypotheses = []
+        for score, ref in found:
+            number, place = divmod(ref, self._num_endings + self.width)
+            at_end = place < self._num_endings
+            place -= 0 if at_end else self._num_endings
+            row, token, part = steps[number].entry(at_end, sentence, group, place)
+            ids, parts = self._path(steps, sentence, group, number - 1, row)
+            forced = self.request.force_eos and self.request.longest[sentence] == number + 1
+            parts.append(part)
+            finished = at_end and not forced
+            hypotheses.append(Hypothesis([*ids, token], score, finished, _sum(parts), parts))
+        return hypotheses
+
+    def _path(
+        self, steps: list[Step], sentence: int, group: int, last: int, row: int
+    ) -> tuple[list[int], list[float]]:
+        """Tokens and log-probabilities of the hypothesis in a row after step `last`."""
+        ids: list[int] = []
+        parts: list[float] = []
+        for number in range(last, -1, -1):
+            row, token, part = steps[number].entry(False, sentence, group, row)
+            ids.append(token)
+            parts.append(part)
+        return ids[::-1], parts[::-1]
+
+
+def _sum(parts: list[float]) -> float:
+    """As the search adds them up: one after the other."""
+    total = 0.0
+    for part in parts:
+        total += part
+    return total

@@ -1,0 +1,109 @@
+"""The host waits for the device once a beam step, and not at all between looks otherwise."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from heedful.generation import beam_search, sample, sampling_rules
+from tables import Remembered
+
+# Operators that give the host a number, or a tensor whose size depends on the numbers.
+WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique", "equal")
+EOS, SIZE = 0, 30
+RULES: dict[str, Any] = {
+    "repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1,
+    "no_repeat_ngram_size": 2, "banned": [3, [4, 5]], "forced": {2: 7}, "top_k": 9, "top_p": 0.9,
+    "temperature": 0.8, "min_p": 0.01, "typical_p": 0.95,
+}  # fmt: skip
+
+
+class Waits(TorchDispatchMode):
+    """Counts what waits, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
+            name = "nonzero"
+        if name.startswith(WAITING):
+            self.seen[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """`tolist` is a look; on the CPU it reaches no operator."""
+    waits, tolist = Waits(), Tensor.tolist
+
+    def look(tensor: Tensor) -> Any:
+        waits.seen["look"] += 1
+        return tolist(tensor)
+
+    with monkeypatch.context() as patched, waits:
+        patched.setattr(Tensor, "tolist", look)
+        yield waits.seen
+
+
+class Table(Remembered):
+    """A state whose function of the last token needs no host."""
+
+    calls = 0
+
+    def __call__(self, prefixes: Tensor, state: "Table") -> Tensor:
+        self.calls += 1
+        logits = torch.sin(prefixes[:, -1:] * torch.arange(1.0, SIZE + 1) + self.calls)
+        logits = 2 * logits.index_fill(1, torch.tensor([EOS]), -2.0)
+        return logits.log_softmax(dim=1)
+
+    def follow(self, parents: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rules", [{}, RULES], ids=["no rules", "all rules"])
+@pytest.mark.parametrize("seeds", [None, [1, 2, 3]], ids=["greedy", "sampled"])
+def test_nothing_waits_between_looks(
+    monkeypatch: pytest.MonkeyPatch, seeds: list[int] | None, rules: dict[str, Any]
+) -> None:
+    table = Table(3)
+    samples = 1 if seeds is None else 2
+    with counted(monkeypatch) as seen:
+        found = sample(
+            table, [[1], [2], [3]], state=table, seeds=seeds, num_samples=samples, eos_id=EOS,
+            rules=sampling_rules(**rules), max_new_tokens=24, min_new_tokens=24, look_every=8,
+        )  # fmt: skip
+    assert [len(one.ids) for one in found] == [24] * 3 * samples
+    assert table.calls == 24
+    assert seen == {"look": 3}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("stop", ["optimal", "beam_full", "heuristic"])
+@pytest.mark.parametrize("rules", [{}, RULES], ids=["no rules", "all rules"])
+def test_a_beam_step_waits_once(
+    monkeypatch: pytest.MonkeyPatch, stop: str, rules: dict[str, Any], groups: int
+) -> None:
+    table = Table(3)
+    steps = []
+    with counted(monkeypatch) as seen:
+        function = table.__call__
+
+        def stepped(prefixes: Tensor, state: Table) -> Tensor:
+            steps.append(sum(seen.values()))
+            return function(prefixes, state)
+
+        beam_search(
+            stepped, [[1], [2], [3]], state=table, beam_size=4, num_groups=groups, eos_id=EOS,
+            rules=sampling_rules(**rules), max_new_tokens=12, min_new_tokens=12, stop=stop,
+        )  # fmt: skip
+    assert steps == list(range(12))  # before each step there was one look for each one before it
