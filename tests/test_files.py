@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heedful.errors import UserError
-from heedful.files import replacing, write_json, write_text
+from heedful.files import plain_name, replacing, write_json, write_text
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -52,3 +52,12 @@ def test_a_full_device_is_an_error_and_stays_a_device() -> None:
     with pytest.raises(UserError, match="No space left"):
         write_text(Path("/dev/full"), "something")
     assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "name", ["/a", "../a", "a/b", "..", ".", "", "a\\b", "C:a", "a\0", 1, None]
+)
+def test_a_name_read_from_a_file_is_never_a_path(name: object) -> None:
+    assert plain_name("model-1 (2).safetensors", "index.json") == "model-1 (2).safetensors"
+    with pytest.raises(UserError, match=r"index\.json must name a file beside it"):
+        plain_name(name, "index.json")

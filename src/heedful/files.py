@@ -53,6 +53,17 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is no JSON (truncated or foreign?): {error}") from None
 
 
+def plain_name(name: object, where: object) -> str:
+    """The name of a file beside `where`, which names it: never a path that leads elsewhere.
+
+    Raises:
+        UserError: it is absolute, leads up or down, or is no name at all.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\:\0"):
+        raise UserError(f"{where} must name a file beside it, not {name!r}; correct it")
+    return name
+
+
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """Like `write_file` for a new directory: it is there whole or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -532,6 +532,7 @@ def test_foreign_descriptions(commands, model):
         (json.dumps(content | {"model": {}}), "src_vocab_size"),
         (json.dumps(content | {"model": content["model"] | {"depth": 1}}), "unknown key depth"),
         (json.dumps(content | {"tokenizers": {"src": "gone", "tgt": "gone"}}), "gone"),
+        (json.dumps(content | {"tokenizers": {"src": "../a", "tgt": "../a"}}), "beside it"),
     ):
         config.write_text(text)
         assert_refused(commands.run("translate", model, stdin=b"1\n"), part)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer as Backend
 
 from heedful.data.pieces import Pieces
@@ -39,7 +40,6 @@ IMPORTED = "imported"  # the kind of a tokenizer that was not trained here
 KEPT_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
 
 _FORMAT = "heedful-tokenizer-2"
-_FORMATS = ("heedful-tokenizer-1", _FORMAT)  # the first had neither specials nor a template
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read what `save` wrote, or a release before this one.
+        """Read what `save` wrote.
 
         Raises:
             UserError: the file is missing, cut short, or not one of ours.
@@ -339,7 +339,7 @@ class Tokenizer:
             raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
         except ValueError as error:  # both broken UTF-8 and broken JSON
             raise UserError(f"{path} is not a tokenizer file, or is cut short: {error}") from error
-        if not isinstance(content, dict) or content.get("format") not in _FORMATS:
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise UserError(f"{path} is not a tokenizer written by heedful ({_FORMAT})")
         try:
             tokenizer = _from_content(content, path)
@@ -396,26 +396,15 @@ def _own_template(name: str) -> Template:
 
 def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
     backend = Backend.from_str(json.dumps(content["tokenizer"]))
-    if content["format"] != _FORMAT:
-        specials, template = _own_specials(SPECIALS), Template()
-        special_ids = frozenset(range(len(SPECIALS)))
-    else:
-        specials = Specials(**{name: _frozen(value) for name, value in content["specials"].items()})
-        template = Template(**{name: _frozen(value) for name, value in content["template"].items()})
-        special_ids = frozenset(content["special_ids"])
     files = {name: base64.b64decode(text) for name, text in content.get("files", {}).items()}
     for name in files.keys() - KEPT_FILES:  # an export writes them: they are names, never paths
         raise UserError(f"{path} holds a file {name!r}, which is of no tokenizer; do not use it")
     return Tokenizer(
         backend,
         content["kind"],
-        specials=specials,
-        special_ids=special_ids,
-        template=template,
+        specials=TypeAdapter(Specials).validate_python(content["specials"]),
+        special_ids=frozenset(content["special_ids"]),
+        template=TypeAdapter(Template).validate_python(content["template"]),
         piece_ids=content.get("piece_ids"),
         files=files,
     )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.files import read_json, write_directory, write_json
+from heedful.files import plain_name, read_json, write_directory, write_json
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 CONFIG = "config.json"
@@ -163,10 +163,7 @@ def _read_index(path: Path) -> dict[str, str]:
     places = _read_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise UserError(f"{path} has no weight_map from tensors to files")
-    for name, shard in places.items():
-        if not isinstance(shard, str) or shard in ("", ".", "..") or set(shard) & set("/\\\0"):
-            raise UserError(f"{path}: {name} must be in a file beside the index, not in {shard!r}")
-    return places
+    return {name: plain_name(shard, path) for name, shard in places.items()}
 
 
 def _no_safetensors(path: Path, config: Mapping[str, Any]) -> UserError:

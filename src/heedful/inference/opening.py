@@ -7,7 +7,7 @@ from torch import nn
 
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.files import read_json
+from heedful.files import plain_name, read_json
 from heedful.inference.card import Card
 from heedful.inference.encoders import Classifier, Embedder, Encoder, MaskedLanguageModel
 from heedful.inference.language_model import LanguageModel
@@ -43,7 +43,8 @@ def load(path: str | Path, *, device: str = "auto") -> Any:
         config = make_config(content["architecture"], content["model"], str(directory / CONFIG))
         card = Card.from_dict(content)
         tokenizers: list[Tokenizer | None] = [
-            Tokenizer.load(directory / str(name)) for name in dict.fromkeys(_files(content))
+            Tokenizer.load(directory / plain_name(name, directory / CONFIG))
+            for name in dict.fromkeys(_files(content))
         ]
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
