@@ -92,6 +92,8 @@ def test_every_format_reads_the_same_rows(mark: str, end: str, packed: str, tmp_
     assert cli_lines.read_parallel(src, tgt)[0] == list(*cli_lines.input_chunks(src))
     assert list(*cli_lines.input_chunks(src)) == ["a b", "", "今天"]
     assert cli_lines.read_whole(src) == "a b\n\n今天\n"
+    assert read_rows([header], {"text": "one"})["text"] == ["a b", "今天"]
+    assert read_rows([tsv])["text"] == ["\t".join(pair) for pair in pairs]
     assert read_rows([src])["text"] == ["a b", "今天"]
     assert read_rows([src], unit="file")["text"] == ["a b\n\n今天\n"]
 

@@ -49,13 +49,14 @@ def prepared(directory: Path, key: Mapping[str, Any], prepare: Callable[[Path], 
         digests = {name: _digest(beside / name) for name in _files(beside)}
         write_json(beside / _MANIFEST, {"key": key, "files": digests})
 
-    with _locked(directory / f".{path.name}.lock"):
-        if path.is_dir():
-            _check(path)
-            return path
-        for left in directory.glob(f".{path.name}.*.tmp"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        write_directory(path, fill)
+    if not path.is_dir():
+        with _locked(directory / f".{path.name}.lock"):
+            if not path.is_dir():  # else another process was faster
+                for left in directory.glob(f".{path.name}.*.tmp"):  # by one that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                write_directory(path, fill)
+                return path
+    _check(path)
     return path
 
 

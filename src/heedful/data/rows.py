@@ -102,8 +102,8 @@ def read_rows(
 
     Args:
         fields: where each column is found; by default the one column "text".
-        format: of all files; by default by their names, .gz aside: .jsonl, .tsv (for more than one
-            column) or, for one column, any other for plain text.
+        format: of all files; by default by their names, .gz aside: .jsonl, .tsv (but where one
+            column is wanted and no field is named), or for one column plain text.
 
     Raises:
         UserError: no file; one that cannot be read, is damaged gzip or not UTF-8 (with its line);
@@ -294,12 +294,13 @@ def _entries(
 ) -> Iterator[_Entry]:
     if format is None:
         name = path.name.removesuffix(".gz")
+        is_text = len(fields) == 1
         if name.endswith(".jsonl"):
             format = "jsonl"
-        elif len(fields) == 1:
-            format = "text"
-        elif name.endswith(".tsv"):
+        elif name.endswith(".tsv") and (not is_text or None not in fields.values()):
             format = "tsv"
+        elif is_text:
+            format = "text"
         else:
             raise UserError(
                 f"{path} is not named .tsv or .jsonl; write it as one of them, and name it so"
