@@ -120,14 +120,19 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def _apply_override(content: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
+def read_setting(setting: str, example: str) -> tuple[str, Any]:
+    """The key and the value of `KEY=VALUE`; raises UserError, with an example, where it is none."""
+    key, equals, text = setting.partition("=")
     if not equals or not key:
-        raise UserError(f"--set {override}: write key=value, for example training.max_steps=100")
+        raise UserError(f"--set {setting}: write key=value, for example {example}")
     try:
-        value = yaml.load(text, _Yaml12) if text else None  # noqa: S506: is a SafeLoader
-    except yaml.YAMLError:
-        value = text
+        return key, yaml.load(text, _Yaml12) if text else None  # noqa: S506: is a SafeLoader
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that is none
+        return key, text
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    key, value = read_setting(override, "training.max_steps=100")
     place = content
     *parents, last = key.split(".")
     for parent in parents:

@@ -15,7 +15,7 @@ import torch
 import heedful
 from commands import Commands, assert_refused, tiny, tree
 from heedful import plugins
-from heedful.cli.train import USE
+from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.inference import Card, GenerationIds, open_net

@@ -1,29 +1,13 @@
 """The `heedful` command: its verbs, and how an error reaches the user."""
 
 import sys
+from importlib import import_module
 
 import typer
 
 from heedful import __version__
-from heedful.cli import (
-    average,
-    classify,
-    demo,
-    distill,
-    embed,
-    evaluate,
-    export,
-    fill,
-    generate,
-    import_,
-    info,
-    recipes,
-    score,
-    train,
-    translate,
-    verify,
-)
-from heedful.cli.help import help_of
+from heedful.cli import import_, recipes
+from heedful.cli.shared import help_of
 from heedful.errors import UserError
 
 app = typer.Typer(
@@ -36,13 +20,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MAKING = (demo, train, distill)
-USING = (translate, generate, fill, classify, embed)
-JUDGING = (evaluate, score, average, verify, info, export)
+MAKING = ("demo", "train", "distill")
+USING = ("translate", "generate", "fill", "classify", "embed")
+JUDGING = ("evaluate", "score", "average", "verify", "info", "export")
 for verb in (*MAKING, *USING, *JUDGING):
-    name = verb.__name__.rsplit(".", 1)[1]
-    function = getattr(verb, name)
-    app.command(name, help=help_of(function))(function)
+    function = getattr(import_module(f"heedful.cli.{verb}"), verb)
+    app.command(verb, help=help_of(function))(function)
 app.add_typer(import_.app, name="import")
 app.add_typer(recipes.app, name="recipes")
 

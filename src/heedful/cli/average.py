@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.shared import NewFolder
+
 
 def average(
     run: Annotated[Path, typer.Argument(help="A run's folder, which says what the model is.")],
-    out: Annotated[Path, typer.Argument(help="The new model directory.")],
+    out: NewFolder,
     checkpoints: Annotated[
         list[Path] | None,
         typer.Option("--checkpoint", "-c", help="A checkpoint or model directory; repeatable."),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.shared import make_console, run_recipe
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,12 +27,10 @@ def demo(
 
     Example: heedful demo
     """
-    from rich.console import Console
-
     from heedful.errors import UserError
     from heedful.inference import load
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console()
     if not (out / "scores.json").is_file():
         _train(out, console)
     model = load(out)
@@ -49,29 +49,16 @@ def _train(out: Path, console: "Console") -> None:
     """Train, or go on with a run that was interrupted, by the recipe in its own folder."""
     from heedful.errors import UserError
     from heedful.recipe_files import load_recipe
-    from heedful.run import train
-    from heedful.training.progress import ProgressBar
 
     started = (out / "recipe.yaml").is_file()
     recipe = load_recipe(out if started else "dates")
     if recipe.task != "dates":
         raise UserError(f"{out} holds a run of the task {recipe.task}; give another --out")
-    command = shlex.join(["heedful", *sys.argv[1:]])
     console.print(
         f"{'Going on with' if started else 'Training'} the recipe dates in {out};"
-        " Ctrl-C saves, and the same command goes on.",
+        " Ctrl-C saves, and the same command goes on."
     )
-    result = train(
-        recipe,
-        out,
-        resume=started,
-        listeners=[ProgressBar()],
-        say=console.print,
-        command=command,
-    )
-    if result.reason == "interrupted":
-        typer.echo("stopped and saved; the same command goes on", err=True)
-        raise typer.Exit(130)
+    run_recipe(recipe, out, console, resume=started, again="the same command goes on")
 
 
 def _show_score(out: Path, console: "Console") -> None:

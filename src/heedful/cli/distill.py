@@ -6,33 +6,33 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.shared import (
+    Quiet,
+    RecipeName,
+    RunFolder,
+    Settings,
+    make_console,
+    report_result,
+    run_recipe,
+)
+
 
 def distill(
     teacher: Annotated[Path, typer.Argument(help="The model directory to learn from.")],
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe of the smaller model: a file, or a shipped one's name.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override one key, e.g. distillation.level=sequence."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE-distilled.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    recipe: RecipeName,
+    settings: Settings = None,
+    out: RunFolder = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a smaller model on what a larger one says: `train` with distillation.teacher set.
 
     The recipe says how large the new model is, what it reads, and under `distillation` how it
     learns: from the teacher's probabilities of each token (level word), or from the teacher's own
-    outputs (level sequence). It keeps the teacher's tokenizer. A run that was stopped goes on with
-    heedful train FOLDER --resume.
+    outputs (level sequence). It keeps the teacher's tokenizer. Without --out the folder is
+    runs/RECIPE-distilled. A run that was stopped goes on with heedful train FOLDER --resume.
 
     Example: heedful distill runs/translation small.yaml --set model.d_model=128
     """
-    from heedful.cli.train import run_and_report
     from heedful.recipe_files import load_recipe, recipe_path
 
     # JSON, so that no path is taken for a number or a date.
@@ -44,4 +44,6 @@ def distill(
         "sequence": f"its own outputs (beam of {chosen.beam_size})",
     }[chosen.level]
     folder = out or Path("runs") / f"{recipe_path(recipe).stem}-distilled"
-    run_and_report(loaded, folder, quiet=quiet, first=f"{folder} learns from {teacher}: {how}")
+    console = make_console(quiet=quiet)
+    console.print(f"{folder} learns from {teacher}: {how}")
+    report_result(run_recipe(loaded, folder, console), console)

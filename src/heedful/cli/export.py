@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.shared import ModelFolder, note
+
 
 class Format(StrEnum):
     """What a model can be written as."""
@@ -14,7 +16,7 @@ class Format(StrEnum):
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: ModelFolder,
     out: Annotated[Path, typer.Argument(help="The new directory.")],
     to: Annotated[Format, typer.Option(help="The format; hf: what transformers opens.")],
 ) -> None:
@@ -30,5 +32,5 @@ def export(
 
     assert to is Format.hf
     opened = load(model, device="cpu")
-    export_hf(opened, out, say=lambda notice: typer.echo(f"note: {notice}", err=True))
+    export_hf(opened, out, say=note)
     typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.help import help_of
+from heedful.cli.shared import NewFolder, help_of, note
 
 app = typer.Typer(
     help="Make a heedful model of one in another format; no code of it is run.",
@@ -22,7 +22,7 @@ def hf(
     directory: Annotated[
         Path, typer.Argument(help="A local directory with config.json and model.safetensors.")
     ],
-    out: Annotated[Path, typer.Argument(help="The new model directory.")],
+    out: NewFolder,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,32 +40,12 @@ def hf(
     """
     from heedful.export.hf import import_hf
     from heedful.inference import parameter_count
+    from heedful.recipe_files import read_setting
 
-    model = import_hf(
-        directory,
-        out,
-        say=lambda notice: typer.echo(f"note: {notice}", err=True),
-        **_keys(settings or []),
-    )
+    keys = dict(read_setting(setting, "head=classify") for setting in settings or [])
+    model = import_hf(directory, out, say=note, **keys)
     count = parameter_count(model.net)
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
 
 
 app.command("hf", help=help_of(hf))(hf)
-
-
-def _keys(settings: list[str]) -> dict[str, object]:
-    import yaml
-
-    from heedful.errors import UserError
-
-    keys: dict[str, object] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.isidentifier():
-            raise UserError(f"--set {setting}: write key=value, for example head=classify")
-        try:
-            keys[key] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):  # ValueError: a date that is none
-            keys[key] = text
-    return keys

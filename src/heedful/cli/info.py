@@ -55,18 +55,8 @@ def _model(path: Path) -> dict[str, str]:
         **_text(model),
         "parameters": f"{parameter_count(model.net):,}",
     }
-    groups = {
-        "embeddings": getattr(model.net, "tgt_embedding", None),
-        "embedding": getattr(model.net, "embedding", None),
-        "encoder": getattr(model.net, "encoder", None),
-        "decoder": getattr(model.net, "decoder", None),
-        "head": getattr(model.net, "head", None),
-    }
-    rows |= {
-        f"  {name}": f"{parameter_count(part):,}"
-        for name, part in groups.items()
-        if part is not None
-    }
+    for name, part in model.net.named_children():
+        rows[f"  {name}"] = f"{parameter_count(part):,}"
     return rows | {name: str(value) for name, value in asdict(model.config).items()}
 
 

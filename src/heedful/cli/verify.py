@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.shared import Json
+
 # The longest text that a net is shown, padding included, and the shortest that tells anything.
 _LONGEST, _SHORTEST = 10, 8
 
@@ -17,7 +19,7 @@ def verify(
     overfit: Annotated[
         bool, typer.Option(help="Also train a copy on one batch, which takes some seconds.")
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
     seed: Annotated[int, typer.Option(help="Seed of the random ids.")] = 0,
 ) -> None:
     """Check a model: causality, padding, masks, cache, gradients, tying and more.
@@ -38,19 +40,12 @@ def verify(
 
     length = _LONGEST
     if model is None:
-        from heedful.zoo import vaswani2017
+        from heedful.zoo import architecture
+        from heedful.zoo.saved import make_config
 
-        net = vaswani2017.build(
-            vaswani2017.Config(
-                100,
-                100,
-                d_model=64,
-                num_heads=4,
-                num_encoder_layers=2,
-                num_decoder_layers=2,
-                d_ff=128,
-            )
-        )
+        sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "src_vocab_size": 100}
+        stacks = {"num_encoder_layers": 2, "num_decoder_layers": 2, "tgt_vocab_size": 100}
+        net = architecture("vaswani2017").build(make_config("vaswani2017", {**sizes, **stacks}))
     else:
         from heedful.inference import load
 

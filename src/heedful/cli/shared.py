@@ -1,0 +1,99 @@
+"""What verbs share: options, the console, how a run is started, how help is worded."""
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from heedful.config import Recipe
+    from heedful.run import Result
+
+ModelFolder = Annotated[Path, typer.Argument(help="A model directory.")]
+NewFolder = Annotated[Path, typer.Argument(help="The new model directory.")]
+RecipeName = Annotated[
+    str, typer.Argument(help="A recipe file, a run's folder, or a shipped recipe's name.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one key, e.g. training.max_steps=500."
+    ),
+]
+RunFolder = Annotated[
+    Path | None, typer.Option(help="Folder of the run. Default: in runs/, named by the recipe.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def help_of(verb: Callable[..., Any]) -> str:
+    """The paragraphs of a docstring, each as one line: the terminal breaks it where it must."""
+    paragraphs = (inspect.getdoc(verb) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
+
+
+def make_console(*, quiet: bool = False) -> "Console":
+    """Labels, paths and error texts are shown as they are, whatever brackets are in them."""
+    from rich.console import Console
+
+    return Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Something that the user should know, beside the output."""
+    typer.echo(f"note: {text}", err=True)
+
+
+def run_recipe(
+    recipe: "Recipe", folder: Path, console: "Console", *, resume: bool = False, again: str = ""
+) -> "Result":
+    """Train into a folder, with a progress bar unless the console is quiet.
+
+    Ends the command with 130 where the run is interrupted; `again` is how it goes on then.
+    """
+    from heedful.run import train
+    from heedful.training.progress import ProgressBar
+
+    result = train(
+        recipe,
+        folder,
+        resume=resume,
+        listeners=[] if console.quiet else [ProgressBar()],
+        say=console.print,
+        command=shlex.join(["heedful", *sys.argv[1:]]),
+    )
+    if result.reason == "interrupted":
+        again = again or "go on with: " + shlex.join(["heedful", "train", str(folder), "--resume"])
+        typer.echo(f"stopped and saved; {again}", err=True)
+        raise typer.Exit(130)
+    return result
+
+
+def report_result(result: "Result", console: "Console") -> None:
+    """What came of a run, and how its model is used."""
+    by_name = result.scores.by_name if result.scores else {}
+    for name, value in (result.scores.values() if result.scores else {}).items():
+        entry = by_name[name]
+        signature = entry.get("signature", "") if isinstance(entry, dict) else ""
+        console.print(f"{name:<18} {value:.4g}   {signature}".rstrip())
+    folder = result.directory
+    console.print(f"model        {folder}")
+    console.print(f"report       {folder / 'report.html'}")
+    use = USE.get(result.task, USE["translation"])
+    console.print(f"use it       {use} {shlex.quote(str(folder))}")
+
+
+USE = {  # what is typed to use a model, by its task
+    "language_modelling": "heedful generate --prompt 'your text'",
+    "masked_lm": "heedful fill --text 'one <mask> is hidden'",
+    "classification": "echo 'your text' | heedful classify",
+    "denoising": "heedful generate --prompt 'your text'",
+    "translation": "echo 'your text' | heedful translate",
+}
