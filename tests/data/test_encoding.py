@@ -1,6 +1,5 @@
 """Rows to columns of ids: special tokens, lengths, counts; and the store that keeps them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,7 @@ def test_columns_come_back_in_the_dtype_of_the_vocabulary(
 ) -> None:
     vocab_size = 70_000 if wide else 2**16
     sequences = [[i % vocab_size for i in ids] for ids in sequences]
-    path, count = tmp_path_factory.getbasetemp() / "columns", len(sequences)
+    path, count = tmp_path_factory.mktemp("columns") / "train", len(sequences)
     report = Report(count + 2, count, 1, noun="pairs", empty={"src": 1}, counts={"x": Counts(1, 2)})
     columns = {"x": pack_ids(sequences, vocab_size), "n": np.arange(count)}
     write_columns(path, Columns(columns, report, {"labels": ["今"]}))
@@ -189,48 +188,6 @@ def test_the_largest_id_of_each_dtype() -> None:
     whole = pack_ids([[1, 2], [], [3]], 10)
     assert (whole.ids.tolist(), whole.offsets.tolist()) == ([1, 2, 3], [0, 2, 2, 3])
     assert isinstance(whole, Sequences)
-
-
-def cut_in_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("name", ["x.ids.npy", "x.offsets.npy", "n.npy", "columns.json"])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        cut_in_half,
-        lambda path: path.write_bytes(path.read_bytes()[:-2]),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"[]"),
-        lambda path: path.unlink(),
-        lambda path: np.save(path.open("wb"), np.array([0.0, 2.0])),
-        lambda path: np.save(path.open("wb"), np.array([{}], dtype=object)),
-        lambda path: np.save(path.open("wb"), np.zeros((2, 2), np.int64)),
-        lambda path: np.save(path.open("wb"), np.array([3, 1, 1], dtype=np.int64)),
-    ],
-)
-def test_damaged_columns(tmp_path: Path, name: str, damage: Callable[[Path], object]) -> None:
-    columns = {"x": pack_ids([[1, 2], list(range(300))], 300), "n": np.arange(2)}
-    write_columns(tmp_path / "s", Columns(columns, Report(2, 2)))
-    assert len(open_columns(tmp_path / "s")) == 2
-    damage(tmp_path / "s" / name)
-    with pytest.raises(UserError, match=r"prepare it again|columns\.json"):
-        open_columns(tmp_path / "s")
-
-
-def test_columns_of_another_version_are_refused(tmp_path: Path) -> None:
-    write_columns(tmp_path / "s", Columns({"n": np.arange(2)}, Report(2, 2)))
-    path = tmp_path / "s" / "columns.json"
-    path.write_text(path.read_text().replace("columns-1", "columns-0"))
-    with pytest.raises(UserError, match="of another version of heedful; prepare it again"):
-        open_columns(tmp_path / "s")
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write"):
-        write_columns(tmp_path / "file" / "s", Columns({"n": np.arange(2)}, Report(2, 2)))
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not here")

@@ -1,6 +1,7 @@
 """One store of columns: sequences of ids and plain numbers, memory-mapped, in a folder."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64, Integer
+from pydantic import TypeAdapter
 
 from heedful.data.report import Report
-from heedful.errors import UserError
-from heedful.files import read_json, write_directory, write_json
+from heedful.files import read_json, write_json
 
-FORMAT = "heedful-columns-1"  # goes up when anything that is stored changes its meaning
+_DESCRIPTION = "columns.json"
 
 
 class Sequences:
@@ -99,72 +100,32 @@ def offsets_of(lengths: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N1"]:
 
 
 def write_columns(directory: Path, columns: Columns) -> None:
-    """Write columns into a folder of NumPy files, which is there whole or not at all.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
-
-    def fill(beside: Path) -> None:
-        kinds = {}
-        for name, column in columns.columns.items():
-            kinds[name] = "sequences" if isinstance(column, Sequences) else "numbers"
-            arrays = (
-                {f"{name}.ids": column.ids, f"{name}.offsets": column.offsets}
-                if isinstance(column, Sequences)
-                else {name: column}
-            )
-            for file, array in arrays.items():
-                np.save(beside / f"{file}.npy", array, allow_pickle=False)
-        content = {"format": FORMAT, "columns": kinds, "info": columns.info}
-        write_json(beside / "columns.json", content | {"report": columns.report.content()})
-
-    write_directory(directory, fill)
+    """Write columns into a new folder of NumPy files, part of what `prepared` keeps whole."""
+    directory.mkdir(parents=True)
+    for name, column in columns.columns.items():
+        arrays = (
+            {f"{name}.ids": column.ids, f"{name}.offsets": column.offsets}
+            if isinstance(column, Sequences)
+            else {name: column}
+        )
+        for file, array in arrays.items():
+            np.save(directory / f"{file}.npy", array, allow_pickle=False)
+    content = {"columns": list(columns.columns), "info": columns.info}
+    write_json(directory / _DESCRIPTION, content | {"report": asdict(columns.report)})
 
 
 def open_columns(directory: Path) -> Columns:
-    """Open what `write_columns` wrote; the ids stay on disk until they are looked at.
+    """Open what `write_columns` wrote; the ids stay on disk until they are looked at."""
+    content = read_json(directory / _DESCRIPTION)
 
-    Raises:
-        UserError: a file is missing or damaged, or they are not of one store.
-    """
-    content = read_json(directory / "columns.json")
-    broken = UserError(f"{directory} is damaged or of another version of heedful; prepare it again")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise broken
-    try:
-        columns = {
-            name: _opened(directory, name, kind) for name, kind in content["columns"].items()
-        }
-        report = Report.of(content["report"])
-    except (KeyError, TypeError, AttributeError):
-        raise broken from None
-    if {len(column) for column in columns.values()} != {report.num_kept}:
-        raise broken
+    def mapped(name: str) -> np.ndarray:
+        return np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    columns: dict[str, Column] = {
+        name: mapped(name)
+        if (directory / f"{name}.npy").exists()
+        else Sequences(mapped(f"{name}.ids"), mapped(f"{name}.offsets"))
+        for name in content["columns"]
+    }
+    report = TypeAdapter(Report).validate_python(content["report"])
     return Columns(columns, report, content["info"])
-
-
-def _opened(directory: Path, name: str, kind: str) -> Column:
-    if kind == "numbers":
-        return _mapped(directory / f"{name}.npy", (np.int64,))
-    ids = _mapped(directory / f"{name}.ids.npy", (np.uint16, np.uint32))
-    offsets = _mapped(directory / f"{name}.offsets.npy", (np.int64,))
-    ends = (0, len(ids))
-    if not len(offsets) or (offsets[0], offsets[-1]) != ends or (np.diff(offsets) < 0).any():
-        raise UserError(f"{directory}: the ids and offsets of {name} differ; prepare it again")
-    return Sequences(ids, offsets)
-
-
-def _mapped(path: Path, dtypes: Sequence[type]) -> np.ndarray:
-    """A NumPy file of one of the types as an array that stays on disk until it is looked at."""
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror or error}; prepare it again"
-        ) from None
-    except (ValueError, EOFError, SyntaxError):  # no NumPy file, or cut short
-        array = None
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype not in dtypes:
-        raise UserError(f"{path} is damaged or not a column; prepare it again")
-    return array

@@ -10,10 +10,10 @@ from typing import Any
 
 from filelock import FileLock
 
-from heedful.data.columns import FORMAT
 from heedful.errors import UserError
 from heedful.files import read_json, write_directory, write_json
 
+_FORMAT = 1  # goes up when anything that is stored changes its meaning
 _MANIFEST = "prepared.json"  # digests of the files beside it, and the key that they were made for
 
 
@@ -41,7 +41,7 @@ def prepared(directory: Path, key: Mapping[str, Any], prepare: Callable[[Path], 
         UserError: the files of the folder are no longer those that were prepared; what `prepare`
             raises; the folder cannot be written.
     """
-    content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+    content = json.dumps({"format": _FORMAT, **key}, sort_keys=True)
     path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
 
     def fill(beside: Path) -> None:

@@ -1,8 +1,7 @@
 """What was read and encoded, what was left out, and what the tokenizers did not know."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 _SIDES = {"src": "source", "tgt": "target"}
 _SHOWN = 10  # names that a line lists
@@ -62,16 +61,6 @@ class Report:
             ]
             parts.append(f"unknown tokens: {', '.join(shares)}")
         return "; ".join(parts)
-
-    def content(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "Report":
-        """From what `content` gave."""
-        counts = {name: Counts(**values) for name, values in content["counts"].items()}
-        return cls(**{**content, "counts": counts})
 
 
 def listed(names: Sequence[str]) -> str:
