@@ -7,12 +7,7 @@ from typing import Any
 from heedful.data.hf_tokenizers import read_tokenizer, write_tokenizer
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.export.generation_ids import (
-    decoder_ids,
-    generation_settings,
-    read_generation_ids,
-    role_ids,
-)
+from heedful.export.generation_ids import generation_to_hf, read_generation_ids
 from heedful.export.hf_directory import (
     HfDirectory,
     check_replaceable,
@@ -48,6 +43,7 @@ _TASKS: dict[type[SavedModel], str] = {
 }
 _OWN_FILES = {CONFIG, WEIGHTS, "tokenizer.json", *(f"tokenizer.{side}.json" for side in SIDES)}
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_SIDES = {"src": "source", "tgt": "target"}
 
 
 def import_hf(
@@ -98,7 +94,8 @@ def export_hf(model: AnyModel, out: str | Path, *, say: Say = lambda line: None)
     card = model.card
     content, tensors = net_to_hf(card.architecture, model.config, model.net)
     content |= _labels_to_hf(model)
-    for key, value in role_ids(model).items():
+    ids, generation = generation_to_hf(model)
+    for key, value in ids.items():
         if content.get(key) is None:
             content[key] = value
         elif value is not None and content[key] != value:
@@ -107,15 +104,13 @@ def export_hf(model: AnyModel, out: str | Path, *, say: Say = lambda line: None)
                 f"this model's tokenizer has {value}; train it with "
                 f"model.position_offset={int(value) + 1}"
             )
-    if isinstance(model, Translator):
-        content |= decoder_ids(model)
 
     def write_text(directory: Path) -> None:
         if model.has_tokenizer:
             write_tokenizer(model.src_tokenizer, directory, model.tgt_tokenizer)
             _complete_tokenizer(directory, model)
 
-    write_hf_directory(Path(out), content, tensors, generation_settings(model), write_text)
+    write_hf_directory(Path(out), content, tensors, generation, write_text)
     if not model.has_tokenizer:
         say("the model has no tokenizer: the directory takes ids alone")
     elif (Path(out) / "tokenizer_target").exists():
@@ -146,30 +141,24 @@ def _card(
 ) -> tuple[Card, list[str]]:
     """What the model is for, and notices."""
     task = "translation" if made.architecture == "marian" else _TASKS[kind]
-    languages: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
+    notices: list[str] = []
     if kind is Translator and (directory / _TOKENIZER_CONFIG).is_file():
         said = read_json(directory / _TOKENIZER_CONFIG)
-        languages = {
-            "src_language": said.get("source_lang"),
-            "tgt_language": said.get("target_lang"),
-        }
-    card = Card(made.architecture, task, **languages)
-    notices: list[str] = []
+        keys = {f"{ours}_language": said.get(f"{theirs}_lang") for ours, theirs in _SIDES.items()}
     if issubclass(kind, Writer):
-        sizes = made.config
-        vocab_size = sizes.tgt_vocab_size if kind is Translator else sizes.vocab_size
-        ids, notices = read_generation_ids(found, kind, tokenizer, vocab_size)
-        card = Card(made.architecture, task, **languages, generation=ids)
+        size = "tgt_vocab_size" if kind is Translator else "vocab_size"
+        vocab_size = getattr(made.config, size)
+        keys["generation"], notices = read_generation_ids(found, kind, tokenizer, vocab_size)
     elif kind is Classifier:
-        labels = _labels_from_hf(found.config, made.config.num_labels, str(directory))
-        card = Card(made.architecture, task, labels=labels)
+        keys["labels"] = _labels_from_hf(found.config, made.config.num_labels, str(directory))
         problem = found.config.get("problem_type")
         if problem not in (None, "single_label_classification"):
             notices.append(
                 f"{directory} was trained for {problem}: its logits are the same here, but "
                 "`classify` gives each text one label by their softmax"
             )
-    return card, notices
+    return Card(made.architecture, task, **keys), notices
 
 
 def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> tuple[str, ...]:
@@ -203,18 +192,17 @@ def _doubts(model: AnyModel, directory: Path) -> list[str]:
     """What a user should know of a model's text."""
     if not model.has_tokenizer:
         return [f"{directory} has no tokenizer files: the model takes lists of ids alone"]
-    config = model.config
-    sizes = {
-        "source": (model.src_tokenizer, getattr(config, "src_vocab_size", None)),
-        "target": (model.tgt_tokenizer, getattr(config, "tgt_vocab_size", None)),
-    }
-    if not isinstance(model, Translator):
-        sizes = {"": (model.tokenizer, config.vocab_size)}
+    sides: dict[str, tuple[Tokenizer, str]] = {"": (model.tgt_tokenizer, "vocab_size")}
+    if isinstance(model, Translator):
+        sides = {
+            "source ": (model.src_tokenizer, "src_vocab_size"),
+            "target ": (model.tgt_tokenizer, "tgt_vocab_size"),
+        }
     return [
-        f"{directory}: the {side + ' ' if side else ''}tokenizer has {tokenizer.vocab_size:,} "
-        f"ids, but the net {size:,}: text that needs the others cannot be read"
-        for side, (tokenizer, size) in sizes.items()
-        if size is not None and tokenizer.vocab_size > size
+        f"{directory}: the {side}tokenizer has {tokenizer.vocab_size:,} ids, but the net "
+        f"{getattr(model.config, size):,}: text that needs the others cannot be read"
+        for side, (tokenizer, size) in sides.items()
+        if tokenizer.vocab_size > getattr(model.config, size)
     ]
 
 
@@ -224,11 +212,9 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
     settings = read_json(path)
     settings["model_max_length"] = model.config.max_length
     if settings.get("tokenizer_class") == "MarianTokenizer":
-        languages = {
-            "source_lang": model.card.src_language,
-            "target_lang": model.card.tgt_language,
-        }
-        settings |= {key: value for key, value in languages.items() if value is not None}
+        for ours, theirs in _SIDES.items():
+            if (language := getattr(model.card, f"{ours}_language")) is not None:
+                settings[f"{theirs}_lang"] = language
     tells_apart = getattr(model.config, "type_vocab_size", 1) > 1
     if tells_apart and "token_type_ids" not in settings["model_input_names"]:
         settings["model_input_names"].insert(1, "token_type_ids")

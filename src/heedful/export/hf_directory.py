@@ -138,11 +138,14 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_shards(path: Path) -> dict[str, Tensor]:
-    """All that is in the shards which the index names."""
-    places = _read_index(path / INDEX)
+    """All that is in the shards which the index names: files beside it."""
+    places = _read_object(path / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{path / INDEX} has no weight_map from tensors to files")
     tensors: dict[str, Tensor] = {}
     shard_of: dict[str, str] = {}
-    for shard, count in sorted(Counter(places.values()).items()):
+    counts = Counter(plain_name(shard, path / INDEX) for shard in places.values())
+    for shard, count in sorted(counts.items()):
         if not (path / shard).is_file():
             raise UserError(
                 f"{path} lacks the shard {shard}, which holds {count} tensors by its {INDEX}; "
@@ -158,36 +161,21 @@ def _read_shards(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Which shard each tensor is in: a file beside the index."""
-    places = _read_object(path).get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise UserError(f"{path} has no weight_map from tensors to files")
-    return {name: plain_name(shard, path) for name, shard in places.items()}
-
-
 def _no_safetensors(path: Path, config: Mapping[str, Any]) -> UserError:
     """What a directory holds instead of safetensors, and how to make them."""
     found = {entry.suffix: entry.name for entry in sorted(path.iterdir(), reverse=True)}
-    pickled = next((found[suffix] for suffix in PICKLED if suffix in found), None)
-    other = next((suffix for suffix in OTHER_FRAMEWORKS if suffix in found), None)
-    if pickled is None and other is None:
+    suffix = next((each for each in (*PICKLED, *OTHER_FRAMEWORKS) if each in found), None)
+    if suffix is None:
         return UserError(f"{path} holds neither a {WEIGHTS} nor a {INDEX}: it lacks the weights")
-    if pickled is not None:
-        option = ""
-        reason = f"{pickled}, a pickled file, which can run code when it is opened"
-    else:
-        option = f", {OTHER_FRAMEWORKS[other]}=True" if other else ""
-        reason = f"{found[other or '']}, of another framework"
-    return UserError(
-        f"{path} holds no {WEIGHTS}, only {reason}. On a machine where that file is trusted, save "
-        f"it again with transformers: {_model_class(config)}.from_pretrained({str(path)!r}{option})"
-        '.save_pretrained("NEW", safe_serialization=True)'
-    )
-
-
-def _model_class(config: Mapping[str, Any]) -> str:
-    """The class that a config names; the plain AutoModel would lose the model's head."""
+    reason, option = "of another framework", f", {OTHER_FRAMEWORKS.get(suffix)}=True"
+    if suffix in PICKLED:
+        reason, option = "a pickled file, which can run code when it is opened", ""
+    # The class that the config names: the plain AutoModel would lose the model's head.
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
-    return name if isinstance(name, str) and name.isidentifier() else "AutoModel"
+    model = name if isinstance(name, str) and name.isidentifier() else "AutoModel"
+    return UserError(
+        f"{path} holds no {WEIGHTS}, only {found[suffix]}, {reason}. On a machine where that file "
+        f"is trusted, save it again with transformers: {model}.from_pretrained({str(path)!r}"
+        f'{option}).save_pretrained("NEW", safe_serialization=True)'
+    )
