@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from commands import Commands, assert_refused, tiny, tree, write_recipe
+from commands import Commands, assert_refused, tree, write_recipe
 
 SENTENCES = [
     f"the {a} dog sees a {b} cat" for a in ["red", "old", "big", "shy"] for b in ["wet", "sad"]
 ]
+LONG = " ".join("012345012345")  # 12 symbols and EOS are 13 tokens; the model allows 12
 
 
 @pytest.fixture(scope="module")
@@ -43,304 +44,153 @@ def model(trained, tmp_path):
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    """Two line-parallel files and the recipe of a run over them."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "a.en").write_text("".join(f"{line}\n" for line in SENTENCES * 4))
-    (folder / "a.de").write_text("".join(f"{line[::-1]}\n" for line in SENTENCES * 4))
-    return folder
-
-
-def translation(corpus, **changes):
-    sides = {"src": str(corpus / "a.en"), "tgt": str(corpus / "a.de")}
-    data = {"train": sides, "hold_out": 4, "max_length": 40}
-    return write_recipe(
-        corpus / "recipe.json", task="translation", data=data, training__max_steps=2, **changes
-    )
-
-
-def refuse_train(commands, recipe, *more, parts, **options):
-    """A start that fails leaves nothing, and the same --out can be used afterwards."""
-    folder = recipe.parent
-    before = tree(folder)
-    out = folder / "runs" / "new"
-    assert_refused(commands.train(recipe, out, *more, **options), *parts)
-    assert tree(folder) == before
-    # In a folder that is there already with something of the user's in it.
-    own = folder / "mine"
-    own.mkdir()
-    (own / "notes.txt").write_text("keep me")
-    before = tree(folder)
-    assert_refused(commands.train(recipe, own, *more, **options), *parts)
-    assert tree(folder) == before
-    return own
-
-
-def refuse(commands, *arguments, parts, watched, **options):
-    """A verb other than train: refused, and nothing in the watched folder has changed."""
-    before = tree(watched)
-    assert_refused(commands.run(*arguments, **options), *parts)
-    assert tree(watched) == before
-
-
-# --- a missing file -------------------------------------------------------------------------
-
-
-def test_missing_files(commands, trained, corpus, tmp_path):
-    missing, there = tmp_path / "nowhere.en", corpus / "a.en"
-    out = ("--output", tmp_path / "out.txt")
-    for arguments in (
-        ("translate", trained, "--input", missing, *out),
-        ("evaluate", trained, "--src", missing, "--ref", there, *out),
-        ("evaluate", trained, "--src", there, "--ref", missing, *out),
-        ("score", trained, "--src", there, "--tgt", missing, *out),
-    ):
-        refuse(commands, *arguments, parts=[missing, "No such file"], watched=tmp_path)
-
-
-def test_missing_model(commands, corpus, tmp_path):
-    missing = tmp_path / "nomodel"
-    for arguments in (
-        ("translate", missing),
-        ("evaluate", missing, "--src", corpus / "a.en", "--ref", corpus / "a.en"),
-        ("score", missing, "--src", corpus / "a.en", "--tgt", corpus / "a.en"),
-        ("average", missing, tmp_path / "average"),
-        ("verify", missing),
-        ("info", missing),
-    ):
-        refuse(commands, *arguments, parts=[missing, "does not exist"], watched=tmp_path)
-
-
-def test_missing_training_data(commands, corpus):
-    recipe = translation(corpus)
-    more = ("--set", f"data.train.src={corpus / 'nowhere.en'}")
-    refuse_train(commands, recipe, *more, parts=[corpus / "nowhere.en", "No such file"])
-
-
-def test_data_not_given(commands, tmp_path):
-    recipe = write_recipe(tmp_path / "r.json", task="translation", data={})
-    refuse_train(commands, recipe, parts=["data.train is not given", "--set data.train.src=FILE"])
-    recipe = write_recipe(tmp_path / "r.json", task="translation", data={"train": {"src": "a"}})
-    assert_refused(commands.train(recipe, tmp_path / "new"), "1 src files but 0 tgt files")
-
-
-def test_missing_recipe(commands, tmp_path):
-    refused = commands.train(tmp_path / "none.yaml", tmp_path / "run")
-    assert_refused(refused, tmp_path / "none.yaml", "no such file")
-    assert_refused(commands.run("train", "dattes"), "did you mean dates?")
-    assert_refused(commands.run("recipes", "show", "copi"), "did you mean copy?")
-
-
-def test_missing_file_in_a_real_process(trained, tmp_path):
-    """As a shell runs it: nothing forked, nothing imported before."""
-    code = "from heedful.cli import main; main()"
-    arguments = ["translate", str(trained), "--input", str(tmp_path / "nowhere")]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert len(ended.stderr.splitlines()) == 1
-    assert ended.stderr.startswith(f"error: cannot read {tmp_path / 'nowhere'}: No such file")
-
-
-def test_unknown_recipe_key_in_a_real_process(tmp_path):
-    code = "from heedful.cli import main; main()"
-    arguments = ["train", "copy", "--set", "training.max_step=3", "--out", str(tmp_path / "run")]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
-    assert ended.stderr.startswith("error: ")
-    assert "unknown key training.max_step; did you mean max_steps?" in ended.stderr
-    assert not (tmp_path / "run").exists()
-
-
-# --- a directory for a file -----------------------------------------------------------------
-
-
-def test_directories_for_files(commands, trained, corpus, tmp_path):
-    there = corpus / "a.en"
-    for arguments in (
-        ("translate", trained, "--input", corpus),
-        ("evaluate", trained, "--src", corpus, "--ref", there),
-        ("score", trained, "--src", there, "--tgt", corpus),
-    ):
-        refuse(commands, *arguments, parts=[corpus, "Is a directory"], watched=tmp_path)
-    out = tmp_path / "folder"
-    out.mkdir()
-    refuse(
-        commands,
-        *("translate", trained, "--output", out),
-        parts=[out, "Is a directory"],
-        watched=tmp_path,
-        stdin=b"1 2 3\n",
-    )
-
-
-def test_a_directory_for_training_data(commands, corpus):
-    more = ("--set", f"data.train.tgt={corpus}")
-    refuse_train(commands, translation(corpus), *more, parts=[corpus, "Is a directory"])
-
-
-def test_a_directory_for_a_recipe(commands, tmp_path):
+def here(tmp_path):
+    """A folder with what the commands below name."""
+    english = "".join(f"{line}\n" for line in SENTENCES * 4)
+    files = {
+        "a.en": english,
+        "a.de": "".join(f"{line[::-1]}\n" for line in SENTENCES * 4),
+        "more.de": english + "one more\n",
+        "empty": "",
+        "blank": "\n  \n\n",
+        "lines": "1 2\n",
+        "two": "1 2\n3 4\n",
+        "three": "1 2\n3 4\n5 0\n",
+        "four": "1 2\n3\n3\n3\n",
+        "long": f"1 2\n{LONG}\n{LONG}\n3\n",
+        "list.yaml": "- task\n- copy\n",
+        "open.yaml": "task: [copy",
+        "endless.yaml": "task: copy\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    lines = english.encode().splitlines(keepends=True)
+    (tmp_path / "latin.en").write_bytes(b"".join([*lines[:6], b"caf\xe9\n", *lines[7:]]))
+    (tmp_path / "latin").write_bytes(b"1 2\n3 \xff\n")
+    (tmp_path / "latin.yaml").write_bytes(b"task: copy\nname: caf\xe9\n")
+    packed = gzip.compress(english.encode())
+    (tmp_path / "half.en.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "folder").mkdir()
-    refused = commands.train(tmp_path / "folder", tmp_path / "run")
-    assert_refused(refused, tmp_path / "folder", "is a directory")
-    assert not (tmp_path / "run").exists()
+    write_recipe(tmp_path / "copy.json")
+    write_recipe(tmp_path / "bare.json", task="translation", data={})
+    write_recipe(tmp_path / "half.json", task="translation", data={"train": {"src": "a.en"}})
+    write_recipe(tmp_path / "tight.json", training__batch_tokens=8)
+    write_recipe(tmp_path / "short.json", data__max_length=5)
+    data = {"train": {"src": "a.en", "tgt": "a.de"}, "hold_out": 4, "max_length": 40}
+    write_recipe(tmp_path / "pairs.json", task="translation", data=data, training__max_steps=2)
+    return tmp_path
 
 
-def test_a_file_for_a_directory(commands, trained, corpus, tmp_path):
-    there = corpus / "a.en"
-    refuse(commands, "translate", there, parts=[there, "not a model directory"], watched=tmp_path)
-    refused = commands.train(write_recipe(tmp_path / "r.json"), there)
-    assert_refused(refused, there, "is a file")
-    refuse(commands, "average", trained, there, parts=[there, "exists"], watched=tmp_path)
+USES = (  # of a model, by the verbs of this file
+    "translate {} --input lines --output out",
+    "evaluate {} --src lines --ref lines",
+    "score {} --src lines --tgt lines",
+    "average {} average",
+    "verify {}",
+    "info {}",
+)
+NO_FILE, FOLDER, TOO_LONG = "No such file", "Is a directory", "line 2 has 13 tokens"
+REFUSED = [  # a command, and what its one line must say
+    ("translate M --input nowhere --output out", "nowhere", NO_FILE),
+    ("evaluate M --src nowhere --ref lines --output out", "nowhere", NO_FILE),
+    ("evaluate M --src lines --ref nowhere --output out", "nowhere", NO_FILE),
+    ("score M --src lines --tgt nowhere --output out", "nowhere", NO_FILE),
+    *((use.format("none"), "none", "does not exist") for use in USES),
+    ("train pairs.json --set data.train.src=nowhere.en", "nowhere.en", NO_FILE),
+    ("train bare.json", "data.train is not given", "--set data.train.src=FILE"),
+    ("train half.json", "1 src files but 0 tgt files"),
+    ("train none.yaml", "none.yaml", "no such file"),
+    ("train dattes", "did you mean dates?"),
+    ("recipes show copi", "did you mean copy?"),
+    ("translate M --input folder", "folder", FOLDER),
+    ("translate M --output folder --input lines", "folder", FOLDER),
+    ("evaluate M --src folder --ref lines", "folder", FOLDER),
+    ("score M --src lines --tgt folder", "folder", FOLDER),
+    ("train pairs.json --set data.train.tgt=folder", "folder", FOLDER),
+    ("train folder", "folder", "is a directory"),
+    ("translate lines", "lines", "not a model directory"),
+    ("train copy.json --out lines", "lines", "is a file"),
+    ("average M lines", "lines", "exists"),
+    ("train pairs.json --set data.train.tgt=more.de", "32 lines", "33", "more.de"),
+    ("evaluate M --src two --ref three", "2 lines", "has 3"),
+    ("score M --src two --tgt three", "2 lines", "has 3"),
+    ("evaluate M --src empty --ref empty", "empty", "empty"),
+    ("score M --src empty --tgt empty", "empty", "empty"),
+    ("train pairs.json --set data.train.src=empty --set data.train.tgt=empty", "corpus is empty"),
+    ("train pairs.json --set data.train.src=blank --set data.train.tgt=blank", "corpus is empty"),
+    ("train pairs.json --set data.hold_out=30", "hold_out 30 of 32"),
+    ("train pairs.json --set data.train.src=latin.en", "latin.en", "line 7", "UTF-8"),
+    ("translate M --input latin --output out", "latin", "line 2", "UTF-8"),
+    ("score M --src two --tgt latin", "latin", "line 2", "UTF-8"),
+    ("translate M --output out < latin", "stdin, line 2", "UTF-8"),
+    ("train pairs.json --set data.train.src=half.en.gz", "half.en.gz", "damaged"),
+    *(
+        (
+            f"train pairs.json --set tokenizer.kind={kind} --set tokenizer.vocab_size=5000",
+            *("5000", "more than the text gives", "vocab_size"),
+        )
+        for kind in ("bpe", "unigram", "wordpiece", "byte_bpe")
+    ),
+    (
+        "train copy.json --set model.d_model=18 --set model.num_heads=4",
+        *("d_model 18", "num_heads 4", "divisible"),
+    ),
+    ("train tight.json", "alone takes 12 tokens", "8"),
+    ("train short.json --set data.truncation=error", "source", "tokens", "max_length 5"),
+    ("train open.yaml", "open.yaml, line"),
+    ("train list.yaml", "a recipe is a mapping of keys, not a list"),
+    ("train latin.yaml", "cannot read the recipe"),
+    ("train endless.yaml", "no end is set"),
+    ("train copy.json --set task", "write key=value"),
+    ("translate M --input long --output out", TOO_LONG, "allows 12", "--truncate"),
+    ("evaluate M --src long --ref four --output out", TOO_LONG, "allows 12", "--truncate"),
+    ("score M --src long --tgt four --output out", TOO_LONG, "allows 12", "--truncate"),
+    ("score M --src four --tgt long --output out", TOO_LONG, "allows 12", "--truncate"),
+    *(
+        (f"{use.format('M')} --output a.en/out", "cannot write", "Not a directory")
+        for use in USES[1:3]
+    ),
+    ("translate M --input lines --output a.en/out", "cannot write", "Not a directory"),
+    ("average M a.en/out", "cannot write", "Not a directory"),
+    ("recipes cp copy a.en/out", "cannot write", "Not a directory"),
+    ("train copy.json --out a.en/out", "cannot write", "Not a directory"),
+    ("translate M --normalization averge --input lines", "average"),
+    ("translate M --stop never --input lines", "optimal"),
+    ("translate M --device gpu9 --input lines", "no device gpu9"),
+    ("evaluate M --src lines --ref lines --metrics bleu,chrff", "chrff", "chrf"),
+]
 
 
-# --- files of different length, empty, broken -----------------------------------------------
+@pytest.mark.parametrize(("line", "parts"), [(line, parts) for line, *parts in REFUSED])
+def test_bad_input_is_one_line_and_leaves_nothing(commands, trained, here, line, parts):
+    line, _, stdin = line.partition(" < ")
+    words = [str(trained) if word == "M" else word for word in line.split()]
+    given = (here / stdin).read_bytes() if stdin else b""
+    starts = [words]
+    if words[0] == "train":
+        starts = [[*words, "--quiet"]]
+        if "--out" not in words:  # in a new folder, and in one that holds something of the user's
+            (here / "mine").mkdir()
+            (here / "mine" / "notes.txt").write_text("keep me")
+            starts = [[*words, "--quiet", "--out", out] for out in ("runs/new", "mine")]
+    before = tree(here)
+    for start in starts:
+        assert_refused(commands.run(*start, stdin=given, cwd=here), *parts)
+        assert tree(here) == before
 
 
-def test_files_of_different_length(commands, trained, corpus, tmp_path):
-    (corpus / "a.de").open("a").write("one more\n")
-    (tmp_path / "short").write_text("1 2\n3 4\n")
-    (tmp_path / "long").write_text("1 2\n3 4\n5 0\n")
-    own = refuse_train(commands, translation(corpus), parts=["32 lines", "33", corpus / "a.de"])
-    for verb, tgt in (("evaluate", "--ref"), ("score", "--tgt")):
-        arguments = (verb, trained, "--src", tmp_path / "short", tgt, tmp_path / "long")
-        refuse(commands, *arguments, parts=["2 lines", "has 3"], watched=tmp_path)
-    # Corrected, the same command with the same folder runs.
-    (corpus / "a.en").open("a").write("one more\n")
-    recipe = translation(corpus)
-    assert commands.train(recipe, own).code == 0
-    assert (own / "model.safetensors").is_file()
-    assert (own / "notes.txt").read_text() == "keep me"
-
-
-def test_an_empty_corpus(commands, trained, corpus, tmp_path):
-    for content in ("", "\n  \n\n"):
-        for name in ("a.en", "a.de"):
-            (corpus / name).write_text(content)
-        refuse_train(commands, translation(corpus), parts=["corpus is empty"])
-        shutil.rmtree(corpus / "mine")
-    (tmp_path / "empty").write_text("")
-    for verb, tgt in (("evaluate", "--ref"), ("score", "--tgt")):
-        arguments = (verb, trained, "--src", tmp_path / "empty", tgt, tmp_path / "empty")
-        refuse(commands, *arguments, parts=[tmp_path / "empty", "empty"], watched=tmp_path)
-
-
-def test_an_empty_input_has_an_empty_translation(commands, trained, tmp_path):
-    (tmp_path / "empty").write_text("")
-    ended = commands.run("translate", trained, "--input", tmp_path / "empty")
-    assert (ended.code, ended.out, ended.err) == (0, "", "")
-
-
-def test_too_few_pairs_to_hold_out(commands, corpus):
-    refuse_train(
-        commands, translation(corpus), "--set", "data.hold_out=30", parts=["hold_out 30 of 32"]
-    )
-
-
-def test_what_was_dropped_is_told_also_where_pairs_are_held_out(commands, corpus):
-    """The account of the text was once lost when the recipe named no validation files."""
-    for name in ("a.en", "a.de"):
-        lines = (corpus / name).read_text().splitlines(keepends=True)
-        (corpus / name).write_text("".join([*lines[:3], "\n", *lines[3:]]))
-    ended = commands.run("train", translation(corpus), "--out", corpus / "out")
-    assert ended.code == 0, ended.err
-    assert "33 lines read, 28 pairs kept; 1 dropped as empty (source 1, target 1)" in ended.out
-    assert "4 lines read, 4 pairs kept" in ended.out
-
-
-def test_a_pair_that_is_too_long_is_named_by_its_line_also_where_pairs_are_held_out(
-    commands, corpus
-):
-    for name in ("a.en", "a.de"):
-        with (corpus / name).open("a") as file:
-            file.write("very " * 60 + "\n")
-    refuse_train(
-        commands,
-        translation(corpus),
-        *("--set", "data.truncation=error"),
-        parts=[corpus / "a.en", "line 33", "40"],
-    )
-
-
-def test_invalid_utf8_names_the_line(commands, trained, corpus, tmp_path):
-    lines = (corpus / "a.en").read_bytes().splitlines(keepends=True)
-    (corpus / "a.en").write_bytes(b"".join([*lines[:6], b"caf\xe9\n", *lines[7:]]))
-    refuse_train(commands, translation(corpus), parts=[corpus / "a.en", "line 7", "UTF-8"])
-    (tmp_path / "bad").write_bytes(b"1 2\n3 \xff\n")
-    (tmp_path / "good").write_bytes(b"1 2\n3 4\n")
-    for arguments in (
-        ("translate", trained, "--input", tmp_path / "bad", "--output", tmp_path / "out"),
-        ("score", trained, "--src", tmp_path / "good", "--tgt", tmp_path / "bad"),
-    ):
-        refuse(commands, *arguments, parts=[tmp_path / "bad", "line 2", "UTF-8"], watched=tmp_path)
-    refuse(
-        commands,
-        *("translate", trained, "--output", tmp_path / "out"),
-        stdin=b"1 2\n3 4\n\xe4\n",
-        parts=["stdin, line 3", "UTF-8"],
-        watched=tmp_path,
-    )
-
-
-def test_damaged_gzip(commands, corpus):
-    packed = gzip.compress((corpus / "a.en").read_bytes())
-    (corpus / "a.en.gz").write_bytes(packed[: len(packed) // 2])
-    more = ("--set", f"data.train.src={corpus / 'a.en.gz'}")
-    refuse_train(commands, translation(corpus), *more, parts=[corpus / "a.en.gz", "damaged"])
-
-
-# --- settings that do not fit ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "byte_bpe"])
-def test_a_vocabulary_larger_than_the_text_gives(commands, corpus, kind):
-    recipe = translation(corpus, tokenizer={"kind": kind, "vocab_size": 5000})
-    refuse_train(commands, recipe, parts=["5000", "more than the text gives", "vocab_size"])
-
-
-def test_d_model_not_divisible_by_heads(commands, tmp_path):
-    recipe = write_recipe(tmp_path / "recipe.json", model__d_model=18, model__num_heads=4)
-    own = refuse_train(commands, recipe, parts=["d_model 18", "num_heads 4", "divisible"])
-    # The corrected command, with another corpus too: nothing of the failed start is used.
-    more = ("--set", "model.d_model=16", "--set", "data.generated.num_symbols=4")
-    ended = commands.train(recipe, own, *more)
-    assert ended.code == 0, ended.err
-    assert "4 symbols" not in ended.err
-    assert "'4'" not in ended.err
-    config = json.loads((own / "config.json").read_text())
-    assert (config["model"]["d_model"], config["model"]["src_vocab_size"]) == (16, 4 + 4)
-
-
-def test_pairs_that_no_batch_can_hold(commands, tmp_path):
-    recipe = write_recipe(tmp_path / "r.json", training__batch_tokens=8)
-    refuse_train(commands, recipe, parts=["alone takes 12 tokens", "8"])
-
-
-UNKNOWN_KEYS = {
+KEYS = {  # a key, its value, and what the line says
     "tasks": ("copy", "unknown key tasks; did you mean task?"),
     "data.trian.src": ("x", "unknown key data.trian; did you mean train?"),
     "data.train.scr": ("x", "unknown key data.train.scr; did you mean src?"),
-    "data.generated.num_trains": (
-        1,
-        "unknown key data.generated.num_trains; did you mean num_train?",
-    ),
+    "data.generated.num_trains": (1, "unknown key data.generated.num_trains; did you mean num"),
     "tokenizer.vocabsize": (9, "unknown key tokenizer.vocabsize; did you mean vocab_size?"),
     "training.lr": (1, "unknown key training.lr; known: "),
     "training.optimizer.beta": (1, "unknown key training.optimizer.beta; did you mean betas?"),
-    "training.schedule.warmup": (
-        1,
-        "unknown key training.schedule.warmup; did you mean warmup_steps?",
-    ),
+    "training.schedule.warmup": (1, "unknown key training.schedule.warmup; did you mean warmup_s"),
     "evaluation.beam": (1, "unknown key evaluation.beam; did you mean beam_size?"),
     "model.num_head": (2, "unknown key num_head; did you mean num_heads?"),
-}
-UNKNOWN_VALUES = {
+    "training.max_steps ": (0, "unknown key training.max_steps ; did you mean max_steps?"),
     "task": ("translate", "task: unknown value translate; did you mean translation?"),
     "tokenizer.kind": ("bpee", "tokenizer.kind: unknown value bpee; did you mean bpe?"),
     "training.precision": ("fp16", "training.precision: unknown value fp16; did you mean"),
@@ -348,7 +198,6 @@ UNKNOWN_VALUES = {
     "training.optimizer.name": ("adamww", "unknown value adamww; did you mean adamw?"),
     "evaluation.metric": ("blue", "unknown value blue; did you mean"),
     "training.max_steps": ("many", "training.max_steps: input should be a valid integer"),
-    "training.max_steps ": (0, "unknown key training.max_steps ; did you mean max_steps?"),
     "training.gradient_accumulation": (0, "input should be greater than or equal to 1"),
     "training.optimizer.betas": ("[0.9, x]", "training.optimizer.betas: input should be a valid"),
     "training.device": ("gpu9", "no device gpu9 here"),
@@ -358,78 +207,92 @@ UNKNOWN_VALUES = {
     "model.size": ("smal", "no size smal of vaswani2017; known: tiny, base, big"),
     "model.positions": ("sine", "model: positions: input should be 'sinusoidal'"),
     "model.dropout": (1.5, "dropout must be at least 0 and below 1"),
+    "training.schedule.learning_rate": ("null", "needs a learning_rate"),
+    "training.optimizer.weight_decay": (0.1, "set name to adamw"),
+    "training.batch_sentences": ("null", "give training.batch_tokens or"),
+    # Several at once, which contradict each other.
+    "training.schedule.name=noam": ((), "learning_rate to null"),
+    "evaluation.metric=bleu evaluation.decode_sentences=0": ((), "raise decode_sentences"),
+    "training.schedule.name=cosine training.max_steps=null training.max_epochs=1": (
+        (),
+        "ends at training.max_steps",
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "part"),
-    [(key, *rest) for table in (UNKNOWN_KEYS, UNKNOWN_VALUES) for key, rest in table.items()],
-)
+@pytest.mark.parametrize(("key", "value", "part"), [(key, *rest) for key, rest in KEYS.items()])
 def test_unknown_recipe_keys_and_values(commands, tmp_path, key, value, part):
     recipe = write_recipe(tmp_path / "recipe.json")
     before = tree(tmp_path)
-    refused = commands.train(recipe, tmp_path / "run", "--set", f"{key}={value}")
+    settings = key.split() if value == () else [f"{key}={value}"]
+    more = [word for setting in settings for word in ("--set", setting)]
+    refused = commands.train(recipe, tmp_path / "run", *more)
     assert refused.code == 2, refused.err
     assert len(refused.err.splitlines()) == 1
     assert part.lower() in refused.err.lower(), refused.err
     assert tree(tmp_path) == before
 
 
-def test_recipes_that_are_none(commands, tmp_path):
-    bad = tmp_path / "bad.yaml"
-    for content, part in (
-        (b"task: [copy", "bad.yaml, line"),
-        (b"- task\n- copy\n", "a recipe is a mapping of keys, not a list"),
-        (b"task: copy\nname: caf\xe9\n", "cannot read the recipe"),
-        (b"task: copy\n", "no end is set"),
-    ):
-        bad.write_bytes(content)
-        assert_refused(commands.train(bad, tmp_path / "run"), part)
-        assert not (tmp_path / "run").exists()
-    recipe = write_recipe(tmp_path / "recipe.json")
-    assert_refused(commands.train(recipe, tmp_path / "run", "--set", "task"), "write key=value")
+def test_in_a_real_process(tmp_path):
+    """As a shell runs it: nothing forked, nothing imported before."""
+    code = "from heedful.cli import main; main()"
+    arguments = ["train", "copy", "--set", "training.max_step=3", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith("error: ")
+    assert "unknown key training.max_step; did you mean max_steps?" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_that_contradict_each_other(commands, tmp_path):
-    recipe = write_recipe(tmp_path / "recipe.json")
-    for changes, part in (
-        (("training.schedule.name=noam",), "learning_rate to null"),
-        (("training.schedule.learning_rate=null",), "needs a learning_rate"),
-        (("training.optimizer.weight_decay=0.1",), "set name to adamw"),
-        (("training.batch_sentences=null",), "give training.batch_tokens or"),
-        (("evaluation.metric=bleu", "evaluation.decode_sentences=0"), "raise decode_sentences"),
-        (
-            ("training.schedule.name=cosine", "training.max_steps=null", "training.max_epochs=1"),
-            "ends at training.max_steps",
-        ),
-    ):
-        more = [word for change in changes for word in ("--set", change)]
-        assert_refused(commands.train(recipe, tmp_path / "run", *more), part)
-        assert not (tmp_path / "run").exists()
+# --- what is no error, or none once it is corrected -----------------------------------------
 
 
-# --- a sequence longer than the model allows ------------------------------------------------
-
-LONG = " ".join("012345012345")  # 12 symbols and EOS are 13 tokens
-
-
-def test_a_line_longer_than_the_model_allows(commands, trained, tmp_path):
-    (tmp_path / "long").write_text(f"1 2\n{LONG}\n{LONG}\n3\n")
-    (tmp_path / "short").write_text("1 2\n3\n3\n3\n")
-    long, short = tmp_path / "long", tmp_path / "short"
-    parts = ["line 2 has 13 tokens", "allows 12", "--truncate"]
-    for arguments in (
-        ("translate", trained, "--input", long, "--output", tmp_path / "out"),
-        ("evaluate", trained, "--src", long, "--ref", short, "--output", tmp_path / "out"),
-        ("score", trained, "--src", long, "--tgt", short, "--output", tmp_path / "out"),
-        ("score", trained, "--src", short, "--tgt", long, "--output", tmp_path / "out"),
-    ):
-        refuse(commands, *arguments, parts=parts, watched=tmp_path)
+def test_a_corrected_command_runs_in_the_same_folder(commands, here):
+    """Nothing of the failed start is used: the corpus is another."""
+    more = ("--set", "model.d_model=18", "--set", "model.num_heads=4")
+    (here / "mine").mkdir()
+    (here / "mine/notes.txt").write_text("keep me")
+    assert_refused(commands.train(here / "copy.json", here / "mine", *more), "divisible")
+    more = ("--set", "model.d_model=16", "--set", "data.generated.num_symbols=4")
+    ended = commands.train(here / "copy.json", here / "mine", *more)
+    assert (ended.code, ended.err) == (0, "")
+    config = json.loads((here / "mine/config.json").read_text())
+    assert (config["model"]["d_model"], config["model"]["src_vocab_size"]) == (16, 4 + 4)
+    assert (here / "mine/notes.txt").read_text() == "keep me"
 
 
-def test_cut_lines_are_counted(commands, trained, tmp_path):
-    (tmp_path / "long").write_text(f"1 2\n{LONG}\n{LONG}\n3\n")
-    cut = commands.run("translate", trained, "--input", tmp_path / "long", "--truncate")
+def test_an_empty_input_has_an_empty_translation(commands, trained, here):
+    ended = commands.run("translate", trained, "--input", here / "empty")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["a.en", "a.de"])
+def test_what_was_dropped_is_told_also_where_pairs_are_held_out(commands, here, name):
+    """The account of the text was once lost when the recipe named no validation files."""
+    for side in ("a.en", "a.de"):
+        lines = (here / side).read_text().splitlines(keepends=True)
+        blank = "\n" if side == name else "one more\n"
+        (here / side).write_text("".join([*lines[:3], blank, *lines[3:]]))
+    ended = commands.run("train", "pairs.json", "--out", "out", cwd=here)
+    assert ended.code == 0, ended.err
+    counts = "source 1, target 0" if name == "a.en" else "source 0, target 1"
+    assert f"33 lines read, 28 pairs kept; 1 dropped as empty ({counts})" in ended.out
+    assert "4 lines read, 4 pairs kept" in ended.out
+
+
+def test_a_pair_that_is_too_long_is_named_by_its_line_also_where_pairs_are_held_out(commands, here):
+    for name in ("a.en", "a.de"):
+        with (here / name).open("a") as file:
+            file.write("very " * 60 + "\n")
+    words = ("train", "pairs.json", "--out", "out", "--quiet", "--set", "data.truncation=error")
+    assert_refused(commands.run(*words, cwd=here), "a.en", "line 33", "40")
+
+
+def test_cut_lines_are_counted(commands, trained, here):
+    cut = commands.run("translate", trained, "--input", here / "long", "--truncate")
     assert cut.code == 0, cut.err
     assert len(cut.out.splitlines()) == 4
     assert "2 lines were truncated" in cut.err.splitlines()
@@ -439,213 +302,20 @@ def test_cut_lines_are_counted(commands, trained, tmp_path):
     assert "truncated" not in same.err
 
 
-def test_long_training_pairs(commands, tmp_path):
-    recipe = write_recipe(tmp_path / "recipe.json", data__max_length=5)
-    error = ("--set", "data.truncation=error")
-    refuse_train(commands, recipe, *error, parts=["source", "tokens", "max_length 5"])
-    for way, counted in (
-        ("truncate", "cut to the longest allowed"),
-        ("drop", "dropped as too long"),
-    ):
-        out = tmp_path / way
-        ended = commands.run("train", recipe, "--out", out, "--set", f"data.truncation={way}")
-        assert ended.code == 0, ended.err
-        line = next(line for line in ended.out.splitlines() if line.startswith("train "))
-        assert counted in line
-
-
-# --- a truncated or foreign checkpoint ------------------------------------------------------
-
-
-class Bomb:
-    """Unpickling it creates a file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
-
-
-def use_model(commands, model, parts, tmp_path):
-    (tmp_path / "lines").write_text("1 2\n")
-    lines = tmp_path / "lines"
-    for arguments in (
-        ("translate", model, "--input", lines, "--output", tmp_path / "out"),
-        ("evaluate", model, "--src", lines, "--ref", lines),
-        ("info", model),
-        ("verify", model),
-        ("average", model, tmp_path / "average"),
-    ):
-        refuse(commands, *arguments, parts=parts, watched=tmp_path)
-
-
-def test_truncated_weights(commands, model, tmp_path):
-    file = model / "model.safetensors"
-    whole = file.read_bytes()
-    for size in (0, 5, 100, len(whole) // 2, len(whole) - 1):
-        file.write_bytes(whole[:size])
-        refused = commands.run("translate", model, stdin=b"1 2\n")
-        assert_refused(refused, file, "truncated, or another format")
-    use_model(commands, model, [file], tmp_path)
-
-
-def test_foreign_weights_are_never_unpickled(commands, model, tmp_path):
-    file, trace = model / "model.safetensors", tmp_path / "unpickled"
-    file.write_bytes(pickle.dumps(Bomb(trace)))
-    use_model(commands, model, [file, "another format"], tmp_path)
-    assert not trace.exists()
-    pickle.loads(file.read_bytes()).close()  # the bomb is a real one
-    assert trace.exists()
-
-
-def test_a_pickled_run_is_never_unpickled(commands, model, tmp_path):
-    trace = tmp_path / "unpickled"
-    newest = sorted((model / "checkpoints").glob("step-*"))[-1]
-    recipe = model / "recipe.yaml"
-    for name in ("model.safetensors", "training.safetensors", "state.json"):
-        whole = (newest / name).read_bytes()
-        (newest / name).write_bytes(pickle.dumps(Bomb(trace)))
-        assert_refused(commands.train(recipe, model, "--resume"), newest / name)
-        (newest / name).write_bytes(whole)
-    ids = model / "data/train/src.ids.npy"
-    ids.write_bytes(pickle.dumps(Bomb(trace)))
-    assert_refused(commands.train(recipe, model, "--resume"), ids)
-    assert not trace.exists()
-
-
-def test_weights_of_another_model(commands, model, tmp_path):
-    file = model / "model.safetensors"
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
-    use_model(commands, model, [file, "lacks the tensor"], tmp_path)
-
-
-def test_foreign_descriptions(commands, model):
-    config = model / "config.json"
-    content = json.loads(config.read_text())
-    for text, part in (
-        (config.read_text()[:50], "no JSON"),
-        ("[]", "not written by heedful"),
-        ("{}", "not written by heedful"),
-        (json.dumps(content | {"architecture": "gpt9"}), "no architecture gpt9"),
-        (json.dumps(content | {"model": {}}), "src_vocab_size"),
-        (json.dumps(content | {"model": content["model"] | {"depth": 1}}), "unknown key depth"),
-        (json.dumps(content | {"tokenizers": {"src": "gone", "tgt": "gone"}}), "gone"),
-        (json.dumps(content | {"tokenizers": {"src": "../a", "tgt": "../a"}}), "beside it"),
-    ):
-        config.write_text(text)
-        assert_refused(commands.run("translate", model, stdin=b"1\n"), part)
-    config.unlink()
-    assert_refused(commands.run("translate", model, stdin=b"1\n"), config, "No such file")
-
-
-def test_foreign_tokenizers(commands, model):
-    file = model / "tokenizer.json"
-    whole = file.read_text()
-    for text in ("", whole[: len(whole) // 2], "{}", '{"format": "heedful-tokenizer-1"}'):
-        file.write_text(text)
-        assert_refused(commands.run("translate", model, stdin=b"1\n"), file)
-
-
-# --- a full disk or unwritable output -------------------------------------------------------
-
-
-def test_a_full_disk_while_translating(commands, trained, tmp_path):
-    (tmp_path / "lines").write_text("1 2 3 4 5\n" * 400)
-    (tmp_path / "out").write_text("what was there before")
-    refuse(
-        commands,
-        *("translate", trained, "--input", tmp_path / "lines", "--output", tmp_path / "out"),
-        parts=[tmp_path / "out", "cannot write", "File too large"],
-        watched=tmp_path,
-        file_limit=800,
-    )
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_behind_stdout(commands, trained, tmp_path):
-    (tmp_path / "lines").write_text("1 2 3\n")
-    lines = tmp_path / "lines"
-    for arguments in (
-        ("translate", trained),
-        ("score", trained, "--src", lines, "--tgt", lines),
-        ("evaluate", trained, "--src", lines, "--ref", lines, "--json"),
-        ("info", trained),
-        ("recipes", "show", "copy"),
-    ):
-        ended = commands.run(*arguments, stdin=b"1 2 3\n", stdout="/dev/full")
-        assert_refused(ended, "cannot write", "No space left")
-
-
-@pytest.mark.parametrize("limit", [400, 4_000, 20_000])
-def test_a_full_disk_while_training(commands, tmp_path, limit):
-    """However early it comes: what is there is whole, and the run can be gone on with."""
-    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=6)
-    out = tmp_path / "run"
-    refused = commands.train(recipe, out, file_limit=limit)
-    assert_refused(refused, "cannot write", "File too large")
-    assert not list(tmp_path.rglob("*.tmp"))
-    if limit == 400:  # before the first step
-        assert not out.exists()
-    ended = commands.train(recipe, out, *(["--resume"] if out.exists() else []))
+@pytest.mark.parametrize(
+    ("way", "counted"),
+    [("truncate", "cut to the longest allowed"), ("drop", "dropped as too long")],
+)
+def test_long_training_pairs(commands, here, way, counted):
+    words = ("train", "short.json", "--out", way, "--set", f"data.truncation={way}")
+    ended = commands.run(*words, cwd=here)
     assert ended.code == 0, ended.err
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission(commands, trained, tmp_path):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    refused = commands.train(write_recipe(tmp_path / "r.json"), closed / "run")
-    assert_refused(refused, "Permission denied")
-    refused = commands.run("translate", trained, "--output", closed / "x", stdin=b"1\n")
-    assert_refused(refused, "Permission denied")
-
-
-def test_unwritable_output(commands, trained, corpus, tmp_path):
-    below = corpus / "a.en" / "out"  # a file is no folder
-    (tmp_path / "lines").write_text("1 2\n")
-    lines = tmp_path / "lines"
-    for arguments in (
-        ("translate", trained, "--input", lines, "--output", below),
-        ("score", trained, "--src", lines, "--tgt", lines, "--output", below),
-        ("evaluate", trained, "--src", lines, "--ref", lines, "--output", below),
-        ("average", trained, below),
-        ("recipes", "cp", "copy", below),
-        ("train", write_recipe(tmp_path / "r.json"), "--out", below, "--quiet"),
-    ):
-        refuse(commands, *arguments, parts=["cannot write", "Not a directory"], watched=tmp_path)
-
-
-# --- options --------------------------------------------------------------------------------
-
-
-def test_options_out_of_range(commands, trained):
-    for arguments, part in (
-        (("--normalization", "averge"), "average"),
-        (("--stop", "never"), "optimal"),
-        (("--device", "gpu9"), "no device gpu9"),
-    ):
-        assert_refused(commands.run("translate", trained, *arguments, stdin=b"1\n"), part)
-
-
-def test_unknown_metrics(commands, trained, tmp_path):
-    (tmp_path / "lines").write_text("1 2\n")
-    lines = tmp_path / "lines"
-    arguments = ("evaluate", trained, "--src", lines, "--ref", lines, "--metrics", "bleu,chrff")
-    assert_refused(commands.run(*arguments), "chrff", "chrf")
-
-
-def test_the_recipe_of_these_tests_is_a_good_one(commands, tmp_path):
-    """Without it every refusal above could be that of another mistake."""
-    assert tiny()["task"] == "copy"
-    assert commands.train(write_recipe(tmp_path / "r.json"), tmp_path / "run").code == 0
-
-
-# --- brackets in data are no markup ---------------------------------------------------------
+    line = next(line for line in ended.out.splitlines() if line.startswith("train "))
+    assert counted in line
 
 
 def test_labels_in_brackets_are_shown_as_they_are(commands, tmp_path):
+    """What is found in data is no markup."""
     rows = [f"{'[/INST]' if n % 2 else '[red]'}\ttext {n}" for n in range(40)]
     (tmp_path / "a.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n")
     recipe = {
@@ -663,3 +333,139 @@ def test_labels_in_brackets_are_shown_as_they_are(commands, tmp_path):
     assert ended.code == 0, ended.err
     assert "[/INST] (20), [red] (20)" in ended.out
     assert f"{tmp_path}/[red]run" in ended.out
+
+
+# --- a truncated or foreign checkpoint ------------------------------------------------------
+
+
+class Bomb:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def refuse_uses(commands, model, *parts):
+    """Every verb refuses a damaged model, and changes nothing."""
+    (model.parent / "lines").write_text("1 2\n")
+    before = tree(model.parent)
+    for use in USES:
+        assert_refused(commands.run(*use.format("model").split(), cwd=model.parent), *parts)
+        assert tree(model.parent) == before
+
+
+def test_truncated_weights(commands, model):
+    file = model / "model.safetensors"
+    whole = file.read_bytes()
+    for size in (0, 5, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        refused = commands.run("translate", model, stdin=b"1 2\n")
+        assert_refused(refused, file, "truncated, or another format")
+    refuse_uses(commands, model, "model.safetensors")
+
+
+def test_foreign_weights_are_never_unpickled(commands, model, tmp_path):
+    file, trace = model / "model.safetensors", tmp_path / "unpickled"
+    file.write_bytes(pickle.dumps(Bomb(trace)))
+    refuse_uses(commands, model, "model.safetensors", "another format")
+    assert not trace.exists()
+    pickle.loads(file.read_bytes()).close()  # the bomb is a real one
+    assert trace.exists()
+
+
+def test_a_pickled_run_is_never_unpickled(commands, model, tmp_path):
+    trace = tmp_path / "unpickled"
+    newest = sorted((model / "checkpoints").glob("step-*"))[-1]
+    parts = ("model.safetensors", "training.safetensors", "state.json")
+    ids = next(model.rglob("*.npy"))
+    for file in (*(newest / name for name in parts), ids):
+        whole = file.read_bytes()
+        file.write_bytes(pickle.dumps(Bomb(trace)))
+        assert_refused(commands.train(model / "recipe.yaml", model, "--resume"), file)
+        file.write_bytes(whole)
+    assert not trace.exists()
+
+
+def test_weights_of_another_model(commands, model):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(4)
+    (model / "model.safetensors").write_bytes(content)
+    refuse_uses(commands, model, "model.safetensors", "lacks the tensor")
+
+
+def test_foreign_descriptions_and_tokenizers(commands, model):
+    config, tokenizer = model / "config.json", model / "tokenizer.json"
+    content, whole = json.loads(config.read_text()), tokenizer.read_text()
+    for text, part in (
+        (config.read_text()[:50], "no JSON"),
+        ("[]", "not written by heedful"),
+        ("{}", "not written by heedful"),
+        (json.dumps(content | {"architecture": "gpt9"}), "no architecture gpt9"),
+        (json.dumps(content | {"model": {}}), "src_vocab_size"),
+        (json.dumps(content | {"model": content["model"] | {"depth": 1}}), "unknown key depth"),
+        (json.dumps(content | {"tokenizers": {"src": "gone", "tgt": "gone"}}), "gone"),
+        (json.dumps(content | {"tokenizers": {"src": "../a", "tgt": "../a"}}), "beside it"),
+    ):
+        config.write_text(text)
+        assert_refused(commands.run("translate", model, stdin=b"1\n"), part)
+    config.write_text(json.dumps(content))
+    for text in ("", whole[: len(whole) // 2], "{}", '{"format": "heedful-tokenizer-1"}'):
+        tokenizer.write_text(text)
+        assert_refused(commands.run("translate", model, stdin=b"1\n"), tokenizer)
+    config.unlink()
+    assert_refused(commands.run("translate", model, stdin=b"1\n"), config, "No such file")
+
+
+# --- a full disk or unwritable output -------------------------------------------------------
+
+
+def test_a_full_disk_while_translating(commands, trained, here):
+    (here / "lines").write_text("1 2 3 4 5\n" * 400)
+    (here / "out").write_text("what was there before")
+    before = tree(here)
+    words = ("translate", trained, "--input", "lines", "--output", "out")
+    refused = commands.run(*words, cwd=here, file_limit=800)
+    assert_refused(refused, "out", "cannot write", "File too large")
+    assert tree(here) == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "translate M",
+        USES[2],
+        "evaluate M --src lines --ref lines --json",
+        "info M",
+        "recipes show copy",
+    ],
+)
+def test_a_full_disk_behind_stdout(commands, trained, here, line):
+    words = [str(trained) if word in ("M", "{}") else word for word in line.split()]
+    ended = commands.run(*words, stdin=b"1 2 3\n", stdout="/dev/full", cwd=here)
+    assert_refused(ended, "cannot write", "No space left")
+
+
+@pytest.mark.parametrize("limit", [400, 4_000, 20_000])
+def test_a_full_disk_while_training(commands, tmp_path, limit):
+    """However early it comes: what is there is whole, and the run can be gone on with."""
+    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=6)
+    out = tmp_path / "run"
+    refused = commands.train(recipe, out, file_limit=limit)
+    assert_refused(refused, "cannot write", "File too large")
+    assert not list(tmp_path.rglob("*.tmp"))
+    if limit == 400:  # before the first step
+        assert not out.exists()
+    ended = commands.train(recipe, out, *(["--resume"] if out.exists() else []))
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.parametrize("line", ["train copy.json --out closed/run", "translate M -o closed/x"])
+def test_a_folder_without_permission(commands, trained, here, line):
+    (here / "closed").mkdir(mode=0o500)
+    words = [str(trained) if word == "M" else word for word in line.split()]
+    assert_refused(commands.run(*words, stdin=b"1\n", cwd=here), "Permission denied")
