@@ -17,6 +17,7 @@ from heedful.errors import UserError
 from heedful.inference import Card, open_net
 from heedful.insight import verify
 from heedful.insight.table import CHECKS, SINGLE_CHECKS
+from heedful.parts.visibility import Visibility
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
 from single_stacks import SCHEMES, Single, decoder, encoder
@@ -125,14 +126,16 @@ def test_without_positions_an_encoder_fails_and_causality_can_stand_in_for_them(
 def test_a_net_of_ours_that_hides_a_far_token_is_found() -> None:
     """What a window may do is a defect where no layer has one."""
     net = build("gpt2", num_layers=1, dropout=0.0)
-    whole = net.decoder.forward
+    attention = net.decoder.blocks[0].self_attention.sublayer
+    whole = attention.forward
 
-    def near_only(x: Tensor, mask: Any, *, positions: Any = None) -> Tensor:
-        size = x.size(1)
-        near = torch.ones(size, size, dtype=torch.bool).tril().triu(-3)
-        return whole(x, near[None, None], positions=positions)
+    def near_only(x: Tensor, visible: Visibility, cache: Any = None) -> Tensor:
+        size = visible.keys.positions.size(1)
+        near = torch.ones(x.size(1), size, dtype=torch.bool).tril().triu(-3)
+        cut = Visibility(visible.queries, visible.keys, causal=True, allowed=near[None])
+        return whole(x, cut, cache)
 
-    net.decoder.forward = near_only
+    attention.forward = near_only
     report = verify(net, overfit=False)
     assert report["mask polarity"].status == "failed"
     assert report["mask polarity"].detail == "token 0 does not change the logits at 4"
@@ -191,7 +194,7 @@ def test_the_command_fails_with_exit_code_1_and_refuses_what_is_too_short(tmp_pa
         (tmp_path / part).mkdir()
     net = build("gpt2")
     with torch.no_grad():
-        net.head.weight.fill_(math.nan)
+        net.head.out.weight.fill_(math.nan)
     open_net(net, make_config("gpt2", ONE), Card("gpt2", "imported"), None).save(
         tmp_path / "broken"
     )

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from heedful.parts.masks import padding_mask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import Attention
-from heedful.parts.masks import padding_mask
 from heedful.zoo.vaswani2017 import Config, build
 from option_space import (
     EXACT,

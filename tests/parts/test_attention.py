@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from heedful.parts.masks import AttentionMask, causal_mask, padding_mask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.parts import attention as attention_module
 from heedful.parts.attention import Attention, attend, attend_fused
-from heedful.parts.masks import AttentionMask, causal_mask, padding_mask
 
 B, T, S, H, D = 2, 4, 5, 3, 12
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

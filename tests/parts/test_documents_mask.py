@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from heedful.models.padding import Rows
+from heedful.parts.masks import AttentionMask, MaskRule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from heedful.models.padding import Rows
-from heedful.parts.masks import AttentionMask, MaskRule
 from option_space import EXACT, VOCAB, random_rows
 from single_stacks import SCHEMES, Single, decoder, singles
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from heedful.parts.masks import AttentionMask, MaskRule, padding_mask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -13,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from heedful.parts import attention as attention_module
 from heedful.parts.attention import Attention
 from heedful.parts.cache import Cache
-from heedful.parts.masks import AttentionMask, MaskRule, padding_mask
 from heedful.parts.relative import Alibi, RelativeBuckets
 from heedful.parts.rotary import Rotary
 from option_space import EXACT, pad, random_rows, real

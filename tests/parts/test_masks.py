@@ -5,9 +5,6 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from heedful.parts.masks import (
     AttentionMask,
     causal_mask,
@@ -15,6 +12,8 @@ from heedful.parts.masks import (
     padding_mask,
     token_positions,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from torch import Tensor
 from heedful.export.hf_directory import read_hf_directory
 from heedful.export.nets import ImportedNet, net_from_hf
 from heedful.models.decoder_only import DecoderOnly
+from heedful.parts.tokens import Tokens
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from hf_parity import (
@@ -71,7 +72,7 @@ class DecoderLaws(Laws):
         """Sizes left to a rule included."""
         net, config = random_net(self.case.name, **self.case.ours)
         model = exported(ImportedNet(self.case.name, config, net, []), tmp_path, self.case.hf_class)
-        assert_same_logits(model, net, random_rows(net.head.weight.size(0), [12, 5]))
+        assert_same_logits(model, net, random_rows(net.head.out.weight.size(0), [12, 5]))
         again = net_from_hf(read_hf_directory(tmp_path), "file")
         assert again.config == replace(config, **self.case.by_rule)
         assert_same_net(again.net, net)
@@ -102,9 +103,14 @@ def assert_cached_is_uncached(
     assert max(lengths) == sum(chunks)
     rows = random_rows(net.embedding.tokens.num_embeddings, lengths, seed)
     ids, sizes, mask = padded(rows, "left")
-    cache = net.start(len(rows), capacity=ids.size(1), starts=ids.size(1) - sizes)
+    cache, tokens = net.start(len(rows), capacity=ids.size(1)), Tokens.of(ids, sizes, "left")
+    assert tokens.real is not None
+    parts = (tokens.ids, tokens.positions, tokens.real)
     ends = accumulate(chunks, initial=0)
-    stepped = [net.step(ids[:, start:end], cache) for start, end in pairwise(ends)]
+    stepped = [
+        net.head(net.decode(Tokens(*(part[:, start:end] for part in parts)), cache))
+        for start, end in pairwise(ends)
+    ]
     logits = torch.cat(stepped, dim=1)[mask.bool()]
     torch.testing.assert_close(logits, net(ids, sizes, padding_side="left")[mask.bool()], **CLOSE)
     ids, sizes, mask = padded(rows, "right")

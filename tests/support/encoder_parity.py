@@ -105,12 +105,12 @@ class EncoderLaws(Laws):
         out, left = found.notices
         assert f"no place for: {self.case.mlm_tensors}" in out
         assert left.endswith(
-            "has nothing for head.dense.bias, head.dense.weight, head.out.bias and 1 more: "
+            "has nothing for head.dense.bias, head.dense.weight, head.labels.bias and 1 more: "
             "left as initialised"
         )
-        assert found.net.head.out.weight.shape == (3, 8)
-        assert 0 < found.net.head.out.weight.abs().max() < 0.1
-        assert not found.net.head.out.bias.any()
+        assert found.net.head.labels.weight.shape == (3, 8)
+        assert 0 < found.net.head.labels.weight.abs().max() < 0.1
+        assert not found.net.head.labels.bias.any()
         back = exported(found, tmp_path / "exported", self.case.classify_class)
         assert back.config.num_labels == 3
         self.assert_same(back, found.net)
@@ -219,7 +219,7 @@ def assert_an_untied_output_reads_the_bias_beside_its_matrix(
     """transformers keeps a second one, `other`, which nothing reads."""
     model = laws.case.model(tie_word_embeddings=False)
     found = imported(model, directory)
-    assert found.net.head.weight is not found.net.embedding.tokens.weight
+    assert found.net.head.out.weight is not found.net.embedding.tokens.weight
     assert [notice.split(": ")[-1] for notice in found.notices] == [other]
     laws.assert_same(model, found.net)
     again = reread(found, {})

@@ -10,6 +10,7 @@ from torch import Tensor
 from heedful.export.hf_directory import read_hf_directory
 from heedful.export.nets import net_from_hf
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.tokens import Tokens
 from hf_parity import CLOSE, Case, Laws, imported, padded, random_rows
 
 SOURCE_LENGTHS = [7, 3, 11, 1]
@@ -55,7 +56,7 @@ class Seq2SeqLaws(Laws):
             pairs = random_pairs(*vocabularies, "right")
             real = pairs.tgt_mask.bool()
             theirs = theirs_of(model, pairs).last_hidden_state[real]
-            torch.testing.assert_close(found.net.hidden(*pairs[:4])[real], theirs, **CLOSE)
+            torch.testing.assert_close(states_of(found.net, pairs)[real], theirs, **CLOSE)
 
 
 class Pairs(NamedTuple):
@@ -120,8 +121,11 @@ def assert_cached_is_uncached(net: EncoderDecoder, seed: int = 0) -> None:
     for side in ("right", "left"):
         pairs = random_pairs(*vocabularies, side, seed)
         expected = net(pairs.src, tgt, pairs.src_lengths, padding_side=side)
-        cache = net.start(pairs.src, pairs.src_lengths, capacity=9, padding_side=side)
-        pieces = [net.step(part, cache) for part in tgt.split([1, 3, 1, 4], dim=1)]
+        source = Tokens.of(pairs.src, pairs.src_lengths, side)
+        cache = net.start(source, capacity=9)
+        columns = torch.arange(9)[None].split([1, 3, 1, 4], dim=1)
+        parts = zip(tgt.split([1, 3, 1, 4], dim=1), columns, strict=True)
+        pieces = [net.head(net.decode(Tokens(*part), cache)) for part in parts]
         torch.testing.assert_close(torch.cat(pieces, dim=1), expected, **CLOSE)
         found.append(expected)
     torch.testing.assert_close(found[0], found[1], **CLOSE)
@@ -136,8 +140,8 @@ def assert_needs_no_logits_bias(case: Seq2SeqCase, directory: Path) -> None:
     content = read_hf_directory(directory)
     del content.tensors["final_logits_bias"]
     found = net_from_hf(content, "here")
-    assert found.notices == ["here has nothing for head.bias: left as initialised"]
-    assert not found.net.head.bias.any()
+    assert found.notices == ["here has nothing for head.out.bias: left as initialised"]
+    assert not found.net.head.out.bias.any()
     assert_same_logits(model, found.net)
 
 
@@ -145,3 +149,9 @@ def random_bias(model: Any, keys: dict[str, Any]) -> None:
     """On the logits, where a model has any."""
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.normal_()
+
+
+def states_of(net: EncoderDecoder, pairs: Pairs) -> Tensor:
+    """The decoder's states of padded pairs."""
+    source = Tokens.of(pairs.src, pairs.src_lengths)
+    return net.states(source, Tokens.of(pairs.tgt, pairs.tgt_lengths))

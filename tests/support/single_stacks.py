@@ -17,7 +17,14 @@ from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Activation, Gate, feedforward
-from heedful.parts.heads import ClassificationHead, MaskedTokenHead, OutputProjection
+from heedful.parts.heads import (
+    ClassificationHead,
+    MaskedTokenHead,
+    MaskedTokenTransform,
+    OutputHead,
+    Scale,
+    tied_linear,
+)
 from heedful.parts.init import init_weights
 from heedful.parts.norms import LayerNorm, Norm, RMSNorm
 from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
@@ -112,10 +119,8 @@ def decoder(single: Single, seed: int = 0) -> DecoderOnly:
     """A language model in fp64 and eval mode, every weight random."""
     torch.manual_seed(seed)
     embedding, stack = _embedding(single), _stack(single, causal=True)
-    own = nn.Parameter(torch.empty(VOCAB, single.d_model))
-    bias = nn.Parameter(torch.empty(VOCAB)) if single.bias else None
-    weight = embedding.tokens.weight if single.tied else own
-    return _random(DecoderOnly(embedding, stack, OutputProjection(weight, bias=bias, scale=0.7)))
+    out = tied_linear(embedding.tokens.weight, bias=single.bias, tied=single.tied)
+    return _random(DecoderOnly(embedding, stack, OutputHead(out, Scale(0.7))))
 
 
 def encoder(single: Single, head: str = "none", seed: int = 0) -> EncoderOnly:
@@ -125,9 +130,8 @@ def encoder(single: Single, head: str = "none", seed: int = 0) -> EncoderOnly:
     heads: dict[str, Any] = {
         "none": lambda: None,
         "tokens": lambda: MaskedTokenHead(
-            embedding.tokens.weight,
-            nn.Parameter(torch.empty(VOCAB)),
-            single.norm.build(single.d_model),
+            tied_linear(embedding.tokens.weight, bias=True),
+            MaskedTokenTransform(single.d_model, single.norm.build(single.d_model)),
         ),
         "classes": lambda: ClassificationHead(single.d_model, LABELS),
     }
@@ -148,6 +152,7 @@ def _embedding(single: Single, *, types: bool = False) -> TokenEmbedding:
     return TokenEmbedding(
         nn.Embedding(VOCAB, single.d_model),
         added.build(MAX_LENGTH, single.d_model),
+        max_length=MAX_LENGTH,
         scale=1.5,
         dropout=single.dropout,
         norm=single.norm.build(single.d_model) if single.embedding_norm else None,
@@ -157,14 +162,14 @@ def _embedding(single: Single, *, types: bool = False) -> TokenEmbedding:
 
 def _stack(single: Single, *, causal: bool) -> Stack:
     scheme = SCHEMES[single.scheme]
-    relative = None
+    position = None
     if isinstance(scheme, RelativeScheme):
-        relative = scheme.build(single.num_heads, single.head_dim, causal=causal)
+        position = scheme.build(single.num_heads, single.head_dim, causal=causal)
     norm = single.norm.build(single.d_model) if single.final_norm else None
-    return Stack((_block(single, window) for window in single.windows), norm, relative=relative)
+    return Stack((_block(single, position, window) for window in single.windows), norm)
 
 
-def _block(single: Single, window: int | None) -> Block:
+def _block(single: Single, position: nn.Module | None, window: int | None) -> Block:
     attention = Attention(
         single.d_model,
         single.num_heads,
@@ -172,6 +177,7 @@ def _block(single: Single, window: int | None) -> Block:
         head_dim=single.head_dim,
         scale=single.scale,
         window=window,
+        position=position,
         dropout=single.dropout,
         bias=single.bias,
         out_bias=single.bias,

@@ -371,8 +371,8 @@ def test_an_encoder_is_fine_tuned(file: str, tmp_path: Path, name: str) -> None:
     assert model.config.num_labels == 3
     assert model.tokenizer.content() == TOKENIZER.content()
     (new,) = [line for line in said if "drawn anew" in line]
-    assert new.partition(": ")[2] == "head.dense.bias, head.dense.weight, head.out.bias, " + (
-        "head.out.weight"
+    assert new.partition(": ")[2] == "head.dense.bias, head.dense.weight, head.labels.bias, " + (
+        "head.labels.weight"
     )
     (unused,) = [line for line in said if "not used" in line]
     assert all(each.startswith("head.") for each in unused.partition(": ")[2].split(", "))

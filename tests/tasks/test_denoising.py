@@ -352,7 +352,7 @@ def test_a_translation_starts_from_it(tmp_path):
 def never_written(model: Any, specials: set[int]) -> None:
     """Even a net that wants nothing else does not write them, neither greedily nor by beams."""
     with torch.no_grad():
-        weight = model.net.head.weight
+        weight = model.net.head.out.weight
         weight[sorted(specials)] = 0.0
         states = torch.zeros(weight.size(1)).add_(5.0)
         weight[sorted(specials)] = states

@@ -19,6 +19,7 @@ from heedful.config import Distillation
 from heedful.data.pair_store import open_pairs
 from heedful.errors import UserError
 from heedful.inference import Translator
+from heedful.parts.tokens import Tokens
 from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.tasks.classification import label_loss
@@ -261,15 +262,15 @@ def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
     monkeypatch.setattr(distillation, "_CHUNK_ELEMENTS", 3)
     student.train()
     student.head.dropout.p = 0.5
-    student.head.out.weight.data.fill_(1.0)
+    student.head.labels.weight.data.fill_(1.0)
 
     def loss(weight: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(3)
-        student.head.out.bias.data.copy_(weight)
+        student.head.labels.bias.data.copy_(weight)
         return distilled(student, teacher, batch, wanted(hard_weight=1.0)).loss
 
     loss(torch.zeros(3)).backward()
-    slope = student.head.out.bias.grad[0].item()
+    slope = student.head.labels.bias.grad[0].item()
     step = torch.tensor([1e-2, 0.0, 0.0])
     measured = float(loss(step) - loss(-step)) / 2e-2
     assert slope == pytest.approx(measured, rel=0.02, abs=1e-3)
@@ -281,7 +282,7 @@ def test_classes_of_more_places_are_a_sum():
 
     def loss(rows: list[int]) -> float:
         def read(net: Any) -> torch.Tensor:
-            return net.hidden(batch.ids, batch.lengths)[rows, 0]
+            return net.encode(Tokens.of(batch.ids, batch.lengths))[rows, 0]
 
         targets = batch.labels[rows]
         return distilled_loss(student, teacher, read, targets, wanted(**LEVELS)).loss.item()

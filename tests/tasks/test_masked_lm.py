@@ -16,6 +16,7 @@ from heedful.data.store import IdStore, pack_ids
 from heedful.errors import UserError
 from heedful.inference import Card, MaskedLanguageModel, open_net
 from heedful.jobs.masked_lm import MaskedLm
+from heedful.parts.tokens import Tokens
 from heedful.run import train
 from heedful.tasks.masked_lm import MaskedBatch, masked_batch, masked_loss, token_states
 from heedful.tasks.masking import Masking
@@ -419,7 +420,9 @@ def test_embeddings_do_not_depend_on_the_company(tmp_path: Path, name: str) -> N
             torch.testing.assert_close(
                 model.embed([text], pooling=pooling)[0], vector, rtol=1e-5, atol=1e-6
             )
-            states = net.hidden(torch.tensor([TOKENIZER.wrap(TOKENIZER.encode(text))]))[0]
+            states = net.encode(Tokens.of(torch.tensor([TOKENIZER.wrap(TOKENIZER.encode(text))])))[
+                0
+            ]
             by_hand = {"mean": states.mean(0), "first": states[0], "last": states[-1]}
             torch.testing.assert_close(vector, by_hand[pooling].detach(), rtol=1e-5, atol=1e-6)
     assert (model.embed([texts[0]]) - model.embed([texts[1]])).abs().max() > 0.01

@@ -205,7 +205,7 @@ def test_a_classifier_starts_from_a_masked_language_model(tmp_path):
     )
     train(second, tmp_path / "second", say=said.append)
     new = next(line for line in said if "drawn anew" in line).split(": ")[1].split(", ")
-    assert new == ["head.dense.bias", "head.dense.weight", "head.out.bias", "head.out.weight"]
+    assert new == ["head.dense.bias", "head.dense.weight", "head.labels.bias", "head.labels.weight"]
     unused = next(line for line in said if "not used" in line).split(": ")[1].split(", ")
     assert all(name.startswith("head.") for name in unused)
     assert Path(tmp_path / "second" / WEIGHTS).is_file()

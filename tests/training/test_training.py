@@ -530,7 +530,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad
 
 def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
     net = small_net()
-    net.head.weight.register_hook(lambda gradient: gradient * math.nan)
+    net.head.out.weight.register_hook(lambda gradient: gradient * math.nan)
     trainer, _ = trainer_of(net, pairs([(3, 4)]), [[0]], settings(), tmp_path)
     before = {k: v.detach().clone() for k, v in weights_of(net).items()}
     with pytest.raises(UserError, match="gradient's norm nan"):

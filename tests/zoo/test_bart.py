@@ -101,7 +101,7 @@ def test_two_rows_stand_before_the_first_position_and_the_last_is_usable() -> No
         table = embedding.positions
         assert isinstance(table, LearnedTable)
         assert table.weight.size(0) == 12 + 2
-        assert torch.equal(table(12)[0], table.weight[2:])
+        assert torch.equal(table(torch.arange(12)[None])[0], table.weight[2:])
     ids = torch.zeros(1, 12, dtype=torch.int64)
     assert net(ids, ids).shape == (1, 12, 23)
     longer = torch.zeros(1, 13, dtype=torch.int64)

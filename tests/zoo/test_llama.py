@@ -374,9 +374,8 @@ def test_an_interleaved_layout_is_exported_only_when_converted() -> None:
 
 def test_trap_14_angles_are_formed_in_fp32_whatever_the_net_computes_in() -> None:
     net, _ = random_net("llama", **TINY)
-    positions = net.to(torch.bfloat16).decoder.relative
-    like = torch.zeros(1, dtype=torch.bfloat16)
-    rotation, _ = positions(2, 2, torch.tensor([[512, 513]]), like)
+    positions = net.to(torch.bfloat16).decoder.blocks[0].self_attention.sublayer.position
+    rotation = positions(torch.tensor([[512, 513]]))
     assert rotation.cos.dtype == torch.float32
     expected = torch.tensor([512.0, 513.0]).cos()
     torch.testing.assert_close(rotation.cos[0, 0, :, 0], expected, rtol=0, atol=1e-4)

@@ -122,7 +122,7 @@ def test_trap_19_tied_matrices_are_one(number: int, tied: str, matrices: int) ->
     found = MARIAN.net(**MARIAN.configs[number])
     assert found.config.tie_embeddings == tied
     net = found.net
-    three = {net.src_embedding.tokens.weight, net.tgt_embedding.tokens.weight, net.head.weight}
+    three = {net.src_embedding.tokens.weight, net.tgt_embedding.tokens.weight, net.head.out.weight}
     assert len(three) == matrices
     sizes = [tensor.size(0) for tensor in written(found).values()]
     assert sizes.count(SRC_VOCAB) + sizes.count(TGT_VOCAB) == matrices
@@ -202,4 +202,4 @@ def test_a_new_model_is_drawn_as_marian_draws() -> None:
     assert up.weight.abs().max() <= math.sqrt(6 / (64 + 128))
     assert up.weight.std() == pytest.approx(math.sqrt(2 / (64 + 128)), rel=0.05)
     assert not up.bias.any()
-    assert not net.head.bias.any()
+    assert not net.head.out.bias.any()

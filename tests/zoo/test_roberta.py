@@ -151,7 +151,7 @@ def test_trap_23_positions_begin_after_the_paddings_row(tmp_path: Path) -> None:
     tiny: dict[str, Any] = {"vocab_size": 3, "d_model": 2, "num_heads": 1, "num_layers": 1}
     net = roberta.build(roberta.Config(**tiny, d_ff=2))
     assert net.embedding.positions.weight.shape == (514, 2)
-    found = net.embedding.positions(512)
+    found = net.embedding.positions(torch.arange(512)[None])
     assert torch.equal(found[0], net.embedding.positions.weight[2:])
     with pytest.raises(UserError, match="513 tokens"):
         net(torch.zeros(1, 513, dtype=torch.long))
@@ -171,5 +171,5 @@ def test_trap_23_the_longest_text_fits(tmp_path: Path) -> None:
 
 def test_trap_25_the_head_for_masked_tokens_is_gelu_whatever_the_layers_are() -> None:
     net = ROBERTA.net(hidden_act="relu").net
-    assert net.head.activation is torch.nn.functional.gelu
+    assert net.head.transform.activation is torch.nn.functional.gelu
     assert net.encoder.blocks[0].feedforward.sublayer.activation is torch.nn.functional.relu

@@ -12,6 +12,8 @@ from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory, write_hf_directory
 from heedful.export.nets import net_from_hf, net_to_hf
 from heedful.parts.attention import Attention
+from heedful.parts.tokens import Tokens
+from heedful.parts.visibility import Visibility
 from heedful.zoo import t5
 from hf_parity import (
     CLOSE,
@@ -118,19 +120,22 @@ def test_trap_20_scores_are_not_divided() -> None:
     net = T5.net().net
     attention = net.encoder.blocks[0].self_attention.sublayer
     x = torch.randn(1, 5, 12)
-    query, key, _ = attention.project(x)
-    _, weights = attention.with_weights(x)
-    torch.testing.assert_close(weights, (query @ key.mT).softmax(-1))
+    visible = Visibility.of_table(torch.ones(1, 5, 5).bool())
+    query, key, _ = attention.project(x, visible)
+    _, weights = attention.with_weights(x, visible)
+    places = torch.arange(5)[None]
+    scores = query @ key.mT + attention.position(places, places)
+    torch.testing.assert_close(weights, scores.softmax(-1))
 
 
 @torch.no_grad()
 def test_trap_20_only_the_tied_output_is_scaled(tmp_path: Path) -> None:
     for name, keys, scale in (("tied", {}, 12**-0.5), ("untied", V1_1, 1.0)):
         net = imported(T5.model(**keys), tmp_path / name).net
-        assert (net.head.weight is net.src_embedding.tokens.weight) == (name == "tied")
+        assert (net.head.out.weight is net.src_embedding.tokens.weight) == (name == "tied")
         assert net.tgt_embedding.tokens is net.src_embedding.tokens
         states = torch.randn(3, 12)
-        torch.testing.assert_close(net.head(states), states @ net.head.weight.T * scale)
+        torch.testing.assert_close(net.head(states), states @ net.head.out.weight.T * scale)
 
 
 @torch.no_grad()
@@ -142,16 +147,13 @@ def test_trap_20_the_scores_by_distance_are_stored_once_and_serve_all_layers() -
         "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     ]
     src = torch.stack(random_rows(VOCAB, [9]))
-    attended = []
-    for block in found.net.encoder.blocks:
-        block.self_attention.sublayer.register_forward_hook(
-            lambda module, inputs, kwargs, output: attended.append(kwargs["mask"]),
-            with_kwargs=True,
-        )
-    found.net.encode(src)
-    first, second = attended
-    assert first.scores.whole().abs().max() > 0
-    assert first.scores is second.scores
+    calls = []
+    first, second = (block.self_attention.sublayer.position for block in found.net.encoder.blocks)
+    assert first is second
+    first.register_forward_hook(lambda module, inputs, output: calls.append(output))
+    found.net.encode(Tokens.of(src))
+    (scores,) = calls  # formed once for all layers
+    assert scores.abs().max() > 0
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
@@ -159,8 +161,8 @@ def test_trap_20_the_scores_by_distance_are_stored_once_and_serve_all_layers() -
 def test_trap_20_only_the_encoder_tells_left_from_right(side: str) -> None:
     net = T5.net().net
     stack = getattr(net, side)
-    _, scores = stack.relative(6, 6, None, net.head.weight)
-    scores = scores.whole()
+    places = torch.arange(6)[None]
+    scores = stack.blocks[0].self_attention.sublayer.position(places, places)
     ahead, behind = scores[0, :, 0, 3], scores[0, :, 3, 0]
     assert not torch.equal(ahead, behind)
     same = scores[0, :, 0, 0]
@@ -274,7 +276,7 @@ def test_a_new_output_matrix_of_its_own_makes_logits_of_size_one() -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128}
     net = t5.build(t5.Config(200, 200, **sizes, tie_embeddings=False)).eval()
-    assert net.head.weight.std() == pytest.approx(64**-0.5, rel=0.05)
+    assert net.head.out.weight.std() == pytest.approx(64**-0.5, rel=0.05)
     src, tgt = torch.stack(random_rows(200, [9, 9])), torch.stack(random_rows(200, [9, 9], 1))
     assert net(src, tgt).std() == pytest.approx(1, abs=0.15)
 
@@ -285,7 +287,8 @@ def test_dropout_acts_after_the_last_norm_too() -> None:
         if isinstance(module, Attention):
             assert module.dropout.p == 0.5
     torch.manual_seed(0)
-    states = net.train().hidden(torch.zeros(4, 9, dtype=int), torch.zeros(4, 9, dtype=int))
+    zeros = Tokens.of(torch.zeros(4, 9, dtype=int))
+    states = net.train().states(zeros, zeros)
     assert 0.3 < (states == 0).float().mean() < 0.7
-    states = net.eval().hidden(torch.zeros(4, 9, dtype=int), torch.zeros(4, 9, dtype=int))
+    states = net.eval().states(zeros, zeros)
     assert (states != 0).all()

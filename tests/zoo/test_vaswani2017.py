@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block
+from heedful.parts.attention import Attention
 from heedful.parts.dropout import Dropout
-from heedful.parts.masks import padding_mask
+from heedful.parts.tokens import padding_mask
 from heedful.zoo.vaswani2017 import SIZES, Config, build, from_torch
 
 VOCAB, D, H, F, B, S, T = 40, 32, 4, 48, 3, 7, 6
@@ -63,7 +64,7 @@ class TorchModel(nn.Module):
     def __init__(self, net: EncoderDecoder, transformer: nn.Transformer) -> None:
         super().__init__()
         self.transformer = transformer
-        self.matrix = nn.Parameter(net.head.weight.detach().clone())
+        self.matrix = nn.Parameter(net.head.out.weight.detach().clone())
 
     def embed(self, ids: Tensor) -> Tensor:
         positions = torch.arange(ids.size(1), dtype=torch.float64)[:, None]
@@ -87,10 +88,21 @@ class TorchModel(nn.Module):
         return states @ self.matrix.T
 
 
+def inputs(ours: nn.Module, theirs: nn.MultiheadAttention) -> Iterator[tuple[Any, Tensor]]:
+    """Our input projections, one or two matrices, and torch's one of queries, keys and values."""
+    for part in ("weight", "bias"):
+        joint = getattr(theirs, f"in_proj_{part}")
+        if isinstance(ours, Attention):
+            yield getattr(ours.qkv, part), joint
+        else:
+            both = [getattr(ours.q, part), getattr(ours.kv, part)]
+            yield None if joint is None else both, joint
+
+
 def pairs(net: EncoderDecoder, model: TorchModel) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Every parameter of ours with its counterpart, by a map of its own."""
     theirs = model.transformer
-    yield net.head.weight, model.matrix
+    yield net.head.out.weight, model.matrix
     for ours_stack, their_stack in ((net.encoder, theirs.encoder), (net.decoder, theirs.decoder)):
         for block, layer in zip(ours_stack.blocks, their_stack.layers, strict=True):
             assert isinstance(block, Block)
@@ -99,8 +111,7 @@ def pairs(net: EncoderDecoder, model: TorchModel) -> Iterator[tuple[Tensor, Tens
             if cross is not None:
                 attentions.append((cross, layer.multihead_attn, layer.norm2))
             for ours, attention, norm in attentions:
-                yield ours.sublayer.qkv.weight, attention.in_proj_weight
-                yield ours.sublayer.qkv.bias, attention.in_proj_bias
+                yield from inputs(ours.sublayer, attention)
                 yield from both(ours.sublayer.out, attention.out_proj)
                 yield from both(ours.norm, norm)
             yield from both(block.feedforward.sublayer.up, layer.linear1)
@@ -155,7 +166,8 @@ def test_logits_and_every_gradient_are_torchs(padded: bool, changes: dict[str, A
         if other is None:  # torch's norms have no bias without bias: ours stay at zero
             assert mine is None or not mine.any()
         else:
-            torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-4)
+            found = [part.grad for part in mine] if isinstance(mine, list) else [mine.grad]
+            torch.testing.assert_close(torch.cat(found), other.grad, rtol=0, atol=1e-4)
             assert other.grad.any()
             seen.add(other)
     assert seen == set(model.parameters())

@@ -14,6 +14,7 @@ from heedful.inference.decoding import Decoding, left_padded
 from heedful.inference.model import Texts, TooLong, by_length
 from heedful.inference.writing import GenerationOptions, Writer
 from heedful.parts.losses import LossSum
+from heedful.parts.tokens import Tokens
 from heedful.tasks.language_modelling import window_loss
 
 _NEW_TOKENS = 64
@@ -63,8 +64,11 @@ class LanguageModel(Writer):
         start, starts = left_padded(rows, self.device)
         longest = self.config.max_length
         size = min(start.size(1) + capacity, longest)
-        cache = self.net.start(len(rows), capacity=size, starts=starts)
-        return start, Decoding(self.net, cache, never=self.ids.never, longest=longest)
+        cache = self.net.start(len(rows), capacity=size)
+        state = Decoding(
+            self.net, cache, never=self.ids.never, longest=longest, left_padding=starts
+        )
+        return start, state
 
     def score(self, texts: Texts, *, stride: int | None = None) -> list[TextScore]:
         """Log-probability of each text, each token told from those before it.
@@ -116,7 +120,7 @@ class LanguageModel(Writer):
             yield from (numbers[place : place + count] for place in range(0, len(numbers), count))
 
     def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
-        states: Tensor = self.net.hidden(ids, lengths)
+        states: Tensor = self.net.decode(Tokens.of(ids, lengths))
         return states
 
 

@@ -14,6 +14,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.inference.card import Card
+from heedful.parts.tokens import Tokens
 from heedful.zoo.saved import WEIGHTS, save_tensors, weights_of
 
 CONFIG = "config.json"
@@ -146,7 +147,7 @@ class SavedModel:
 
     def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
         """The states that `embed` pools."""
-        states: Tensor = self.net.hidden(ids, lengths)
+        states: Tensor = self.net.encode(Tokens.of(ids, lengths))
         return states
 
     def save(self, directory: Path) -> None:

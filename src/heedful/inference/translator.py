@@ -20,6 +20,7 @@ from heedful.inference.decoding import Decoding
 from heedful.inference.model import Texts, TooLong, by_length
 from heedful.inference.writing import GenerationOptions, Writer
 from heedful.parts.losses import LossSum
+from heedful.parts.tokens import Tokens
 from heedful.tasks.translation import pair_loss
 
 
@@ -230,12 +231,12 @@ class Translator(Writer):
         if not self.ids.start:
             raise UserError("this model has no start mark; import it with its generation_config")
         size = capacity + begin.size(1) - 1
-        cache = self.net.start(src, lengths, capacity=size)
+        cache = self.net.start(Tokens.of(src, lengths), capacity=size)
         return begin, Decoding(self.net, cache, never=self.ids.never, longest=size)
 
     def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
         """The encoder's."""
-        states: Tensor = self.net.encode(ids, lengths).states
+        states: Tensor = self.net.encode(Tokens.of(ids, lengths)).states
         return states
 
     def _batches(self, rows: list[list[int]], options: GenerationOptions) -> Iterator[list[int]]:

@@ -24,7 +24,7 @@ from heedful.generation import (
 )
 from heedful.generation.speculative import Draft, DraftModel, PromptLookup, Speculation, speculate
 from heedful.inference.card import GenerationIds
-from heedful.inference.decoding import CachedScorer, Decoding
+from heedful.inference.decoding import Decoding
 from heedful.inference.model import SavedModel, Texts, TooLong
 
 Step = TypeVar("Step")
@@ -344,7 +344,7 @@ class Writer(SavedModel):
             stop=self._stop(options),
         )
 
-    def scorer(self, row: list[int], room: int) -> tuple[list[int], CachedScorer]:
+    def scorer(self, row: list[int], room: int) -> tuple[list[int], Decoding]:
         """A prompt's first tokens, and what adds tokens to it and takes them back."""
         start, state = self.open([row], room)
         if start.size(1) + room > state.cache.capacity + 1:
@@ -352,11 +352,11 @@ class Writer(SavedModel):
                 f"speculative decoding cannot outgrow the net: {start.size(1)} tokens and {room} "
                 f"new ones do not fit the {self.config.max_length} that the model allows"
             )
-        return start[0].tolist(), CachedScorer(self.net, state.cache, never=self.ids.never)
+        return start[0].tolist(), state
 
     def config_vocab_size(self) -> int:
         """How many ids the net's output has."""
-        size: int = self.net.head.weight.size(0)
+        size: int = self.net.head.out.weight.size(0)
         return size
 
     def _rules(

@@ -5,10 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from heedful.insight.checks import Failed, Seen, Skipped, distance
 from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe
+from heedful.models.decoder_only import DecoderOnly
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.cache import Cache
+from heedful.parts.tokens import Tokens
 
 # Before which step which rows go on: every source gets two beams, beams change places, one source
 # leaves. The rows of a source stand side by side, equally many for each.
@@ -39,7 +44,7 @@ def cached(probe: Probe) -> Seen:
     """Step by step = whole prefixes, also after rows were reordered."""
     if not probe.kind.causal:
         raise Skipped("an encoder: nothing is decoded")
-    if not hasattr(probe.net, "start") or not hasattr(probe.net, "step"):
+    if not hasattr(probe.net, "start") or not hasattr(_stepped(probe), "step"):
         begin = "rows" if probe.kind.single else "src, src_lengths"
         raise Skipped(f"the net has no start({begin}, capacity=...) and step(ids, cache)")
     worst, reorders = 0.0, False
@@ -70,7 +75,7 @@ def _of_one_stack(probe: Probe) -> Iterator[_Decoding]:
     """A prompt, single tokens and two at once; and a prompt that is padded on the left."""
     width = probe.width("ids")
     yield _Decoding((3,), [2, *[1] * (width - 4), 2])
-    takes_starts = "starts" in parameters_of(probe.net.start)  # type: ignore[arg-type]
+    takes_starts = "starts" in parameters_of(_stepped(probe).start)
     if takes_starts and probe.cannot_pad("ids", "left") is None:
         pads = (0, 1, 2)
         starts = {"starts": torch.tensor(pads, device=probe.device)}
@@ -81,7 +86,7 @@ def _of_one_stack(probe: Probe) -> Iterator[_Decoding]:
 @torch.no_grad()
 def _decode(probe: Probe, way: _Decoding) -> tuple[float, str, bool]:
     """Largest difference of a step from whole prefixes, where it was, and whether rows moved."""
-    net: Any = probe.net
+    net = _stepped(probe)
     cache = net.start(*way.arguments, capacity=probe.width(probe.written), **way.keywords)
     plan = _REORDERS if hasattr(cache, "reorder") else {}
     owners = torch.arange(3, device=probe.device)
@@ -108,3 +113,44 @@ def _decode(probe: Probe, way: _Decoding) -> tuple[float, str, bool]:
             reordered = " (after a reorder)" if any(p <= number for p in plan) else ""
             worst, where = error, f"step {number}{reordered}"
     return worst, where, bool(plan)
+
+
+class _OwnCache:
+    """A cache of ours, rows of which are reordered, and how many tokens it holds."""
+
+    def __init__(self, cache: Cache, starts: Tensor | None) -> None:
+        self.cache, self.starts, self.filled = cache, starts, 0
+
+    def reorder(self, rows: Tensor) -> None:
+        self.cache = self.cache.select(rows)
+        self.starts = None if self.starts is None else self.starts[rows]
+
+
+class _OwnNet:
+    """A net of ours with `start` and `step` on ids."""
+
+    def __init__(self, net: Any) -> None:
+        self.net = net
+
+    def start(
+        self, *begin: Any, capacity: int, starts: Any = None, padding_side: Any = "right"
+    ) -> _OwnCache:
+        if len(begin) == 2:
+            src, lengths = begin
+            begin = (Tokens.of(src, lengths, padding_side),)
+        return _OwnCache(self.net.start(*begin, capacity=capacity), starts)
+
+    def step(self, ids: Tensor, own: _OwnCache) -> Tensor:
+        columns = torch.arange(own.filled, own.filled + ids.size(1), device=ids.device)[None]
+        own.filled += ids.size(1)
+        tokens = Tokens(ids, columns)
+        if own.starts is not None:
+            positions = columns - own.starts[:, None]
+            tokens = Tokens(ids, positions.clamp(min=0), positions >= 0)
+        logits: Tensor = self.net.head(self.net.decode(tokens, own.cache))
+        return logits
+
+
+def _stepped(probe: Probe) -> Any:
+    own = isinstance(probe.net, DecoderOnly | EncoderDecoder)
+    return _OwnNet(probe.net) if own else probe.net

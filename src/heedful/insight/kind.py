@@ -12,7 +12,7 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.attention import Attention
-from heedful.parts.heads import ClassificationHead, OutputProjection
+from heedful.parts.heads import ClassificationHead, OutputHead
 
 Side = Literal["src", "tgt", "ids"]
 Outputs = Literal["tokens", "classes", "states", "vectors"]
@@ -153,4 +153,4 @@ def _own_outputs(net: nn.Module) -> Outputs | None:
         return "states"
     if isinstance(net.head, ClassificationHead):
         return "classes"
-    return "tokens" if isinstance(net.head, OutputProjection) else None
+    return "tokens" if isinstance(net.head, OutputHead) else None

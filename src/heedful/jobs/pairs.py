@@ -158,11 +158,7 @@ def _sources(files: Files, key: str) -> list[PairSource]:
         if files.src is not None or files.tgt is not None:
             raise UserError(f"{key}: give file, or src and tgt, not both")
         return [
-            PairSource(
-                file=Path(path),
-                src_field=str(files.src_field or "src"),
-                tgt_field=str(files.tgt_field or "tgt"),
-            )
+            PairSource(file=Path(path), src_field=files.src_field, tgt_field=files.tgt_field)
             for path in _listed(files.file)
         ]
     src, tgt = _listed(files.src), _listed(files.tgt)

@@ -3,19 +3,17 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.errors import UserError
-from heedful.models.padding import Rows
 from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.heads import OutputProjection
-from heedful.parts.masks import PaddingSide
+from heedful.parts.heads import OutputHead
+from heedful.parts.tokens import PaddingSide, Tokens
 
 
 class DecoderOnly(nn.Module):
     """A language model. `net(ids)` gives the logits of the token after each position."""
 
-    def __init__(self, embedding: TokenEmbedding, decoder: Stack, head: OutputProjection) -> None:
+    def __init__(self, embedding: TokenEmbedding, decoder: Stack, head: OutputHead) -> None:
         super().__init__()
         self.embedding = embedding
         self.decoder = decoder
@@ -27,48 +25,27 @@ class DecoderOnly(nn.Module):
         lengths: Int[Tensor, "B"] | None = None,
         *,
         padding_side: PaddingSide = "right",
-        documents: Int[Tensor, "B T"] | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of the token after each position.
 
         Args:
             lengths: real tokens in each row (default: all).
             padding_side: where rows are padded.
-            documents: which text of a packed row each token is of: attention stays inside it and
+            segments: which text of a packed row each token is of: attention stays inside it and
                 positions begin anew with it. Default: one text a row.
         """
-        return self.head(self.hidden(ids, lengths, padding_side=padding_side, documents=documents))
+        return self.head(self.decode(Tokens.of(ids, lengths, padding_side, segments)))
 
-    def hidden(
-        self,
-        ids: Int[Tensor, "B T"],
-        lengths: Int[Tensor, "B"] | None = None,
-        *,
-        padding_side: PaddingSide = "right",
-        documents: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """What the head turns into logits: losses that never form all logits start here."""
-        rows = Rows.of(ids, lengths, padding_side, documents)
-        x = self.embedding(ids, positions=rows.positions)
-        return self.decoder(x, rows.attention(causal=True), positions=rows.positions)
+    def decode(self, tokens: Tokens, cache: Cache | None = None) -> Float[Tensor, "N T D"]:
+        """States, which `head` turns into logits: of whole texts, or of new tokens with a cache.
 
-    def start(self, rows: int, *, capacity: int, starts: Int[Tensor, "N"] | None = None) -> Cache:
-        """An empty cache for texts of up to `capacity` tokens.
-
-        `starts`: how many tokens of each row will be padding on its left; default: none.
+        With a cache the tokens are those after what it holds, and are written to it; `tokens` has
+        one row a text, or one for each of its beams (`Cache.begin`).
         """
+        return self.decoder(self.embedding(tokens), tokens, causal=True, cache=cache)
+
+    def start(self, rows: int, *, capacity: int, beams: int = 1) -> Cache:
+        """An empty cache for `rows` texts of up to `capacity` tokens, all beams together."""
         like = self.embedding.tokens.weight
-        shape = self.decoder.cache_shape
-        return Cache(shape, rows=rows, capacity=capacity, like=like, starts=starts)
-
-    def step(self, ids: Int[Tensor, "N T"], cache: Cache) -> Float[Tensor, "N T V"]:
-        """Logits after each of T new tokens; those before are in the cache, which grows by T."""
-        return self.head(self.extend(ids, cache))
-
-    def extend(self, ids: Int[Tensor, "N T"], cache: Cache) -> Float[Tensor, "N T D"]:
-        """What `step` turns into logits."""
-        if ids.size(0) != cache.rows:
-            raise UserError(f"a step of {ids.size(0)} rows for a cache of {cache.rows}")
-        positions = cache.positions(ids.size(1))
-        x = self.embedding(ids, cache.filled, positions)
-        return self.decoder.step(x, cache, positions)
+        return Cache.empty(self.decoder.cache_shapes, rows, capacity, beams, like)

@@ -1,33 +1,31 @@
 """The encoder-decoder family: one stack reads the source, another writes the target."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.errors import UserError
-from heedful.models.padding import Rows
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.heads import OutputProjection
-from heedful.parts.masks import PaddingSide
+from heedful.parts.heads import OutputHead
+from heedful.parts.tokens import PaddingSide, Span, Tokens
 
 
 class Memory(NamedTuple):
-    """An encoded batch of sources: states, and which of them are real (None: all)."""
+    """An encoded batch of sources: states, and what of them is real."""
 
     states: Float[Tensor, "B S D"]
-    mask: Tensor | None
+    source: Span
 
 
 class EncoderDecoder(nn.Module):
     """A sequence-to-sequence Transformer.
 
-    `net(src, tgt)` gives next-token logits at every target position. Padding is told by lengths;
-    without them all tokens are real. States of padding are zero wherever attention writes them,
-    and no gradient comes from them.
+    `net(src, tgt)` gives next-token logits at every target position. States of padding are zero
+    wherever attention writes them, and no gradient comes from them.
     """
 
     def __init__(
@@ -36,7 +34,7 @@ class EncoderDecoder(nn.Module):
         encoder: Stack,
         tgt_embedding: TokenEmbedding,
         decoder: Stack,
-        head: OutputProjection,
+        head: OutputHead,
     ) -> None:
         super().__init__()
         self.src_embedding = src_embedding
@@ -61,75 +59,42 @@ class EncoderDecoder(nn.Module):
             tgt: target ids up to each position, BOS first; tgt_lengths likewise.
             padding_side: where both are padded.
         """
-        states = self.hidden(src, tgt, src_lengths, tgt_lengths, padding_side=padding_side)
-        return self.head(states)
+        source = Tokens.of(src, src_lengths, padding_side)
+        return self.head(self.states(source, Tokens.of(tgt, tgt_lengths, padding_side)))
 
-    def hidden(
-        self,
-        src: Int[Tensor, "B S"],
-        tgt: Int[Tensor, "B T"],
-        src_lengths: Int[Tensor, "B"] | None = None,
-        tgt_lengths: Int[Tensor, "B"] | None = None,
-        *,
-        padding_side: PaddingSide = "right",
-    ) -> Float[Tensor, "B T D"]:
-        """What the head turns into logits: losses that never form all logits start here."""
-        sources = Rows.of(src, src_lengths, padding_side)
-        targets = Rows.of(tgt, tgt_lengths, padding_side)
-        x = self.tgt_embedding(tgt, positions=targets.positions)
-        return self.decoder(
-            x,
-            targets.attention(causal=True),
-            self._encode(src, sources),
-            targets.attention_to(sources),
-            targets.positions,
-        )
+    def states(self, source: Tokens, target: Tokens) -> Float[Tensor, "B T D"]:
+        """What the head turns into logits."""
+        return self.decode(target, memory=self.encode(source))
 
-    def encode(
-        self,
-        src: Int[Tensor, "B S"],
-        src_lengths: Int[Tensor, "B"] | None = None,
-        *,
-        padding_side: PaddingSide = "right",
-    ) -> Memory:
+    def encode(self, source: Tokens) -> Memory:
         """The encoder's states and which of them are real."""
-        sources = Rows.of(src, src_lengths, padding_side)
-        return Memory(self._encode(src, sources), sources.real)
+        states = self.encoder(self.src_embedding(source), source)
+        return Memory(states, source.span)
 
-    def start(
-        self,
-        src: Int[Tensor, "B S"],
-        src_lengths: Int[Tensor, "B"] | None = None,
-        *,
-        capacity: int,
-        padding_side: PaddingSide = "right",
-    ) -> Cache:
-        """Read the sources and make the cache of a decoding of up to `capacity` tokens."""
-        memory = self.encode(src, src_lengths, padding_side=padding_side)
-        cross = []
+    def decode(
+        self, target: Tokens, cache: Cache | None = None, *, memory: Memory | None = None
+    ) -> Float[Tensor, "N T D"]:
+        """States of whole targets given their sources' `memory`, or of new tokens with a cache.
+
+        With a cache the tokens are those after what it holds, and are written to it; `target` has
+        one row a source, or one for each of its beams (`Cache.begin`).
+        """
+        assert (cache is None) is not (memory is None), "give a cache, or the sources' memory"
+        x = self.tgt_embedding(target)
+        if memory is None:
+            return self.decoder(x, target, cache=cache)
+        states, source = memory
+        return self.decoder(x, target, causal=True, memory=states, source=source)
+
+    def start(self, source: Tokens, *, capacity: int, beams: int = 1) -> Cache:
+        """Read the sources and make the cache of targets of up to `capacity` tokens, all beams
+        together."""
+        states, span = self.encode(source)
+        projected = []
         for block in self.decoder.blocks:
             attention = block.cross_attention.sublayer  # type: ignore[union-attr]
-            assert isinstance(attention, Attention)
-            cross.append(attention.project_memory(memory.states))
-        return Cache(
-            self.decoder.cache_shape,
-            rows=src.size(0),
-            capacity=capacity,
-            like=memory.states,
-            cross=cross,
-            source_mask=None if memory.mask is None else memory.mask[:, None, None, :],
-        )
-
-    def step(self, tgt: Int[Tensor, "N T"], cache: Cache) -> Float[Tensor, "N T V"]:
-        """Logits after each of T new tokens; those before are in the cache, which grows by T."""
-        return self.head(self.extend(tgt, cache))
-
-    def extend(self, tgt: Int[Tensor, "N T"], cache: Cache) -> Float[Tensor, "N T D"]:
-        """What `step` turns into logits."""
-        if tgt.size(0) != cache.rows:
-            raise UserError(f"a step of {tgt.size(0)} rows for a cache of {cache.rows}")
-        return self.decoder.step(self.tgt_embedding(tgt, cache.filled), cache)
-
-    def _encode(self, src: Int[Tensor, "B S"], sources: Rows) -> Float[Tensor, "B S D"]:
-        x = self.src_embedding(src, positions=sources.positions)
-        return self.encoder(x, sources.attention(causal=False), positions=sources.positions)
+            assert isinstance(attention, CrossAttention)
+            projected.append(attention.project_memory(states))
+        keys, values = (list(side) for side in zip(*projected, strict=True))
+        cache = Cache.empty(self.decoder.cache_shapes, states.size(0), capacity, beams, states)
+        return replace(cache, cross_keys=keys, cross_values=values, source_real=span.real)

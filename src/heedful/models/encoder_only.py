@@ -1,13 +1,13 @@
 """The encoder-only family: one stack, in which every token sees all others, reads a text."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.models.padding import Rows
 from heedful.models.stack import Stack
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.parts.masks import PaddingSide
+from heedful.parts.tokens import PaddingSide, Tokens
 
 
 class EncoderOnly(nn.Module):
@@ -37,32 +37,28 @@ class EncoderOnly(nn.Module):
         types: Int[Tensor, "B T"] | None = None,
         padding_side: PaddingSide = "right",
     ) -> Float[Tensor, "B *out"]:
-        """What the head says.
+        """Logits, or states without a head.
 
         Args:
             lengths: real tokens in each row (default: all).
             types: which of two texts each token is of (default: the first).
             padding_side: where rows are padded.
         """
-        rows = Rows.of(ids, lengths, padding_side)
-        states = self._states(ids, rows, types)
+        tokens = Tokens.of(ids, lengths, padding_side)
+        states = self.encode(tokens, types)
         if isinstance(self.head, ClassificationHead):
-            return self.head(rows.first(states))
+            return self.head(first_states(states, tokens))
         return states if self.head is None else self.head(states)
 
-    def hidden(
-        self,
-        ids: Int[Tensor, "B T"],
-        lengths: Int[Tensor, "B"] | None = None,
-        *,
-        types: Int[Tensor, "B T"] | None = None,
-        padding_side: PaddingSide = "right",
+    def encode(
+        self, tokens: Tokens, types: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         """The encoder's states, whatever the head."""
-        return self._states(ids, Rows.of(ids, lengths, padding_side), types)
+        return self.encoder(self.embedding(tokens, types), tokens)
 
-    def _states(
-        self, ids: Int[Tensor, "B T"], rows: Rows, types: Int[Tensor, "B T"] | None
-    ) -> Float[Tensor, "B T D"]:
-        x = self.embedding(ids, positions=rows.positions, types=types)
-        return self.encoder(x, rows.attention(causal=False), positions=rows.positions)
+
+def first_states(states: Float[Tensor, "B T D"], tokens: Tokens) -> Float[Tensor, "B D"]:
+    """The state of each row's first real token."""
+    if tokens.real is None:
+        return states[:, 0]
+    return states[torch.arange(states.size(0), device=states.device), tokens.real.int().argmax(1)]

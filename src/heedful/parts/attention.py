@@ -1,28 +1,20 @@
-"""Scaled dot-product attention and the one multi-head module for self- and cross-attention."""
+"""Scaled dot-product attention, and the multi-head modules for self- and cross-attention."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful.parts.cache import LayerCache
 from heedful.parts.dropout import Dropout
-from heedful.parts.masks import AttentionMask
-from heedful.parts.rotary import Rotation, rotate
+from heedful.parts.rotary import RotaryPositions, rotate
+from heedful.parts.visibility import Visibility
 
-_BiasOf = Callable[[torch.dtype], Tensor | None]  # what is added to the scores, in a given type
 # Queries that a sliding-window layer takes at a time, at least: fewer and the loop is what costs.
 _LOCAL_QUERIES = 128
-
-
-@runtime_checkable
-class KeyValueCache(Protocol):
-    """Where one layer of one decoding keeps its keys and values (see `parts/cache.py`)."""
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def attend(
@@ -32,6 +24,7 @@ def attend(
     bias: Float[Tensor, "#B #H #T K"] | None,
     dropout: nn.Module | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T K"]]:
     """softmax(scale · QKᵀ + bias) V and the weights themselves (Vaswani et al. 2017, eq. 1).
 
@@ -40,11 +33,14 @@ def attend(
     NaN: `Attention` turns what comes of them into zeros.
 
     Args:
-        bias: of an `AttentionMask`, in fp32 at least.
+        bias: of a `Visibility`, in fp32 at least.
         scale: default 1 / √E.
+        softcap: scores s become softcap · tanh(s / softcap) before the bias (Gemma 2); default: no.
     """
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if bias is None:
         weights = scores.float() if scores.dtype.itemsize < 4 else scores
         weights = weights.softmax(-1)
@@ -71,13 +67,11 @@ def attend_fused(
     )
 
 
-class Attention(nn.Module):
-    """Multi-head attention, for self- and cross-attention, over all keys or a sliding window.
+class MultiHead(nn.Module):
+    """What self- and cross-attention share: heads, their attention, and the output projection.
 
-    One matrix holds the three input projections, ((H + 2G)·E, D) in the order query, key, value, so
-    that self-attention is a single product. Where `memory` is given, queries come from `x` and keys
-    and values from `memory`. Sources: Vaswani et al. 2017, sec. 3.2.2; Shazeer 2019 (G = 1);
-    Ainslie et al. 2023 (G between 1 and H); Beltagy et al. 2020 (windows).
+    Sources: Vaswani et al. 2017, sec. 3.2.2; Shazeer 2019 (G = 1); Ainslie et al. 2023 (G between 1
+    and H); Beltagy et al. 2020 (windows).
 
     Args:
         d_model: width D of what comes in and goes out.
@@ -86,10 +80,13 @@ class Attention(nn.Module):
             default: H.
         head_dim: width E of a head; default: D / H, which must then be whole.
         scale: of the scores; default: 1 / √E.
-        window: keys that a query of a causal layer sees, its own counted; default: all.
+        window: keys that a query of a causal layer sees, its own counted; in an encoder keys less
+            than this many positions away on either side; default: all.
+        softcap: bound of the scores (see `attend`); default: none.
+        position: a position scheme: rotary (`parts/rotary.py`), or one that adds to the scores
+            (`parts/relative.py`); layers may share it. Default: positions come with the embeddings.
         dropout: on the attention weights, in training only.
-        bias: whether the query, key and value projections have a bias.
-        out_bias: whether the output projection has one.
+        out_bias: whether the output projection has a bias.
     """
 
     def __init__(
@@ -101,8 +98,9 @@ class Attention(nn.Module):
         head_dim: int | None = None,
         scale: float | None = None,
         window: int | None = None,
+        softcap: float | None = None,
+        position: nn.Module | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
         out_bias: bool = True,
     ) -> None:
         super().__init__()
@@ -113,11 +111,156 @@ class Attention(nn.Module):
             raise ValueError(f"num_heads {num_heads} is not divisible by num_kv_heads {groups}")
         self.num_heads, self.num_kv_heads = num_heads, groups
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
-        self.scale, self.window = scale, window
-        width = num_heads * self.head_dim
-        self.qkv = nn.Linear(d_model, sum(self.split_sizes), bias=bias)
-        self.out = nn.Linear(width, d_model, bias=out_bias)
+        self.scale, self.window, self.softcap = scale, window, softcap
+        self.position = position
+        self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=out_bias)
         self.dropout = Dropout(dropout)
+
+    def _split(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B H T E"]:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _merge(
+        self, heads: Float[Tensor, "N H T E"], visible: Visibility
+    ) -> Float[Tensor, "N T D"]:
+        """The output projection; zeros for queries that may attend to nothing."""
+        out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        # After the projection, whose bias would otherwise reach them.
+        return out if visible.real is None else out * visible.real[..., None]
+
+    def _attend_by_source(
+        self,
+        query: Float[Tensor, "N H T E"],
+        key: Float[Tensor, "B G K E"],
+        value: Float[Tensor, "B G K E"],
+        visible: Visibility,
+    ) -> Float[Tensor, "N H T E"]:
+        """Rows that share keys become further queries of these keys, which are not copied."""
+        rows, sources, length = query.size(0), key.size(0), query.size(2)
+        if rows == sources:
+            return self._attend_all(query, key, value, visible)
+        query = query.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)
+        heads = self._attend_all(query, key, value, visible)
+        return heads.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
+
+    def _attend_all(
+        self, query: Tensor, key: Tensor, value: Tensor, visible: Visibility
+    ) -> Float[Tensor, "B H T E"]:
+        """Attention over all keys, or block by block where a window leaves most of them out."""
+        if self.window is not None and visible.is_sequence:
+            return self._attend_blocks(query, key, value, visible)
+        fused = not self._forms_weights(query)
+        plain = self.position_scores is None and self.window is None
+        if fused and plain and visible.is_causal_alone:
+            repeats = self.num_heads // self.num_kv_heads
+            if repeats > 1:
+                key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
+            dropout = self.dropout.p if self.training else 0.0
+            return attend_fused(query, key, value, None, dropout, self.scale, causal=True)
+        return self._attend(query, key, value, visible, None)
+
+    def _attend_blocks(
+        self, query: Tensor, key: Tensor, value: Tensor, visible: Visibility
+    ) -> Float[Tensor, "B H T E"]:
+        """Each block of queries with the keys that its window reaches: linear in the length."""
+        assert self.window is not None
+        total, size = query.size(2), max(self.window, _LOCAL_QUERIES)
+        if total <= size:
+            return self._attend(query, key, value, visible, None)
+        keys, values = key.split(size, dim=2), value.split(size, dim=2)
+        heads = []
+        for index, part in enumerate(query.split(size, dim=2)):
+            rows = range(index * size, index * size + part.size(2))
+            stop = rows.stop if visible.causal else min(total, rows.stop + self.window - 1)
+            reach = range(max(0, rows.start - self.window + 1), stop)
+            key, value = _join(keys, reach), _join(values, reach)
+            heads.append(self._attend(part, key, value, visible, (rows, reach)))
+        return torch.cat(heads, dim=2)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        visible: Visibility,
+        part: tuple[range, range] | None,
+    ) -> Tensor:
+        """Both paths; query heads that share a key head are further queries of that head."""
+        length, repeats = query.size(2), self.num_heads // self.num_kv_heads
+        forms_weights = self._forms_weights(query)
+        dtype = query.dtype
+        bias = visible.bias(
+            torch.promote_types(dtype, torch.float32) if forms_weights else dtype,
+            scheme=self.position_scores,
+            window=self.window,
+            repeats=repeats,
+            part=part,
+        )
+        if repeats > 1:
+            query = query.unflatten(1, (-1, repeats)).flatten(2, 3)
+        if forms_weights:
+            heads, _ = attend(query, key, value, bias, self.dropout, self.scale, self.softcap)
+        else:
+            dropout = self.dropout.p if self.training else 0.0
+            heads = attend_fused(query, key, value, bias, dropout, self.scale)
+        return heads if repeats == 1 else heads.unflatten(2, (repeats, length)).flatten(1, 2)
+
+    @property
+    def position_scores(self) -> nn.Module | None:
+        """The position scheme, where it is one that adds to the scores."""
+        return None if isinstance(self.position, RotaryPositions) else self.position
+
+    def _forms_weights(self, query: Tensor) -> bool:
+        """Whether to run plain products: on a CPU when training, and for capped scores.
+
+        There the fused kernel's backward pass is slow in 16 bits, and has no kernel of its own with
+        dropout; in fp32 without dropout it is faster but less exact (docs/log.md).
+        """
+        trains = query.requires_grad and torch.is_grad_enabled()
+        return self.softcap is not None or (query.device.type == "cpu" and trains)
+
+
+class Attention(MultiHead):
+    """Self-attention. One matrix holds its input projections, ((H + 2G)·E, D): query, key, value.
+
+    Args:
+        bias: whether that matrix has a bias.
+        query_norm, key_norm: over the width of each head, before the rotation (Qwen 3, Gemma 3);
+            default: none.
+
+    Others as of `MultiHead`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        position: nn.Module | None = None,
+        query_norm: nn.Module | None = None,
+        key_norm: nn.Module | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__(
+            d_model,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            position=position,
+            dropout=dropout,
+            out_bias=out_bias,
+        )
+        self.qkv = nn.Linear(d_model, sum(self.split_sizes), bias=bias)
+        self.query_norm, self.key_norm = query_norm, key_norm
 
     @property
     def split_sizes(self) -> tuple[int, int, int]:
@@ -126,184 +269,108 @@ class Attention(nn.Module):
         return self.num_heads * self.head_dim, of_keys, of_keys
 
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S D"] | None = None,
-        *,
-        mask: AttentionMask | Tensor | None = None,
-        rotation: Rotation | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """What each query gathers; zeros for a query that may attend to nothing.
+        self, x: Float[Tensor, "N T D"], visible: Visibility, cache: LayerCache | None = None
+    ) -> Float[Tensor, "N T D"]:
+        """Attention output; zero where no key is visible.
 
         Args:
-            mask: bool, True = may attend, broadcastable to (B, H, T, K).
-            rotation: of queries and keys, for rotary positions.
-            cache: for self-attention while decoding: the keys and values of `x` are added to it and
-                attention runs over all that it holds.
+            visible: what each token may attend to.
+            cache: the keys and values of `x` are written to it, and attention is over all it holds.
         """
-        mask = AttentionMask.of(mask)
-        query, key, value = self.project(x, memory, rotation)
+        query, key, value = self.project(x, visible)
         if cache is not None:
             key, value = cache.update(key, value)
-        return self._merge(self._gather(query, key, value, mask), mask)
+        return self._merge(self._attend_by_source(query, key, value, visible), visible)
 
     def with_weights(
-        self,
-        x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S D"] | None = None,
-        *,
-        mask: AttentionMask | Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T K"]]:
+        self, x: Float[Tensor, "B T D"], visible: Visibility
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T T"]]:
         """What `forward` gives, and the attention weights: for looking inside."""
-        mask = AttentionMask.of(mask)
-        query, key, value = self.project(x, memory, rotation)
-        if self.window is not None:
-            assert mask is not None, "a sliding window is said by a mask rule"
-            mask = mask.within(self.window)
-        key, value = (
-            t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (key, value)
-        )
-        bias = None if mask is None else mask.bias(_at_least_fp32(query))
-        heads, weights = attend(query, key, value, bias, self.dropout, self.scale)
-        if mask is not None and mask.rows is not None:
-            weights = weights * mask.rows
-        return self._merge(heads, mask), weights
+        query, key, value = self.project(x, visible)
+        repeats = self.num_heads // self.num_kv_heads
+        key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        bias = visible.bias(dtype, scheme=self.position_scores, window=self.window)
+        heads, weights = attend(query, key, value, bias, self.dropout, self.scale, self.softcap)
+        if visible.real is not None:
+            weights = weights * visible.real[:, None, :, None]
+        return self._merge(heads, visible), weights
 
-    def attend_to(
+    def project(
+        self, x: Float[Tensor, "N T D"], visible: Visibility
+    ) -> tuple[Float[Tensor, "N H T E"], Float[Tensor, "N G T E"], Float[Tensor, "N G T E"]]:
+        """Queries, keys and values of `x`, split into heads; normalised and rotated where asked."""
+        heads, groups = self.num_heads, self.num_kv_heads
+        both, value = self._split(self.qkv(x)).split([heads + groups, groups], dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = both.split([heads, groups], dim=1)
+            both = torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
+        if isinstance(self.position, RotaryPositions):
+            both = rotate(both, visible.rotation(self.position))
+        query, key = both.split([heads, groups], dim=1)
+        return query, key, value
+
+
+class CrossAttention(MultiHead):
+    """Attention to a source: `q` (H·E, D) projects the target, `kv` (2·G·E, D) the source.
+
+    Args:
+        bias: whether these two have a bias.
+
+    Others as of `MultiHead`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__(
+            d_model,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=scale,
+            dropout=dropout,
+            out_bias=out_bias,
+        )
+        self.q = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
+        self.kv = nn.Linear(d_model, 2 * self.num_kv_heads * self.head_dim, bias=bias)
+
+    def forward(
         self,
         x: Float[Tensor, "N T D"],
-        keys: Float[Tensor, "B G S E"],
-        values: Float[Tensor, "B G S E"],
-        *,
-        mask: AttentionMask | Tensor | None = None,
+        visible: Visibility,
+        memory: Float[Tensor, "B S D"] | None = None,
+        projected: tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """Cross-attention over keys and values that were projected before (`project_memory`).
+        """Attention output; zero where nothing of the source is visible.
 
-        N may be a multiple of B: the N / B beams of a source stand side by side in `x`, and are
-        given to the product as further queries of that source, so that its keys and values are
-        never copied. `mask` is (B, 1, 1, S): what of the source may be looked at.
+        Args:
+            visible: what of the source each token may attend to.
+            memory: states of the sources; or
+            projected: their keys and values, by `project_memory`. N may be a multiple of B: the
+                beams of a source are then adjacent.
         """
-        mask = AttentionMask.of(mask)
-        rows, length, width = x.shape
-        x = x.reshape(keys.size(0), -1, width)
-        heads = self._gather(self._project_query(x), keys, values, mask)
-        return self._merge(heads, mask).reshape(rows, length, width)
+        if projected is None:
+            assert memory is not None, "give the source's states, or its keys and values"
+            projected = self.project_memory(memory)
+        query = self._split(self.q(x))
+        return self._merge(self._attend_by_source(query, *projected, visible), visible)
 
     def project_memory(
         self, memory: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]:
         """Keys and values of a source, computed once for a whole decoding."""
-        start, bias = self.split_sizes[0], self.qkv.bias
-        both = F.linear(memory, self.qkv.weight[start:], None if bias is None else bias[start:])
-        key, value = self._split(both).chunk(2, dim=1)
+        key, value = self._split(self.kv(memory)).chunk(2, dim=1)
         return key, value
-
-    def project(
-        self,
-        x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S D"] | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]:
-        """Queries of `x`, keys and values of `memory` (or of `x` itself), split into heads."""
-        if memory is not None:
-            assert rotation is None, "a source has no place on the target's line"
-            return self._project_query(x), *self.project_memory(memory)
-        heads, groups = self.num_heads, self.num_kv_heads
-        turned, value = self._split(self.qkv(x)).split([heads + groups, groups], dim=1)
-        if rotation is not None:
-            turned = rotate(turned, rotation)
-        query, key = turned.split([heads, groups], dim=1)
-        return query, key, value
-
-    def _project_query(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T E"]:
-        stop, bias = self.split_sizes[0], self.qkv.bias
-        return self._split(
-            F.linear(x, self.qkv.weight[:stop], None if bias is None else bias[:stop])
-        )
-
-    def _gather(
-        self,
-        query: Float[Tensor, "B H T E"],
-        key: Float[Tensor, "B G K E"],
-        value: Float[Tensor, "B G K E"],
-        mask: AttentionMask | None,
-    ) -> Float[Tensor, "B H T E"]:
-        """Attention over all keys, or window by window."""
-        if self.window is None:
-            return self._gather_all(query, key, value, mask)
-        assert mask is not None, "a sliding window is said by a mask rule"
-        mask = mask.within(self.window)
-        assert mask.rule is not None
-        size = max(self.window, _LOCAL_QUERIES)
-        if query.size(2) <= size:
-            rows = range(query.size(2))
-            seen = mask.rule.reach(rows)
-            key, value = (t[:, :, seen.start : seen.stop] for t in (key, value))
-            return self._attend(query, key, value, _part_of(mask, rows, seen))
-        keys, values = key.split(size, dim=2), value.split(size, dim=2)
-        gathered = []
-        for index, part in enumerate(query.split(size, dim=2)):
-            rows = range(index * size, index * size + part.size(2))
-            seen = mask.rule.reach(rows)
-            key, value = _join(keys, seen), _join(values, seen)
-            gathered.append(self._attend(part, key, value, _part_of(mask, rows, seen)))
-        return torch.cat(gathered, dim=2)
-
-    def _gather_all(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask | None
-    ) -> Tensor:
-        if mask is None:
-            return self._attend(query, key, value, lambda dtype: None)
-        if mask.is_causal_alone and not self._forms_weights(query):
-            repeats = self.num_heads // self.num_kv_heads
-            key, value = (
-                t if repeats == 1 else t.repeat_interleave(repeats, dim=1) for t in (key, value)
-            )
-            dropout = self.dropout.p if self.training else 0.0
-            return attend_fused(query, key, value, None, dropout, self.scale, causal=True)
-        return self._attend(query, key, value, mask.bias)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias_of: _BiasOf) -> Tensor:
-        """Both paths; query heads that share a key head are further queries of that head."""
-        length, repeats = query.size(2), self.num_heads // self.num_kv_heads
-        forms_weights = self._forms_weights(query)
-        bias = bias_of(_at_least_fp32(query) if forms_weights else query.dtype)
-        if repeats > 1:
-            query = query.unflatten(1, (-1, repeats)).flatten(2, 3)
-            bias = _for_groups(bias, repeats, length)
-        if forms_weights:
-            heads, _ = attend(query, key, value, bias, self.dropout, self.scale)
-        else:
-            dropout = self.dropout.p if self.training else 0.0
-            heads = attend_fused(query, key, value, bias, dropout, self.scale)
-        return heads if repeats == 1 else heads.unflatten(2, (repeats, length)).flatten(1, 2)
-
-    def _split(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B H T E"]:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-    def _merge(
-        self, heads: Float[Tensor, "B H T E"], mask: AttentionMask | None
-    ) -> Float[Tensor, "B T D"]:
-        rows = None if mask is None else mask.rows
-        if rows is not None and rows.size(1) > 1:  # a mask that differs by head
-            heads = heads * rows
-        out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
-        # After the projection, whose bias would otherwise reach queries that attend to nothing.
-        return out if rows is None else out * rows.any(1)
-
-    def _forms_weights(self, query: Tensor) -> bool:
-        """Whether to run plain products: on a CPU when training.
-
-        There the fused kernel's backward pass is slow in 16 bits, and has no kernel of its own with
-        dropout; in fp32 without dropout it is faster but less exact (docs/log.md).
-        """
-        return query.device.type == "cpu" and query.requires_grad and torch.is_grad_enabled()
-
-
-def _at_least_fp32(query: Tensor) -> torch.dtype:
-    return torch.promote_types(query.dtype, torch.float32)
 
 
 def _join(pieces: Sequence[Tensor], places: range) -> Tensor:
@@ -318,17 +385,3 @@ def _join(pieces: Sequence[Tensor], places: range) -> Tensor:
         for index in range(places.start // size, -(-places.stop // size))
     ]
     return found[0] if len(found) == 1 else torch.cat(found, dim=2)
-
-
-def _part_of(mask: AttentionMask, rows: range, columns: range) -> _BiasOf:
-    return lambda dtype: mask.part_bias(rows, columns, dtype)
-
-
-def _for_groups(bias: Tensor | None, repeats: int, length: int) -> Tensor | None:
-    """A bias (#B, #H, #T, K) for (B, G, H/G · T, K) scores."""
-    if bias is None or (bias.size(1) == 1 and bias.size(2) == 1):
-        return bias
-    bias = bias.expand(-1, -1, length, -1)
-    if bias.size(1) == 1:
-        return bias.repeat(1, 1, repeats, 1)
-    return bias.unflatten(1, (-1, repeats)).flatten(2, 3)

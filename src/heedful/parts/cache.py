@@ -1,157 +1,217 @@
-"""What one decoding remembers: keys and values of every layer, made and held by the caller."""
+"""What a decoding remembers: keys and values of every layer, made and held by the caller."""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.errors import UserError
-from heedful.parts.masks import AttentionMask, MaskRule
+from heedful.parts.tokens import Span, Tokens
+from heedful.parts.visibility import Visibility
+
+FREE = 2**31 - 1  # position of a slot that holds nothing: after every query, so that none sees it
 
 
-class Cache:
-    """Self-attention keys and values of N rows and, for two stacks, those of their B sources.
+class LayerCache(NamedTuple):
+    """One layer's keys and values, and the slots that a pass writes to."""
 
-    The capacity is fixed when it is made. N is a multiple of B: the N / B beams of a source stand
-    side by side, and share its cross-attention keys and values, which are kept once.
-
-    Args:
-        shape: (L, G, E): layers, key/value heads of each, and their width.
-        rows: N.
-        capacity: most tokens that a row will hold, padding on its left counted.
-        like: a tensor whose type and device the keys and values have.
-        starts: (N,), how many tokens of each row are padding on its left; default: none are.
-        cross: for each layer keys and values of the sources.
-        source_mask: which source positions may be attended to.
-
-    Attributes:
-        length: () int64 tensor, how many tokens every row holds (for positions and masks that must
-            not be constants of a compiled step). `filled` is the same number on the host.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        *,
-        rows: int,
-        capacity: int,
-        like: Tensor,
-        starts: Int[Tensor, "N"] | None = None,
-        cross: list[tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]] | None = None,
-        source_mask: Bool[Tensor, "B 1 1 S"] | None = None,
-    ) -> None:
-        layers, groups, width = shape
-        self.capacity = capacity
-        self.filled = 0
-        self.length = torch.zeros((), dtype=torch.int64, device=like.device)
-        self.starts = starts
-        self.cross = cross or []
-        self.source_mask = AttentionMask.of(source_mask)
-        # One tensor for all layers: a reorder is then one gather instead of two a layer.
-        self._store = torch.zeros(
-            layers, 2, rows, groups, capacity, width, dtype=like.dtype, device=like.device
-        )
-
-    @property
-    def rows(self) -> int:
-        """N, hypotheses decoded side by side."""
-        return self._store.size(2)
-
-    def layer(self, index: int) -> "LayerCache":
-        """The view that layer `index` writes its keys and values to."""
-        return LayerCache(self, index)
-
-    def positions(self, count: int) -> Int[Tensor, "N count"] | None:
-        """Positions of the next `count` tokens; None where they are the same in every row."""
-        if self.starts is None:
-            return None
-        places = torch.arange(self.filled, self.filled + count, device=self.starts.device)
-        return (places - self.starts[:, None]).clamp(min=0)
-
-    def mask(self, count: int) -> AttentionMask:
-        """What the next `count` tokens may attend to: those before them that are not padding."""
-        keys, real = self.filled + count, None
-        if self.starts is not None:
-            real = torch.arange(keys, device=self.starts.device) >= self.starts[:, None]
-        rule = MaskRule(
-            count,
-            keys,
-            causal=True,
-            real_keys=real,
-            real_queries=None if real is None else real[:, self.filled :],
-        )
-        return AttentionMask(rule, device=self.length.device)
-
-    def advance(self, count: int) -> None:
-        """Every layer has added its `count` new tokens."""
-        self.filled += count
-        self.length += count
-
-    def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens of every row."""
-        assert 0 <= length <= self.filled, (length, self.filled)
-        self.filled = length
-        self.length.fill_(length)
-
-    def reorder(self, rows: Int[Tensor, "M"]) -> None:
-        """New row i is old row rows[i], in all layers, sources included.
-
-        M rows may be fewer (finished sentences leave) or more (a start is copied for its beams).
-        Rows of a source stand side by side; where they are not equally many for each (one sample
-        of a source ends before another), every row gets its own copy of the source.
-        """
-        if self.cross:
-            self._reorder_sources(rows)
-        if self.starts is not None:
-            self.starts = self.starts.index_select(0, rows)
-        used = self._store[..., : self.filled, :].index_select(2, rows)
-        if rows.numel() != self.rows:
-            shape = list(self._store.shape)
-            shape[2] = rows.numel()
-            self._store = self._store.new_zeros(shape)
-        self._store[..., : self.filled, :] = used
-
-    def _reorder_sources(self, rows: Int[Tensor, "M"]) -> None:
-        sources_before = self.cross[0][0].size(0)
-        owners = rows // (self.rows // sources_before)
-        kept, counts = owners.unique_consecutive(return_counts=True)
-        if not bool((counts == counts[:1]).all()):
-            kept = owners
-        if kept.numel() == sources_before and torch.equal(
-            kept, torch.arange(sources_before, device=kept.device)
-        ):
-            return
-        self.cross = [(k.index_select(0, kept), v.index_select(0, kept)) for k, v in self.cross]
-        if self.source_mask is not None:
-            assert self.source_mask.allowed is not None
-            self.source_mask = AttentionMask(self.source_mask.allowed.index_select(0, kept))
-
-
-class LayerCache:
-    """One layer's part of a `Cache`."""
-
-    def __init__(self, cache: Cache, index: int) -> None:
-        self._cache = cache
-        self._index = index
-
-    @property
-    def cross(self) -> tuple[Tensor, Tensor]:
-        """This layer's keys and values of the sources, (B, G, S, E) each."""
-        return self._cache.cross[self._index]
-
-    @property
-    def source_mask(self) -> AttentionMask | None:
-        """Which source positions may be attended to, (B, 1, 1, S)."""
-        return self._cache.source_mask
+    keys: Float[Tensor, "B C G E"]
+    values: Float[Tensor, "B C G E"]
+    slots: Int[Tensor, "n"]
+    cross: tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]] | None
 
     def update(
         self, keys: Float[Tensor, "N G T E"], values: Float[Tensor, "N G T E"]
-    ) -> tuple[Float[Tensor, "N G K E"], Float[Tensor, "N G K E"]]:
-        """Add T new keys and values, and get all K so far."""
-        cache = self._cache
-        end = cache.filled + keys.size(2)
-        if end > cache.capacity:
-            raise UserError(f"{end} tokens do not fit a cache made for {cache.capacity}")
-        mine = cache._store[self._index]
-        mine[0, :, :, cache.filled : end] = keys
-        mine[1, :, :, cache.filled : end] = values
-        return mine[0, :, :, :end], mine[1, :, :, :end]
+    ) -> tuple[Float[Tensor, "B G C E"], Float[Tensor, "B G C E"]]:
+        """Write the keys and values of new tokens; returns all that the layer holds."""
+        for store, new in ((self.keys, keys), (self.values, values)):
+            rows = new.transpose(1, 2).flatten(0, 1).flatten(1)
+            store.view(-1, rows.size(1)).index_copy_(0, self.slots, rows.to(store.dtype))
+        return self.keys.transpose(1, 2), self.values.transpose(1, 2)
+
+
+class Pass(NamedTuple):
+    """What a stack needs to take new tokens through its layers."""
+
+    layers: list[LayerCache]
+    visible: Visibility
+    across: Visibility | None
+
+
+@dataclass
+class Cache:
+    """Keys and values of B texts with W beams each and, for two stacks, of their B sources.
+
+    All its state is tensors of fixed shape, written in place, so that a step can be compiled. The
+    beams of a text share one pool of slots, in which every token is written once: a beam is the set
+    of slots that it sees, and following another beam changes that set alone. So no key is ever
+    copied, and a prompt is stored once for all its beams. Rows N = B · W, beams side by side.
+
+    Attributes:
+        keys, values: of each layer, (B, C + 1, G, E); the last slot takes what must not be written.
+        positions: (B, C + 1), position of the token in each slot; `FREE` where there is none.
+        used: (B,), slots in use.
+        seen: (B, W, C + 1), which slots belong to the text of each beam.
+        cross_keys, cross_values: of each layer, (B, G, S, E); empty for one stack.
+        source_real: (B, S), False at the padding of sources; None: there is none.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    positions: Int[Tensor, "B C"]
+    used: Int[Tensor, "B"]
+    seen: Bool[Tensor, "B W C"]
+    cross_keys: list[Tensor] = field(default_factory=list)
+    cross_values: list[Tensor] = field(default_factory=list)
+    source_real: Bool[Tensor, "B S"] | None = None
+
+    @classmethod
+    def empty(
+        cls,
+        shapes: list[tuple[int, int]],
+        num_sources: int,
+        capacity: int,
+        beams: int,
+        like: Tensor,
+    ) -> "Cache":
+        """`shapes`: key heads G and head width E of each layer; `like` has its type and device."""
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=like.device)
+
+        size = capacity + 1
+        return cls(
+            [zeros(num_sources, size, *shape, dtype=like.dtype) for shape in shapes],
+            [zeros(num_sources, size, *shape, dtype=like.dtype) for shape in shapes],
+            zeros(num_sources, size, dtype=torch.int64).fill_(FREE),
+            zeros(num_sources, dtype=torch.int64),
+            zeros(num_sources, beams, size, dtype=torch.bool),
+        )
+
+    @staticmethod
+    def capacity_for(prefix: int, new: int, beams: int = 1) -> int:
+        """Slots for `prefix` tokens that beams share and `new` tokens of each of them."""
+        return prefix + new * beams
+
+    @property
+    def num_sources(self) -> int:
+        """B, texts decoded side by side."""
+        return self.used.size(0)
+
+    @property
+    def beams(self) -> int:
+        """W, of each text."""
+        return self.seen.size(1)
+
+    @property
+    def capacity(self) -> int:
+        """C, tokens that a text's beams may have together."""
+        return self.positions.size(1) - 1
+
+    def begin(self, tokens: Tokens) -> Pass:
+        """Give slots to new tokens: of B rows, which all beams of a text share, or of B · W rows.
+
+        Padding is given none. The layers then write to them in turn.
+        """
+        rows, length = tokens.ids.shape
+        beams = rows // self.num_sources
+        assert rows in (self.num_sources, self.num_sources * self.beams), (rows, self.beams)
+        span = Span(tokens.positions.expand(rows, length), tokens.real)
+        queries = Span(*(None if t is None else t.reshape(self.num_sources, -1) for t in span))  # type: ignore[arg-type]
+        slots = self._take_slots(queries)
+        allowed = None
+        if self.beams > 1:
+            own = slots.view(self.num_sources, beams, length).expand(-1, self.beams, -1)
+            self.seen.scatter_(2, own, True)
+            if beams > 1:
+                allowed = self.seen if length == 1 else self.seen.repeat_interleave(length, 1)
+        visible = Visibility(
+            queries, Span(self.positions), causal=True, allowed=allowed, tokens=span
+        )
+        across = None
+        if self.cross_keys:
+            places = torch.arange(self.cross_keys[0].size(2), device=self.used.device)[None]
+            sources = Span(places, self.source_real)
+            across = Visibility(queries, sources, causal=False, tokens=span, rows_per_source=beams)
+        return Pass(self._layers(slots), visible, across)
+
+    def follow(self, parents: Int[Tensor, "B W"]) -> None:
+        """Beam w of text b goes on from its former beam parents[b, w]."""
+        self.seen = self.seen.gather(1, parents[..., None].expand_as(self.seen))
+
+    def select(self, sources: Int[Tensor, "M"]) -> "Cache":
+        """Only these texts, for example those that go on."""
+
+        def of(tensor: Tensor) -> Tensor:
+            return tensor.index_select(0, sources)
+
+        return Cache(
+            [of(store) for store in self.keys],
+            [of(store) for store in self.values],
+            of(self.positions),
+            of(self.used),
+            of(self.seen),
+            [of(store) for store in self.cross_keys],
+            [of(store) for store in self.cross_values],
+            None if self.source_real is None else of(self.source_real),
+        )
+
+    def grow(self, capacity: int) -> "Cache":
+        """The same with a larger capacity."""
+        shapes = [(store.size(2), store.size(3)) for store in self.keys]
+        grown = Cache.empty(shapes, self.num_sources, capacity, self.beams, self.keys[0])
+        size = self.capacity  # without the last slot, which holds nothing
+        for large, small in zip(
+            [*grown.keys, *grown.values], [*self.keys, *self.values], strict=True
+        ):
+            large[:, :size] = small[:, :size]
+        grown.positions[:, :size] = self.positions[:, :size]
+        grown.seen[:, :, :size] = self.seen[:, :, :size]
+        return replace(
+            grown,
+            used=self.used,
+            cross_keys=self.cross_keys,
+            cross_values=self.cross_values,
+            source_real=self.source_real,
+        )
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens of every text; for one beam."""
+        assert self.beams == 1, self.beams
+        self.used.clamp_(max=length)
+        self.positions[:, length:] = FREE
+
+    def put(self, rows: Int[Tensor, "M"], other: "Cache") -> None:
+        """Texts `rows` leave, and those of `other`, of the same capacity, take their places."""
+        for mine, new in zip(self._tensors(), other._tensors(), strict=True):
+            mine.index_copy_(0, rows, new)
+
+    def _take_slots(self, new: Span) -> Int[Tensor, "B n"]:
+        """The slot of each new token; padding shares the last."""
+        used, count = self.used[:, None], new.positions.size(1)
+        if new.real is None:
+            slots = used + torch.arange(count, device=used.device)
+            self.used.add_(count)
+            self.positions.scatter_(1, slots, new.positions)
+            return slots
+        counts = new.real.cumsum(1)
+        slots = torch.where(new.real, used + counts - 1, self.capacity)
+        self.used.add_(counts[:, -1])
+        self.positions.scatter_(1, slots, torch.where(new.real, new.positions, FREE))
+        return slots
+
+    def _layers(self, slots: Int[Tensor, "B n"]) -> list[LayerCache]:
+        first = torch.arange(self.num_sources, device=slots.device) * (self.capacity + 1)
+        flat = (first[:, None] + slots).flatten()
+        cross = list(zip(self.cross_keys, self.cross_values, strict=True))
+        return [
+            LayerCache(keys, values, flat, cross[index] if cross else None)
+            for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True))
+        ]
+
+    def _tensors(self) -> list[Tensor]:
+        """All tensors; each has the texts in its first dimension."""
+        real = [] if self.source_real is None else [self.source_real]
+        stores = [*self.keys, *self.values, *self.cross_keys, *self.cross_values]
+        return [*stores, self.positions, self.used, self.seen, *real]

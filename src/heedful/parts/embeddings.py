@@ -1,9 +1,11 @@
-"""From token ids to vectors."""
+"""From tokens to vectors."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.parts.dropout import Dropout
+from heedful.parts.positions import check_length
+from heedful.parts.tokens import Tokens
 
 
 class TokenEmbedding(nn.Module):
@@ -11,7 +13,8 @@ class TokenEmbedding(nn.Module):
 
     Args:
         tokens: the (V, D) embedding; the same object may serve other embeddings and the output.
-        positions: a module of `parts/positions.py`.
+        positions: a module of `parts/positions.py`; None: positions are known inside attention.
+        max_length: tokens of the longest text; a longer one is refused.
         scale: √D in the paper, whose embeddings are drawn with standard deviation 1/√D, so that
             they enter at the size of the position table; 1 in most later models.
         norm: over the sum, as in BERT and BART; default: none.
@@ -21,8 +24,9 @@ class TokenEmbedding(nn.Module):
     def __init__(
         self,
         tokens: nn.Embedding,
-        positions: nn.Module,
+        positions: nn.Module | None,
         *,
+        max_length: int,
         scale: float = 1.0,
         dropout: float = 0.0,
         norm: nn.Module | None = None,
@@ -31,23 +35,27 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.tokens = tokens
         self.positions = positions
+        self.max_length = max_length
         self.scale = scale
         self.types = types
         self.norm = nn.Identity() if norm is None else norm
         self.dropout = Dropout(dropout)
 
     def forward(
-        self,
-        ids: Int[Tensor, "B T"],
-        start: int = 0,
-        positions: Int[Tensor, "#B T"] | None = None,
-        types: Int[Tensor, "B T"] | None = None,
+        self, tokens: Tokens, types: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """`start`: position of the first column; `positions`: explicit ones (left padding).
+        """`types`: which of two texts each token is of; default: the first.
 
-        `types`: which of two texts each token is of; default: the first.
+        Raises UserError for a text that is longer than `max_length`. A row may be wider, where
+        padding or other texts stand beside it; only then are the positions looked at.
         """
-        x = self.tokens(ids) * self.scale + self.positions(ids.size(1), start, positions)
+        if tokens.ids.size(1) > self.max_length:
+            check_length(tokens.longest(), self.max_length)
+        x = self.tokens(tokens.ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.positions is not None:
+            x = x + self.positions(tokens.positions)
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
         return self.dropout(self.norm(x))

@@ -6,59 +6,80 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import ACTIVATIONS, Activation
 
 
-class OutputProjection(nn.Module):
-    """Logits scale · x Wᵀ + b of the next token.
+class Scale(nn.Module):
+    """Multiplies by a number: 1/√D where T5's embedding is also its output."""
 
-    Args:
-        weight: (V, D); may be an embedding's (Press and Wolf 2017).
-        bias: (V,), as Marian has it; default: none.
-        scale: 1/√D where T5's embedding is also its output; default: 1.
-    """
-
-    def __init__(self, weight: Tensor, *, bias: Tensor | None = None, scale: float = 1.0) -> None:
+    def __init__(self, factor: float) -> None:
         super().__init__()
-        self.weight = weight
-        self.bias = bias
-        self.scale = scale
+        self.factor = factor
 
-    def states(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        """What `weight` and `bias` are applied to: losses that never form all logits start here."""
-        return x if self.scale == 1.0 else x * self.scale
-
-    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        return nn.functional.linear(self.states(x), self.weight, self.bias)
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return x * self.factor
 
 
-class MaskedTokenHead(OutputProjection):
-    """BERT's head for masked tokens: norm(act(x W + b)) Eᵀ + c (Devlin et al. 2019, their code).
+class MaskedTokenTransform(nn.Module):
+    """norm(act(x W + b)), before BERT's output for masked tokens (Devlin et al. 2019, their code).
 
     Args:
-        weight: (V, D), the embedding's where tied.
-        bias: (V,).
         norm: over the transformed states.
-        activation: of the transform.
     """
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor,
-        norm: nn.Module,
-        activation: Activation = "gelu",
-    ) -> None:
-        super().__init__(weight, bias=bias)
-        width = weight.size(-1)
-        self.transform = nn.Linear(width, width)
+    def __init__(self, d_model: int, norm: nn.Module, activation: Activation = "gelu") -> None:
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
         self.activation = ACTIVATIONS[activation]
         self.norm = norm
 
-    def states(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        return self.norm(self.activation(self.transform(x)))
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return self.norm(self.activation(self.dense(x)))
+
+
+class OutputHead(nn.Module):
+    """Logits of the vocabulary's entries: transform(x) Wᵀ + b.
+
+    Args:
+        out: (V, D); its weight may be an embedding's (Press and Wolf 2017). It is called, never
+            read, unless it is a plain `nn.Linear` (`head_loss`).
+        transform: of the states before it; default: none.
+        softcap: logits z become softcap · tanh(z / softcap) (Gemma 2); default: they do not.
+    """
+
+    def __init__(
+        self, out: nn.Linear, transform: nn.Module | None = None, softcap: float | None = None
+    ) -> None:
+        super().__init__()
+        self.transform = nn.Identity() if transform is None else transform
+        self.out = out
+        self.softcap = softcap
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        return self.logits(self.transform(x))
+
+    def logits(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits of states that `transform` has been applied to."""
+        logits = self.out(x)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class MaskedTokenHead(OutputHead):
+    """An `OutputHead` whose logits are of the token that stands at a place, not of the next one."""
+
+
+def tied_linear(weight: Tensor, *, bias: bool = False, tied: bool = True) -> nn.Linear:
+    """The (V, D) output of a net: with an embedding's own weight, or one of its size."""
+    size, width = weight.shape
+    like = {"device": weight.device, "dtype": weight.dtype}
+    out: nn.Linear = skip_init(nn.Linear, width, size, bias=bias, **like)
+    if tied:
+        assert isinstance(weight, nn.Parameter)
+        out.weight = weight
+    return out
 
 
 POOL_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
@@ -84,8 +105,8 @@ class ClassificationHead(nn.Module):
         self.dense = nn.Linear(d_model, d_model)
         self.activation = POOL_ACTIVATIONS[activation]
         self.dropout = Dropout(dropout)
-        self.out = nn.Linear(d_model, num_labels)
+        self.labels = nn.Linear(d_model, num_labels)
 
     def forward(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         hidden = self.activation(self.dense(self.input_dropout(x)))
-        return self.out(self.dropout(hidden))
+        return self.labels(self.dropout(hidden))

@@ -4,8 +4,11 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from heedful.parts.heads import OutputHead
 
 # Rows of logits formed at once: 512 rows of a 10,000-word vocabulary are 20 MB of fp32, which
 # stays in a desktop processor's last cache.
@@ -43,6 +46,47 @@ def cross_entropy(
         loss = (1 - label_smoothing) * nll + label_smoothing * uniform
     correct = (logits.argmax(-1) == targets).sum()
     return LossSum(loss, nll.detach(), correct, targets.numel())
+
+
+def head_loss(
+    head: OutputHead,
+    states: Float[Tensor, "N D"],
+    targets: Int[Tensor, "N"],
+    *,
+    label_smoothing: float = 0.0,
+    count_correct: bool = False,
+) -> LossSum:
+    """`cross_entropy(head(states), targets)` without ever holding the (N, V) logits.
+
+    A plain output matrix is read by the fused kernel below. One that was wrapped or replaced is
+    called, a chunk of rows at a time, and once more on the way back.
+    """
+    hidden = head.transform(states)
+    if type(head.out) is nn.Linear and head.softcap is None and not _is_hooked(head.out):
+        return linear_cross_entropy(
+            hidden,
+            head.out.weight,
+            targets,
+            head.out.bias,
+            label_smoothing=label_smoothing,
+            count_correct=count_correct,
+        )
+    found = [
+        checkpoint(_chunk_sums, head, x, target, label_smoothing, use_reentrant=False)
+        for x, target in zip(hidden.split(_LEAST_ROWS), targets.split(_LEAST_ROWS), strict=True)
+    ]
+    loss, nll, correct = (torch.stack(column).sum() for column in zip(*found, strict=True))
+    return LossSum(loss, nll.detach(), correct, targets.numel())
+
+
+def _chunk_sums(
+    head: OutputHead, x: Tensor, targets: Tensor, label_smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return cross_entropy(head.logits(x), targets, label_smoothing=label_smoothing)[:3]
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def linear_cross_entropy(
@@ -87,9 +131,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk = max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
         want = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden = torch.empty_like(hidden) if want else None
-        grad_weight = torch.zeros_like(weight) if want else None
+        # Summed in fp32 at least: chunks would vanish in a 16-bit weight's own type.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if want else None
         grad_bias = torch.zeros_like(bias) if want and bias is not None else None
-        loss, nll = hidden.new_zeros(2, dtype=torch.float64)
+        sums = torch.float32 if hidden.device.type == "mps" else torch.float64
+        loss, nll = hidden.new_zeros(2, dtype=sums)
         correct = targets.new_zeros(()) if count_correct else targets.new_full((), -1)
         for start in range(0, targets.numel(), chunk):
             part = slice(start, start + chunk)
@@ -117,7 +164,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad = grad.to(dtype)
             grad_hidden[part] = grad @ matrix
             grad_weight += grad.T @ x
-        ctx.grads = (grad_hidden, grad_weight, grad_bias)
+        ctx.grads = (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            grad_bias,
+        )
         nll = nll.float()
         # For reporting only, and kept by callers: neither may hold the gradients in memory.
         ctx.mark_non_differentiable(nll, correct)

@@ -1,8 +1,4 @@
-"""Position schemes that are added to the embeddings. Each is a small value that builds its module.
-
-Every module gives (1 or B, T, D), what is to be added at each position, and refuses positions past
-the longest sequence that it was built for.
-"""
+"""Position schemes that are added to the embeddings: each a small value that builds its module."""
 
 import math
 from dataclasses import dataclass
@@ -20,39 +16,19 @@ class PositionTable(nn.Module):
     weight: Tensor
     offset = 0
 
-    def forward(
-        self, length: int, start: int = 0, positions: Int[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "#B T D"]:
-        """Rows start … start + length - 1, or those of explicit `positions` (left padding)."""
-        check_positions(length, start, positions, self.weight.size(0) - self.offset)
-        start += self.offset
-        if positions is None:
-            return self.weight[start : start + length].unsqueeze(0)
-        return self.weight[positions + self.offset]
+    def forward(self, positions: Int[Tensor, "#B T"]) -> Float[Tensor, "#B T D"]:
+        """The rows of the positions."""
+        rows = positions + self.offset
+        if positions.size(1) > self.weight.size(0) - self.offset:  # the padding's may lie beyond
+            rows = rows.clamp(max=self.weight.size(0) - 1)
+        return nn.functional.embedding(rows, self.weight)
 
 
-class _Nowhere(nn.Module):
-    """No position information; only the length is checked."""
+class SinusoidalTable(PositionTable):
+    """Not saved: it follows from its shape. A buffer, so that it moves with the model."""
 
-    nothing: Tensor
-
-    def __init__(self, max_length: int) -> None:
-        super().__init__()
-        self.max_length = max_length
-        # A buffer, so that what is added is on the device and of the type of the model.
-        self.register_buffer("nothing", torch.zeros(1, 1, 1), persistent=False)
-
-    def forward(
-        self, length: int, start: int = 0, positions: Int[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "#B #T #D"]:
-        check_positions(length, start, positions, self.max_length)
-        return self.nothing
-
-
-class _Fixed(PositionTable):
     def __init__(self, table: Tensor) -> None:
         super().__init__()
-        # Not saved: it follows from its shape. A buffer, so that it moves with the model.
         self.register_buffer("weight", table, persistent=False)
 
 
@@ -81,7 +57,7 @@ class Sinusoidal:
         table = sinusoidal_table(max_length, width, self.base)
         if self.halves:
             table = torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
-        return _Fixed(table)
+        return SinusoidalTable(table)
 
 
 @dataclass(frozen=True)
@@ -101,11 +77,10 @@ class Learned:
 
 @dataclass(frozen=True)
 class NoPositions:
-    """None: order is known only through the causal mask."""
+    """None: order is known inside attention alone."""
 
-    def build(self, max_length: int, width: int) -> nn.Module:
-        """A module that adds nothing."""
-        return _Nowhere(max_length)
+    def build(self, max_length: int, width: int) -> None:
+        """Nothing is added."""
 
 
 Positions = Sinusoidal | Learned | NoPositions
@@ -126,22 +101,6 @@ def sinusoidal_table(
     table[:, 0::2] = angles.sin()
     table[:, 1::2] = angles[:, : width // 2].cos()
     return table
-
-
-def check_positions(
-    length: int, start: int, positions: Int[Tensor, "#B T"] | None, max_length: int
-) -> None:
-    """Refuse a position that the model has none for.
-
-    A row may be wider than the longest text where padding or other texts stand before a token:
-    then its own position counts. It is looked at only there, as it may be on an accelerator.
-    """
-    if start + length <= max_length:
-        return
-    if positions is not None and positions.numel():
-        check_length(int(positions.max()) + 1, max_length)
-    else:
-        check_length(start + length, max_length)
 
 
 def check_length(length: int, max_length: int) -> None:

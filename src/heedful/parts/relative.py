@@ -1,30 +1,17 @@
-"""Position schemes that add to the scores of attention what the distance of two tokens is worth.
+"""Position schemes that add scores to those of attention: what the distance of two tokens is worth.
 
-Each is a small value that builds a module; one module serves all layers of a stack, and is asked
-once a forward pass.
+Each is a small value that builds a module for an `Attention`; layers may share one module.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.masks import Scores, key_distances
-from heedful.parts.rotary import Rotary, Rotation
-
-
-@runtime_checkable
-class RelativePositions(Protocol):
-    """What a stack asks of its position scheme: a rotation of queries and keys, or scores."""
-
-    def __call__(
-        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
-    ) -> tuple[Rotation | None, Scores | None]:
-        """For the `queries` tokens that stand last of `keys`; `like` tells device and type."""
+from heedful.parts.rotary import Rotary
 
 
 @dataclass(frozen=True)
@@ -36,7 +23,7 @@ class Alibi:
 
     def build(self, num_heads: int, head_dim: int, *, causal: bool) -> nn.Module:
         """A module without weights."""
-        return _Linear(num_heads)
+        return AlibiBias(num_heads)
 
 
 @dataclass(frozen=True)
@@ -54,7 +41,7 @@ class RelativeBuckets:
 
     def build(self, num_heads: int, head_dim: int, *, causal: bool) -> nn.Module:
         """A module with a (num_buckets, num_heads) table."""
-        return BucketScores(self, num_heads, causal=causal)
+        return RelativePositionBias(self, num_heads, causal=causal)
 
 
 RelativeScheme = Rotary | Alibi | RelativeBuckets
@@ -72,8 +59,8 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, "{num_heads}"]:
 
 
 def relative_buckets(
-    distances: Int[Tensor, "T K"], *, num_buckets: int, max_distance: int, causal: bool
-) -> Int[Tensor, "T K"]:
+    distances: Int[Tensor, "*n"], *, num_buckets: int, max_distance: int, causal: bool
+) -> Int[Tensor, "*n"]:
     """The bucket of each distance query - key (Raffel et al. 2020, as in the authors' code).
 
     Distances below a quarter of the buckets (causal: below half) have one each; beyond, buckets
@@ -93,26 +80,22 @@ def relative_buckets(
     return offset + torch.where(distances < exact, distances, wide)
 
 
-class _Linear(nn.Module):
+class AlibiBias(nn.Module):
+    """The scores of `Alibi`."""
+
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.table = alibi_slopes(num_heads)  # no buffer, for the reasons of `RotaryPositions`
+        self.slopes = alibi_slopes(num_heads)  # no buffer, for the reasons of `RotaryPositions`
 
     def forward(
-        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
-    ) -> tuple[None, Scores]:
-        if self.table.device != like.device:
-            self.table = self.table.to(like.device)
-        offset, device = keys - queries, like.device
-
-        def of(rows: range, columns: range) -> Tensor:
-            distances = key_distances(rows, columns, offset, device)
-            return -self.table[None, :, None, None] * distances.abs()
-
-        return None, Scores(of, queries, keys)
+        self, queries: Int[Tensor, "#B t"], keys: Int[Tensor, "#B k"]
+    ) -> Float[Tensor, "#B H t k"]:
+        """Of the positions of queries and keys."""
+        distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
+        return -self.slopes.to(queries.device)[:, None, None] * distance
 
 
-class BucketScores(nn.Module):
+class RelativePositionBias(nn.Module):
     """The learned scores of `RelativeBuckets`; `weight` is (num_buckets, H)."""
 
     def __init__(self, scheme: RelativeBuckets, num_heads: int, *, causal: bool) -> None:
@@ -128,17 +111,13 @@ class BucketScores(nn.Module):
         self.weight = nn.Parameter(torch.empty(scheme.num_buckets, num_heads))
 
     def forward(
-        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
-    ) -> tuple[None, Scores]:
-        offset, device = keys - queries, like.device
-
-        def of(rows: range, columns: range) -> Tensor:
-            buckets = relative_buckets(
-                key_distances(rows, columns, offset, device),
-                num_buckets=self.scheme.num_buckets,
-                max_distance=self.scheme.max_distance,
-                causal=self.causal,
-            )
-            return self.weight[buckets].permute(2, 0, 1)[None]
-
-        return None, Scores(of, queries, keys)
+        self, queries: Int[Tensor, "#B t"], keys: Int[Tensor, "#B k"]
+    ) -> Float[Tensor, "#B H t k"]:
+        """Of the positions of queries and keys."""
+        buckets = relative_buckets(
+            queries[:, :, None] - keys[:, None, :],
+            num_buckets=self.scheme.num_buckets,
+            max_distance=self.scheme.max_distance,
+            causal=self.causal,
+        )
+        return self.weight[buckets].permute(0, 3, 1, 2)

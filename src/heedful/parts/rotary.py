@@ -156,17 +156,12 @@ class RotaryPositions(nn.Module):
         # Not a buffer: `net.to(bfloat16)` would round it, and `to_empty` leave it without a value.
         self.table = frequencies
 
-    def forward(
-        self, queries: int, keys: int, positions: Int[Tensor, "#B T"] | None, like: Tensor
-    ) -> tuple[Rotation, None]:
-        """The rotation of the `queries` tokens that stand last of `keys`, or at `positions`."""
-        if positions is None:
-            positions = torch.arange(keys - queries, keys, device=like.device)[None]
-        if self.table.device != like.device:
-            self.table = self.table.to(like.device)
+    def forward(self, positions: Int[Tensor, "#B T"]) -> Rotation:
+        """The rotation of tokens at these positions."""
+        if self.table.device != positions.device:
+            self.table = self.table.to(positions.device)
         angles = positions[:, None, :, None].float() * self.table
-        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
-        return Rotation(cos, sin, self.layout), None
+        return Rotation(angles.cos() * self.factor, angles.sin() * self.factor, self.layout)
 
 
 def _frequencies(base: float, width: int) -> Float[Tensor, "e"]:

@@ -13,6 +13,7 @@ from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy
+from heedful.parts.tokens import Tokens
 from heedful.tasks.masking import example_rng
 
 
@@ -46,7 +47,7 @@ def text_states(net: EncoderOnly, batch: LabelledBatch) -> Float[Tensor, "B T D"
     types, table = batch.segments, net.embedding.types
     if types is not None and table is not None:
         types = types.clamp(max=table.num_embeddings - 1)
-    return net.hidden(batch.ids, batch.lengths, types=types)
+    return net.encode(Tokens.of(batch.ids, batch.lengths), types)
 
 
 def label_logits(net: EncoderOnly, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B C"]:

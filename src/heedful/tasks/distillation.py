@@ -22,9 +22,9 @@ from heedful.data.sequences import LabelledBatch
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.heads import ClassificationHead, OutputProjection
+from heedful.parts.heads import ClassificationHead, OutputHead
 from heedful.parts.losses import LossSum, cross_entropy
-from heedful.parts.masks import padding_mask
+from heedful.parts.tokens import Tokens, padding_mask
 from heedful.tasks.classification import text_states
 from heedful.tasks.masked_lm import MaskedBatch, token_states
 from heedful.zoo.saved import weights_of
@@ -116,7 +116,8 @@ def distilled_pairs(
 
     def read(model: nn.Module) -> Tensor:
         assert isinstance(model, EncoderDecoder)
-        return model.hidden(batch.src, batch.tgt_in, batch.src_lengths, batch.tgt_lengths)[real]
+        source = Tokens.of(batch.src, batch.src_lengths)
+        return model.states(source, Tokens.of(batch.tgt_in, batch.tgt_lengths))[real]
 
     return distilled_loss(
         net, teacher, read, batch.tgt_out[real], settings, label_smoothing=label_smoothing
@@ -136,7 +137,7 @@ def distilled_windows(
 
     def read(model: nn.Module) -> Tensor:
         assert isinstance(model, DecoderOnly)
-        return model.hidden(batch.ids, batch.lengths, documents=batch.documents)[scored]
+        return model.decode(Tokens.of(batch.ids, batch.lengths, segments=batch.documents))[scored]
 
     return distilled_loss(
         net, teacher, read, batch.targets[scored], settings, label_smoothing=label_smoothing
@@ -246,6 +247,6 @@ def _num_classes(net: nn.Module) -> int:
     """How many logits the head gives."""
     head = net.head
     if isinstance(head, ClassificationHead):
-        return head.out.out_features
-    assert isinstance(head, OutputProjection), type(head)
-    return head.weight.size(0)
+        return head.labels.out_features
+    assert isinstance(head, OutputHead), type(head)
+    return head.out.out_features

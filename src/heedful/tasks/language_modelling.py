@@ -2,7 +2,8 @@
 
 from heedful.data.packing import PackedBatch
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.losses import LossSum, linear_cross_entropy
+from heedful.parts.losses import LossSum, head_loss
+from heedful.parts.tokens import Tokens
 
 
 def window_loss(
@@ -13,12 +14,11 @@ def window_loss(
     count_correct: bool = False,
 ) -> LossSum:
     """Each scored target from the tokens before it in its own document."""
-    states = net.hidden(batch.ids, batch.lengths, documents=batch.documents)
-    return linear_cross_entropy(
-        net.head.states(states[batch.scored]),
-        net.head.weight,
+    states = net.decode(Tokens.of(batch.ids, batch.lengths, segments=batch.documents))
+    return head_loss(
+        net.head,
+        states[batch.scored],
         batch.targets[batch.scored],
-        net.head.bias,
         label_smoothing=label_smoothing,
         count_correct=count_correct,
     )

@@ -13,7 +13,8 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import MaskedTokenHead
-from heedful.parts.losses import LossSum, linear_cross_entropy
+from heedful.parts.losses import LossSum, head_loss
+from heedful.parts.tokens import Tokens
 from heedful.tasks.masking import Masking, example_rng, mask_ids
 
 
@@ -92,7 +93,7 @@ def mask_id_of(tokenizer: Tokenizer) -> int:
 
 def token_states(net: EncoderOnly, batch: MaskedBatch) -> Float[Tensor, "B T D"]:
     """The encoder's states of a batch: what the loss is formed of."""
-    return net.hidden(batch.ids, batch.lengths)
+    return net.encode(Tokens.of(batch.ids, batch.lengths))
 
 
 def masked_loss(
@@ -113,11 +114,10 @@ def masked_loss(
     assert isinstance(net.head, MaskedTokenHead), type(net.head)
     if states is None:
         states = token_states(net, batch)
-    return linear_cross_entropy(
-        net.head.states(states[batch.selected]),
-        net.head.weight,
+    return head_loss(
+        net.head,
+        states[batch.selected],
         batch.targets,
-        net.head.bias,
         label_smoothing=label_smoothing,
         count_correct=count_correct,
     )

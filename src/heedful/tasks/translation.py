@@ -2,8 +2,8 @@
 
 from heedful.data.batches import PairBatch
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.losses import LossSum, linear_cross_entropy
-from heedful.parts.masks import padding_mask
+from heedful.parts.losses import LossSum, head_loss
+from heedful.parts.tokens import Tokens, padding_mask
 
 
 def pair_loss(
@@ -17,13 +17,13 @@ def pair_loss(
 
     Padding never reaches the output projection: logits are formed at real targets only.
     """
-    states = net.hidden(batch.src, batch.tgt_in, batch.src_lengths, batch.tgt_lengths)
+    source = Tokens.of(batch.src, batch.src_lengths)
+    states = net.states(source, Tokens.of(batch.tgt_in, batch.tgt_lengths))
     real = padding_mask(batch.tgt_lengths, batch.tgt_in.size(1))
-    return linear_cross_entropy(
-        net.head.states(states[real]),
-        net.head.weight,
+    return head_loss(
+        net.head,
+        states[real],
         batch.tgt_out[real],
-        net.head.bias,
         label_smoothing=label_smoothing,
         count_correct=count_correct,
     )

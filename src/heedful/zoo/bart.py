@@ -18,7 +18,7 @@ from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.feedforward import Activation, Mlp
 from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
@@ -78,8 +78,8 @@ def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
     net = encoder_decoder(
         config,
-        Learned(OFFSET),
         *stacks(config),
+        positions=Learned(OFFSET),
         tie="all",
         bias=True,
         norm=LayerNorm(),
@@ -91,12 +91,9 @@ def build(config: Config) -> EncoderDecoder:
 
 def stacks(config: Config) -> tuple[Stack, Stack]:
     """The encoder and the decoder of 2017."""
-    width = config.d_model
+    width, dropout = config.d_model, config.attention_dropout
 
     def one(num_layers: int, num_heads: int, d_ff: int, *, cross: bool) -> Stack:
-        def attention(layer: int = 0) -> Attention:
-            return Attention(width, num_heads, dropout=config.attention_dropout)
-
         def feedforward() -> nn.Module:
             return Mlp(width, d_ff, config.activation, dropout=config.activation_dropout)
 
@@ -105,8 +102,8 @@ def stacks(config: Config) -> tuple[Stack, Stack]:
             width=width,
             residual=PostNorm,
             norm=LayerNorm(),
-            attention=attention,
-            cross=attention if cross else None,
+            attention=lambda layer: Attention(width, num_heads, dropout=dropout),
+            cross=(lambda: CrossAttention(width, num_heads, dropout=dropout)) if cross else None,
             feedforward=feedforward,
             dropout=config.dropout,
         )
@@ -164,17 +161,17 @@ HF = HfFormat(
 def hf_names(config: Config, *, shared: bool = True) -> Names:
     """Hugging Face tensor names; `shared`: source and target have one matrix."""
     names = [Name("src_embedding.tokens", "model.shared")] if shared else []
-    names.append(Name("head.bias", "final_logits_bias", row=True))
+    names.append(Name("head.out.bias", "final_logits_bias", row=True))
     for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
         theirs = f"model.{side}"
         names += layer_names(embedding, theirs, HF_EMBEDDING)
         names += layer_names(f"{side}.blocks.{{i}}", f"{theirs}.layers.{{i}}", HF_LAYER)
-    names.append(Name("head.weight", "lm_head.weight"))
+    names.append(Name("head.out.weight", "lm_head.weight"))
     return Names(
         names,
         prefix="model.",
         buffers=r"(model\.)?(encoder|decoder)\.version",
-        optional=r"head\.bias",  # base models' files lack it
+        optional=r"head\.out\.bias",  # base models' files lack it
     )
 
 
@@ -187,7 +184,8 @@ HF_LAYER = {
     "self_attention.sublayer.qkv": "self_attn.{q,k,v}_proj",
     "self_attention.sublayer.out": "self_attn.out_proj",
     "self_attention.norm": "self_attn_layer_norm",
-    "cross_attention.sublayer.qkv": "encoder_attn.{q,k,v}_proj",
+    "cross_attention.sublayer.q": "encoder_attn.q_proj",
+    "cross_attention.sublayer.kv": "encoder_attn.{k,v}_proj",
     "cross_attention.sublayer.out": "encoder_attn.out_proj",
     "cross_attention.norm": "encoder_attn_layer_norm",
     "feedforward.sublayer.up": "fc1",

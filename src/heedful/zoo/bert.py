@@ -129,11 +129,11 @@ def hf_names(config: Config) -> Names:
     """
     heads = {
         "mlm": {
-            "head.transform": "cls.predictions.transform.dense",
-            "head.norm": "cls.predictions.transform.LayerNorm",
+            "head.transform.dense": "cls.predictions.transform.dense",
+            "head.transform.norm": "cls.predictions.transform.LayerNorm",
         }
         | output_names(config, "cls.predictions"),
-        "classify": {"head.dense": "bert.pooler.dense", "head.out": "classifier"},
+        "classify": {"head.dense": "bert.pooler.dense", "head.labels": "classifier"},
     }
     unused = r"bert\.pooler\.dense|cls\.(predictions(\..+)?|seq_relationship)|classifier"
     return encoder_names(config, "bert", ("encoder.layer.{i}", HF_LAYER), heads, unused)
@@ -145,8 +145,8 @@ def output_names(config: Config, theirs: str) -> dict[str, str]:
     They keep the bias twice. Tied, both are one; untied, the one beside the matrix is added, and
     the other is a weight that nothing reads.
     """
-    first = {"head.bias": f"{theirs}.bias"} if config.tie_embeddings else {}
-    return first | {"head": f"{theirs}.decoder"}
+    first = {"head.out.bias": f"{theirs}.bias"} if config.tie_embeddings else {}
+    return first | {"head.out": f"{theirs}.decoder"}
 
 
 def encoder_names(

@@ -1,10 +1,10 @@
 """Assembly that the papers share: embeddings, stacks of blocks, heads, whole families."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
@@ -13,7 +13,13 @@ from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Activation, Mlp
-from heedful.parts.heads import ClassificationHead, MaskedTokenHead, OutputProjection
+from heedful.parts.heads import (
+    ClassificationHead,
+    MaskedTokenHead,
+    MaskedTokenTransform,
+    OutputHead,
+    tied_linear,
+)
 from heedful.parts.norms import LayerNorm, Norm
 from heedful.parts.positions import Positions
 from heedful.parts.residual import PostNorm, Residual
@@ -27,9 +33,9 @@ def stack(
     width: int,
     residual: type[Residual],
     norm: Norm,
-    attention: Callable[[int], Attention],
+    attention: Callable[[int], nn.Module],
     feedforward: Callable[[], nn.Module],
-    cross: Callable[[], Attention] | None = None,
+    cross: Callable[[], nn.Module] | None = None,
     dropout: float = 0.0,
     final_norm: bool = False,
     **more: Any,
@@ -60,30 +66,31 @@ def stack(
     return Stack(blocks, norm.build(width) if final_norm else None, **more)
 
 
-def embed(config: Any, tokens: nn.Embedding, positions: Positions, **more: Any) -> TokenEmbedding:
+def embed(
+    config: Any, tokens: nn.Embedding, positions: Positions | None, **more: Any
+) -> TokenEmbedding:
     """Tokens and positions of a Config; `more`: of `TokenEmbedding`."""
-    table = positions.build(config.max_length, config.d_model)
-    return TokenEmbedding(tokens, table, dropout=config.dropout, **more)
+    length = config.max_length
+    table = None if positions is None else positions.build(length, config.d_model)
+    return TokenEmbedding(tokens, table, max_length=length, dropout=config.dropout, **more)
 
 
-def output_head(
-    tokens: nn.Embedding, *, tied: bool, bias: bool = False, scale: float = 1.0
-) -> OutputProjection:
-    """The matrix of logits, the embedding's own where tied; to be initialised."""
-    weight, added = _output(tokens, tied, bias)
-    return OutputProjection(weight, bias=added, scale=scale)
+def decoder_only(
+    config: Any,
+    decoder: Stack,
+    *,
+    positions: Positions | None = None,
+    output: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
+) -> DecoderOnly:
+    """One stack between `vocab_size` embeddings and logits, tied where the Config says so.
 
-
-def _output(tokens: nn.Embedding, tied: bool, bias: bool) -> tuple[Tensor, Tensor | None]:
-    weight = tokens.weight if tied else nn.Parameter(torch.empty_like(tokens.weight))
-    return weight, nn.Parameter(weight.new_empty(weight.size(0))) if bias else None
-
-
-def decoder_only(config: Any, positions: Positions, decoder: Stack) -> DecoderOnly:
-    """One stack between `vocab_size` embeddings and logits, tied where the Config says so."""
+    `positions`: of the embeddings; default: attention has its own. `output`: further arguments of
+    `OutputHead`; `more`: of `TokenEmbedding`.
+    """
     tokens = nn.Embedding(config.vocab_size, config.d_model)
-    head = output_head(tokens, tied=config.tie_embeddings)
-    return DecoderOnly(embed(config, tokens, positions), decoder, head)
+    head = OutputHead(tied_linear(tokens.weight, tied=config.tie_embeddings), **output)
+    return DecoderOnly(embed(config, tokens, positions, **more), decoder, head)
 
 
 def encoder_only(
@@ -117,10 +124,10 @@ def encoder_only(
     )
     head: MaskedTokenHead | ClassificationHead | None = None
     if config.head == "mlm":
-        weight, bias = _output(tokens, config.tie_embeddings, True)
-        assert bias is not None
+        out = tied_linear(tokens.weight, bias=True, tied=config.tie_embeddings)
         activation = head_activation or config.activation
-        head = MaskedTokenHead(weight, bias, norm.build(width), activation)
+        transform = MaskedTokenTransform(width, norm.build(width), activation)
+        head = MaskedTokenHead(out, transform)
     elif config.head == "classify":
         dropout = classifier_dropout(config)
         head = ClassificationHead(width, config.num_labels, dropout=dropout, **classifier or {})
@@ -136,13 +143,13 @@ def classifier_dropout(config: Any) -> float:
 
 def encoder_decoder(
     config: Any,
-    positions: Positions,
     encoder: Stack,
     decoder: Stack,
     *,
+    positions: Positions | None = None,
     tie: Tying | Literal["embeddings"],
     bias: bool = False,
-    output_scale: float = 1.0,
+    transform: nn.Module | None = None,
     norm: LayerNorm | None = None,
     **more: Any,
 ) -> EncoderDecoder:
@@ -151,7 +158,7 @@ def encoder_decoder(
     Args:
         tie: none; embeddings: source and target share one matrix; decoder: target and output; all.
         bias: on the logits.
-        output_scale: of the states that the output matrix reads.
+        transform: of the states that the output matrix reads; default: none.
         norm: over the embeddings; default: none.
         more: of `TokenEmbedding`.
     """
@@ -163,5 +170,6 @@ def encoder_decoder(
         built = norm.build(config.d_model) if norm is not None else None
         return embed(config, tokens, positions, norm=built, **more)
 
-    head = output_head(tgt, tied=tie in ("decoder", "all"), bias=bias, scale=output_scale)
+    out = tied_linear(tgt.weight, bias=bias, tied=tie in ("decoder", "all"))
+    head = OutputHead(out, transform)
     return EncoderDecoder(side(src), encoder, side(tgt), decoder, head)

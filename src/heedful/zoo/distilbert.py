@@ -74,8 +74,9 @@ def build(config: Config) -> EncoderOnly:
     return net
 
 
-def _fix(positions: nn.Module) -> None:
+def _fix(positions: nn.Module | None) -> None:
     """Sinusoids that stay: a parameter all the same, since their files hold the table."""
+    assert positions is not None
     table = positions.get_parameter("weight")
     with torch.no_grad():
         table.copy_(sinusoidal_table(*table.shape))
@@ -107,11 +108,11 @@ def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
     heads = {
         "mlm": {
-            "head.transform": "vocab_transform",
-            "head.norm": "vocab_layer_norm",
-            "head": "vocab_projector",
+            "head.transform.dense": "vocab_transform",
+            "head.transform.norm": "vocab_layer_norm",
+            "head.out": "vocab_projector",
         },
-        "classify": {"head.dense": "pre_classifier", "head.out": "classifier"},
+        "classify": {"head.dense": "pre_classifier", "head.labels": "classifier"},
     }
     unused = r"vocab_(transform|layer_norm|projector)|(pre_)?classifier"
     return encoder_names(config, "distilbert", ("transformer.layer.{i}", HF_LAYER), heads, unused)

@@ -71,7 +71,7 @@ def build(config: Config) -> DecoderOnly:
         feedforward=lambda: Mlp(width, config.d_ff or 4 * width, config.activation),
         dropout=config.dropout,
     )
-    net = decoder_only(config, Learned(), blocks)
+    net = decoder_only(config, blocks, positions=Learned())
     init_weights(net, normal(0.02))
     return net
 
@@ -108,7 +108,7 @@ def hf_names(config: Config) -> Names:
             Name("embedding.tokens", "transformer.tokens_embed"),
             Name("embedding.positions", "transformer.positions_embed"),
             *layer_names("decoder.blocks.{i}", "transformer.h.{i}", HF_LAYER, transposed=True),
-            Name("head", "lm_head"),
+            Name("head.out", "lm_head"),
         ],
         prefix="transformer.",
         buffers=r"transformer\.(h\.\d+\.attn\.bias|position_ids)",

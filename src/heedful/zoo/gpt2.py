@@ -68,7 +68,7 @@ def build(config: Config) -> DecoderOnly:
         dropout=dropout,
         final_norm=True,
     )
-    net = decoder_only(config, Learned(), blocks)
+    net = decoder_only(config, blocks, positions=Learned())
     init_weights(net, normal(0.02))
     shrink_residuals(net)
     return net
@@ -100,7 +100,7 @@ def hf_names(config: Config) -> Names:
             Name("embedding.positions", "transformer.wpe"),
             *layer_names(*layers, transposed=True, zero_bias=True),
             Name("decoder.final_norm", "transformer.ln_f", zero_bias=True),
-            Name("head", "lm_head"),
+            Name("head.out", "lm_head"),
         ],
         prefix="transformer.",
         buffers=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",

@@ -95,7 +95,7 @@ def build(config: Config) -> DecoderOnly:
         dropout=config.dropout,
         final_norm=True,
     )
-    net = decoder_only(config, Learned(), blocks)
+    net = decoder_only(config, blocks, positions=Learned())
     init_weights(net, normal(0.02))
     shrink_residuals(net)
     return net
@@ -174,7 +174,7 @@ def hf_names(config: Config) -> Names:
             Name("embedding.positions", "transformer.wpe"),
             *layer_names("decoder.blocks.{i}", "transformer.h.{i}", layer),
             Name("decoder.final_norm", "transformer.ln_f"),
-            Name("head", "lm_head"),
+            Name("head.out", "lm_head"),
         ],
         prefix="transformer.",
         buffers=r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)",

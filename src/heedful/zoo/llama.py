@@ -33,7 +33,6 @@ from heedful.parts.attention import Attention
 from heedful.parts.feedforward import Gate, Gated
 from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import RMSNorm
-from heedful.parts.positions import NoPositions
 from heedful.parts.residual import PreNorm
 from heedful.parts.rotary import Layout
 from heedful.zoo.build import decoder_only, stack
@@ -147,6 +146,7 @@ def build(config: Config) -> DecoderOnly:
 
 def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> DecoderOnly:
     """LLaMA or a descendant; `attention`: further arguments of `Attention`."""
+    position = _positions(config)
     blocks = stack(
         config.num_layers,
         width=config.d_model,
@@ -157,6 +157,7 @@ def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> Decod
             config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            position=position,
             dropout=config.attention_dropout,
             **{"bias": False, "out_bias": False} | attention,
         ),
@@ -165,9 +166,8 @@ def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> Decod
         ),
         dropout=config.dropout,
         final_norm=True,
-        relative=_positions(config),
     )
-    net = decoder_only(config, NoPositions(), blocks)
+    net = decoder_only(config, blocks)
     init_weights(net, normal(0.02))
     shrink_residuals(net)
     return net
@@ -193,10 +193,11 @@ def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, An
     if config.rope_layout == "half":  # type: ignore[attr-defined]
         return net, config
     net, config = copy.deepcopy(net), replace(config, rope_layout="half")  # type: ignore[type-var]
-    net.decoder.relative = _positions(config)
+    position = _positions(config)
     for block in net.decoder.blocks:
         attention = block.self_attention.sublayer  # type: ignore[union-attr]
         assert isinstance(attention, Attention)
+        attention.position = position
         for joint in (attention.qkv.weight, attention.qkv.bias):
             if joint is not None:
                 query, key, _ = joint.split(attention.split_sizes)
@@ -259,7 +260,7 @@ def hf_names(config: Base) -> Names:
             Name("embedding.tokens", "model.embed_tokens"),
             *layer_names("decoder.blocks.{i}", "model.layers.{i}", HF_LAYER),
             Name("decoder.final_norm", "model.norm"),
-            Name("head", "lm_head"),
+            Name("head.out", "lm_head"),
         ],
         prefix="model.",
         buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",

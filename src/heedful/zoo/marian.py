@@ -65,8 +65,8 @@ def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
     net = encoder_decoder(
         config,
-        Sinusoidal(halves=True),
         *bart.stacks(config),
+        positions=Sinusoidal(halves=True),
         tie=config.tie_embeddings,
         bias=True,
         scale=math.sqrt(config.d_model) if config.scale_embeddings else 1.0,

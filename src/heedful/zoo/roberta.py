@@ -94,9 +94,12 @@ HF = replace(
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names. The pooler of their files was never trained."""
     heads = {
-        "mlm": {"head.transform": "lm_head.dense", "head.norm": "lm_head.layer_norm"}
+        "mlm": {
+            "head.transform.dense": "lm_head.dense",
+            "head.transform.norm": "lm_head.layer_norm",
+        }
         | bert.output_names(config, "lm_head"),
-        "classify": {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"},
+        "classify": {"head.dense": "classifier.dense", "head.labels": "classifier.out_proj"},
     }
     unused = r"roberta\.pooler\.dense|lm_head(\..+)?|classifier\.(dense|out_proj)"
     layer = "encoder.layer.{i}", bert.HF_LAYER

@@ -19,7 +19,7 @@ from heedful.zoo import architecture
 
 WEIGHTS = "model.safetensors"
 # Names of tensors with a row for each entry of the vocabulary.
-OF_WORDS = r"(.*embedding\.tokens\.weight|head\.(weight|bias))"
+OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:

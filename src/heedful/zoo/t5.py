@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import Activation, Gate, feedforward
+from heedful.parts.heads import Scale
 from heedful.parts.init import init_weights
 from heedful.parts.norms import RMSNorm
-from heedful.parts.positions import NoPositions
-from heedful.parts.relative import BucketScores, RelativeBuckets
+from heedful.parts.relative import RelativeBuckets, RelativePositionBias
 from heedful.parts.residual import PreNorm
 from heedful.zoo.build import encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
@@ -131,11 +131,10 @@ def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
     net = encoder_decoder(
         config,
-        NoPositions(),
         _stack(config, config.num_encoder_layers, is_decoder=False),
         _stack(config, config.num_decoder_layers, is_decoder=True),
         tie="all" if config.tie_embeddings else "embeddings",
-        output_scale=config.d_model**-0.5 if config.tie_embeddings else 1.0,
+        transform=Scale(config.d_model**-0.5) if config.tie_embeddings else None,
     )
     init_weights(net, partial(init_weight, d_model=config.d_model))
     _shrink_queries(net)
@@ -153,7 +152,7 @@ def init_weight(module: nn.Module, name: str, parameter: Tensor, *, d_model: int
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(parameter)
     else:
-        width = d_model if isinstance(module, BucketScores) else parameter.size(1)
+        width = d_model if isinstance(module, RelativePositionBias) else parameter.size(1)
         nn.init.normal_(parameter, std=width**-0.5)
 
 
@@ -163,29 +162,28 @@ def _shrink_queries(net: nn.Module) -> None:
     for module in net.modules():
         if isinstance(module, Attention):
             module.qkv.weight[: module.split_sizes[0]] /= math.sqrt(module.head_dim)
+        elif isinstance(module, CrossAttention):
+            module.q.weight /= math.sqrt(module.head_dim)
 
 
 def _stack(config: Config, num_layers: int, *, is_decoder: bool) -> Stack:
     width, dropout = config.d_model, config.dropout
-    sizes = {"head_dim": config.head_dim, "scale": 1.0, "bias": False, "out_bias": False}
-
-    def attention(layer: int = 0) -> Attention:
-        return Attention(width, config.num_heads, dropout=dropout, **sizes)  # type: ignore[arg-type]
-
+    sizes: dict[str, Any] = {"d_model": width, "num_heads": config.num_heads, "dropout": dropout}
+    sizes |= {"head_dim": config.head_dim, "scale": 1.0, "bias": False, "out_bias": False}
     scheme = RelativeBuckets(config.num_buckets, config.max_distance)
+    position = scheme.build(config.num_heads, config.head_dim, causal=is_decoder)
     return stack(
         num_layers,
         width=width,
         residual=PreNorm,
         norm=RMSNorm(config.norm_eps),
-        attention=attention,
-        cross=attention if is_decoder else None,
+        attention=lambda layer: Attention(**sizes, position=position),
+        cross=(lambda: CrossAttention(**sizes)) if is_decoder else None,
         feedforward=lambda: feedforward(
             width, config.d_ff, config.activation, dropout=dropout, bias=False
         ),
         dropout=dropout,
         final_norm=True,
-        relative=scheme.build(config.num_heads, config.head_dim, causal=is_decoder),
         final_dropout=Dropout(dropout),
     )
 
@@ -234,7 +232,7 @@ def hf_names(config: Config) -> Names:
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
         names += [
             Name(f"{embedding}.tokens", f"{side}.embed_tokens"),
-            Name(f"{side}.relative", first),
+            Name(f"{side}.blocks.0.self_attention.sublayer.position", first),
             Name(f"{side}.final_norm", f"{side}.final_layer_norm"),
         ]
         up = "{wi_0,wi_1}" if config.activation in get_args(Gate) else "wi"
@@ -244,7 +242,8 @@ def hf_names(config: Config) -> Names:
             "self_attention.sublayer.qkv": "0.SelfAttention.{q,k,v}",
             "self_attention.sublayer.out": "0.SelfAttention.o",
             "cross_attention.norm": "1.layer_norm",
-            "cross_attention.sublayer.qkv": "1.EncDecAttention.{q,k,v}",
+            "cross_attention.sublayer.q": "1.EncDecAttention.q",
+            "cross_attention.sublayer.kv": "1.EncDecAttention.{k,v}",
             "cross_attention.sublayer.out": "1.EncDecAttention.o",
             "feedforward.norm": f"{last}.layer_norm",
             "feedforward.sublayer.up": f"{last}.DenseReluDense.{up}",
@@ -252,7 +251,7 @@ def hf_names(config: Config) -> Names:
         }
         names += layer_names(f"{side}.blocks.{{i}}", f"{side}.block.{{i}}.layer", modules)
     return Names(
-        [*names, Name("head", "lm_head")],
+        [*names, Name("head.out", "lm_head")],
         copies={} if config.tie_embeddings else {"lm_head.weight": "shared.weight"},
         # In the first files; no version of the model looks at it.
         unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",

@@ -17,7 +17,7 @@ from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.feedforward import Activation, Mlp
 from heedful.parts.init import init_weights
 from heedful.parts.norms import LayerNorm
@@ -94,9 +94,9 @@ def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
     net = encoder_decoder(
         config,
-        POSITIONS[config.positions],
         _stack(config, config.num_encoder_layers, cross=False),
         _stack(config, config.num_decoder_layers, cross=True),
+        positions=POSITIONS[config.positions],
         tie=config.tie_embeddings,
         scale=math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
     )
@@ -112,16 +112,15 @@ def _stack(config: Config, num_layers: int, *, cross: bool) -> Stack:
     if final_norm is None:
         final_norm = config.norm_placement != "post"
 
-    def attention(layer: int = 0) -> Attention:
-        return Attention(width, config.num_heads, dropout=on_weights, bias=bias, out_bias=bias)
-
+    sizes: dict[str, Any] = {"d_model": width, "num_heads": config.num_heads}
+    sizes |= {"dropout": on_weights, "bias": bias, "out_bias": bias}
     return stack(
         num_layers,
         width=width,
         residual=PLACEMENTS[config.norm_placement],
         norm=LayerNorm(config.norm_eps),
-        attention=attention,
-        cross=attention if cross else None,
+        attention=lambda layer: Attention(**sizes),
+        cross=(lambda: CrossAttention(**sizes)) if cross else None,
         feedforward=lambda: Mlp(
             width, config.d_ff, config.activation, dropout=on_hidden, bias=bias
         ),
@@ -134,8 +133,9 @@ def _stack(config: Config, num_layers: int, *, cross: bool) -> Stack:
 TORCH_NAMES: dict[str, str] = {
     "self_attn.in_proj_": "self_attention.sublayer.qkv.",
     "self_attn.out_proj.": "self_attention.sublayer.out.",
-    "multihead_attn.in_proj_": "cross_attention.sublayer.qkv.",
     "multihead_attn.out_proj.": "cross_attention.sublayer.out.",
+    "q_": "cross_attention.sublayer.q.",
+    "kv_": "cross_attention.sublayer.kv.",
     "linear1.": "feedforward.sublayer.up.",
     "linear2.": "feedforward.sublayer.down.",
     "norm1.": "self_attention.norm.",
@@ -154,7 +154,12 @@ def from_torch(net: EncoderDecoder, transformer: nn.Transformer) -> EncoderDecod
     """
     state = net.state_dict()
     left = {name for name in state if name.startswith(("encoder.", "decoder."))}
-    for name, value in transformer.state_dict().items():
+    theirs = transformer.state_dict()
+    for name in [name for name in theirs if ".multihead_attn.in_proj_" in name]:
+        stem, _, end = name.partition(".multihead_attn.in_proj_")
+        query, *others = theirs.pop(name).chunk(3)
+        theirs |= {f"{stem}.q_{end}": query, f"{stem}.kv_{end}": torch.cat(others)}
+    for name, value in theirs.items():
         ours = _from_torch_name(name)
         if ours not in state or state[ours].shape != value.shape:
             raise ValueError(f"{name} {tuple(value.shape)} has no place in the net ({ours})")

@@ -1,0 +1,115 @@
+"""Tokens of a batch: their ids, and by their positions what is padding and what is packed."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from heedful.errors import UserError
+
+PaddingSide = Literal["right", "left"]
+
+
+class Span(NamedTuple):
+    """What attention must know of some tokens: positions, which are real, and their segments."""
+
+    positions: Int[Tensor, "#B T"]
+    real: Bool[Tensor, "B T"] | None = None
+    segments: Int[Tensor, "B T"] | None = None
+
+    def part(self, places: range) -> "Span":
+        """Only the tokens at these places."""
+        columns = slice(places.start, places.stop)
+        return Span(*(None if t is None else t[:, columns] for t in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids and the position of each: for padded, packed and new tokens alike.
+
+    Attributes:
+        ids: (B, T).
+        positions: (B, T), or (1, T) where all rows count alike: the place of each token in its own
+            text, from 0. That of padding is any position which the model has.
+        real: (B, T), False at padding; None: all are real.
+        segments: (B, T), which text of a packed row a token is of: attention stays inside it
+            (Krell et al. 2021); None: one text a row.
+    """
+
+    ids: Int[Tensor, "B T"]
+    positions: Int[Tensor, "#B T"]
+    real: Bool[Tensor, "B T"] | None = None
+    segments: Int[Tensor, "B T"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        ids: Int[Tensor, "B T"],
+        lengths: Int[Tensor, "B"] | None = None,
+        padding_side: PaddingSide = "right",
+        segments: Int[Tensor, "B T"] | None = None,
+    ) -> "Tokens":
+        """From padded ids; `lengths` counts the real tokens of each row (default: all are).
+
+        Positions begin at 0 with each segment. Raises UserError for lengths that the batch cannot
+        have; they are looked at on the host.
+        """
+        size = ids.size(1)
+        columns = torch.arange(size, device=ids.device)
+        if lengths is None and not size:
+            lengths = ids.new_zeros(ids.size(0))
+        if lengths is None:
+            positions = columns[None] if segments is None else _restarting(segments, None)
+            return cls(ids, positions, None, segments)
+        if ids.size(0) and (int(lengths.max()) > size or int(lengths.min()) < 0):
+            raise UserError(
+                f"lengths must be from 0 to {size}, the width of the batch, "
+                f"not {int(lengths.min())} to {int(lengths.max())}"
+            )
+        real = padding_mask(lengths, size, padding_side)
+        if segments is not None:
+            return cls(ids, _restarting(segments, real), real, segments)
+        if padding_side == "right":
+            return cls(ids, columns[None], real)
+        return cls(ids, (columns - (size - lengths)[:, None]).clamp(min=0), real)
+
+    @property
+    def span(self) -> Span:
+        """The tokens without their ids."""
+        return Span(self.positions, self.real, self.segments)
+
+    def to(self, device: torch.device | str) -> "Tokens":
+        """The same on another device."""
+        tensors = (self.ids, self.positions, self.real, self.segments)
+        return Tokens(*(None if t is None else t.to(device) for t in tensors))  # type: ignore[arg-type]
+
+    def longest(self) -> int:
+        """Tokens of the longest text, on the host."""
+        positions = self.positions
+        if self.real is not None:
+            positions = torch.where(self.real, positions, -1)
+        return int(positions.max()) + 1 if positions.numel() else 0
+
+
+def padding_mask(
+    lengths: Int[Tensor, "B"], size: int, side: PaddingSide = "right"
+) -> Bool[Tensor, "B {size}"]:
+    """True at the real tokens of rows that were padded to `size`."""
+    columns = torch.arange(size, device=lengths.device)
+    if side == "left":
+        columns = columns.flip(0)
+    return columns < lengths[:, None]
+
+
+def _restarting(
+    segments: Int[Tensor, "B T"], real: Bool[Tensor, "B T"] | None
+) -> Int[Tensor, "B T"]:
+    """Positions that begin at 0 with every text of a packed row, whatever stands in its padding."""
+    columns = torch.arange(segments.size(1), device=segments.device).expand_as(segments)
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    if real is not None:
+        begins[:, 1:] |= real[:, 1:] != real[:, :-1]
+    return columns - torch.where(begins, columns, 0).cummax(dim=1).values

@@ -1,0 +1,173 @@
+"""Who may attend to whom: a predicate of positions, padding and segments, made once a pass."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from heedful.parts.rotary import RotaryPositions, Rotation
+from heedful.parts.tokens import Span, Tokens
+
+
+def visible(
+    queries: Span, keys: Span, *, causal: bool, window: int | None = None
+) -> Bool[Tensor, "#B t k"] | None:
+    """True where a query may attend to a key; None: everywhere.
+
+    Both must be real and of one segment. Causal: the key's position is at most the query's.
+    A window of W keeps keys less than W positions away (W keys in all where it is causal, as in
+    Mistral and GPT-Neo).
+    """
+    found: Tensor | None = None
+    if causal or window is not None:
+        distance = queries.positions[:, :, None] - keys.positions[:, None, :]
+        found = distance >= 0 if causal else distance > -(window or 0)
+        if window is not None:
+            found = found & (distance < window)
+    if keys.real is not None:
+        real = keys.real[:, None, :]
+        found = real if found is None else found & real
+    if queries.real is not None:
+        real = queries.real[:, :, None]
+        found = real if found is None else found & real
+    if queries.segments is not None and keys.segments is not None:
+        same = queries.segments[:, :, None] == keys.segments[:, None, :]
+        found = same if found is None else found & same
+    if found is None:
+        return None
+    return found.expand(-1, queries.positions.size(1), keys.positions.size(1))
+
+
+class Visibility:
+    """What the queries of a pass may attend to, shared by all layers of a stack.
+
+    From it come the bias that is added to the scores, which queries have anything to attend to at
+    all, and what position schemes make of positions; each is formed once, where a layer first
+    needs it. A query with nothing to attend to gets zeros and gives zero gradients: its softmax
+    runs over equal finite numbers (no NaN forward or backward) and its output is multiplied by 0.
+
+    Args:
+        queries: of B sources; the T tokens of the rows of a source stand behind each other.
+        keys: what they may attend to.
+        allowed: (B, T, K), what else must hold: True = may attend.
+        tokens: the queries as the stack has them, (N, T), N a multiple of B; default: `queries`.
+        rows_per_source: N / B.
+    """
+
+    def __init__(
+        self,
+        queries: Span,
+        keys: Span,
+        *,
+        causal: bool,
+        allowed: Bool[Tensor, "#B T K"] | None = None,
+        tokens: Span | None = None,
+        rows_per_source: int = 1,
+    ) -> None:
+        self.queries = queries
+        self.keys = keys
+        self.causal = causal
+        self.allowed = allowed
+        self.tokens = queries if tokens is None else tokens
+        self.real = self.tokens.real
+        if keys.real is not None and not causal:
+            some = keys.real.any(-1, keepdim=True).repeat_interleave(rows_per_source, 0)
+            self.real = some if self.real is None else self.real & some
+        self._formed: dict[Any, Any] = {}
+
+    @classmethod
+    def among(cls, tokens: Tokens, *, causal: bool) -> "Visibility":
+        """Of the tokens of each row among themselves."""
+        span = tokens.span
+        return cls(span, span, causal=causal)
+
+    @classmethod
+    def of_table(cls, allowed: Bool[Tensor, "#B T K"]) -> "Visibility":
+        """From a table of who may attend to whom."""
+        if allowed.dtype != torch.bool:
+            raise TypeError(
+                f"a mask must be bool with True = may attend, not {allowed.dtype}; "
+                "an additive mask `m` becomes one by `m == 0`"
+            )
+        queries, keys = (torch.arange(n, device=allowed.device)[None] for n in allowed.shape[1:])
+        made = cls(Span(queries), Span(keys), causal=False, allowed=allowed)
+        made.real = allowed.any(-1)
+        return made
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether queries and keys are the same tokens, in the order of their positions."""
+        return self.queries is self.keys
+
+    @property
+    def is_causal_alone(self) -> bool:
+        """Whether it only says that no query looks ahead, as fused kernels know by themselves."""
+        nothing_else = self.allowed is self.queries.real is self.queries.segments is None
+        return self.causal and self.is_sequence and nothing_else
+
+    def rotation(self, scheme: RotaryPositions) -> Rotation:
+        """The rotation of the pass's tokens."""
+        key = id(scheme)
+        if key not in self._formed:
+            self._formed[key] = scheme(self.tokens.positions)
+        rotation: Rotation = self._formed[key]
+        return rotation
+
+    def bias(
+        self,
+        dtype: torch.dtype,
+        *,
+        scheme: nn.Module | None = None,
+        window: int | None = None,
+        repeats: int = 1,
+        part: tuple[range, range] | None = None,
+    ) -> Float[Tensor, "#B #H t k"] | None:
+        """What is added to the scores; None: nothing.
+
+        A position scheme's scores where a query may attend to a key; elsewhere half of the type's
+        lowest number, whose softmax is exactly zero beside any score. (The whole of it overflows to
+        -inf in fp16 once a negative score is added, and a row of -inf is NaN.)
+
+        Args:
+            scheme: gives scores (#B, H, t, k) of positions (`parts/relative.py`).
+            repeats: query heads that share a key head: (#B, H / repeats, repeats · t, k) then.
+            part: queries and keys of which it is formed alone; default: all.
+        """
+        key = (dtype, id(scheme), window, repeats, part)
+        if key not in self._formed:
+            bias = self._bias(dtype, scheme, window, part)
+            self._formed[key] = _for_groups(bias, repeats)
+        formed: Tensor | None = self._formed[key]
+        return formed
+
+    def _bias(
+        self,
+        dtype: torch.dtype,
+        scheme: nn.Module | None,
+        window: int | None,
+        part: tuple[range, range] | None,
+    ) -> Tensor | None:
+        queries, keys, allowed = self.queries, self.keys, self.allowed
+        if part is not None:
+            queries, keys = queries.part(part[0]), keys.part(part[1])
+        seen = visible(queries, keys, causal=self.causal, window=window)
+        if allowed is not None:
+            seen = allowed if seen is None else seen & allowed
+        scores = None if scheme is None else scheme(queries.positions, keys.positions).to(dtype)
+        if seen is None:
+            return scores
+        blocked = torch.finfo(dtype).min / 2
+        if scores is not None:
+            return torch.where(seen[:, None], scores, blocked)
+        zero = torch.zeros((), dtype=dtype, device=seen.device)
+        return torch.where(seen[:, None], zero, blocked)
+
+
+def _for_groups(bias: Tensor | None, repeats: int) -> Tensor | None:
+    """A bias (#B, #H, t, k) for (B, G, repeats · t, k) scores."""
+    if bias is None or repeats == 1:
+        return bias
+    if bias.size(1) == 1:
+        return bias.repeat(1, 1, repeats, 1)
+    return bias.unflatten(1, (-1, repeats)).flatten(2, 3)
