@@ -5,17 +5,24 @@ Nets are in fp64 with every weight random (biases and norms too), so that a law 
 """
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.tokens import PaddingSide, Tokens
 from heedful.zoo.vaswani2017 import Config, build
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 VOCAB = 13
 MAX_LENGTH = 16
+SIDES = st.sampled_from(["right", "left"])
+SEARCH = settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 
 
 @st.composite
@@ -65,9 +72,67 @@ def random_rows(lengths: Sequence[int], seed: int) -> list[Tensor]:
     return [torch.randint(VOCAB, (length,), generator=generator) for length in lengths]
 
 
+class Text(NamedTuple):
+    """A row of ids and the source that an encoder-decoder reads beside it."""
+
+    ids: Tensor
+    source: Tensor
+
+    def then(self, more: Tensor) -> "Text":
+        """The text with more ids behind it."""
+        return self._replace(ids=torch.cat([self.ids, more]))
+
+
+def texts_of(lengths: Sequence[int], seed: int = 0) -> list[Text]:
+    """Random texts of these lengths, their sources between 0 and 5 tokens long."""
+    sources = random_rows([(3 * n + seed + i) % 6 for i, n in enumerate(lengths)], seed + 1)
+    return [Text(*both) for both in zip(random_rows(lengths, seed), sources, strict=True)]
+
+
+def tokens_of(rows: Sequence[Tensor], side: PaddingSide = "right", **padding: Any) -> Tokens:
+    """Rows as one padded batch."""
+    return Tokens.of(pad(rows, side, **padding), lengths_in(rows), side)
+
+
+def lengths_in(rows: Sequence[Tensor]) -> Tensor:
+    """The length of each row."""
+    return torch.tensor([row.numel() for row in rows])
+
+
+def outputs(
+    net: Any, texts: Sequence[Text], side: PaddingSide = "right", **padding: Any
+) -> list[Tensor]:
+    """What any net gives at the real tokens of each text, out of one padded batch."""
+    rows, sources = [text.ids for text in texts], [text.source for text in texts]
+    ids = pad(rows, side, **padding)
+    if isinstance(net, EncoderDecoder):
+        both = (lengths_in(sources), lengths_in(rows))
+        given = net(pad(sources, side, **padding), ids, *both, padding_side=side)
+    else:
+        given = net(ids, lengths_in(rows), padding_side=side)
+    if given.dim() == 2:  # one class a text
+        return list(given)
+    width = ids.size(1)
+    return [out[real(row.numel(), width, side)] for out, row in zip(given, rows, strict=True)]
+
+
+def alone(net: Any, texts: Sequence[Text]) -> list[Tensor]:
+    """The same of each text in a batch of its own, without padding and without lengths."""
+    two = isinstance(net, EncoderDecoder)
+    return [
+        (net(text.source[None], text.ids[None]) if two else net(text.ids[None]))[0]
+        for text in texts
+    ]
+
+
+def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, **EXACT)
+
+
 def pad(rows: Sequence[Tensor], side: str, *, width: int = 0, pad_id: int | None = 0) -> Tensor:
     """Rows as one batch, at least `width` wide. `pad_id` None pads with random ids."""
-    width = max(width, *(row.numel() for row in rows))
+    width = max(width, *(row.numel() for row in rows), 0)
     batch = torch.randint(VOCAB, (len(rows), width))
     if pad_id is not None:
         batch.fill_(pad_id)

@@ -1,9 +1,10 @@
-"""The option space of single stacks, decoders and encoders, put together from the parts by hand.
+"""The option space of all families, put together from the parts by hand.
 
 As in `option_space.py` nets are in fp64 with every weight random, so that a law may be held to
 1e-9. Angles of rotary positions are in fp32, but the same ones however a text is computed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from heedful.models.decoder_only import DecoderOnly
+from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.feedforward import Activation, Gate, feedforward
 from heedful.parts.heads import (
@@ -38,7 +40,7 @@ from heedful.parts.rotary import (
     Scaling,
     YarnScaling,
 )
-from option_space import VOCAB
+from option_space import VOCAB, configs, random_net
 
 MAX_LENGTH = 40
 RMS = RMSNorm()
@@ -115,12 +117,37 @@ def singles(draw: st.DrawFn, *, dropout: float = 0.0) -> Single:
     )
 
 
+WRITERS = ["decoder", "two stacks", "vaswani"]
+READERS = ["none", "tokens", "classes"]
+
+
+@st.composite
+def nets(draw: st.DrawFn, kinds: Sequence[str] = (*WRITERS, *READERS)) -> Any:
+    """A net of these kinds with any of its options."""
+    kind, seed = draw(st.sampled_from(kinds)), draw(st.integers(0, 99))
+    if kind == "vaswani":
+        return random_net(draw(configs()), seed)
+    single = draw(singles())
+    if kind in READERS:
+        return encoder(single, kind, seed)
+    return (decoder if kind == "decoder" else two_stacks)(single, seed)
+
+
 def decoder(single: Single, seed: int = 0) -> DecoderOnly:
     """A language model in fp64 and eval mode, every weight random."""
     torch.manual_seed(seed)
     embedding, stack = _embedding(single), _stack(single, causal=True)
     out = tied_linear(embedding.tokens.weight, bias=single.bias, tied=single.tied)
     return _random(DecoderOnly(embedding, stack, OutputHead(out, Scale(0.7))))
+
+
+def two_stacks(single: Single, seed: int = 0) -> EncoderDecoder:
+    """An encoder and a decoder with cross-attention, as `decoder`."""
+    torch.manual_seed(seed)
+    target, source = _embedding(single), _embedding(single)
+    stacks = _stack(single, causal=False), _stack(single, causal=True, cross=True)
+    out = tied_linear(target.tokens.weight, bias=single.bias, tied=single.tied)
+    return _random(EncoderDecoder(source, stacks[0], target, stacks[1], OutputHead(out)))
 
 
 def encoder(single: Single, head: str = "none", seed: int = 0) -> EncoderOnly:
@@ -160,32 +187,33 @@ def _embedding(single: Single, *, types: bool = False) -> TokenEmbedding:
     )
 
 
-def _stack(single: Single, *, causal: bool) -> Stack:
+def _stack(single: Single, *, causal: bool, cross: bool = False) -> Stack:
     scheme = SCHEMES[single.scheme]
     position = None
     if isinstance(scheme, RelativeScheme):
         position = scheme.build(single.num_heads, single.head_dim, causal=causal)
     norm = single.norm.build(single.d_model) if single.final_norm else None
-    return Stack((_block(single, position, window) for window in single.windows), norm)
+    return Stack((_block(single, position, window, cross) for window in single.windows), norm)
 
 
-def _block(single: Single, position: nn.Module | None, window: int | None) -> Block:
-    attention = Attention(
-        single.d_model,
-        single.num_heads,
-        num_kv_heads=single.num_kv_heads,
-        head_dim=single.head_dim,
-        scale=single.scale,
-        window=window,
-        position=position,
-        dropout=single.dropout,
-        bias=single.bias,
-        out_bias=single.bias,
-    )
+def _block(
+    single: Single, position: nn.Module | None, window: int | None, cross: bool
+) -> Block:
+    shared: dict[str, Any] = {
+        "num_kv_heads": single.num_kv_heads,
+        "head_dim": single.head_dim,
+        "scale": single.scale,
+        "dropout": single.dropout,
+        "bias": single.bias,
+        "out_bias": single.bias,
+    }
+    width, heads = single.d_model, single.num_heads
+    attention = Attention(width, heads, window=window, position=position, **shared)
+    across = _residual(single, CrossAttention(width, heads, **shared)) if cross else None
     network = feedforward(
         single.d_model, single.d_ff, single.network, dropout=single.dropout, bias=single.bias
     )
-    return Block(_residual(single, attention), None, _residual(single, network))
+    return Block(_residual(single, attention), across, _residual(single, network))
 
 
 def _residual(single: Single, sublayer: nn.Module) -> Residual:

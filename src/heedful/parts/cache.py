@@ -215,3 +215,6 @@ class Cache:
         real = [] if self.source_real is None else [self.source_real]
         stores = [*self.keys, *self.values, *self.cross_keys, *self.cross_values]
         return [*stores, self.positions, self.used, self.seen, *real]
+
+
+torch.export.register_dataclass(Cache)  # so that an exported step takes it

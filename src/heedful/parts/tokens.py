@@ -113,3 +113,6 @@ def _restarting(
     if real is not None:
         begins[:, 1:] |= real[:, 1:] != real[:, :-1]
     return columns - torch.where(begins, columns, 0).cummax(dim=1).values
+
+
+torch.export.register_dataclass(Tokens)  # so that an exported net takes them

@@ -1,0 +1,233 @@
+"""Decoding with a cache: whatever is done with it, each text gets what it gets alone."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.attention import CrossAttention
+from heedful.parts.cache import Cache
+from heedful.parts.tokens import Tokens
+from option_space import (
+    SEARCH,
+    SIDES,
+    VOCAB,
+    Text,
+    alone,
+    assert_same,
+    lengths_of,
+    pad,
+    random_rows,
+    real,
+    texts_of,
+    tokens_of,
+)
+from single_stacks import SCHEMES, WRITERS, Single, decoder, nets, two_stacks
+
+SOURCE_WIDTH = 5
+
+
+def start(net: Any, texts: list[Text], side: Any = "right", **sizes: int) -> Cache:
+    """An empty cache for these texts; sources are padded to one width."""
+    if isinstance(net, EncoderDecoder):
+        sources = [text.source for text in texts]
+        return net.start(tokens_of(sources, side, width=SOURCE_WIDTH), **sizes)
+    return net.start(len(texts), **sizes)
+
+
+def new_tokens(before: list[Text], rows: list[Tensor], side: Any) -> Tokens:
+    """Ragged continuations of these texts as one batch, their positions those after the text."""
+    tokens = tokens_of(rows, side, pad_id=None)
+    lengths = torch.tensor([text.ids.numel() for text in before])
+    positions = tokens.positions + lengths[:, None]
+    assert tokens.real is not None
+    return Tokens(tokens.ids, torch.where(tokens.real, positions, 0), tokens.real)
+
+
+def extend(net: Any, cache: Cache, texts: list[Text], rows: list[Tensor], side: Any) -> list[Text]:
+    """Decode more tokens of each text and compare their logits; returns the longer texts."""
+    longer = [text.then(row) for text, row in zip(texts, rows, strict=True)]
+    logits = net.head(net.decode(new_tokens(texts, rows, side), cache))
+    assert logits.isfinite().all()
+    width = logits.size(1)
+    ours = [out[real(row.numel(), width, side)] for out, row in zip(logits, rows, strict=True)]
+    whole = [out[out.size(0) - row.numel() :] for out, row in zip(_alone(net, longer), rows)]
+    assert_same(ours, whole)
+    return longer
+
+
+def _alone(net: Any, texts: list[Text]) -> list[Tensor]:
+    """As `alone`; texts that have no token yet give none."""
+    given = iter(alone(net, [text for text in texts if text.ids.numel()]))
+    nothing = torch.zeros(0, VOCAB, dtype=torch.float64)
+    return [next(given) if text.ids.numel() else nothing for text in texts]
+
+
+def begun(
+    net: Any, texts: list[Text], side: Any, capacity: int, beams: int
+) -> tuple[Cache, list[Text]]:
+    """A cache that holds each text once for all its beams, and the text of every beam."""
+    cache = start(net, texts, side, capacity=capacity, beams=beams)
+    empty = [text._replace(ids=text.ids[:0]) for text in texts]
+    if any(text.ids.numel() for text in texts):
+        extend(net, cache, empty, [text.ids for text in texts], side)
+    return cache, [text for text in texts for _ in range(beams)]
+
+
+@SEARCH
+@given(nets(WRITERS), lengths_of(3, 0, 5), st.integers(1, 3), SIDES, st.data())
+@torch.no_grad()
+def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
+    net: Any, lengths: list[int], beams: int, side: str, data: st.DataObject
+) -> None:
+    """Ragged prompts padded on either side, beams that follow others, several tokens at once, rows
+    that have ended, what was tried and taken back, texts that leave, are doubled or replaced by
+    others, and a cache that grows: in any order."""
+    capacity = 40
+    cache, texts = begun(net, texts_of(lengths), side, capacity, beams)
+    kinds = ["extend", "extend", "select", "put", "grow", "rewind" if beams == 1 else "follow"]
+    for step in range(6):
+        count = cache.num_sources
+        match data.draw(st.sampled_from(kinds), "what"):
+            case "extend":
+                # Several tokens for one beam; for many one each, or none where a beam has ended.
+                counts = data.draw(lengths_of(count * beams, 0, 3 if beams == 1 else 1), "counts")
+                if any(counts):
+                    texts = extend(net, cache, texts, random_rows(counts, step), side)
+            case "follow":
+                parents = torch.tensor(
+                    data.draw(st.lists(lengths_of(beams, 0, beams - 1), min_size=count,
+                                       max_size=count), "parents")
+                )  # fmt: skip
+                cache.follow(parents)
+                chosen = (parents + beams * torch.arange(count)[:, None]).flatten().tolist()
+                texts = [texts[i] for i in chosen]
+            case "rewind":
+                length = data.draw(st.integers(0, 8), "length")
+                cache.rewind(length)
+                texts = [text._replace(ids=text.ids[:length]) for text in texts]
+            case "select":
+                rows = data.draw(
+                    st.lists(st.integers(0, count - 1), min_size=1, max_size=4), "rows"
+                )
+                cache = cache.select(torch.tensor(rows))
+                texts = [texts[row * beams + w] for row in rows for w in range(beams)]
+            case "put":
+                rows = data.draw(st.lists(st.integers(0, count - 1), unique=True, min_size=1))
+                fresh = texts_of(data.draw(lengths_of(len(rows), 0, 4), "fresh"), step + 7)
+                other, theirs = begun(net, fresh, side, cache.capacity, beams)
+                cache.put(torch.tensor(rows), other)
+                for index, row in enumerate(rows):
+                    texts[row * beams : (row + 1) * beams] = theirs[index * beams :][:beams]
+            case "grow":
+                capacity += data.draw(st.integers(0, 9), "more")
+                cache = cache.grow(capacity)
+                assert cache.capacity == capacity
+    assert cache.beams == beams
+    extend(net, cache, texts, random_rows([1] * len(texts), 99), side)
+
+
+@pytest.mark.parametrize("build", [decoder, two_stacks])
+@torch.no_grad()
+def test_rows_come_and_go_in_one_cache_while_others_go_on(build: Any) -> None:
+    """100 texts arrive at random in a cache of four rows; a row without one takes no token."""
+    net = build(Single(windows=(4, None)))
+    torch.manual_seed(0)
+    waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(100)]
+    left = [0] * 4  # tokens that each row has yet to write
+    cache, texts = begun(net, [text._replace(ids=text.ids[:0]) for text in waiting[:4]], "right",
+                         16, 1)  # fmt: skip
+    while waiting or any(left):
+        free = [row for row in range(4) if not left[row]]
+        if waiting and free and torch.rand(()) < 0.6:
+            row, text = free[int(torch.randint(len(free), ()))], waiting.pop()
+            other, (texts[row],) = begun(net, [text], "left", 16, 1)
+            cache.put(torch.tensor([row]), other)
+            left[row] = int(torch.randint(1, 9, ()))
+        untouched = [(t[row].clone(), row) for row in free for t in (cache.keys[0], cache.positions)
+                     if not left[row]]  # fmt: skip
+        counts = [int(n > 0) for n in left]
+        if any(counts):
+            texts = extend(net, cache, texts, random_rows(counts, len(waiting)), "right")
+        left = [max(0, n - 1) for n in left]
+        stores = iter([cache.keys[0], cache.positions] * 4)
+        for before, row in untouched:  # a row that has ended writes nothing
+            assert torch.equal(next(stores)[row, :-1], before[:-1])
+
+
+@pytest.mark.parametrize("windows", [(None, 3), (1, 100)])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@torch.no_grad()
+def test_every_scheme_past_its_window_in_chunks(scheme: str, windows: tuple[int, ...]) -> None:
+    """One example of each that is sure to run, at lengths past windows, tables and buckets."""
+    net = two_stacks(Single(scheme, windows=windows, embedding_norm=True))
+    texts = texts_of([30, 11, 1], 3)
+    for chunks in ([17, 1, 1, 11], [4] * 7 + [2], [30]):
+        cache = start(net, texts, capacity=30)
+        so_far = [text._replace(ids=text.ids[:0]) for text in texts]
+        for begin, end in pairwise([sum(chunks[:i]) for i in range(len(chunks) + 1)]):
+            so_far = extend(net, cache, so_far, [text.ids[begin:end] for text in texts], "left")
+
+
+@torch.no_grad()
+def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> None:
+    """Sources are projected once; following another beam moves no key."""
+    net = two_stacks(Single())
+    cache, texts = begun(net, texts_of([3, 2]), "right", 16, 3)
+    stores = [*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values]
+    before = [store.data_ptr() for store in stores]
+    assert all(store.size(0) == 2 for store in stores)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CrossAttention, "project_memory", None)  # would raise
+        patch.setattr(EncoderDecoder, "encode", None)
+        for step in range(3):
+            kept = [store.clone() for store in stores]
+            cache.follow(torch.tensor([[0, 0, 2], [1, 2, 0]]))
+            assert all(torch.equal(*pair) for pair in zip(stores, kept, strict=True))
+            ids = torch.full((6, 1), step)
+            net.decode(Tokens(ids, torch.tensor([3, 3, 3, 2, 2, 2])[:, None] + step), cache)
+    stores = [*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values]
+    assert [store.data_ptr() for store in stores] == before
+    assert cache.used.tolist() == [3 + 9, 2 + 9]
+
+
+@torch.no_grad()
+def test_a_cache_has_the_model_s_type_its_key_heads_and_slots_for_what_it_was_made_for() -> None:
+    single = Single(num_heads=4, num_kv_heads=2, windows=(None,))
+    for dtype in (torch.float32, torch.bfloat16):
+        cache = decoder(single).to(dtype).start(3, capacity=Cache.capacity_for(5, 2, 4), beams=4)
+        assert cache.keys[0].shape == cache.values[0].shape == (3, 13 + 1, 2, single.head_dim)
+        assert cache.keys[0].dtype == dtype
+        assert (cache.num_sources, cache.beams, cache.capacity) == (3, 4, 13)
+
+
+@torch.no_grad()
+def test_decoding_under_autocast_is_near_decoding_without() -> None:
+    net = two_stacks(Single()).float()
+    source, ids = texts_of([5, 5])[1].source[None], torch.tensor([[1, 2, 3]])
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = net.start(Tokens.of(source), capacity=3)
+        steps = [net.head(net.decode(Tokens(ids[:, [i]], torch.tensor([[i]])), cache)) for i in
+                 range(3)]  # fmt: skip
+    torch.testing.assert_close(torch.cat(steps, 1).float(), net(source, ids), rtol=0.2, atol=0.5)
+
+
+@torch.no_grad()
+def test_more_tokens_than_slots_are_an_error_and_never_a_wrong_answer() -> None:
+    net = decoder(Single())
+    cache, texts = begun(net, texts_of([3]), "right", 4, 1)
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        extend(net, cache, texts, random_rows([3], 1), "right")
+
+
+@torch.no_grad()
+def test_rows_that_are_neither_one_a_text_nor_one_a_beam_are_refused() -> None:
+    net = decoder(Single())
+    cache = net.start(2, capacity=4, beams=3)
+    with pytest.raises(AssertionError):
+        net.decode(Tokens.of(pad(random_rows([1] * 3, 0), "right")), cache)
