@@ -1,4 +1,4 @@
-"""Attention: parity with torch's, its two paths equal, empty rows, polarity, dropout on weights."""
+"""Attention: parity with torch's, its paths equal, empty rows, dropout, grouped heads, windows."""
 
 import math
 from typing import Any
@@ -6,377 +6,420 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heedful.parts.masks import AttentionMask, causal_mask, padding_mask
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from heedful.parts import attention as attention_module
-from heedful.parts.attention import Attention, attend, attend_fused
+from heedful.parts.attention import Attention, CrossAttention, attend, attend_fused
+from heedful.parts.relative import Alibi, RelativeBuckets
+from heedful.parts.rotary import Rotary
+from heedful.parts.tokens import Tokens
+from heedful.parts.visibility import Visibility
+from option_space import EXACT, SEARCH, SIDES, lengths_of
 
-B, T, S, H, D = 2, 4, 5, 3, 12
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-EXACT = {"rtol": 1e-10, "atol": 1e-12}
+B, T, S, H, D, E = 2, 4, 5, 3, 12, 4
+HEADS = st.sampled_from([(1, 1), (2, 1), (4, 2), (6, 2), (6, 3), (3, 3)])
+SCHEMES = {"none": None, "alibi": Alibi(), "buckets": RelativeBuckets(8, 60), "rotary": Rotary(9.0)}
 
 
-def random_attention(
-    *, bias: bool = True, out_bias: bool | None = None, dropout: float = 0.0, heads: int = H
-) -> Attention:
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def attention(*heads: int, cross: bool = False, scheme: str = "none", **options: Any) -> Any:
+    """A random one in fp64; of query heads and of key heads, if not as many."""
     torch.manual_seed(0)
-    out_bias = bias if out_bias is None else out_bias
-    module = Attention(D, heads, dropout=dropout, bias=bias, out_bias=out_bias)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(std=0.5)
-    return module.eval()
+    if SCHEMES[scheme] is not None:
+        options["position"] = SCHEMES[scheme].build(heads[0], E, causal=True)
+    kind = CrossAttention if cross else Attention
+    module = kind(D, heads[0], num_kv_heads=heads[-1], head_dim=E, **options)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module.double().eval()
 
 
-def inputs(cross: bool = True) -> tuple[Tensor, Tensor | None]:
-    generator = torch.Generator().manual_seed(1)
-    x, memory = torch.randn(B, T, D, generator=generator), torch.randn(B, S, D, generator=generator)
-    return x, memory if cross else None
+def call(module: Any, x: Tensor, allowed: Tensor | None, memory: Tensor | None = None) -> Tensor:
+    """Over a table (B, T, K) of who may attend to whom; default: everyone to everyone."""
+    keys = x if memory is None else memory
+    if allowed is None:
+        allowed = torch.ones(1, x.size(1), keys.size(1), dtype=torch.bool)
+    visible = Visibility.of_table(allowed)
+    return module(x, visible) if memory is None else module(x, visible, memory)
 
 
-def some_mask(name: str, keys: int) -> Tensor | None:
-    """Masks of every shape that broadcasts to (B, H, T, K), each query with one key at least."""
-    free = torch.rand(B, H, T, keys, generator=torch.Generator().manual_seed(2)) < 0.5
+def some_table(name: str, keys: int) -> Tensor | None:
+    free = torch.rand(B, T, keys, generator=torch.Generator().manual_seed(2)) < 0.5
     free[..., 0] = True
-    return {
-        "none": None,
-        "keys": padding_mask(torch.tensor([keys, 2]), keys)[:, None, None, :],
-        "causal": causal_mask(T, keys)[None, None],
-        "queries": free[:, :1],
-        "one row": free[:1, :1, :1],
-        "heads": free,
-    }[name]
+    by_key = torch.ones(B, T, keys, dtype=torch.bool)
+    by_key[1, :, 2:] = False
+    causal = torch.ones(1, T, keys, dtype=torch.bool).tril(keys - T)
+    return {"none": None, "keys": by_key, "causal": causal, "free": free, "one": free[:1]}[name]
 
 
-MASKS = ["none", "keys", "causal", "queries", "one row", "heads"]
-
-
-def torch_attention(ours: Attention) -> nn.MultiheadAttention:
-    bias = ours.qkv.bias is not None
-    theirs = nn.MultiheadAttention(
-        D, ours.num_heads, bias=bias, batch_first=True, dtype=ours.qkv.weight.dtype
-    )
-    state = {"in_proj_weight": ours.qkv.weight, "out_proj.weight": ours.out.weight}
-    if bias:
-        state |= {"in_proj_bias": ours.qkv.bias, "out_proj.bias": ours.out.bias}
-    theirs.load_state_dict(state)
-    return theirs
-
-
-@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize("name", ["none", "keys", "causal", "free", "one"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cross", [True, False])
-def test_parity_with_torch(cross: bool, bias: bool, mask_name: str) -> None:
-    # In fp64: in fp32 a sum over a batch differs by more between two processors than it may here.
-    ours = random_attention(bias=bias).double()
-    theirs = torch_attention(ours)
-    x, memory = (None if t is None else t.double() for t in inputs(cross))
-    assert x is not None
+def test_parity_with_torch(cross: bool, bias: bool, name: str) -> None:
+    """Outputs, weights and gradients; the plain and the fused path."""
+    ours = attention(H, cross=cross, bias=bias, out_bias=bias)
+    theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True, dtype=torch.float64)
+    inner = [ours.q, ours.kv] if cross else [ours.qkv]
+    state = {"in_proj_weight": torch.cat([each.weight for each in inner])}
+    state["out_proj.weight"] = ours.out.weight
+    if bias:
+        state["in_proj_bias"] = torch.cat([each.bias for each in inner])
+        state["out_proj.bias"] = ours.out.bias
+    theirs.load_state_dict(state)
+    x, memory = random(B, T, D, seed=1), random(B, S, D, seed=2) if cross else None
     source = x if memory is None else memory
-    mask = some_mask(mask_name, source.size(1))
+    allowed = some_table(name, source.size(1))
     # Torch's bool masks say the opposite: True = may not.
-    full = None if mask is None else ~mask.expand(B, H, T, source.size(1)).flatten(0, 1)
-    expected, weights = theirs(x, source, source, attn_mask=full, average_attn_weights=False)
-    out = ours(x, memory, mask=mask)
+    mask = None if allowed is None else ~allowed.expand(B, -1, -1).repeat_interleave(H, 0)
+    expected, weights = theirs(x, source, source, attn_mask=mask, average_attn_weights=False)
+    out = call(ours, x, allowed, memory)
     torch.testing.assert_close(out, expected, **EXACT)
-    seen, seen_weights = ours.with_weights(x, memory, mask=mask)
-    torch.testing.assert_close(seen, expected, **EXACT)
-    torch.testing.assert_close(seen_weights, weights, **EXACT)
-
+    with torch.no_grad():
+        torch.testing.assert_close(call(ours, x, allowed, memory), expected, **EXACT)
+    if not cross:
+        full = torch.ones(1, T, T, dtype=torch.bool) if allowed is None else allowed
+        seen, seen_weights = ours.with_weights(x, Visibility.of_table(full))
+        torch.testing.assert_close(seen, expected, **EXACT)
+        torch.testing.assert_close(seen_weights, weights, **EXACT)
     upstream = torch.randn_like(out)
     out.backward(upstream)
     expected.backward(upstream)
-    torch.testing.assert_close(ours.qkv.weight.grad, theirs.in_proj_weight.grad, **EXACT)
+    grads = torch.cat([each.weight.grad for each in inner])
+    torch.testing.assert_close(grads, theirs.in_proj_weight.grad, **EXACT)
     torch.testing.assert_close(ours.out.weight.grad, theirs.out_proj.weight.grad, **EXACT)
     if bias:
-        torch.testing.assert_close(ours.qkv.bias.grad, theirs.in_proj_bias.grad, **EXACT)
+        grads = torch.cat([each.bias.grad for each in inner])
+        torch.testing.assert_close(grads, theirs.in_proj_bias.grad, **EXACT)
         torch.testing.assert_close(ours.out.bias.grad, theirs.out_proj.bias.grad, **EXACT)
 
 
-@pytest.mark.parametrize("mask_name", MASKS)
 @pytest.mark.parametrize("cross", [True, False])
-def test_eager_equals_fused_equals_with_weights(
-    cross: bool, mask_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[str] = []
-
-    def spy(name: str, function: Any) -> Any:
-        return lambda *given: (taken.append(name), function(*given))[1]
-
-    monkeypatch.setattr(attention_module, "attend", spy("eager", attend))
-    monkeypatch.setattr(attention_module, "attend_fused", spy("fused", attend_fused))
-    module = random_attention()
-    x, memory = inputs(cross)
-    mask = some_mask(mask_name, T if memory is None else S)
-    eager = module(x, memory, mask=mask)
-    with torch.no_grad():
-        fused = module(x, memory, mask=mask)
-        seen, _ = module.with_weights(x, memory, mask=mask)
-    assert taken == ["eager", "fused", "eager"]
-    torch.testing.assert_close(eager, fused, **CLOSE)
-    torch.testing.assert_close(seen, fused, **CLOSE)
-
-
 @pytest.mark.parametrize(("bias", "out_bias"), [(True, False), (False, True)])
-def test_biases_of_inputs_and_output_are_chosen_apart(bias: bool, out_bias: bool) -> None:
-    module = random_attention(bias=bias, out_bias=out_bias)
-    assert (module.qkv.bias is not None, module.out.bias is not None) == (bias, out_bias)
-    x, memory = inputs()
-    with torch.no_grad():
-        keys, values = module.project_memory(memory)
-        torch.testing.assert_close(module(x, memory), module.attend_to(x, keys, values), **CLOSE)
+def test_biases_of_inputs_and_output_are_chosen_apart(
+    bias: bool, out_bias: bool, cross: bool
+) -> None:
+    module = attention(H, cross=cross, bias=bias, out_bias=out_bias)
+    inner = [module.q, module.kv] if cross else [module.qkv]
+    assert [each.bias is not None for each in [*inner, module.out]] == [bias] * len(inner) + [
+        out_bias
+    ]
 
 
-def test_scores_are_divided_by_the_root_of_the_head_width() -> None:
+@pytest.mark.parametrize(("scale", "softcap"), [(None, None), (1.0, None), (None, 0.3)])
+def test_scores_are_scaled_by_the_root_of_the_head_width_unless_told(
+    scale: float | None, softcap: float | None
+) -> None:
     """Not of the model width; against the formula of the paper in numpy."""
     rng = np.random.default_rng(0)
     query, key, value = (rng.normal(size=(1, 2, n, 3)) for n in (4, 5, 5))
-    scores = query @ key.swapaxes(-1, -2) / math.sqrt(3)
+    scores = query @ key.swapaxes(-1, -2) * (scale or 1 / math.sqrt(3))
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    tensors = [torch.tensor(a, dtype=torch.float32) for a in (query, key, value)]
-    out, seen = attend(*tensors, None)
-    np.testing.assert_allclose(seen.numpy(), weights, rtol=1e-5)
-    np.testing.assert_allclose(out.numpy(), weights @ value, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(attend_fused(*tensors, None).numpy(), out.numpy(), atol=1e-6)
-
-
-def test_true_means_may_attend() -> None:
-    module = random_attention()
-    x, memory = inputs()
-    only = torch.zeros(1, 1, 1, S, dtype=torch.bool)
-    only[..., 3] = True
-    _, values = module.project_memory(memory)
-    expected = module.out(values[:, :, 3].flatten(1))[:, None].expand(B, T, D)
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            torch.testing.assert_close(module(x, memory, mask=only), expected, **CLOSE)
-    weights = module.with_weights(x, memory, mask=only)[1]
-    assert torch.equal(weights, only.expand(B, H, T, S).float())
-
-
-def test_fewer_queries_than_keys_are_the_last_ones() -> None:
-    """Causality is aligned bottom-right: what a cached step needs."""
-    module = random_attention()
-    memory = inputs()[1]
-    whole = module(memory, mask=causal_mask(S, S)[None, None])
-    last = module(memory[:, -2:], memory, mask=causal_mask(2, S)[None, None])
-    torch.testing.assert_close(last, whole[:, -2:], **CLOSE)
+    tensors = [torch.tensor(a) for a in (query, key, value)]
+    out, seen = attend(*tensors, None, scale=scale, softcap=softcap)
+    np.testing.assert_allclose(seen.numpy(), weights, rtol=1e-10)
+    np.testing.assert_allclose(out.numpy(), weights @ value, rtol=1e-10)
+    if softcap is None:
+        fused = attend_fused(*tensors, None, scale=scale)
+        np.testing.assert_allclose(fused.numpy(), out.numpy(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_what_may_not_be_attended_to_has_no_influence_at_all(grad: bool) -> None:
-    module = random_attention()
-    x, memory = inputs()
-    mask = padding_mask(torch.tensor([S, 2]), S)[:, None, None, :]
-    other = memory.clone()
-    other[1, 2:] = 1e3
+def test_true_means_may_attend_and_what_may_not_has_no_influence(grad: bool) -> None:
+    module = attention(H, cross=True)
+    x, memory = random(B, T, D), random(B, S, D, seed=1)
+    only = torch.zeros(1, T, S, dtype=torch.bool)
+    only[..., 3] = True
+    _, values = module.project_memory(memory)
+    expected = module.out(values[:, :, 3].flatten(1))[:, None].expand(B, T, D)
+    other = torch.full_like(memory, 1e3)
+    other[:, 3] = memory[:, 3]
     with torch.set_grad_enabled(grad):
-        assert torch.equal(module(x, memory, mask=mask), module(x, other, mask=mask))
+        torch.testing.assert_close(call(module, x, only, memory), expected, **EXACT)
+        assert torch.equal(call(module, x, only, other), call(module, x, only, memory))
 
 
-EMPTY = {
-    "a whole sample": [(0,)],
-    "a query": [(1, slice(None), 2)],
-    "every query": [(0,), (1,)],
-}
-
-
-@pytest.mark.parametrize("where", EMPTY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("empty", [[(0,)], [(1, 2)], [(0,), (1,)]], ids=str)
+@pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize("eager", [True, False])
-def test_empty_rows_give_zeros_and_zero_gradients(
-    eager: bool, dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch
+def test_trap_2_empty_rows_give_zeros_and_zero_gradients(
+    eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never NaN, never a uniform look at everything, in both paths and in half precision."""
-    monkeypatch.setattr(Attention, "_forms_weights", lambda *_: eager)
-    module = random_attention().to(dtype)
-    x, memory = (t.to(dtype).requires_grad_() for t in inputs())
-    allowed = torch.ones(B, H, T, S, dtype=torch.bool)
-    for index in EMPTY[where]:
+    """Never NaN, never a uniform look at everything; all else learns as without those rows."""
+    monkeypatch.setattr(attention_module.MultiHead, "_forms_weights", lambda *_: eager)
+    module = attention(H, cross=cross).to(dtype)
+    x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
+    given = memory if cross else None
+    allowed = torch.ones(B, T, S if cross else T, dtype=torch.bool)
+    for index in empty:
         allowed[index] = False
-    empty = ~allowed.any(-1).any(1)
-    out = module(x, memory, mask=allowed)
-    assert empty.any()
-    assert torch.equal(out[empty], torch.zeros_like(out[empty]))
-    assert (out[~empty].abs().sum(-1) > 0).all()
-    with torch.no_grad():
-        _, weights = module.with_weights(x, memory, mask=allowed)
-    assert torch.equal(weights.sum(-1) > 0, allowed.any(-1))
-
-    upstream = torch.randn(B, T, D, generator=torch.Generator().manual_seed(3)).to(dtype)
-    out.backward(upstream)
-    grads = [x.grad, memory.grad, *(p.grad for p in module.parameters())]
-    assert all(grad is not None and grad.isfinite().all() for grad in grads)
-    assert not x.grad[empty].any()
-    assert not memory.grad[empty.all(-1)].any()
-    # And the weights learn what they learn without those rows.
-    module.zero_grad()
-    module(x, memory, mask=None).backward(upstream * ~empty[..., None])
-    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
-    for before, parameter in zip(grads[2:], module.parameters(), strict=True):
-        torch.testing.assert_close(before, parameter.grad, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("eager", [True, False])
-def test_a_head_with_nothing_to_attend_to_adds_nothing(
-    eager: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Attention, "_forms_weights", lambda *_: eager)
-    module = random_attention()
-    x, memory = inputs()
-    allowed = torch.ones(B, H, T, S, dtype=torch.bool)
-    allowed[0, 1, 2] = False
-    heads, _ = attend(*module.project(x, memory), None)
-    heads = heads.clone()
-    heads[0, 1, 2] = 0
-    expected = module.out(heads.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(module(x, memory, mask=allowed), expected, **CLOSE)
-    seen, weights = module.with_weights(x, memory, mask=allowed)
-    torch.testing.assert_close(seen, expected, **CLOSE)
-    assert not weights[0, 1, 2].any()
-
-
-@pytest.mark.parametrize("eager", [True, False])
-def test_pad_queries_give_zeros_and_no_gradient(
-    eager: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Attention, "_forms_weights", lambda *_: eager)
-    module = random_attention()
-    x = inputs()[0].requires_grad_()
-    tokens = padding_mask(torch.tensor([T, 2]), T)
-    mask = tokens[:, None, None, :] & tokens[:, None, :, None]
-    out = module(x, mask=mask)
-    assert not out[~tokens].any()
-    out.sum().backward()
-    assert x.grad is not None
-    assert not x.grad[~tokens].any()
-    assert (x.grad[tokens].abs().sum(-1) > 0).all()
+    rows = ~allowed.any(-1)
+    out = call(module, x, allowed, given)
+    assert not out[rows].any()
+    assert (out[~rows].abs().sum(-1) > 0).all()
+    upstream = random(B, T, D, seed=3).to(dtype)
+    leaves = [x, memory, *module.parameters()] if cross else [x, *module.parameters()]
+    grads = torch.autograd.grad(out, leaves, upstream)
+    assert all(grad.isfinite().all() for grad in grads)
+    if cross:
+        assert not grads[0][rows].any()
+        assert not grads[1][rows.all(-1)].any()
+    everyone = call(module, x, None, given)
+    expected = torch.autograd.grad(everyone, leaves, upstream * ~rows[..., None])
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    for ours, theirs in zip(grads, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    if not cross:
+        _, weights = module.with_weights(x, Visibility.of_table(allowed))
+        assert torch.equal(weights.sum((1, -1)) > 0, ~rows)
 
 
 def test_no_keys_at_all_give_zeros() -> None:
-    module = random_attention()
-    x, _ = inputs()
-    nothing = torch.ones(B, 1, 1, 0, dtype=torch.bool)
+    module = attention(H, cross=True)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            out = module(x, torch.zeros(B, 0, D), mask=nothing)
-        assert torch.equal(out, torch.zeros_like(out))
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_the_beams_of_a_source_share_its_keys_and_values(beams: int) -> None:
-    module = random_attention()
-    memory = inputs()[1]
-    x = torch.randn(B * beams, T, D, generator=torch.Generator().manual_seed(4))
-    mask = padding_mask(torch.tensor([S, 2]), S)[:, None, None, :]
-    keys, values = module.project_memory(memory)
-    with torch.no_grad():
-        expected = module(
-            x, memory.repeat_interleave(beams, 0), mask=mask.repeat_interleave(beams, 0)
-        )
-        out = module.attend_to(x, keys, values, mask=mask)
-    torch.testing.assert_close(out, expected, **CLOSE)
-
-
-def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="d_model 10 is not divisible by num_heads 3"):
-        Attention(10, 3)
-
-
-class _Recorded(nn.Module):
-    """Stands for a dropout: keeps what it was given, gives back what it was told to."""
-
-    def __init__(self, weights: Tensor) -> None:
-        super().__init__()
-        self.weights, self.seen, self.p = weights, [], 0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x)
-        return self.weights
-
-
-def test_dropout_acts_on_the_weights() -> None:
-    """After the softmax and before the values: what is dropped is what a query looked at."""
-    module = random_attention(dropout=0.5).train()
-    x, memory = inputs()
-    _, weights = random_attention().with_weights(x, memory)
-    dropped = weights * 2 * (torch.rand(weights.shape) < 0.5)
-    recorded = _Recorded(dropped)
-    module.dropout = recorded
-    out = module(x, memory)
-    torch.testing.assert_close(recorded.seen[0], weights, **CLOSE)
-    _, values = module.project_memory(memory)
-    torch.testing.assert_close(out, module.out((dropped @ values).transpose(1, 2).flatten(2)))
-
-
-@pytest.mark.parametrize("eager", [True, False])
-def test_dropout_acts_in_training_only(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the fused path too, whose rate is an argument that eval mode does not know of."""
-    monkeypatch.setattr(Attention, "_forms_weights", lambda *_: eager)
-    module = random_attention(dropout=0.5)
-    x, memory = inputs()
-    out = module(x, memory)
-    assert torch.equal(out, module(x, memory))
-    torch.testing.assert_close(out, random_attention()(x, memory), **CLOSE)
-    module.train()
-    assert not torch.allclose(module(x, memory), out)
-
-
-@pytest.mark.parametrize("eager", [True, False])
-def test_dropout_keeps_the_expectation(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attention, "_forms_weights", lambda *_: eager)
-    copies = 20_000
-    module = random_attention(dropout=0.3)
-    x, memory = (t[:1] for t in inputs())
-    with torch.no_grad():
-        expected = module(x, memory)
-        module.train()
-        out = module(x.expand(copies, -1, -1), memory.expand(copies, -1, -1))
-    error = (out.mean(0) - expected[0]) / (out.std(0) / math.sqrt(copies))
-    assert error.abs().max() < 5  # standard errors
+            assert not call(module, random(B, T, D), None, torch.zeros(B, 0, D).double()).any()
 
 
 def test_gradients_are_those_of_the_formula() -> None:
     """gradcheck in fp64, a partly blocked and a wholly blocked row among them."""
-    torch.manual_seed(0)
-    tensors = [torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4)]
+    tensors = [random(1, 2, n, 3, seed=n).requires_grad_() for n in (3, 4, 4)]
     allowed = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]], dtype=torch.bool)
-    mask = AttentionMask(allowed[None, None])
-    bias = mask.bias(torch.float64)
-    for path in (lambda *t: attend(*t, bias)[0] * mask.rows, lambda *t: _fused(t, mask)):
+    visible = Visibility.of_table(allowed[None])
+    bias, rows = visible.bias(torch.float64), visible.real[:, None, :, None]
+    for path in (lambda *t: attend(*t, bias)[0] * rows, lambda *t: attend_fused(*t, bias) * rows):
         assert torch.autograd.gradcheck(path, tensors)
 
 
-def _fused(tensors: tuple[Tensor, ...], mask: AttentionMask) -> Tensor:
-    return attend_fused(*tensors, mask.bias(torch.float64)) * mask.rows
-
-
-def test_half_precision_is_near_the_full_one() -> None:
-    module = random_attention()
-    x, memory = inputs()
-    mask = some_mask("queries", S)
-    expected = module(x, memory, mask=mask)
-    for dtype, tolerance in ((torch.bfloat16, 0.1), (torch.float16, 0.02)):
-        half = random_attention().to(dtype)
-        for grad in (True, False):
-            with torch.set_grad_enabled(grad):
-                out = half(x.to(dtype), memory.to(dtype), mask=mask)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)])
+def test_half_precision_and_autocast_are_near_the_full_one(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    module, x, allowed = attention(H).float(), random(B, T, D).float(), some_table("free", T)
+    allowed[0, 1] = False
+    expected, half = call(module, x, allowed), attention(H).to(dtype)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            out = call(half, x.to(dtype), allowed)
             assert out.dtype == dtype
             torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
+            with torch.autocast("cpu", dtype):
+                cast = call(module, x, allowed)
+            torch.testing.assert_close(cast.float(), expected, rtol=tolerance, atol=tolerance)
+            assert not cast[0, 1].any()
 
 
-def test_autocast_gives_finite_zeros_for_empty_rows_and_their_gradients() -> None:
-    module = random_attention()
-    x = inputs()[0].requires_grad_()
-    mask = torch.ones(B, 1, T, T, dtype=torch.bool)
-    mask[0] = False
-    with torch.autocast("cpu", torch.bfloat16):
-        out = module(x, mask=mask)
-    assert not out[0].any()
-    F.mse_loss(out.float(), torch.ones_like(x)).backward()
-    assert x.grad is not None
-    assert not x.grad[0].any()
-    assert x.grad[1].isfinite().all()
-    assert x.grad[1].any()
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="d_model 10 is not divisible by num_heads 3"):
+        Attention(10, 3)
+    with pytest.raises(ValueError, match="num_heads 4 is not divisible by num_kv_heads 3"):
+        Attention(8, 4, num_kv_heads=3)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_trap_5_dropout_is_on_the_weights_and_in_training_only(
+    eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its expectation is the output without it, and a weight is dropped whole: of one key and one
+    head, all of the value or nothing."""
+    monkeypatch.setattr(attention_module.MultiHead, "_forms_weights", lambda *_: eager)
+    module, copies = attention(H, dropout=0.3), 20_000
+    x = random(1, T, D)
+    with torch.no_grad():
+        expected = call(module, x, None)
+        assert torch.equal(expected, call(attention(H), x, None))
+        out = call(module.train(), x.expand(copies, -1, -1), None)
+        error = (out.mean(0) - expected[0]) / (out.std(0) / math.sqrt(copies))
+        assert error.abs().max() < 5  # standard errors
+        module = attention(1, dropout=0.5, out_bias=False)
+        whole = call(module, x[:, :1], None)
+        out = call(module.train(), x[:, :1].expand(64, -1, -1), None)
+        kept = out.abs().amax((1, 2)) > 0
+        assert 10 < kept.sum() < 54
+        torch.testing.assert_close(out[kept], 2 * whole.expand_as(out[kept]), **EXACT)
+
+
+# Grouped heads
+
+
+def repeated(module: Any) -> Any:
+    """The same with a key head and a value head of its own for each query head."""
+    heads, times = module.num_heads, module.num_heads // module.num_kv_heads
+    full = attention(heads)
+    full.position = module.position
+    with torch.no_grad():
+        for ours, theirs in zip(module.qkv.parameters(), full.qkv.parameters(), strict=True):
+            query, *parts = ours.split(module.split_sizes)
+            # Head by head: the copies of one stand side by side.
+            copies = [part.unflatten(0, (-1, E)).repeat_interleave(times, 0).flatten(0, 1)
+                      for part in parts]  # fmt: skip
+            theirs.copy_(torch.cat([query, *copies]))
+        full.out.load_state_dict(module.out.state_dict())
+    return full
+
+
+@SEARCH
+@given(HEADS, st.booleans(), lengths_of(2, 0, 6), SIDES, st.sampled_from(list(SCHEMES)))
+def test_trap_16_grouped_heads_are_repeated_heads(
+    heads: tuple[int, int], causal: bool, lengths: list[int], side: str, scheme: str
+) -> None:
+    """Values, weights and gradients; with padding, and with position schemes that differ by head."""
+    module = attention(*heads, scheme=scheme)
+    full, x = repeated(module), random(2, 6, D, seed=3)
+    tokens = Tokens.of(torch.zeros(2, 6, dtype=torch.int64), torch.tensor(lengths), side)
+    visible = Visibility.among(tokens, causal=causal)
+    grouped, each = (m(x, visible) for m in (module, full))
+    torch.testing.assert_close(grouped, each, **EXACT)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x, visible), each, **EXACT)
+    for ours, theirs in zip(*(m.with_weights(x, visible) for m in (module, full)), strict=True):
+        torch.testing.assert_close(ours, theirs, **EXACT)
+    upstream = random(2, 6, D, seed=4)
+    (ours,), (theirs,) = (
+        torch.autograd.grad(out, m.qkv.weight, upstream) for out, m in
+        ((grouped, module), (each, full))
+    )  # fmt: skip
+    query, *parts = theirs.split(full.split_sizes)
+    # A shared head learns from all who share it.
+    sums = [part.unflatten(0, (heads[1], -1, E)).sum(1).flatten(0, 1) for part in parts]
+    torch.testing.assert_close(ours, torch.cat([query, *sums]), **EXACT)
+
+
+def test_multi_query_attention_has_one_key_head_and_one_value_head() -> None:
+    """Shazeer 2019: the formula of its sec. 2.4, one query head at a time."""
+    module, x = attention(3, 1), random(1, 4, D)
+    assert module.qkv.weight.shape == ((3 + 2) * E, D)
+    queries, key, value = module.qkv(x)[0].split([3 * E, E, E], dim=-1)
+    heads = [(query @ key.T / E**0.5).softmax(-1) @ value for query in queries.split(E, -1)]
+    torch.testing.assert_close(call(module, x, None)[0], module.out(torch.cat(heads, -1)), **EXACT)
+
+
+@pytest.mark.parametrize("heads", [(3, 3), (4, 2)])
+@torch.no_grad()
+def test_the_beams_of_a_source_share_its_keys_and_values(heads: tuple[int, int]) -> None:
+    module = attention(*heads, cross=True)
+    memory, x = random(B, S, D), random(B * 3, T, D, seed=4)
+    allowed = torch.ones(B, T, S, dtype=torch.bool)
+    allowed[1, :, 2:] = False
+    projected = module.project_memory(memory)
+    assert projected[0].shape == (B, heads[1], S, E)
+    visible = Visibility.of_table(allowed.repeat(1, 3, 1))
+    visible.real = None
+    expected = call(module, x, allowed.repeat_interleave(3, 0), memory.repeat_interleave(3, 0))
+    out = module(x, visible, projected=projected)
+    torch.testing.assert_close(out, expected, **EXACT)
+
+
+# Windows
+
+
+@SEARCH
+@given(HEADS, st.integers(1, 10), st.booleans(), st.integers(1, 12), st.integers(1, 5),
+       st.none() | lengths_of(2, 0, 10), SIDES, st.sampled_from(list(SCHEMES)))  # fmt: skip
+def test_a_windowed_layer_is_a_dense_table(
+    heads: tuple[int, int], length: int, causal: bool, window: int, size: int,
+    lengths: list[int] | None, side: str, scheme: str,
+) -> None:  # fmt: skip
+    """Values of both paths, weights and gradients; taken in parts of `size` queries or of W."""
+    windowed, full = (attention(*heads, window=w, scheme=scheme) for w in (window, None))
+    counts = None if lengths is None else torch.tensor(lengths).clamp(max=length)
+    tokens = Tokens.of(torch.zeros(2, length, dtype=torch.int64), counts, side)
+    _same_as_dense(windowed, full, tokens, causal, window, size)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 5, 129, 1000])
+def test_long_texts_are_taken_in_several_parts_that_fit_together(window: int, causal: bool) -> None:
+    """At the size that parts really have, the last one shorter than the others."""
+    ids = torch.zeros(2, 300, dtype=torch.int64)
+    tokens = Tokens.of(ids, torch.tensor([300, 170]), "left")
+    windowed, full = attention(2, 1, window=window), attention(2, 1)
+    _same_as_dense(windowed, full, tokens, causal, window, attention_module._LOCAL_QUERIES)
+
+
+def _same_as_dense(
+    windowed: Any, full: Any, tokens: Tokens, causal: bool, window: int, size: int
+) -> None:
+    visible, span = Visibility.among(tokens, causal=causal), tokens.span
+    distance = span.positions[:, :, None] - span.positions[:, None, :]
+    dense = Visibility(span, span, causal=causal, allowed=distance.abs() < window)
+    x = random(2, tokens.ids.size(1), D)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_module, "_LOCAL_QUERIES", size)
+        eager = windowed(x, visible)
+        with torch.no_grad():
+            fused = windowed(x, visible)
+    expected = full(x, dense)
+    torch.testing.assert_close(eager, expected, **EXACT)
+    torch.testing.assert_close(fused, expected, **EXACT)
+    pairs = zip(windowed.with_weights(x, visible), full.with_weights(x, dense), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, **EXACT)
+    upstream = torch.randn_like(x)
+    grads = (
+        torch.autograd.grad(out, list(module.parameters()), upstream)
+        for out, module in ((eager, windowed), (expected, full))
+    )
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+class _Written(TorchDispatchMode):
+    """The most elements of any tensor that an operation gave, and of all that it wrote."""
+
+    elements = total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
+                self.total += 0 if leaf._is_view() else leaf.numel()
+        return out
+
+
+def written(module: Any, length: int, *, causal: bool = True, padded: bool = False) -> _Written:
+    """Forward and backward over a text."""
+    x = torch.randn(1, length, D)
+    lengths = torch.tensor([3 * length // 4]) if padded else None
+    tokens = Tokens.of(torch.zeros(1, length, dtype=torch.int64), lengths)
+    with _Written() as mode:
+        module.float()(x, Visibility.among(tokens, causal=causal)).sum().backward()
+    return mode
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_tensor_of_a_windowed_layer_grows_with_the_square_of_the_text(
+    causal: bool, padded: bool
+) -> None:
+    """At 2,048 tokens: no more than heads · T · 2W, or what the layer reads."""
+    length, window, heads = 2048, 128, 2
+    windowed, full = (written(attention(heads, 1, window=w), length, causal=causal, padded=padded)
+                      for w in (window, None))  # fmt: skip
+    assert full.elements >= heads * length**2
+    read = length * max(D, (heads + 2) * E)
+    assert windowed.elements <= max(heads * length * 2 * window, read)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_a_windowed_layer_writes_grows_with_the_text_alone(groups: int, scheme: str) -> None:
+    """Twice the text is twice the numbers, not four times."""
+    totals = [written(attention(2, groups, window=128, scheme=scheme), length).total
+              for length in (1024, 2048, 4096)]  # fmt: skip
+    assert totals[2] - totals[1] == pytest.approx(2 * (totals[1] - totals[0]), rel=0.01)

@@ -1,0 +1,458 @@
+"""Laws of all families, searched over the whole option space."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.encoder_only import EncoderOnly
+from heedful.parts import attention as attention_module
+from heedful.parts.attention import MultiHead, attend, attend_fused
+from heedful.parts.positions import LearnedTable
+from heedful.parts.relative import RelativePositionBias
+from heedful.parts.tokens import Tokens, padding_mask
+from heedful.zoo.vaswani2017 import Config, build
+from option_space import (
+    EXACT,
+    MAX_LENGTH,
+    SEARCH,
+    SIDES,
+    VOCAB,
+    Text,
+    alone,
+    assert_same,
+    lengths_in,
+    lengths_of,
+    outputs,
+    pad,
+    random_net,
+    random_rows,
+    real,
+    texts_of,
+    tokens_of,
+)
+from single_stacks import (
+    READERS,
+    SCHEMES,
+    WRITERS,
+    Single,
+    decoder,
+    encoder,
+    nets,
+    singles,
+    two_stacks,
+)
+
+LENGTHS = lengths_of(3, 1, 7)
+TINY = Config(VOCAB, VOCAB, 12, 3, 2, 2, 8, 0.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def windows_in_parts() -> Iterator[None]:
+    """Windowed layers take two queries at a time, so that short texts have several parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_module, "_LOCAL_QUERIES", 2)
+        yield
+
+
+# Batches and padding
+
+
+@SEARCH
+@given(nets(), LENGTHS, SIDES, st.integers(0, 3), st.none() | st.integers(0, VOCAB - 1))
+@torch.no_grad()
+def test_a_batch_of_n_is_n_batches_of_one_however_it_is_padded(
+    net: Any, lengths: list[int], side: str, more: int, pad_id: int | None
+) -> None:
+    """So left padding is right padding, more padding changes nothing, and nor does what stands in
+    it: it may be the id of EOS, or of any word in the row. Some sources are empty."""
+    texts = texts_of(lengths)
+    texts[0] = Text(torch.full_like(texts[0].ids, pad_id or 0), texts[0].source)
+    assert_same(outputs(net, texts, side, width=7 + more, pad_id=pad_id), alone(net, texts))
+
+
+@SEARCH
+@given(nets(), lengths_of(4, 1, 6), st.permutations(range(4)), SIDES)
+@torch.no_grad()
+def test_a_permuted_batch_gives_the_permuted_result(
+    net: Any, lengths: list[int], order: list[int], side: str
+) -> None:
+    texts = texts_of(lengths)
+    result = outputs(net, texts, side)
+    assert_same(outputs(net, [texts[i] for i in order], side), [result[i] for i in order])
+
+
+@SEARCH
+@given(nets(), st.integers(2, 7), SIDES)
+@torch.no_grad()
+def test_an_empty_row_is_finite_and_disturbs_nobody(net: Any, length: int, side: str) -> None:
+    texts = texts_of([length, 0, 1])
+    found = outputs(net, texts, side, width=7)
+    assert all(row.isfinite().all() for row in found)
+    assert_same([found[0], found[2]], alone(net, [texts[0], texts[2]]))
+
+
+@SEARCH
+@given(nets(), LENGTHS, SIDES)
+def test_the_training_path_computes_what_the_inference_path_does(
+    net: Any, lengths: list[int], side: str
+) -> None:
+    """Plain products where gradients are formed, fused kernels where not."""
+    taken: set[str] = set()
+
+    def spy(name: str, function: Any) -> Any:
+        return lambda *given, **named: (taken.add(name), function(*given, **named))[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_module, "attend", spy("eager", attend))
+        patch.setattr(attention_module, "attend_fused", spy("fused", attend_fused))
+        texts = texts_of(lengths)
+        trained = [row.detach() for row in outputs(net.train(), texts, side)]
+        assert taken == {"eager"}
+        taken.clear()
+        with torch.no_grad():
+            assert_same(outputs(net.eval(), texts, side), trained)
+        assert taken == {"fused"}
+
+
+def states_of(net: Any, rows: list[Tensor], side: Any, **padding: Any) -> Tensor:
+    """States before the head; rows are their own sources."""
+    tokens = tokens_of(rows, side, **padding)
+    if isinstance(net, EncoderDecoder):
+        return net.states(tokens, tokens)
+    return net.encode(tokens) if isinstance(net, EncoderOnly) else net.decode(tokens)
+
+
+@SEARCH
+@given(singles(dropout=0.3), st.sampled_from([decoder, encoder, two_stacks]), lengths_of(3, 0, 6),
+       SIDES)  # fmt: skip
+def test_padding_gives_no_gradient_and_everything_is_finite(
+    single: Single, build: Any, lengths: list[int], side: str
+) -> None:
+    """In training, dropout and empty rows included. One id stands in the padding alone."""
+    net = build(single).train()
+    rows = [row % (VOCAB - 1) for row in random_rows(lengths, 0)]
+    states = states_of(net, rows, side, width=7, pad_id=VOCAB - 1)
+    parts = [row[real(n, 7, side)] for row, n in zip(states, lengths, strict=True)]
+    (torch.cat(parts) * torch.randn(1, single.d_model)).sum().backward()
+    for module in net.modules():
+        if isinstance(module, torch.nn.Embedding) and module.num_embeddings == VOCAB:
+            assert not module.weight.grad[VOCAB - 1].any()
+        if isinstance(module, LearnedTable):
+            assert not module.weight.grad[max(lengths) + module.offset :].any()
+    grads = [p.grad for p in net.parameters() if p.grad is not None]
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@SEARCH
+@given(singles(), st.sampled_from(["decoder", "tokens", "two stacks"]), st.integers(0, 99))
+def test_gradients_flow_to_every_parameter(single: Single, kind: str, seed: int) -> None:
+    net = {"decoder": decoder, "two stacks": two_stacks}.get(kind, lambda s, n: encoder(s, kind, n))
+    net = net(single, seed)
+    ids = torch.stack(random_rows([7] * 6, seed))
+    ids[0, 0] = VOCAB - 1
+    logits = net(ids, ids) if kind == "two stacks" else net(ids)
+    (logits * torch.randn_like(logits)).sum().backward()
+    one_key = all(window == 1 for window in single.windows)
+    for name, parameter in net.named_parameters():
+        if "position.weight" in name and one_key:
+            continue  # who sees one key alone gives it all weight, whatever its score
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("placement", ["post", "pre", "output"])
+def test_every_row_of_every_weight_learns(placement: Any, positions: Any) -> None:
+    config = Config(
+        VOCAB, VOCAB, 12, 3, 2, 2, 8, 0.0, 6,
+        norm_placement=placement, positions=positions, activation="gelu", tie_embeddings="none",
+    )  # fmt: skip
+    net = random_net(config)
+    ids = (torch.arange(VOCAB)[:, None] + torch.arange(6)) % VOCAB
+    torch.manual_seed(0)
+    logits = net(ids, ids)
+    (logits * torch.randn_like(logits)).sum().backward()
+    for name, parameter in net.named_parameters():
+        rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]
+        learns = rows.abs().amax(-1) > 1e-12
+        if name.endswith("qkv.bias"):  # a bias on all keys alike moves no weight of a softmax
+            learns = torch.cat([learns[:12], learns[24:]])
+        if name.endswith("kv.bias") and "cross" in name:
+            learns = learns[12:]
+        assert learns.all(), name
+
+
+# Who sees whom
+
+
+def sees(single: Single, length: int, *, causal: bool) -> Tensor:
+    """(T, T), True where a layer after another lets row know of column."""
+    places = torch.arange(length)
+    distances = places[:, None] - places
+    known = torch.eye(length, dtype=torch.bool)
+    for window in single.windows:
+        near = torch.ones_like(known) if window is None else distances.abs() < window
+        step = near & (distances >= 0) if causal else near
+        known = (step.int() @ known.int()) > 0
+    return known
+
+
+@SEARCH
+@given(singles(), st.sampled_from([decoder, encoder, two_stacks]), st.integers(2, 8), st.data(),
+       SIDES)  # fmt: skip
+@torch.no_grad()
+def test_a_token_knows_those_that_windows_and_causality_leave_it_and_no_others(
+    single: Single, build: Any, length: int, data: st.DataObject, side: str
+) -> None:
+    """Windows of layers add up. Whom it may know it does know: a constant would not pass."""
+    net = build(single)
+    changed = data.draw(st.integers(0, length - 1), "changed")
+    (text,) = texts_of([length])
+    other = text.ids.clone()
+    other[changed] = (other[changed] + 1) % VOCAB
+    both = [text, text._replace(ids=other)]
+    before, after = (outputs(net, [each], side, width=9)[0] for each in both)
+    differ = (after - before).abs().amax(-1)
+    known = sees(single, length, causal=build is not encoder)[:, changed]
+    torch.testing.assert_close(after[~known], before[~known], **EXACT)
+    # Deep in a ReLU's dead side a token may be blind: it is enough that the token itself differs
+    # and, of the others, not all are blind.
+    assert differ[changed] > 0
+    if known.sum() > 1 and single.network in ("gelu", "silu", "swiglu", "geglu"):
+        assert differ[known].count_nonzero() > 1
+
+
+@pytest.mark.parametrize("placement", ["post", "pre", "output"])
+@torch.no_grad()
+def test_every_position_knows_its_whole_source_and_what_came_before(placement: Any) -> None:
+    net = random_net(Config(VOCAB, VOCAB, 12, 3, 2, 2, 8, 0.0, norm_placement=placement))
+    src, tgt = torch.stack(random_rows([4, 4], 0)), torch.stack(random_rows([5, 5], 1))
+    result = net(src, tgt)
+    for ids, first in ((src, lambda _: 0), (tgt, lambda position: position)):
+        for position in range(ids.size(1)):
+            other = ids.clone()
+            other[:, position] = (other[:, position] + 1) % VOCAB
+            changed = net(other, tgt) if ids is src else net(src, other)
+            differ = (changed - result).abs().amax(-1) > 1e-6
+            assert torch.equal(differ, (torch.arange(5) >= first(position)).expand(2, 5))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pad_queries_get_zeros_in_every_layer(side: Any) -> None:
+    """Of the source's own, the target's own and the cross-attention; empty sources likewise."""
+    net = random_net(TINY)
+    found: dict[str, Tensor] = {}
+    for name, module in net.named_modules():
+        if isinstance(module, MultiHead):
+            module.register_forward_hook(lambda _, __, out, name=name: found.update({name: out}))
+    sources, targets = torch.tensor([4, 2, 0]), torch.tensor([1, 3, 2])
+    src, tgt = (pad(random_rows(n.tolist(), 0), side, width=4) for n in (sources, targets))
+    net(src, tgt, sources, targets, padding_side=side)
+    assert len(found) == 6
+    for name, out in found.items():
+        written = padding_mask(sources if name.startswith("encoder") else targets, 4, side)
+        if "cross" in name:
+            written = written & (sources > 0)[:, None]
+        assert torch.equal(out.abs().amax(-1) > 0, written), name
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@torch.no_grad()
+def test_every_scheme_tells_the_order_of_tokens(scheme: str) -> None:
+    """What the laws leave: they hold for a scheme that says nothing."""
+    row = torch.stack(random_rows([9], 0))
+    net = encoder(Single(scheme, windows=(None,)))
+    turned = (net(row.flip(1)).flip(1) - net(row)).abs().max()
+    # Scores of ALiBi fall off alike to either side: turned, all distances stay what they were.
+    assert (turned < 1e-9) == (scheme in ("none", "alibi"))
+    shuffled = row[:, [0, 2, 4, 6, 8, 1, 3, 5, 7]]
+    states = net(shuffled)[:, [0, 5, 1, 6, 2, 7, 3, 8, 4]]
+    assert ((states - net(row)).abs().max() < 1e-9) == (scheme == "none")
+
+
+def test_a_bucket_table_is_shared_by_the_layers_and_encoders_look_both_ways() -> None:
+    net = two_stacks(Single("buckets", windows=(None, None, 2)))
+    tables = [module for module in net.modules() if isinstance(module, RelativePositionBias)]
+    assert [table.causal for table in tables] == [False, True]
+
+
+# Packed texts
+
+
+@pytest.mark.parametrize("windows", [(None, None), (2, None), (3, 1)])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_packed_row_is_its_texts_alone(scheme: str, windows: tuple[int | None, ...]) -> None:
+    """In training and out of it, and in what every weight learns."""
+    net = decoder(Single(scheme, windows=windows))
+    rows, ids, segments = packed([4, 1, 6, 3])
+    upstream = torch.randn(ids.size(1), VOCAB, dtype=torch.float64)
+    together = net(ids, segments=segments)[0]
+    together.backward(upstream)
+    learned = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    apart = torch.cat([net(row[None])[0] for row in rows])
+    torch.testing.assert_close(together, apart, **EXACT)
+    apart.backward(upstream)
+    assert_same(learned, [parameter.grad for parameter in net.parameters()])
+    with torch.no_grad():
+        torch.testing.assert_close(net(ids, segments=segments)[0], apart, **EXACT)
+        # Without the segments they do leak, so that the equality above says something.
+        assert (net(ids)[0] - apart).abs().max() > 1e-3
+
+
+def packed(lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Texts, the row that they make, and which of them each token is of."""
+    rows = random_rows(lengths, seed)
+    numbers = [torch.full_like(row, index) for index, row in enumerate(rows)]
+    return rows, torch.cat(rows)[None], torch.cat(numbers)[None]
+
+
+@SEARCH
+@given(singles(), st.lists(lengths_of(3, 1, 4), min_size=1, max_size=3), st.integers(0, 3), SIDES,
+       st.integers(-1, 3))  # fmt: skip
+@torch.no_grad()
+def test_rows_are_packed_each_in_its_own_way_and_padded(
+    single: Single, lengths: list[list[int]], more: int, side: str, number: int
+) -> None:
+    """The number that stands in the padding may be that of the text beside it."""
+    net = decoder(single)
+    rows = [packed(each, seed) for seed, each in enumerate(lengths)]
+    width = max(sum(each) for each in lengths) + more
+    ids = pad([row[1][0] for row in rows], side, width=width, pad_id=None)
+    segments = pad([row[2][0] for row in rows], side, width=width, pad_id=number)
+    logits = net(ids, torch.tensor([sum(each) for each in lengths]), padding_side=side,
+                 segments=segments)  # fmt: skip
+    for out, each, (texts, _, _) in zip(logits, lengths, rows, strict=True):
+        found = out[real(sum(each), width, side)].split(each)
+        assert_same(found, [net(text[None])[0] for text in texts])
+
+
+@SEARCH
+@given(singles(), lengths_of(3, 1, 4), st.integers(0, 2), st.integers(0, 99))
+def test_trap_30_no_text_of_a_packed_row_leaks_into_another(
+    single: Single, lengths: list[int], changed: int, seed: int
+) -> None:
+    """Other words in one change nothing in the others, and their losses give it no gradient."""
+    net = decoder(single, seed)
+    _, ids, segments = packed(lengths, seed)
+    inside = segments[0] == changed
+    other = torch.where(inside, (ids + 1) % VOCAB, ids)
+    with torch.no_grad():
+        before, after = (net(each, segments=segments)[0] for each in (ids, other))
+    assert torch.equal(after[~inside], before[~inside])
+    assert (after[inside] != before[inside]).any()
+    marked = torch.where(inside, VOCAB - 1, ids % (VOCAB - 1))  # one id is in this text alone
+    states = net.decode(Tokens.of(marked, segments=segments))[0]
+    (states[~inside] * torch.randn(1, single.d_model)).sum().backward()
+    assert not net.embedding.tokens.weight.grad[VOCAB - 1].any()
+
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_without_anything_to_see_are_finite_in_half_precision(
+    scheme: str, dtype: torch.dtype
+) -> None:
+    """Forward and backward: empty sources, empty targets, packed rows, windows. Blocked keys stay
+    blocked beside scores of any size."""
+    net = two_stacks(Single(scheme, windows=(2, None))).to(dtype).train()
+    ids = torch.stack(random_rows([6, 6], 0))
+    lengths = torch.tensor([4, 0])
+    logits = net(ids, ids, torch.tensor([0, 0]), lengths)
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+    logits.float().logsumexp(-1).sum().backward()
+    net = decoder(Single(scheme)).to(dtype).train()
+    for module in net.modules():
+        if isinstance(module, RelativePositionBias):
+            torch.nn.init.constant_(module.weight, -20000.0)
+    segments = torch.tensor([[0, 0, 1, 1, 1, 2]] * 2)
+    unmoved = net(ids, lengths, segments=segments, padding_side="left")
+    unmoved.float().logsumexp(-1).sum().backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+    moved = ids.clone()
+    moved[:, :2] = (ids[:, :2] + 1) % VOCAB
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            found = net(moved, lengths, segments=segments, padding_side="left")
+            before = net(ids, lengths, segments=segments, padding_side="left")
+        assert found.isfinite().all()
+        assert torch.equal(found[0, 2:], before[0, 2:])
+
+
+# Heads, types and what is refused
+
+
+@SEARCH
+@given(singles(), lengths_of(3, 1, 6), SIDES, st.integers(0, 99))
+@torch.no_grad()
+def test_a_class_is_told_from_the_first_real_token(
+    single: Single, lengths: list[int], side: str, seed: int
+) -> None:
+    """Not from the first column, which is padding where rows are padded on the left."""
+    net, texts = encoder(single, "classes", seed), texts_of(lengths, seed)
+    states = [net.encode(Tokens.of(text.ids[None]))[0, 0] for text in texts]
+    assert_same(outputs(net, texts, side, width=7), [net.head(state[None])[0] for state in states])
+
+
+@SEARCH
+@given(singles(), st.integers(2, 6))
+@torch.no_grad()
+def test_two_texts_in_one_are_told_apart_by_their_types(single: Single, length: int) -> None:
+    net = encoder(single)
+    ids = torch.stack(random_rows([length], 0))
+    types = torch.zeros_like(ids)
+    torch.testing.assert_close(net(ids, types=types), net(ids), **EXACT)
+    types[:, -1] = 1
+    assert (net(ids, types=types) - net(ids))[0, -1].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("build", [decoder, lambda single: encoder(single, "tokens")])
+@pytest.mark.parametrize("windows", [(None,), (2, None)])
+@torch.no_grad()
+def test_a_batch_without_tokens_gives_no_logits(build: Any, windows: Any) -> None:
+    net = build(Single(windows=windows))
+    assert net(torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 0, VOCAB)
+
+
+@pytest.mark.parametrize("lengths", [[4, 2], [-1, 2]])
+def test_lengths_that_the_batch_cannot_have_are_refused(lengths: list[int]) -> None:
+    net, ids = random_net(TINY), torch.zeros(2, 3, dtype=torch.int64)
+    match = f"lengths must be from 0 to 3, the width of the batch, not {min(lengths)} to"
+    with pytest.raises(UserError, match=match):
+        net(ids, ids, torch.tensor(lengths))
+    with pytest.raises(UserError, match=match):
+        net(ids, ids, None, torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+def test_a_text_longer_than_the_model_allows_is_refused_with_both_lengths(positions: Any) -> None:
+    """A row may be wider, where padding or other texts stand beside it."""
+    config = Config(VOCAB, VOCAB, 4, 1, 1, 1, 4, max_length=MAX_LENGTH, positions=positions)
+    net = random_net(config)
+    fits, too_long = (torch.zeros(1, n, dtype=torch.int64) for n in (MAX_LENGTH, MAX_LENGTH + 1))
+    assert net(fits, fits).shape == (1, MAX_LENGTH, VOCAB)
+    for src, tgt in ((too_long, fits), (fits, too_long)):
+        with pytest.raises(UserError, match=r"sequence of 17 tokens.*max_length 16"):
+            net(src, tgt)
+    for side in ("right", "left"):
+        lengths = torch.tensor([MAX_LENGTH])
+        assert net(too_long, too_long, lengths, lengths, padding_side=side).isfinite().all()
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+def test_nothing_stays_behind_when_a_model_moves(positions: Any) -> None:
+    """The meta device refuses any tensor of another device, as an accelerator does."""
+    net = build(Config(VOCAB, VOCAB, 12, 3, 1, 1, 8, positions=positions)).to("meta").train()
+    ids = torch.zeros(2, 3, dtype=torch.int64, device="meta")
+    assert net(ids, ids).device.type == "meta"

@@ -1,0 +1,132 @@
+"""Who sees whom: exact tables, polarity, the bias in every type; tokens and their positions."""
+
+from itertools import product
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.parts.tokens import Span, Tokens, padding_mask
+from heedful.parts.visibility import Visibility, visible
+from option_space import SEARCH, SIDES, lengths_of
+
+
+def table(mask: Tensor) -> list[str]:
+    return ["".join("x" if allowed else "." for allowed in row) for row in mask]
+
+
+def seen(queries: list[int], keys: int, *, causal: bool, window: int | None = None) -> list[str]:
+    spans = Span(torch.tensor([queries])), Span(torch.arange(keys)[None])
+    found = visible(*spans, causal=causal, window=window)
+    assert found is not None
+    return table(found[0])
+
+
+def test_causality_is_a_matter_of_positions_also_where_queries_are_fewer_than_keys() -> None:
+    assert seen([0, 1, 2], 3, causal=True) == ["x..", "xx.", "xxx"]
+    assert seen([3, 4], 5, causal=True) == ["xxxx.", "xxxxx"]
+    assert seen([3], 4, causal=True) == ["xxxx"]
+
+
+def test_trap_18_a_window_has_w_keys_the_query_s_own_counted() -> None:
+    causal = ["x....", "xx...", "xxx..", ".xxx.", "..xxx"]
+    assert seen([0, 1, 2, 3, 4], 5, causal=True, window=3) == causal
+    assert seen([3, 4], 5, causal=True, window=3) == causal[3:]
+    for one in (True, False):
+        assert seen([0, 1, 2], 3, causal=one, window=1) == ["x..", ".x.", "..x"]
+    assert seen([0, 1, 2, 3], 4, causal=False, window=2) == ["xx..", "xxx.", ".xxx", "..xx"]
+
+
+def test_padding_and_packing_tables() -> None:
+    lengths = torch.tensor([3, 0, 1, 4])
+    assert table(padding_mask(lengths, 4)) == ["xxx.", "....", "x...", "xxxx"]
+    assert table(padding_mask(lengths, 4, "left")) == [".xxx", "....", "...x", "xxxx"]
+    segments = torch.tensor([[0, 0, 1, 2, 2], [5, 5, 5, 5, 5]])
+    tokens = Tokens.of(torch.zeros(2, 5, dtype=torch.int64), segments=segments)
+    assert tokens.positions.tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
+    mask = visible(tokens.span, tokens.span, causal=False)
+    assert mask is not None
+    assert torch.equal(mask, segments[:, :, None] == segments[:, None, :])
+    assert visible(*[Span(torch.arange(3)[None])] * 2, causal=False) is None
+
+
+@SEARCH
+@given(lengths_of(4, 0, 6), SIDES)
+def test_trap_1_positions_count_the_real_tokens_before_and_are_never_negative(
+    lengths: list[int], side: str
+) -> None:
+    tokens = Tokens.of(torch.zeros(4, 6, dtype=torch.int64), torch.tensor(lengths), side)
+    assert tokens.real is not None
+    assert torch.equal(tokens.real, padding_mask(torch.tensor(lengths), 6, side))
+    counted = (tokens.real.cumsum(-1) - 1).clamp(min=0)
+    positions = tokens.positions.expand(4, 6)
+    assert torch.equal(positions[tokens.real], counted[tokens.real])
+    assert positions.min() >= 0
+    assert tokens.longest() == max(lengths)
+
+
+@SEARCH
+@given(lengths_of(2, 0, 6), SIDES, st.booleans(), st.none() | st.integers(1, 7), st.data())
+def test_every_part_of_a_bias_is_that_part_of_the_table_one_place_at_a_time(
+    lengths: list[int], side: str, causal: bool, window: int | None, data: st.DataObject
+) -> None:
+    """And a query counts as real where it sees a key, in a causal pass always its own."""
+    segments = torch.tensor([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 4, 4]])
+    counts = torch.tensor(lengths)
+    tokens = Tokens.of(torch.zeros(2, 6, dtype=torch.int64), counts, side, segments)
+    real, positions = tokens.real, tokens.positions
+    assert real is not None
+    expected = torch.zeros(2, 6, 6, dtype=torch.bool)
+    for row, query, key in product(range(2), range(6), range(6)):
+        distance = int(positions.expand(2, 6)[row, query] - positions.expand(2, 6)[row, key])
+        expected[row, query, key] = (
+            bool(real[row, query] and real[row, key])
+            and bool(segments[row, query] == segments[row, key])
+            and (not causal or distance >= 0)
+            and (window is None or abs(distance) < window)
+        )
+    made = Visibility.among(tokens, causal=causal)
+    first, start = (data.draw(st.integers(0, 5)) for _ in range(2))
+    bias = made.bias(torch.float64, window=window, part=(range(first, 6), range(start, 6)))
+    assert bias is not None
+    assert torch.equal(bias[:, 0] == 0, expected[:, first:, start:])
+    assert made.real is not None
+    assert torch.equal(made.real, expected.any(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8, torch.int64])
+def test_trap_3_a_mask_that_is_not_bool_is_refused(dtype: torch.dtype) -> None:
+    """Also where shapes are not checked, as for users."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(TypeError, match="must be bool with True = may attend"):
+            Visibility.of_table(torch.ones(1, 2, 2, dtype=dtype))
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_bias_never_overflows_and_blocks_exactly_in_half_precision_too(
+    dtype: torch.dtype,
+) -> None:
+    visibility = Visibility.of_table(torch.tensor([True, False])[None, None])
+    bias = visibility.bias(dtype)
+    assert bias is not None
+    assert bias is visibility.bias(dtype)  # formed once, shared by all layers
+    assert bias.dtype == dtype
+    for score in (-3e4, 3e4):
+        assert (bias + torch.full((), score, dtype=dtype)).isfinite().all()
+    # The allowed key is the worse one by far more than real scores differ.
+    scores = torch.tensor([-1e4, 1e4], dtype=dtype)
+    assert (bias.flatten() + scores).float().softmax(-1).tolist() == [1.0, 0.0]
+
+
+def test_only_a_plain_causal_pass_is_left_to_a_kernel_that_knows_causality() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    assert Visibility.among(Tokens.of(ids), causal=True).is_causal_alone
+    for tokens in (Tokens.of(ids, torch.tensor([4, 4])), Tokens.of(ids, segments=ids)):
+        assert not Visibility.among(tokens, causal=True).is_causal_alone
+    assert not Visibility.among(Tokens.of(ids), causal=False).is_causal_alone
