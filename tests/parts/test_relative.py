@@ -1,4 +1,4 @@
-"""ALiBi's and T5's scores: the authors' tables, transformers', and what a stack does with them."""
+"""ALiBi's and T5's scores: the authors' tables, transformers', and their precision."""
 
 import math
 
@@ -9,10 +9,25 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.relative import Alibi, BucketScores, RelativeBuckets, alibi_slopes
+from heedful.parts.relative import Alibi, RelativeBuckets, alibi_slopes
 from heedful.parts.relative import relative_buckets as buckets_of
-from heedful.parts.rotary import Rotary
-from single_stacks import Single, decoder, encoder
+
+SCHEMES = [Alibi(), RelativeBuckets(8, 6)]
+
+
+def filled(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
+    return module
+
+
+def scores_of(
+    scheme: Alibi | RelativeBuckets, heads: int, queries: range, keys: int, *, causal: bool
+) -> Tensor:
+    module = filled(scheme.build(heads, 4, causal=causal))
+    return module(torch.tensor([list(queries)]), torch.arange(keys)[None]).detach()
+
 
 # ALiBi
 
@@ -27,50 +42,28 @@ def authors_slopes(num_heads: int) -> list[float]:
     return authors_slopes(below) + authors_slopes(2 * below)[0::2][: num_heads - below]
 
 
-@pytest.mark.parametrize("num_heads", range(1, 41))
-def test_trap_17_slopes_of_every_number_of_heads(num_heads: int) -> None:
-    slopes = alibi_slopes(num_heads)
-    assert slopes.shape == (num_heads,)
-    torch.testing.assert_close(slopes, torch.tensor(authors_slopes(num_heads)))
-
-
-def test_trap_17_golden_slopes() -> None:
-    """8, 12 and 40 heads, written out."""
+def test_trap_17_slopes_of_every_number_of_heads() -> None:
+    """8, 12 and 40 heads written out, and all up to 40 by the authors' rule."""
     eight = [2.0**-i for i in range(1, 9)]
+    assert alibi_slopes(1).tolist() == [2.0**-8]
     assert alibi_slopes(8).tolist() == eight
     twelve = eight + [2.0**-i for i in (0.5, 1.5, 2.5, 3.5)]
     torch.testing.assert_close(alibi_slopes(12), torch.tensor(twelve))
-    forty = [2.0 ** (-i / 4) for i in range(1, 33)]
-    forty += [2.0 ** (-i / 8) for i in range(1, 17, 2)]
+    forty = [2.0 ** (-i / 4) for i in range(1, 33)] + [2.0 ** (-i / 8) for i in range(1, 17, 2)]
     torch.testing.assert_close(alibi_slopes(40), torch.tensor(forty))
+    for num_heads in range(1, 41):
+        expected = torch.tensor(authors_slopes(num_heads))
+        torch.testing.assert_close(alibi_slopes(num_heads), expected)
 
 
-def test_a_single_head_has_the_gentlest_slope() -> None:
-    assert alibi_slopes(1).tolist() == [2.0**-8]
-
-
-def scores_of(
-    scheme: Alibi | RelativeBuckets | Rotary, heads: int, queries: int, keys: int, *, causal: bool
-) -> Tensor:
-    module = filled(scheme.build(heads, 4, causal=causal))
-    rotation, scores = module(queries, keys, None, torch.zeros(1))
-    assert rotation is None
-    return scores.whole()
-
-
-def filled(module: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
-    return module
-
-
-def test_alibi_table() -> None:
-    """Minus the slope for every place between; two heads have slopes 1/16 and 1/256."""
-    scores = scores_of(Alibi(), 2, 2, 4, causal=True)
+def test_alibi_falls_by_its_slope_for_every_place_between_without_end() -> None:
+    """Two heads have slopes 1/16 and 1/256."""
+    scores = scores_of(Alibi(), 2, range(2, 4), 4, causal=True)
     assert scores.shape == (1, 2, 2, 4)
-    assert (-16 * scores[0, 0]).tolist() == [[2, 1, 0, 1], [3, 2, 1, 0]]
-    assert (-256 * scores[0, 1]).tolist() == [[2, 1, 0, 1], [3, 2, 1, 0]]
+    for head, slope in ((0, 16), (1, 256)):
+        assert (-slope * scores[0, head]).tolist() == [[2, 1, 0, 1], [3, 2, 1, 0]]
+    far = scores_of(Alibi(), 4, range(100_000, 100_001), 100_001, causal=True)
+    assert far[0, :, 0, 0].tolist() == [-100_000 * 2.0 ** (-2 * i) for i in range(1, 5)]
 
 
 @pytest.mark.parametrize("num_heads", [1, 3, 8, 12, 40])
@@ -81,7 +74,7 @@ def test_attention_weights_are_those_of_bloom(num_heads: int) -> None:
     length = 9
     theirs = bloom.build_alibi_tensor(torch.ones(1, length), num_heads, torch.float32)
     theirs = theirs.view(1, num_heads, 1, length).expand(-1, -1, length, -1)
-    ours = scores_of(Alibi(), num_heads, length, length, causal=True)
+    ours = scores_of(Alibi(), num_heads, range(length), length, causal=True)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     logits = torch.randn(1, num_heads, length, length, generator=torch.Generator().manual_seed(0))
     left, right = (
@@ -90,19 +83,25 @@ def test_attention_weights_are_those_of_bloom(num_heads: int) -> None:
     torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
 
 
-@torch.no_grad()
-def test_alibi_extends_past_every_length_that_was_trained_on() -> None:
-    """No table ends: far scores are the slope times the distance, exactly."""
-    scores = scores_of(Alibi(), 4, 1, 100_001, causal=True)
-    assert scores[0, :, 0, 0].tolist() == [-100_000 * 2.0 ** (-2 * i) for i in range(1, 5)]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_alibi_slopes_stay_in_fp32_and_move_with_the_positions(dtype: torch.dtype) -> None:
+    """bf16 holds no distance above 256 to the place: scores are formed in fp32. They are no
+    buffer: `to_empty` would leave it without a value, a saved file would hold it."""
+    module = Alibi().build(12, 4, causal=True).to(dtype)
+    scores = module(torch.tensor([[2999]]), torch.arange(3000)[None])
+    assert scores.dtype == torch.float32
+    assert len(scores[0, 0].unique()) == 3000
+    assert not module.state_dict()
+    places = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+    assert module(places, places).device.type == "meta"
 
 
 # T5's buckets
 
-NUMBERS = [(32, 128), (8, 20), (4, 3), (32, 64), (16, 1000), (10, 37)]
 
-
-@pytest.mark.parametrize(("num_buckets", "max_distance"), NUMBERS)
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance"), [(32, 128), (8, 20), (4, 3), (32, 64), (16, 1000), (10, 37)]
+)
 @pytest.mark.parametrize("causal", [True, False])
 def test_trap_20_buckets_are_those_of_transformers(
     causal: bool, num_buckets: int, max_distance: int
@@ -136,107 +135,26 @@ def test_golden_buckets() -> None:
 def test_buckets_grow_with_the_distance_and_none_is_out_of_range(
     half: int, more: int, causal: bool
 ) -> None:
-    num_buckets, max_distance = 2 * half, 2 * half + more
-    distances = torch.arange(2 * max_distance)[None]
-    found = buckets_of(
-        distances, num_buckets=num_buckets, max_distance=max_distance, causal=causal
-    )[0]
-    top = num_buckets if causal else half
-    steps = found.diff()
-    assert (steps >= 0).all()
+    sizes = {"num_buckets": 2 * half, "max_distance": 2 * half + more}
+    found = buckets_of(torch.arange(2 * sizes["max_distance"])[None], **sizes, causal=causal)[0]
+    top = 2 * half if causal else half
+    assert (found.diff() >= 0).all()
     assert found[: top // 2].tolist() == list(range(top // 2))
-    assert (found[max_distance:] == top - 1).all()
+    assert (found[sizes["max_distance"] :] == top - 1).all()
 
 
-def test_bucket_scores_are_looked_up_by_head() -> None:
+def test_bucket_scores_are_looked_up_by_head_trained_and_saved() -> None:
     """weight[bucket, head]: a table of T5, (num_buckets, H)."""
-    scheme = RelativeBuckets(8, 20)
-    scores = scores_of(scheme, 3, 4, 4, causal=False)
+    scores = scores_of(RelativeBuckets(8, 20), 3, range(4), 4, causal=False)
     assert scores.shape == (1, 3, 4, 4)
     for head in range(3):
         # Distances 0, 1 and 2, 3 in buckets 0, 1, 2, 2, those to the right 4 further on.
-        row = [3 * bucket + head for bucket in (0, 5, 6, 6)]
-        assert scores[0, head, 0].tolist() == row
-        column = [3 * bucket + head for bucket in (0, 1, 2, 2)]
-        assert scores[0, head, :, 0].tolist() == column
-
-
-def test_trap_20_a_bucket_table_is_trained_and_saved_and_shared_by_all_layers() -> None:
-    net = decoder(Single("buckets", windows=(None, None, 2)))
-    tables = [m for m in net.modules() if isinstance(m, BucketScores)]
-    assert len(tables) == 1
-    assert net.state_dict()["decoder.relative.weight"].shape == (8, 2)
-    net(torch.arange(12)[None]).sum().backward()
-    distances = torch.arange(12)[None]
-    reached = buckets_of(distances, num_buckets=8, max_distance=6, causal=True).unique()
-    assert reached.tolist() == [0, 1, 2, 3, 4, 6, 7]  # no whole distance falls into the sixth
-    assert torch.equal(tables[0].weight.grad.abs().amax(-1).nonzero().flatten(), reached)
-    assert not Alibi().build(2, 4, causal=True).state_dict()
-
-
-def test_trap_20_encoders_look_both_ways_and_decoders_do_not() -> None:
-    single = Single("buckets")
-    assert decoder(single).decoder.relative.causal
-    assert not encoder(single).encoder.relative.causal
-
-
-# Both
-
-
-@pytest.mark.parametrize("scheme", [Alibi(), RelativeBuckets(8, 6)], ids=["alibi", "buckets"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_trap_6_scores_of_a_cached_step_are_the_last_rows_of_the_whole(
-    scheme: Alibi | RelativeBuckets, causal: bool
-) -> None:
-    whole = scores_of(scheme, 3, 9, 9, causal=causal)
-    for queries in (1, 2, 9):
-        step = scores_of(scheme, 3, queries, 9, causal=causal)
-        assert torch.equal(step, whole[:, :, 9 - queries :])
-
-
-@pytest.mark.parametrize("scheme", [Alibi(), RelativeBuckets(8, 6)], ids=["alibi", "buckets"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_part_of_the_scores_is_that_part_of_the_whole(
-    scheme: Alibi | RelativeBuckets, causal: bool
-) -> None:
-    module = filled(scheme.build(3, 4, causal=causal))
-    _, scores = module(5, 9, None, torch.zeros(1))
-    whole = scores.whole()
-    for rows, columns in (
-        (range(5), range(9)),
-        (range(1, 3), range(4, 9)),
-        (range(4, 5), range(1)),
-    ):
-        part = whole[:, :, rows.start : rows.stop, columns.start : columns.stop]
-        assert torch.equal(scores.part(rows, columns), part)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_alibi_slopes_stay_in_fp32_and_move_with_the_model(dtype: torch.dtype) -> None:
-    """bf16 holds no distance above 256 to the place: scores are formed in fp32."""
-    module = Alibi().build(12, 4, causal=True).to(dtype)
-    scores = module(1, 3000, None, torch.zeros(1, dtype=dtype))[1].whole()
-    assert scores.dtype == torch.float32
-    assert len(scores[0, 0].unique()) == 3000
-    assert module(2, 2, None, torch.zeros(1, device="meta"))[1].whole().device.type == "meta"
-
-
-@pytest.mark.parametrize("scheme", ["alibi", "buckets"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_trap_2_scores_never_outweigh_a_mask(scheme: str, dtype: torch.dtype) -> None:
-    """What is blocked stays blocked beside scores, in half precision too, and nothing is NaN."""
-    net = decoder(Single(scheme)).to(dtype)
-    if scheme == "buckets":
-        nn.init.constant_(net.decoder.relative.weight, -20000.0)
-    ids = torch.randint(13, (2, 9), generator=torch.Generator().manual_seed(0))
-    other = ids.clone()
-    other[1, :5] = (other[1, :5] + 1) % 13
-    lengths = torch.tensor([0, 4])
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            said, unmoved = (net(each, lengths, padding_side="left") for each in (ids, other))
-        assert said.isfinite().all()
-        assert torch.equal(said[1, 5:], unmoved[1, 5:])
+        assert scores[0, head, 0].tolist() == [3 * bucket + head for bucket in (0, 5, 6, 6)]
+        assert scores[0, head, :, 0].tolist() == [3 * bucket + head for bucket in (0, 1, 2, 2)]
+    module = filled(RelativeBuckets(8, 20).build(3, 4, causal=False))
+    assert module.state_dict()["weight"].shape == (8, 3)
+    module(torch.arange(4)[None], torch.arange(4)[None]).sum().backward()
+    assert module.weight.grad[:, 0].tolist() == [4, 3, 3, 0, 0, 3, 3, 0]
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -246,3 +164,14 @@ def test_buckets_that_cannot_be_told_apart_are_refused(causal: bool) -> None:
     for scheme in (RelativeBuckets(least - 1, 8), RelativeBuckets(8 * least, 8)):
         with pytest.raises(UserError, match=f"{scheme.num_buckets} buckets"):
             scheme.build(3, 8, causal=causal)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["alibi", "buckets"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_trap_6_scores_of_some_queries_are_those_rows_of_the_whole(
+    scheme: Alibi | RelativeBuckets, causal: bool
+) -> None:
+    whole = scores_of(scheme, 3, range(9), 9, causal=causal)
+    for queries in (range(8, 9), range(5, 9), range(2, 4)):
+        part = scores_of(scheme, 3, queries, 9, causal=causal)
+        assert torch.equal(part, whole[:, :, queries.start : queries.stop])

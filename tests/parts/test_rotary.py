@@ -24,51 +24,32 @@ from heedful.parts.rotary import (
 from heedful.zoo import llama
 
 LAYOUTS: list[Layout] = ["half", "interleaved"]
+ORIGINAL = "original_max_position_embeddings"
+
+
+def llama3(factor: float, low: float, high: float, original: int) -> tuple[Scaling, dict[str, Any]]:
+    keys = {"factor": factor, "low_freq_factor": low, "high_freq_factor": high, ORIGINAL: original}
+    return Llama3Scaling(factor, low, high, original), keys
+
+
+def yarn(factor: float, original: int, **more: Any) -> tuple[Scaling, dict[str, Any]]:
+    names = {"slow": "beta_slow", "fast": "beta_fast"}
+    theirs = {names.get(name, name): value for name, value in more.items()}
+    keys = {"factor": factor, ORIGINAL: original, **theirs}
+    return YarnScaling(factor, original, **more), keys
+
+
 # The scheme, and what transformers calls it.
 SCALED: dict[str, tuple[Scaling | None, dict[str, Any]]] = {
     "default": (None, {}),
     "linear": (LinearScaling(4.0), {"factor": 4.0}),
-    "llama3": (
-        Llama3Scaling(),
-        {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    ),
-    "llama3 of 3.2": (
-        Llama3Scaling(32.0, 0.5, 3.0, 1024),
-        {
-            "factor": 32.0,
-            "low_freq_factor": 0.5,
-            "high_freq_factor": 3.0,
-            "original_max_position_embeddings": 1024,
-        },
-    ),
-    "yarn": (YarnScaling(4.0, 4096), {"factor": 4.0, "original_max_position_embeddings": 4096}),
-    "yarn set by hand": (
-        YarnScaling(16.0, 2048, slow=2.0, fast=24.0, attention_factor=1.25),
-        {
-            "factor": 16.0,
-            "original_max_position_embeddings": 2048,
-            "beta_slow": 2.0,
-            "beta_fast": 24.0,
-            "attention_factor": 1.25,
-        },
-    ),
-    "yarn not truncated": (
-        YarnScaling(4.0, 4096, truncate=False),
-        {"factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False},
-    ),
-    "yarn of a short text": (
-        YarnScaling(2.0, 16),
-        {"factor": 2.0, "original_max_position_embeddings": 16},
-    ),
-    "yarn that stretches nothing": (
-        YarnScaling(1.0, 64),
-        {"factor": 1.0, "original_max_position_embeddings": 64},
-    ),
+    "llama3": llama3(8.0, 1.0, 4.0, 8192),
+    "llama3 of 3.2": llama3(32.0, 0.5, 3.0, 1024),
+    "yarn": yarn(4.0, 4096),
+    "yarn set by hand": yarn(16.0, 2048, slow=2.0, fast=24.0, attention_factor=1.25),
+    "yarn not truncated": yarn(4.0, 4096, truncate=False),
+    "yarn of a short text": yarn(2.0, 16),
+    "yarn that stretches nothing": yarn(1.0, 64),
 }
 
 
@@ -78,9 +59,7 @@ def built(width: int, scheme: Rotary | None = None) -> RotaryPositions:
 
 def turned(x: Tensor, positions: list[int], scheme: Rotary) -> Tensor:
     """`x` (B, H, T, E) with its T tokens at these positions."""
-    rotation, scores = built(x.size(-1), scheme)(x.size(2), x.size(2), torch.tensor([positions]), x)
-    assert scores is None
-    return rotate(x, rotation)
+    return rotate(x, built(x.size(-1), scheme)(torch.tensor([positions])))
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -92,7 +71,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 def test_golden_angles() -> None:
     """Width 4 and base 10,000: a place times 1 and times 1/100."""
-    rotation, _ = built(4)(4, 4, None, torch.zeros(1))
+    rotation = built(4)(torch.arange(4)[None])
     expected = [[0.0, 0.0], [1.0, 0.01], [2.0, 0.02], [3.0, 0.03]]
     assert rotation.cos.shape == rotation.sin.shape == (1, 1, 4, 2)
     torch.testing.assert_close(rotation.cos[0, 0], torch.tensor(expected).cos())
@@ -135,7 +114,7 @@ def test_frequencies_are_those_of_transformers(name: str, base: float, width: in
         num_attention_heads=2,
         head_dim=width,
         max_position_embeddings=int(
-            keys.get("factor", 1) * keys.get("original_max_position_embeddings", 64)
+            keys.get("factor", 1) * keys.get(ORIGINAL, 64)
         ),
         rope_parameters={"rope_type": kind, "rope_theta": base, **keys},
     )
@@ -160,7 +139,7 @@ def test_cosines_and_sines_of_transformers() -> None:
     theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
     places = torch.tensor([[0, 1, 5, 999]])
     cos, sin = theirs(torch.zeros(1, 4, 16), places)
-    rotation, _ = built(16, Rotary(scaling=scaling))(4, 4, places, torch.zeros(1))
+    rotation = built(16, Rotary(scaling=scaling))(places)
     torch.testing.assert_close(torch.cat([rotation.cos[:, 0]] * 2, -1), cos, rtol=0, atol=1e-4)
     torch.testing.assert_close(torch.cat([rotation.sin[:, 0]] * 2, -1), sin, rtol=0, atol=1e-4)
     assert rotation.cos[0, 0, 0, 0] == pytest.approx(0.1 * math.log(4) + 1)
@@ -279,16 +258,12 @@ def test_place_zero_turns_nothing(layout: Layout) -> None:
     assert torch.equal(turned(x, [0], Rotary(layout=layout)), x)
 
 
-def test_trap_15_new_tokens_stand_after_those_of_the_cache() -> None:
-    """The last queries of all keys; explicit positions go before."""
-    module, like = built(6), torch.zeros(1)
-    whole, step = module(9, 9, None, like)[0], module(2, 9, None, like)[0]
-    assert torch.equal(step.cos, whole.cos[:, :, 7:])
-    assert torch.equal(step.sin, whole.sin[:, :, 7:])
-    rows = module(2, 9, torch.tensor([[0, 1], [4, 5]]), like)[0]
+def test_trap_15_each_row_has_the_angles_of_its_own_positions() -> None:
+    module = built(6)
+    whole, rows = module(torch.arange(9)[None]), module(torch.tensor([[0, 1], [4, 5]]))
     assert rows.sin.shape == (2, 1, 2, 3)
     assert torch.equal(rows.sin[1, 0], whole.sin[0, 0, 4:6])
-    assert torch.equal(rows.sin[0, 0], whole.sin[0, 0, :2])
+    assert torch.equal(rows.cos[0, 0], whole.cos[0, 0, :2])
 
 
 # Precision and devices
@@ -300,7 +275,7 @@ def test_trap_14_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtyp
     module = built(16).to(dtype)
     assert module.table.dtype == torch.float32
     places = torch.tensor([[99_999, 100_000]])
-    rotation, _ = module(2, 100_001, places, torch.zeros(1, dtype=dtype))
+    rotation = module(places)
     theta = 10000.0 ** (-np.arange(0, 16, 2) / 16)
     angles = np.outer([99_999, 100_000], theta)
     assert rotation.cos.dtype == rotation.sin.dtype == torch.float32
@@ -316,9 +291,10 @@ def test_trap_14_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtyp
 def test_trap_14_a_whole_model_in_bf16_keeps_its_angles() -> None:
     config = llama.Config(13, 12, 2, 1, 8, 1, 7, 100)
     net = llama.build(config)
-    before = net.decoder.relative.table.clone()
+    position = net.decoder.blocks[0].self_attention.sublayer.position
+    before = position.table.clone()
     net.to(torch.bfloat16)
-    assert torch.equal(net.decoder.relative.table, before)
+    assert torch.equal(position.table, before)
 
 
 def test_trap_37_what_no_checkpoint_holds_is_there_after_a_load() -> None:
@@ -326,12 +302,11 @@ def test_trap_37_what_no_checkpoint_holds_is_there_after_a_load() -> None:
     module = built(8)
     assert module.state_dict() == {}
     assert list(module.parameters()) == []
-    with torch.device("meta"):
-        shape = torch.empty(1)
     before = module.table.clone()
     module.to("meta").to_empty(device="cpu")
     assert torch.equal(module.table, before)
-    assert module(2, 2, None, shape)[0].cos.device.type == "meta"
+    places = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+    assert module(places).cos.device.type == "meta"
 
 
 @pytest.mark.parametrize("width", [1, 3, 7])

@@ -1,0 +1,317 @@
+"""Norms, feed-forward networks, residual placements, tying and first weights, against formulas."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts import init
+from heedful.parts.feedforward import ACTIVATIONS, Gated, Mlp, feedforward
+from heedful.parts.heads import OutputHead, Scale, tied_linear
+from heedful.parts.norms import LayerNorm, RMSNorm
+from heedful.parts.positions import LearnedTable
+from heedful.parts.residual import PLACEMENTS, SandwichNorm
+from heedful.zoo.vaswani2017 import Config, build
+
+D, WIDE = 6, 8
+
+
+def tiny(**changes: Any) -> Config:
+    sizes: dict[str, Any] = {
+        "src_vocab_size": 31, "tgt_vocab_size": 31, "d_model": 12, "num_heads": 3,
+        "num_encoder_layers": 2, "num_decoder_layers": 2, "d_ff": 20, "max_length": 10,
+    }  # fmt: skip
+    return Config(**(sizes | changes))
+
+
+def random(module: nn.Module) -> Any:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module.double().eval()
+
+
+def x_of(*shape: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
+
+
+# Norms
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-5, 1e-2])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_trap_26_norms_are_their_formulas_with_eps_inside_the_root(
+    kind: Any, scale: float, eps: float
+) -> None:
+    """Layer norm takes the biased deviation, not the unbiased one, nor root + eps, as in widely
+    copied code; RMS norm takes no mean off and has no bias."""
+    norm = random(kind(eps).build(D))
+    x = x_of(2, 3, D, scale=scale) + scale  # its mean is not zero
+    a = x.numpy() - (x.numpy().mean(-1, keepdims=True) if kind is LayerNorm else 0)
+    expected = a / np.sqrt((a**2).mean(-1, keepdims=True) + eps) * norm.weight.detach().numpy()
+    if kind is LayerNorm:
+        expected += norm.bias.detach().numpy()
+    np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+    assert len(list(norm.parameters())) == (2 if kind is LayerNorm else 1)
+    without = LayerNorm(eps, bias=False).build(D).double()
+    torch.testing.assert_close(without(x), LayerNorm(eps).build(D).double()(x))
+    assert without.bias is None
+
+
+def test_trap_26_golden_rms_norm() -> None:
+    """(3, 4): the root of the mean square is 5 / √2, and neither a deviation nor a length."""
+    expected = [3 * math.sqrt(2) / 5, 4 * math.sqrt(2) / 5]
+    found = RMSNorm(0.0).build(2)(torch.tensor([[3.0, 4.0]]))
+    torch.testing.assert_close(found, torch.tensor([expected]))
+
+
+@pytest.mark.parametrize(
+    "theirs", ["llama.modeling_llama.LlamaRMSNorm", "t5.modeling_t5.T5LayerNorm"]
+)
+def test_rms_norm_is_that_of_transformers(theirs: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    package, module, name = theirs.split(".")
+    found = getattr(getattr(getattr(transformers.models, package), module), name)(D, eps=1e-3)
+    norm = random(RMSNorm(1e-3).build(D)).float()
+    found.weight.data.copy_(norm.weight.data)
+    x = x_of(2, 3, D).float()
+    torch.testing.assert_close(norm(x), found(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_large_states_do_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
+    """The square of 1,000 is more than fp16 holds."""
+    for scheme in (RMSNorm(), LayerNorm()):
+        out = scheme.build(4).to(dtype)(torch.tensor([[1e3, -1e3, 1e3, -1e3]], dtype=dtype))
+        torch.testing.assert_close(out.abs().float(), torch.ones(1, 4), rtol=0, atol=1e-2)
+
+
+# Feed-forward
+
+
+def gelu_tanh(v: float) -> float:
+    return 0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+
+
+FORMULAS: dict[str, Any] = {
+    "relu": lambda v: max(v, 0.0),
+    "gelu": lambda v: 0.5 * v * (1 + math.erf(v / math.sqrt(2))),
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda v: v / (1 + math.exp(-v)),
+}
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [*FORMULAS, *GATED])
+def test_trap_25_networks_are_their_formulas(kind: Any, bias: bool) -> None:
+    """act(x W + b) W₂ + d, or (act(x W + b) ⊙ (x V + c)) W₂ + d, whose activation is on the first
+    half; one number at a time, in double precision. GELU is the exact one, or its approximation."""
+    network, x = random(feedforward(D, WIDE, kind, bias=bias, dropout=0.25)), x_of(2, 3, D)
+    assert isinstance(network, Gated if kind in GATED else Mlp)
+    assert network.dropout.p == 0.25
+    up, down = network.up.weight.detach().numpy(), network.down.weight.detach().numpy()
+    assert [network.up.bias is not None, network.down.bias is not None] == [bias, bias]
+    hidden = x.numpy() @ up.T + (network.up.bias.detach().numpy() if bias else 0)
+    expected = np.vectorize(FORMULAS[GATED.get(kind, kind)])(hidden[..., :WIDE])
+    if kind in GATED:
+        expected = expected * hidden[..., WIDE:]
+    expected = expected @ down.T + (network.down.bias.detach().numpy() if bias else 0)
+    np.testing.assert_allclose(network(x).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_trap_25_both_gelus_in_numbers() -> None:
+    x = torch.tensor([1.0, -2.0])
+    for name, numbers in (("gelu", [0.841344746, -0.045500264]),
+                          ("gelu_tanh", [0.841192, -0.045402])):  # fmt: skip
+        torch.testing.assert_close(ACTIVATIONS[name](x), torch.tensor(numbers), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "names"), [("swiglu", ("gate_proj", "up_proj", "down_proj")),
+                                             ("geglu_tanh", ("wi_0", "wi_1", "wo"))])  # fmt: skip
+def test_gated_networks_are_those_of_llama_and_t5(kind: Any, names: tuple[str, ...]) -> None:
+    transformers = pytest.importorskip("transformers")
+    if kind == "swiglu":
+        config = transformers.LlamaConfig(
+            hidden_size=D, num_attention_heads=1, intermediate_size=WIDE
+        )
+        theirs = transformers.models.llama.modeling_llama.LlamaMLP(config)
+    else:
+        config = transformers.T5Config(d_model=D, d_ff=WIDE, feed_forward_proj="gated-gelu",
+                                       dropout_rate=0.0)  # fmt: skip
+        theirs = transformers.models.t5.modeling_t5.T5DenseGatedActDense(config)
+    ours, x = random(Gated(D, WIDE, kind)).float(), x_of(2, 3, D).float()
+    weights = [*ours.up.weight.split(ours.split_sizes), ours.down.weight]
+    with torch.no_grad():
+        for name, weight in zip(names, weights, strict=True):
+            getattr(theirs, name).weight.copy_(weight)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["swiglu", "relu"])
+def test_dropout_is_on_the_hidden_units(kind: Any) -> None:
+    """Not on what comes out: every output is then a sum over fewer units."""
+    network = random(feedforward(1, 400, kind, dropout=0.5, bias=False))
+    nn.init.ones_(network.up.weight)
+    nn.init.ones_(network.down.weight)
+    x = torch.ones(1, 50, 1, dtype=torch.float64)
+    whole = network(x).flatten()[0]
+    ratios = (network.train()(x) / whole).flatten()
+    assert ((ratios > 0.7) & (ratios < 1.3)).all()
+    # Of 400 units some are kept, each twice as large: the ratio is a count over 200.
+    torch.testing.assert_close(ratios * 200, (ratios * 200).round(), rtol=0, atol=1e-6)
+    assert len(ratios.unique()) > 5
+
+
+# Residual placements
+
+
+@pytest.mark.parametrize("kind", [LayerNorm(), RMSNorm()])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_placements_are_their_formulas(placement: Any, kind: Any) -> None:
+    """Dropout is on what the sublayer adds and, but for the norm after it, never on the way
+    around."""
+    residual, x = random(PLACEMENTS[placement](nn.Linear(D, D), kind.build(D))), x_of(2, 3, D)
+    f, norm = residual.sublayer, residual.norm
+    expected = {
+        "post": lambda: norm(x + f(x)),
+        "pre": lambda: x + f(norm(x)),
+        "output": lambda: x + norm(f(x)),
+        "sandwich": lambda: x + residual.output_norm(f(norm(x))),
+    }[placement]()
+    torch.testing.assert_close(residual(x), expected)
+    torch.manual_seed(0)
+    dropped = PLACEMENTS[placement](nn.Identity(), nn.Identity(), dropout=0.5).train()
+    assert set(dropped(torch.ones(4, 5, 20)).unique().tolist()) == {1.0, 3.0}
+
+
+def test_the_sandwich_bounds_what_the_sublayer_adds_by_a_norm_of_its_own() -> None:
+    residual = SandwichNorm(nn.Linear(D, D), RMSNorm().build(D))
+    nn.init.constant_(residual.sublayer.weight, 1e6)
+    x = x_of(2, 3, D).float()
+    assert (residual(x) - x).pow(2).mean(-1).sqrt().max() < 1.001
+    assert residual.norm.weight is not residual.output_norm.weight
+    assert "output_norm.weight" in residual.state_dict()
+
+
+# Output and tying
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_output_is_a_transform_and_a_product(bias: bool) -> None:
+    weight, x = nn.Parameter(torch.randn(5, 3)), torch.randn(2, 4, 3)
+    tied, free = (tied_linear(weight, bias=bias, tied=tied) for tied in (True, False))
+    assert tied.weight is weight
+    assert free.weight is not weight
+    assert free.weight.shape == weight.shape
+    for out in (tied, free):
+        random(out).float()
+        expected = F.linear(0.5 * x, out.weight, out.bias)
+        torch.testing.assert_close(OutputHead(out, Scale(0.5))(x), expected)
+        capped = OutputHead(out, Scale(0.5), softcap=2.0)(x)
+        torch.testing.assert_close(capped, 2 * torch.tanh(expected / 2))
+
+
+def matrices(net: EncoderDecoder) -> tuple[Tensor, Tensor, Tensor]:
+    return net.src_embedding.tokens.weight, net.tgt_embedding.tokens.weight, net.head.out.weight
+
+
+SAME = {"none": (False, False), "decoder": (False, True), "all": (True, True)}
+
+
+@pytest.mark.parametrize("tie", SAME)
+def test_trap_19_tied_is_one_and_the_same_parameter(tie: Any) -> None:
+    """Also after a load, a copy and a change of type: an alias that broke trains apart unseen. Its
+    gradient is the sum over all uses."""
+    net, free = (build(tiny(tie_embeddings=each, dropout=0.0)) for each in (tie, "none"))
+    net.load_state_dict(build(tiny(tie_embeddings=tie)).state_dict())
+    free.load_state_dict(net.state_dict())
+    saved = 31 * 12 * sum(SAME[tie])
+    sizes = [sum(p.numel() for p in each.parameters()) for each in (free, net)]
+    assert sizes[0] - sizes[1] == saved
+    for each in (net, copy.deepcopy(net), copy.deepcopy(net).double()):
+        source, target, head = matrices(each)
+        assert (source is target, target is head) == SAME[tie]
+    torch.manual_seed(0)
+    src, tgt = torch.randint(31, (2, 5)), torch.randint(31, (2, 4))
+    upstream = torch.randn(2, 4, 31)
+    for each in (net, free):
+        each(src, tgt).backward(upstream)
+    source, target, head = (matrix.grad for matrix in matrices(free))
+    assert source.any()
+    assert target.any()
+    assert head.any()
+    target = target + head if SAME[tie][1] else target
+    source = source + target if SAME[tie][0] else source
+    torch.testing.assert_close(matrices(net)[0].grad, source, rtol=1e-5, atol=1e-6)
+    if not SAME[tie][0]:
+        torch.testing.assert_close(matrices(net)[1].grad, target, rtol=1e-5, atol=1e-6)
+
+
+# First weights
+
+
+@pytest.mark.parametrize("tie", SAME)
+def test_every_weight_is_drawn_once_after_tying(tie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tied matrix drawn again as a linear map would have the deviation of one."""
+    drawn: list[int] = []
+    for name in ("normal_", "xavier_uniform_", "constant_"):
+        draw = getattr(nn.init, name)
+
+        def once(parameter: Tensor, *args: Any, draw: Any = draw, **named: Any) -> Tensor:
+            drawn.append(id(parameter))
+            return draw(parameter, *args, **named)
+
+        monkeypatch.setattr(nn.init, name, once)
+    net = build(tiny(tie_embeddings=tie, positions="learned"))
+    drawn.clear()
+    init.init_weights(net)
+    assert sorted(drawn) == sorted(id(parameter) for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("tie", SAME)
+def test_first_weights_have_the_deviations_and_bounds_that_they_are_named_by(tie: Any) -> None:
+    """The same from the same seed; logits are of about unit size, so that training starts near the
+    uniform distribution."""
+    nets = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        nets.append(build(tiny(tie_embeddings=tie, positions="learned", d_model=48, d_ff=96,
+                               src_vocab_size=500, tgt_vocab_size=500, max_length=300)))  # fmt: skip
+    first, again, other = (nn.utils.parameters_to_vector(net.parameters()) for net in nets)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    net = nets[0].eval()
+    source, target, head = matrices(net)
+    embeddings = [source, target, *([] if tie == "none" else [head])]
+    embeddings += [m.weight for m in net.modules() if isinstance(m, LearnedTable)]
+    for weight in embeddings:
+        assert weight.std().item() == pytest.approx(48**-0.5, rel=0.05)
+        assert abs(weight.mean().item()) < 0.01
+    linear = [m for m in net.modules() if isinstance(m, nn.Linear)]
+    for weight in (m.weight for m in linear if m.weight is not head or tie == "none"):
+        bound = math.sqrt(6 / sum(weight.shape))
+        assert 0.98 * bound < weight.abs().max().item() <= bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    assert not any(m.bias.any() for m in linear if m.bias is not None)
+    for norm in (m for m in net.modules() if isinstance(m, nn.LayerNorm)):
+        assert (norm.weight == 1).all()
+        assert not norm.bias.any()
+    if tie != "none":
+        logits = net(torch.randint(500, (8, 10)), torch.randint(500, (8, 10)))
+        nll = F.cross_entropy(logits.flatten(0, 1), torch.randint(500, (80,))).item()
+        assert abs(nll - math.log(500)) < 1.0
+
+
+@pytest.mark.parametrize(("scaled", "factor"), [(True, math.sqrt(12)), (False, 1.0)])
+def test_the_scale_of_embeddings_is_the_root_of_the_width(scaled: bool, factor: float) -> None:
+    net = build(tiny(scale_embeddings=scaled))
+    assert [net.src_embedding.scale, net.tgt_embedding.scale] == pytest.approx([factor] * 2)
