@@ -56,7 +56,9 @@ def extend(net: Any, cache: Cache, texts: list[Text], rows: list[Tensor], side: 
     assert logits.isfinite().all()
     width = logits.size(1)
     ours = [out[real(row.numel(), width, side)] for out, row in zip(logits, rows, strict=True)]
-    whole = [out[out.size(0) - row.numel() :] for out, row in zip(_alone(net, longer), rows)]
+    whole = [
+        out[out.size(0) - row.numel() :] for out, row in zip(_alone(net, longer), rows, strict=True)
+    ]
     assert_same(ours, whole)
     return longer
 
@@ -178,7 +180,7 @@ def test_every_scheme_past_its_window_in_chunks(scheme: str, windows: tuple[int,
 def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> None:
     """Sources are projected once; following another beam moves no key."""
     net = two_stacks(Single())
-    cache, texts = begun(net, texts_of([3, 2]), "right", 16, 3)
+    cache, _ = begun(net, texts_of([3, 2]), "right", 16, 3)
     stores = [*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values]
     before = [store.data_ptr() for store in stores]
     assert all(store.size(0) == 2 for store in stores)

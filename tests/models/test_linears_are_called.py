@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.losses import cross_entropy, head_loss
-from option_space import EXACT, SIDES, VOCAB, texts_of, tokens_of
+from option_space import EXACT, VOCAB, texts_of, tokens_of
 from single_stacks import Single, decoder, encoder, two_stacks
 
 

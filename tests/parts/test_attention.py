@@ -275,7 +275,7 @@ def repeated(module: Any) -> Any:
 def test_trap_16_grouped_heads_are_repeated_heads(
     heads: tuple[int, int], causal: bool, lengths: list[int], side: str, scheme: str
 ) -> None:
-    """Values, weights and gradients; with padding, and with position schemes that differ by head."""
+    """Values, weights and gradients; with padding, and with any position scheme."""
     module = attention(*heads, scheme=scheme)
     full, x = repeated(module), random(2, 6, D, seed=3)
     tokens = Tokens.of(torch.zeros(2, 6, dtype=torch.int64), torch.tensor(lengths), side)

@@ -285,7 +285,8 @@ def test_first_weights_have_the_deviations_and_bounds_that_they_are_named_by(tie
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         nets.append(build(tiny(tie_embeddings=tie, positions="learned", d_model=48, d_ff=96,
-                               src_vocab_size=500, tgt_vocab_size=500, max_length=300)))  # fmt: skip
+                               src_vocab_size=500, tgt_vocab_size=500,
+                               max_length=300)))  # fmt: skip
     first, again, other = (nn.utils.parameters_to_vector(net.parameters()) for net in nets)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

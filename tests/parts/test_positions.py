@@ -1,4 +1,4 @@
-"""Position tables: golden numbers, the paper's formula, rows by position, devices, what is saved."""
+"""Position tables: golden numbers, the formula, rows by position, devices, what is saved."""
 
 import math
 
@@ -98,7 +98,9 @@ def test_tables_move_with_their_model(scheme: Positions) -> None:
 def test_embeddings_are_scaled_before_positions_are_added_and_dropout_is_on_the_sum() -> None:
     torch.manual_seed(0)
     tokens, table = nn.Embedding(7, 4), sinusoidal_table(60, 4)
-    module = TokenEmbedding(tokens, Sinusoidal().build(60, 4), max_length=60, scale=2.0, dropout=0.5)
+    module = TokenEmbedding(
+        tokens, Sinusoidal().build(60, 4), max_length=60, scale=2.0, dropout=0.5
+    )
     batch = Tokens.of(torch.randint(7, (3, 50)), torch.tensor([50, 3, 0]), "left")
     expected = tokens.weight[batch.ids] * 2 + table[batch.positions]
     torch.testing.assert_close(module.eval()(batch), expected)

@@ -196,9 +196,7 @@ def _stack(single: Single, *, causal: bool, cross: bool = False) -> Stack:
     return Stack((_block(single, position, window, cross) for window in single.windows), norm)
 
 
-def _block(
-    single: Single, position: nn.Module | None, window: int | None, cross: bool
-) -> Block:
+def _block(single: Single, position: nn.Module | None, window: int | None, cross: bool) -> Block:
     shared: dict[str, Any] = {
         "num_kv_heads": single.num_kv_heads,
         "head_dim": single.head_dim,
