@@ -10,7 +10,8 @@ from common import argument_parser, command_line, interleaved, table, write_resu
 from heedful.parts.attention import attend, attend_fused
 from heedful.parts.dropout import Dropout
 from heedful.parts.losses import linear_cross_entropy
-from heedful.parts.masks import AttentionMask, causal_mask
+from heedful.parts.tokens import Span
+from heedful.parts.visibility import Visibility
 
 # A batch of Transformer-Tiny: 128 sentences of 16 tokens, width 128 in 4 heads, 10,000 entries.
 BATCH, LENGTH, WIDTH, HEADS, VOCAB = 128, 16, 128, 4, 10_000
@@ -54,7 +55,8 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
             "torch.nn.Dropout": lambda: backward(theirs(x)),
         }
     }
-    mask = AttentionMask(causal_mask(LENGTH, LENGTH)[None, None])
+    places = Span(torch.arange(LENGTH)[None])
+    mask = Visibility(places, places, causal=True)
     for dtype, p in ((torch.float32, 0.0), (torch.float32, 0.1), (torch.bfloat16, 0.0)):
         q, k, v = (
             torch.randn(BATCH, HEADS, LENGTH, WIDTH // HEADS, dtype=dtype, requires_grad=True)

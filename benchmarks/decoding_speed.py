@@ -21,7 +21,8 @@ from common import (
     write_results,
 )
 from heedful.generation import beam_search, greedy_search
-from heedful.parts.cache import Cache
+from heedful.inference.decoding import Decoding
+from heedful.parts.tokens import Tokens
 from training_speed import BOS, EOS, LABELS, MODELS, PAD, QUICK, SIZES, Size
 
 SOURCE_TOKENS, NEW_TOKENS = 16, 20
@@ -70,24 +71,19 @@ def case(who: str, net: nn.Module, src: Tensor, beam: int) -> Callable[[], float
 def heedful_decode(net: Any, src: Tensor, beam: int) -> float:
     """Encode, then search with the cache, as a translator does."""
     lengths = torch.full((len(src),), src.size(1))
-    cache = net.start(src, lengths, capacity=NEW_TOKENS)
+    cache = net.start(Tokens.of(src, lengths), capacity=NEW_TOKENS)
     start = torch.full((len(src), 1), BOS)
-
-    def next_log_probs(prefixes: Tensor, cache: Cache) -> Tensor:
-        logits: Tensor = net.step(prefixes[:, -1:], cache)[:, -1]
-        logits[:, [PAD, BOS]] = -torch.inf
-        return logits.log_softmax(-1)
-
+    state = Decoding(net, cache, never=[PAD, BOS], longest=NEW_TOKENS)
     options: dict[str, Any] = {
         "eos_id": EOS,
         "max_new_tokens": NEW_TOKENS,
         "min_new_tokens": NEW_TOKENS,
-        "state": cache,
+        "state": state,
     }
     if beam == 1:
-        found = greedy_search(next_log_probs, start, **options)
+        found = greedy_search(state.next_log_probs, start, **options)
     else:
-        found = beam_search(next_log_probs, start, beam_size=beam, **options)
+        found = beam_search(state.next_log_probs, start, beam_size=beam, **options)
     lengths_found = {len(hypotheses[0].ids) for hypotheses in found}
     assert lengths_found == {NEW_TOKENS}, lengths_found
     return len(src) * NEW_TOKENS

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from common import argument_parser, command_line, table, write_results
 from heedful.parts.attention import Attention, attend_fused
-from heedful.parts.masks import AttentionMask, MaskRule
+from heedful.parts.tokens import Span, Tokens
+from heedful.parts.visibility import Visibility
 from heedful.zoo import llama
 
 WIDTH, HEADS, WINDOW = 256, 8, 256
@@ -66,15 +67,20 @@ def layer(kind: str, length: int, rounds: int) -> dict[str, float]:
     x = torch.randn(1, length, WIDTH, requires_grad=True)
 
     def run() -> None:
-        mask = AttentionMask(MaskRule(length, length, causal=True))
-        attention(x, mask=mask).sum().backward()
+        attention(x, causal(length)).sum().backward()
 
     warm = Attention(WIDTH, HEADS, window=WINDOW)
-    warm(x[:, :512].detach().requires_grad_(), mask=AttentionMask(MaskRule(512, 512, causal=True)))
+    warm(x[:, :512].detach().requires_grad_(), causal(512))
     before = peak_bytes()
     run()
     taken = peak_bytes() - before
     return {"seconds": median_seconds(run, rounds), "bytes": taken}
+
+
+def causal(length: int) -> Visibility:
+    """No token sees those after it."""
+    places = Span(torch.arange(length)[None])
+    return Visibility(places, places, causal=True)
 
 
 def peak_bytes() -> int:
@@ -103,15 +109,19 @@ def decode(contexts: tuple[int, ...], rounds: int) -> dict[str, dict[str, float]
     for context in contexts:
         cache = net.start(1, capacity=context + 2)
         ids = torch.randint(8, config.vocab_size, (1, context + 1))
-        net.extend(ids[:, :context], cache)
+        net.decode(Tokens.of(ids[:, :context]), cache)
+        last = Tokens(ids[:, -1:], torch.full((1, 1), context))
 
-        def token(cache: Any = cache, last: Tensor = ids[:, -1:], context: int = context) -> None:
-            net.step(last, cache)
+        def token(cache: Any = cache, last: Tokens = last, context: int = context) -> None:
+            net.head(net.decode(last, cache))
             cache.rewind(context)
 
         shape = (1, config.num_heads, 1, config.d_model // config.num_heads)
         query = torch.randn(shape)
-        stored = [cache.layer(index).update(query, query) for index in range(config.num_layers)]
+        stored = [
+            (keys.transpose(1, 2), values.transpose(1, 2))
+            for keys, values in zip(cache.keys, cache.values, strict=True)
+        ]
 
         def read(stored: Any = stored, query: Tensor = query) -> None:
             for keys, values in stored:
