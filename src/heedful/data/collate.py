@@ -1,0 +1,160 @@
+"""Batches as tensors, made on the CPU so that nothing in a training step waits for the device."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64, Integer
+from torch import Tensor
+
+from heedful.data.columns import Sequences
+from heedful.data.plans import Windows, round_up
+from heedful.parts.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a model reads of some rows, and what it learns to say.
+
+    Args:
+        tokens: (B, T), what is read; with an encoder and a decoder what the decoder reads.
+        targets: (M,), ids of tokens or of labels.
+        places: (M,), for each target the index of its state among the B·T of `tokens`.
+        source: (B, S), what the encoder reads, where there is a decoder too.
+        types: (B, T), 0 for the first text of a pair and 1 for the second (BERT's token types).
+        indices: (B,), which row of the data each row is.
+        num_tokens: that are not padding, of source and tokens.
+    """
+
+    tokens: Tokens
+    targets: Int64[Tensor, " M"]
+    places: Int64[Tensor, " M"]
+    source: Tokens | None = None
+    types: Int64[Tensor, "B T"] | None = None
+    indices: Int64[np.ndarray, " B"]
+    num_tokens: int
+
+    @property
+    def num_targets(self) -> int:
+        """What a loss sums over."""
+        return self.targets.size(0)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device; the indices stay."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            targets=self.targets.to(device),
+            places=self.places.to(device),
+            source=None if self.source is None else self.source.to(device),
+            types=None if self.types is None else self.types.to(device),
+        )
+
+
+def collate_pairs(
+    src: Sequences,
+    tgt: Sequences,
+    indices: Integer[np.ndarray, " B"],
+    *,
+    bos_id: int,
+    pad_id: int,
+    pad_multiple: int = 1,
+) -> Batch:
+    """Pairs at `indices`, in that order: the decoder reads BOS and the target but for its last."""
+    src_ids, src_real = padded_rows(src, indices, pad_id, pad_multiple)
+    tgt_ids, real = padded_rows(tgt, indices, pad_id, pad_multiple)
+    read = np.full_like(tgt_ids, bos_id)
+    read[:, 1:] = tgt_ids[:, :-1]
+    read[~real] = pad_id
+    return Batch(
+        source=tokens_of(src_ids, src_real),
+        tokens=tokens_of(read, real),
+        targets=torch.from_numpy(tgt_ids[real]),
+        places=torch.from_numpy(np.flatnonzero(real)),
+        indices=indices.astype(np.int64),
+        num_tokens=int(src_real.sum() + real.sum()),
+    )
+
+
+def collate_texts(
+    texts: Sequences,
+    indices: Integer[np.ndarray, " B"],
+    *,
+    pad_id: int,
+    labels: Int64[np.ndarray, " N"] | None = None,
+    second: Int64[np.ndarray, " N"] | None = None,
+    pad_multiple: int = 1,
+) -> Batch:
+    """Texts at `indices`, in that order, with a label each at their first token, or without any.
+
+    Args:
+        second: for pairs of texts, where in its sequence each second one begins.
+    """
+    ids, real = padded_rows(texts, indices, pad_id, pad_multiple)
+    types = None
+    if second is not None:
+        columns = np.arange(ids.shape[1])
+        types = torch.from_numpy(((columns >= second[indices][:, None]) & real).astype(np.int64))
+    targets = np.zeros(0, dtype=np.int64) if labels is None else labels[indices]
+    return Batch(
+        tokens=tokens_of(ids, real),
+        targets=torch.from_numpy(targets),
+        places=torch.arange(len(targets)) * ids.shape[1],
+        types=types,
+        indices=indices.astype(np.int64),
+        num_tokens=int(real.sum()),
+    )
+
+
+def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id: int) -> Batch:
+    """Windows of `plan_windows` or `plan_evaluation`; `indices` tell the text each begins in.
+
+    Args:
+        isolate: keep texts apart: `tokens.segments` tell them (but where no row has two), and a
+            target that is the first token of the next text does not count. Without it a window
+            is text like any other, as in Radford et al. (2019).
+    """
+    stream = windows.stream
+    assert stream.offsets[-1] == len(texts.ids), "the plan is of other texts"
+    columns = np.arange(int(windows.sizes.max()) + 1)
+    inside = columns <= windows.sizes[:, None]  # the inputs and the token after them
+    places = windows.starts[:, None] + np.where(inside, columns, 0)
+    text = np.searchsorted(stream.offsets, places, side="right") - 1
+    found = texts.offsets[stream.order[text]] + places - stream.offsets[text]
+    ids = texts.ids[found].astype(np.int64)
+    real = inside[:, 1:]
+    scored = real & (columns[1:] >= windows.first_scored[:, None])
+    segments = None
+    if isolate:
+        scored &= text[:, 1:] == text[:, :-1]
+        if (real & (text[:, :-1] != text[:, :1])).any():
+            segments = torch.from_numpy(np.where(real, text[:, :-1] - text[:, :1], 0))
+    return Batch(
+        tokens=tokens_of(np.where(real, ids[:, :-1], pad_id), real, segments),
+        targets=torch.from_numpy(ids[:, 1:][scored]),
+        places=torch.from_numpy(np.flatnonzero(scored)),
+        indices=stream.order[text[:, 0]],
+        num_tokens=int(real.sum()),
+    )
+
+
+def padded_rows(
+    sequences: Sequences, indices: Integer[np.ndarray, " B"], pad_id: int, multiple: int = 1
+) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+    """Sequences as rows padded on the right, and which places are not padding."""
+    starts, lengths = sequences.offsets[indices], sequences.lengths[indices]
+    width = int(round_up(lengths, multiple).max())
+    real = np.arange(width) < lengths[:, None]
+    padded = np.full((len(indices), width), pad_id, dtype=np.int64)
+    padded[real] = sequences.ids[(starts[:, None] + np.arange(width))[real]]
+    return padded, real
+
+
+def tokens_of(
+    ids: Int64[np.ndarray, "B T"],
+    real: Bool[np.ndarray, "B T"],
+    segments: Int64[Tensor, "B T"] | None = None,
+) -> Tokens:
+    """Rows that are padded on the right; padding is told only where there is any."""
+    lengths = None if real.all() else torch.from_numpy(real.sum(axis=1))
+    return Tokens.of(torch.from_numpy(ids), lengths, segments=segments)

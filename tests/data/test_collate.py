@@ -1,0 +1,231 @@
+"""Batches hold what the columns hold, padding is told apart, and targets stand in their places."""
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from heedful.data.collate import Batch, collate_pairs, collate_texts, collate_windows
+from heedful.data.columns import Sequences, pack_ids
+from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.plans import plan_batches, plan_evaluation, plan_windows
+from heedful.data.rows import Rows
+from heedful.data.tokenizer import train_tokenizer
+from heedful.parts.tokens import Tokens
+
+IDS = st.lists(st.integers(0, 99), max_size=7)  # pad, bos and eos may stand inside a text
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=12)
+WINDOWS = {
+    "context": st.integers(1, 9),
+    "batch_size": st.integers(1, 5),
+    "seed": st.integers(0, 2**40),
+    "epoch": st.integers(0, 1000),
+}
+PADDING = {"pad_id": st.sampled_from([0, 2]), "pad_multiple": st.sampled_from([1, 4])}
+
+
+def rows_of(tokens: Tokens, pad_id: int) -> list[list[int]]:
+    """The rows without padding, which is on the right, of `pad_id` and told."""
+    ids = tokens.ids.tolist()
+    if tokens.real is None:
+        return ids
+    lengths = tokens.real.sum(1).tolist()
+    assert tokens.real.tolist() == [[i < n for i in range(len(ids[0]))] for n in lengths]
+    assert all(set(row[n:]) <= {pad_id} for row, n in zip(ids, lengths, strict=True))
+    return [row[:n] for row, n in zip(ids, lengths, strict=True)]
+
+
+def at_places(batch: Batch, values: torch.Tensor) -> list[int]:
+    return values.flatten()[batch.places].tolist()
+
+
+@given(
+    pairs=st.lists(st.tuples(IDS, IDS), min_size=1, max_size=9),
+    padding=st.fixed_dictionaries(PADDING),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_batch_holds_its_pairs(
+    pairs: list[tuple[list[int], list[int]]], padding: dict[str, int], data: st.DataObject
+) -> None:
+    eos, bos = 2, 1
+    src, tgt = [[*s, eos] for s, _ in pairs], [[*t, eos] for _, t in pairs]
+    chosen = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=9))
+    packed = pack_ids(src, 100), pack_ids(tgt, 100)
+    batch = collate_pairs(*packed, np.array(chosen), bos_id=bos, **padding)
+    assert batch.source is not None
+    assert batch.indices.tolist() == chosen
+    assert rows_of(batch.source, padding["pad_id"]) == [src[i] for i in chosen]
+    assert rows_of(batch.tokens, padding["pad_id"]) == [[bos, *tgt[i][:-1]] for i in chosen]
+    for tokens in (batch.source, batch.tokens):
+        assert tokens.ids.size(1) % padding["pad_multiple"] == 0
+    assert batch.targets.tolist() == [token for i in chosen for token in tgt[i]]
+    width = batch.tokens.ids.size(1)
+    expected = [row * width + n for row, i in enumerate(chosen) for n in range(len(tgt[i]))]
+    assert batch.places.tolist() == expected
+    assert batch.num_targets == sum(len(tgt[i]) for i in chosen)
+    assert batch.num_tokens == sum(len(src[i]) + len(tgt[i]) for i in chosen)
+    tensors = (batch.source.ids, batch.tokens.ids, batch.targets, batch.places)
+    assert {tensor.dtype for tensor in tensors} == {torch.int64}
+
+
+@given(
+    texts=st.lists(IDS.filter(bool), min_size=1, max_size=9),
+    padding=st.fixed_dictionaries(PADDING),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_batch_holds_its_texts_labels_and_types(
+    texts: list[list[int]], padding: dict[str, int], data: st.DataObject
+) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1, max_size=9))
+    seconds = [data.draw(st.integers(0, len(ids))) for ids in texts]
+    labels, packed = np.arange(len(texts)) % 3, pack_ids(texts, 100)
+    plain = collate_texts(packed, np.array(chosen), **padding)
+    more: dict[str, Any] = {"labels": labels, "second": np.array(seconds)}
+    batch = collate_texts(packed, np.array(chosen), **padding, **more)
+    for one in (plain, batch):
+        assert rows_of(one.tokens, padding["pad_id"]) == [texts[i] for i in chosen]
+        assert one.tokens.ids.size(1) % padding["pad_multiple"] == 0
+        assert one.indices.tolist() == chosen
+        assert one.num_tokens == sum(len(texts[i]) for i in chosen)
+    assert (plain.types, plain.num_targets) == (None, 0)
+    assert batch.targets.tolist() == [i % 3 for i in chosen]
+    assert at_places(batch, batch.tokens.ids) == [texts[i][0] for i in chosen]
+    assert batch.types is not None
+    for row, i in enumerate(chosen):
+        length, width = len(texts[i]), batch.tokens.ids.size(1)
+        expected = [0] * seconds[i] + [1] * (length - seconds[i]) + [0] * (width - length)
+        assert batch.types[row].tolist() == expected
+
+
+def test_from_text_to_tensors_and_to_a_device() -> None:
+    words = train_tokenizer(["a b c d"], kind="word")
+    rows = Rows({"src": ["a b", "d", "c"], "tgt": ["c", "a a a", "b"]})
+    sides = {side: TextColumn(words, (side,), "target") for side in ("src", "tgt")}
+    columns = encode_rows(rows, sides)
+    src, tgt = columns.sequences("src"), columns.sequences("tgt")
+    limits: dict[str, Any] = {"max_tokens": 12, "max_sentences": 2, "seed": 3, "epoch": 1}
+    seen = {}
+    for indices in plan_batches(src.lengths, tgt.lengths, **limits):
+        batch = collate_pairs(src, tgt, indices, bos_id=words.bos_id, pad_id=words.pad_id)
+        there = batch.to("meta")
+        assert there.source is not None
+        places = (there.source.ids, there.tokens.ids, there.targets, there.places)
+        assert {tensor.device.type for tensor in places} == {"meta"}
+        assert batch.source is not None
+        for row, index in enumerate(batch.indices.tolist()):
+            texts = (batch.source.ids[row], batch.tokens.ids[row])
+            seen[index] = tuple(words.decode(ids.tolist()) for ids in texts)
+    assert [seen[i] for i in range(3)] == list(zip(rows["src"], rows["tgt"], strict=True))
+
+
+def texts_of(lengths: list[int]) -> Sequences:
+    """Texts whose tokens are all different: token i of the whole has the id i."""
+    ends = np.cumsum([0, *lengths])
+    return pack_ids([range(a, b) for a, b in pairwise(ends)], 2**16)
+
+
+@given(lengths=LENGTHS, plan=st.fixed_dictionaries(WINDOWS), isolate=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_every_token_is_a_target_once_and_never_across_isolated_texts(
+    lengths: list[int], plan: dict[str, Any], isolate: bool
+) -> None:
+    context, total = plan["context"], sum(lengths)
+    assume(total > context)
+    texts = texts_of(lengths)
+    batches = plan_windows(texts.lengths, **plan)
+    stream = [i for text in batches[0].stream.order.tolist() for i in texts[text].tolist()]
+    after = dict(pairwise(stream))
+    text_of = np.repeat(np.arange(len(texts)), texts.lengths)
+    targets: list[int] = []
+    for windows in batches:
+        batch = collate_windows(texts, windows, isolate=isolate, pad_id=0)
+        ids, tokens = batch.tokens.ids, batch.tokens
+        assert ids.shape == (len(windows.starts), context)
+        assert tokens.real is None
+        assert batch.num_tokens == ids.numel()
+        expected = ids.flatten().tolist()
+        pairs = [(i, after[i]) for i in expected if not isolate or text_of[i] == text_of[after[i]]]
+        assert at_places(batch, ids) == [i for i, _ in pairs]
+        assert batch.targets.tolist() == [i for _, i in pairs]
+        targets += [after[i] for i in expected]
+        of_input = text_of[ids.numpy()]
+        assert batch.indices.tolist() == of_input[:, 0].tolist()
+        if tokens.segments is None:
+            assert not isolate or (of_input == of_input[:, :1]).all()
+            continue
+        numbers = tokens.segments.numpy()
+        assert (numbers[:, 0] == 0).all()
+        steps = np.diff(numbers, axis=1)
+        assert (steps == (np.diff(of_input, axis=1) != 0)).all()  # 0, 1, 2, ... without a gap
+    # The targets are one run of the stream: it begins at phase + 1 and leaves no window at the end.
+    first = min(map(stream.index, targets))
+    assert Counter(targets) == Counter(stream[first : first + len(targets)])
+    assert 1 <= first <= context
+    assert total - (first + len(targets)) < context
+
+
+def test_windows_of_a_small_text() -> None:
+    # Texts with BOS 1 and EOS 2: `1 5 6 2`, `1 7 2`, nothing, `1 8 9 2`.
+    texts = pack_ids([[1, 5, 6, 2], [1, 7, 2], [], [1, 8, 9, 2]], 10)
+    plan: dict[str, Any] = {"batch_size": 2, "seed": 0, "epoch": 0, "shuffle": False}
+    (windows,) = plan_windows(texts.lengths, context=5, **plan)
+    batch = collate_windows(texts, windows, isolate=True, pad_id=0)
+    assert batch.tokens.ids.tolist() == [[1, 5, 6, 2, 1], [7, 2, 1, 8, 9]]
+    assert batch.tokens.segments is not None
+    assert batch.tokens.segments.tolist() == [[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]]
+    assert batch.targets.tolist() == [5, 6, 2, 7, 2, 8, 9, 2]
+    assert batch.places.tolist() == [0, 1, 2, 4, 5, 7, 8, 9]
+    assert (batch.num_targets, batch.num_tokens) == (8, 10)
+    joined = collate_windows(texts, windows, isolate=False, pad_id=0)
+    assert (joined.tokens.segments, joined.num_targets) == (None, 10)
+    assert joined.tokens.ids.tolist() == batch.tokens.ids.tolist()
+    # A window of one text needs no mask, but its last target may be the next one's.
+    (windows,) = plan_windows(np.array([4, 3]), context=4, **plan)
+    batch = collate_windows(
+        pack_ids([[1, 5, 6, 2], [1, 7, 2]], 10), windows, isolate=True, pad_id=0
+    )
+    assert batch.tokens.segments is None
+    assert batch.places.tolist() == [0, 1, 2]
+    with pytest.raises(AssertionError, match="other texts"):
+        collate_windows(texts, windows, isolate=True, pad_id=0)
+
+
+@given(lengths=LENGTHS, context=st.integers(1, 9), batch_size=st.integers(1, 5), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_evaluation_scores_every_token_but_the_first_of_its_text(
+    lengths: list[int], context: int, batch_size: int, data: st.DataObject
+) -> None:
+    stride, pad_id = data.draw(st.integers(1, context)), 60_000
+    texts = texts_of(lengths)
+    scored: list[int] = []
+    limits = {"context": context, "stride": stride, "batch_size": batch_size}
+    for windows in plan_evaluation(texts.lengths, **limits):
+        batch = collate_windows(texts, windows, isolate=True, pad_id=pad_id)
+        assert batch.tokens.segments is None
+        rows = rows_of(batch.tokens, pad_id)
+        assert len(rows) <= batch_size
+        assert [len(row) for row in rows] == windows.sizes.tolist()
+        assert batch.num_tokens == sum(map(len, rows))
+        for row, index in zip(rows, batch.indices.tolist(), strict=True):
+            text = texts[index].tolist()
+            at = text.index(row[0])
+            assert row == text[at : at + len(row)]
+        assert batch.targets.tolist() == [i + 1 for i in at_places(batch, batch.tokens.ids)]
+        scored += batch.targets.tolist()
+    firsts = set(texts.offsets[:-1][texts.lengths > 0].tolist())
+    assert sorted(scored) == [i for i in range(sum(lengths)) if i not in firsts]
+
+
+def test_a_corpus_may_be_scored_as_one_text() -> None:
+    texts = texts_of([3, 4, 2])
+    whole = Sequences(texts.ids, texts.offsets[[0, -1]])
+    (windows,) = plan_evaluation(whole.lengths, context=100, stride=100, batch_size=4)
+    batch = collate_windows(whole, windows, isolate=False, pad_id=0)
+    assert batch.targets.tolist() == list(range(1, 9))
