@@ -2,207 +2,124 @@
 
 import io
 import json
-import math
+from collections.abc import Callable
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flawed_nets import HEADS, LABELS, VOCAB, WIDTH, OneStack, TwoStacks, net_of
 from heedful.errors import UserError
-from heedful.insight import Report, verify
-from heedful.insight.table import CHECKS
+from heedful.insight import Report, learning_checks, verify
+from heedful.insight.table import CHECKS, SINGLE_CHECKS
+from single_stacks import Single, decoder
 
-VOCAB, WIDTH, HEADS = 19, 32, 4
+UNASKED = {"one batch overfits"}
 NO_LEFT = {"source padding, left", "target padding, left"}
-
-
-class Attention(nn.Module):
-    def __init__(self, flaw: str) -> None:
-        super().__init__()
-        self.flaw = flaw
-        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        parts = zip((self.query, self.key, self.value), (x, memory, memory), strict=True)
-        q, k, v = (f(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f, y in parts)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)
-        fill = {"NaN on empty rows": -math.inf, "fp32 mask": torch.finfo(torch.float32).min}
-        weights = scores.masked_fill(~mask, fill.get(self.flaw, -1e30)).softmax(-1)
-        if self.flaw not in ("NaN on empty rows", "even on empty rows"):
-            weights = weights * mask
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
-
-
-class Prefixes:
-    """A cache for a net that remembers ids only, and reads them again at every step."""
-
-    def __init__(self, src: Tensor, lengths: Tensor | None, side: str, flaw: str) -> None:
-        self.src, self.lengths, self.side, self.flaw = src, lengths, side, flaw
-        self.tgt = src[:, :0]
-
-    def reorder(self, rows: Tensor) -> None:
-        if self.flaw != "reorder forgets prefixes" or rows.numel() != self.tgt.size(0):
-            self.tgt = self.tgt[rows]
-        if self.flaw != "reorder forgets sources" or rows.numel() > self.src.size(0):
-            self.src = self.src[rows]
-            self.lengths = None if self.lengths is None else self.lengths[rows]
-        self.src = self.src[: self.tgt.size(0)]
-        self.lengths = None if self.lengths is None else self.lengths[: self.tgt.size(0)]
-
-
-class Net(nn.Module):
-    """One encoder layer and one decoder layer, right unless given a flaw."""
-
-    def __init__(self, flaw: str = "") -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.flaw = flaw
-        self.tokens = nn.Embedding(VOCAB, WIDTH)
-        nn.init.normal_(self.tokens.weight, std=WIDTH**-0.5)
-        self.positions = nn.Parameter(torch.randn(32, WIDTH))
-        self.read, self.write, self.cross = (Attention(flaw) for _ in range(3))
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
-        self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
-        if flaw == "equal but not tied":
-            self.head.weight = nn.Parameter(self.tokens.weight.detach().clone())
-        elif flaw == "tied by memory":
-            self.head.weight = nn.Parameter(self.tokens.weight.detach())
-        else:
-            self.head.weight = self.tokens.weight
-        if flaw == "loud start":
-            nn.init.normal_(self.tokens.weight)
-        if flaw == "unused parameter":
-            self.unused = nn.Parameter(torch.ones(3))
-        if flaw == "parameter times zero":
-            self.dead = nn.Parameter(torch.ones(WIDTH))
-        if flaw == "batch statistics":
-            self.batch_norm = nn.BatchNorm1d(WIDTH, track_running_stats=False)
-
-    def forward(
-        self,
-        src: Tensor,
-        tgt: Tensor,
-        src_lengths: Tensor | None = None,
-        tgt_lengths: Tensor | None = None,
-        *,
-        padding_side: str = "right",
-    ) -> Any:
-        flaw, size = self.flaw, tgt.size(1)
-        src_real = self.real(src, src_lengths, padding_side)
-        tgt_real = self.real(tgt, tgt_lengths, padding_side)
-        src_keys = {
-            "inverted padding mask": ~src_real,
-            "source padding attended": torch.ones_like(src_real),
-            "last source token hidden": src_real & (torch.arange(src.size(1)) < src.size(1) - 1),
-        }.get(flaw, src_real)[:, None, None]
-        tgt_keys = torch.ones_like(tgt_real) if flaw == "target padding attended" else tgt_real
-        square = torch.ones(size, size, dtype=torch.bool)
-        causal = {
-            "no causal mask": square,
-            "causal mask off by one": square.tril(1),
-            "inverted causal mask": square.triu(),
-        }.get(flaw, square.tril())
-        x = self.embed(src, src_real)
-        x = self.norms[0](x + self.read(x, x, src_keys))
-        if flaw == "batch statistics":
-            x = self.batch_norm(x.transpose(1, 2)).transpose(1, 2)
-        if flaw == "detached encoder":
-            x = x.detach()
-        y = self.embed(tgt, tgt_real)
-        if flaw == "hidden gradient from the future":
-            total = y.sum(1, keepdim=True)
-            y = y + (total - total.detach())
-        if flaw == "hidden gradient from padding":
-            total = (x * ~src_real[..., None]).sum(1, keepdim=True)
-            y = y + (total - total.detach())
-        y = self.norms[1](y + self.write(y, y, causal & tgt_keys[:, None, None]))
-        if flaw == "scaled by the width":
-            y = y / size
-        if flaw != "no cross-attention":
-            y = self.norms[2](y + self.cross(y, x, src_keys))
-        return self.finish(y)
-
-    def finish(self, y: Tensor) -> Any:
-        if self.flaw == "parameter times zero":
-            y = y + 0 * self.dead
-        if self.flaw == "detached decoder":
-            y = y.detach()
-        logits = self.head(y)
-        outputs = {
-            "sequence first": logits.transpose(0, 1),
-            "squeezed": logits.squeeze(),
-            "a tuple": (logits, None),
-            "NaN": logits * math.nan,
-            "cannot learn": logits.tanh() / 2,
-        }
-        return outputs.get(self.flaw, logits)
-
-    def real(self, ids: Tensor, lengths: Tensor | None, side: str) -> Tensor:
-        columns = torch.arange(ids.size(1))
-        if side == "left":
-            columns = columns.flip(0)
-        return columns.expand_as(ids) < (ids.size(1) if lengths is None else lengths[:, None])
-
-    def embed(self, ids: Tensor, real: Tensor) -> Tensor:
-        places = (real.cumsum(1) - 1).clamp(min=0)
-        if self.flaw == "positions count padding":
-            places = torch.arange(ids.size(1)).expand_as(ids)
-        x = self.tokens(ids) * math.sqrt(WIDTH)
-        x = x + self.positions[places * 0 if self.flaw == "no positions" else places]
-        return F.dropout(x, 0.1) if self.flaw == "dropout in evaluation" else self.dropout(x)
-
-    def start(
-        self, src: Tensor, lengths: Tensor | None = None, *, capacity: int, padding_side="right"
-    ) -> Prefixes:
-        return Prefixes(src, lengths, padding_side, self.flaw)
-
-    def step(self, ids: Tensor, cache: Prefixes) -> Tensor:
-        cache.tgt = torch.cat([cache.tgt, ids], dim=1)
-        read = cache.tgt
-        if self.flaw == "cache off by one":
-            read = torch.cat([read[:, :1], read], dim=1)
-        return self(cache.src, read, cache.lengths, padding_side=cache.side)[:, -1:]
-
-
-FLAWS: dict[str, set[str]] = {
-    "sequence first": {"output shape"},
-    "squeezed": {"output shape"},
-    "a tuple": {"output shape"},
-    "NaN": {"output shape"},
+# Of each kind of net, what does not apply to it.
+SKIPPED: dict[str, set[str]] = {
+    "two stacks": set(),
+    "decoder": {"sees both sides"},
+    "encoder": {"causality", "cached = uncached"},
+    "classifier": {"causality", "sees both sides", "cached = uncached"},
+    "states": {"causality", "cached = uncached", "initial loss", "one batch overfits"},
+}
+ALL: dict[str, set[str]] = {
+    **{flaw: {"output shape"} for flaw in ("squeezed", "a tuple", "NaN", "integers")},
     "dropout in evaluation": {"dropout off in evaluation"},
-    "no causal mask": {"causality"},
-    "causal mask off by one": {"causality"},
-    "hidden gradient from the future": {"causality"},
-    "inverted causal mask": {"causality", "mask polarity"},
-    "inverted padding mask": {"mask polarity", "gradient flow"},
-    "last source token hidden": {"mask polarity"},
-    "no cross-attention": {"mask polarity", "gradient flow"},
-    "no positions": {"position awareness"},
     "batch statistics": {"batch independence"},
-    "source padding attended": {"source padding, right"},
-    "positions count padding": NO_LEFT,
-    "target padding attended": {"target padding, left"},
-    "scaled by the width": {"target padding, right"},
-    "NaN on empty rows": {"empty rows"},
-    "even on empty rows": {"empty rows"},
-    "cache off by one": {"cached = uncached"},
-    "reorder forgets prefixes": {"cached = uncached"},
-    "reorder forgets sources": {"cached = uncached"},
     "unused parameter": {"gradient flow"},
     "parameter times zero": {"gradient flow"},
-    "detached encoder": {"gradient flow"},
-    "detached decoder": {"gradient flow", "one batch overfits"},
-    "hidden gradient from padding": {"no gradient from padding"},
     "equal but not tied": {"weight tying"},
     "tied by memory": {"weight tying"},
     "fp32 mask": {"bf16"},
+    "inverted padding mask": {"mask polarity", "gradient flow"},
+    "hidden gradient from padding": {"no gradient from padding"},
+    "NaN on empty rows": {"empty rows"},
+    "no positions": {"position awareness"},
+}
+LEARNT: dict[str, set[str]] = {
     "loud start": {"initial loss"},
     "cannot learn": {"one batch overfits"},
+    "detached": {"gradient flow", "one batch overfits"},
 }
+PADDED: dict[str, set[str]] = {
+    "spoilt by an empty row": {"empty rows"},
+    "positions count padding": {"padding, left"},
+    "scaled by the width": {"padding, right"},
+}
+CAUSAL: dict[str, set[str]] = {
+    "mask of the other family": {"causality"},
+    "causal mask off by one": {"causality"},
+    "hidden gradient from the future": {"causality"},
+    "inverted causal mask": {"causality", "mask polarity"},
+    "token before hidden": {"mask polarity"},
+    "sequence first": {"output shape"},
+    "cache off by one": {"cached = uncached"},
+    "reorder forgets prefixes": {"cached = uncached"},
+    "reorder forgets what was given": {"cached = uncached"},
+}
+FLAWS: dict[str, dict[str, set[str]]] = {
+    "two stacks": {
+        **ALL | LEARNT | CAUSAL,
+        "last token hidden": {"mask polarity"},
+        "no cross-attention": {"mask polarity", "gradient flow"},
+        "source padding attended": {"source padding, right"},
+        "positions count padding": NO_LEFT,
+        "target padding attended": {"target padding, left"},
+        "scaled by the width": {"target padding, right"},
+        "even on empty rows": {"empty rows"},
+        "detached encoder": {"gradient flow"},
+    },
+    "decoder": {
+        **ALL | LEARNT | PADDED | CAUSAL,
+        # Right padding is hidden by causality alone.
+        "padding attended": {"padding, left"},
+        "left taken for right": {"padding, left"},
+        "cache without padding": {"cached = uncached"},
+        "cache aligned to the end": {"cached = uncached"},
+    },
+    "encoder": {
+        **ALL | LEARNT | PADDED,
+        "sequence first": {"output shape"},
+        "mask of the other family": {"sees both sides"},
+        "last token hidden": {"sees both sides"},
+        "looks ahead only": {"sees both sides"},
+        "halves apart": {"mask polarity"},
+        "padding attended": {"padding, right"},
+        "left taken for right": {"padding, left"},
+    },
+    "classifier": {
+        **ALL | LEARNT | PADDED,
+        "mask of the other family": {"mask polarity", "gradient flow"},
+        "last token hidden": {"mask polarity"},
+        "padding attended": {"padding, right"},
+        "class of the first column": {"padding, left"},
+    },
+    "states": {
+        **ALL | PADDED,
+        "sequence first": {"output shape"},
+        "mask of the other family": {"sees both sides"},
+        "detached": {"gradient flow"},
+        "padding attended": {"padding, right"},
+    },
+}
+
+
+def given(kind: str) -> dict[str, Any]:
+    """What is said of a net whose outputs may not show it."""
+    if kind == "two stacks":
+        return {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
+    outputs = {"classifier": "classes", "states": "states"}.get(kind, "tokens")
+    return {"causal": kind == "decoder", "outputs": outputs, "vocab_size": VOCAB}
+
+
+def causal_of(kind: str) -> dict[str, bool]:
+    return {} if kind == "two stacks" else {"causal": kind == "decoder"}
 
 
 def failures(report: Report) -> set[str]:
@@ -213,42 +130,133 @@ def skips(report: Report) -> set[str]:
     return {result.name for result in report if result.status == "skipped"}
 
 
-def test_a_right_net_passes_every_check() -> None:
-    report = verify(Net(), overfit_seconds=600.0)
+def checks(kind: str) -> list[str]:
+    return [check.name for check in (CHECKS if kind == "two stacks" else SINGLE_CHECKS)]
+
+
+@pytest.mark.parametrize("kind", SKIPPED)
+def test_a_right_net_passes_every_check_of_its_kind(kind: str) -> None:
+    report = verify(net_of(kind), **causal_of(kind), overfit_seconds=600.0)
     assert report.ok, str(report)
-    assert not skips(report), str(report)
-    assert len(report) == len(CHECKS)
+    assert skips(report) == SKIPPED[kind], str(report)
+    assert [result.name for result in report] == checks(kind)
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
-def test_a_flaw_fails_exactly_its_checks(flaw: str) -> None:
-    sizes = {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
-    overfit = flaw in ("cannot learn", "detached decoder")
-    report = verify(Net(flaw), overfit=overfit, overfit_seconds=600.0, **sizes)
-    assert failures(report) == FLAWS[flaw], str(report)
+@pytest.mark.parametrize(("kind", "flaw"), [(kind, flaw) for kind in FLAWS for flaw in FLAWS[kind]])
+def test_a_flaw_fails_exactly_its_checks(
+    kind: str, flaw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overfit = flaw in ("cannot learn", "detached")
+    monkeypatch.setattr(learning_checks, "OVERFIT_STEPS", 40)  # what cannot learn needs no more
+    report = verify(net_of(kind, flaw), overfit=overfit, overfit_seconds=600.0, **given(kind))
+    assert failures(report) == FLAWS[kind][flaw], str(report)
     assert not report.ok
     for result in report:
         assert bool(result.hint) == (result.status == "failed")
+        assert result.holds
+        assert "{" not in result.holds + result.hint
 
 
-def test_every_check_is_proven_by_a_flaw() -> None:
-    caught = set().union(*FLAWS.values())
-    assert caught == {check.name for check in CHECKS}
+@pytest.mark.parametrize("kind", FLAWS)
+def test_every_check_is_proven_by_a_flaw_of_each_kind(kind: str) -> None:
+    assert set().union(*FLAWS[kind].values()) == set(checks(kind)) - SKIPPED[kind]
 
 
-def test_the_inverted_padding_mask_is_told_from_an_ignored_source() -> None:
-    inverted = verify(Net("inverted padding mask"), overfit=False)["mask polarity"]
-    ignored = verify(Net("no cross-attention"), overfit=False)["mask polarity"]
-    flipped = verify(Net("inverted causal mask"), overfit=False)["mask polarity"]
-    assert inverted.detail.endswith("mask inverted")
-    assert flipped.detail.endswith("mask inverted")
-    assert ignored.detail == "the source does not change the logits"
+SEEN = [
+    ("two stacks", "inverted padding mask", "mask polarity", "mask inverted"),
+    ("two stacks", "inverted causal mask", "mask polarity", "mask inverted"),
+    ("two stacks", "no cross-attention", "mask polarity", "the source does not change the logits"),
+    ("two stacks", "unused parameter", "gradient flow", "unused"),
+    ("encoder", "inverted padding mask", "mask polarity", "mask inverted"),
+    ("classifier", "inverted padding mask", "mask polarity", "mask inverted"),
+    ("decoder", "inverted causal mask", "mask polarity", "mask inverted"),
+    (
+        *("encoder", "mask of the other family", "sees both sides"),
+        "no later token changes the logits at any position",
+    ),
+    (
+        *("encoder", "looks ahead only", "sees both sides"),
+        "no earlier token changes the logits at any position",
+    ),
+    (
+        *("encoder", "halves apart", "mask polarity"),
+        "tokens 2 and 3 do not change each other's logits",
+    ),
+    ("encoder", "last token hidden", "sees both sides", "token 5 does not change the logits at 4"),
+    ("classifier", "last token hidden", "mask polarity", "token 5 does not change the logits"),
+    ("decoder", "token before hidden", "mask polarity", "token 0 does not change the logits at 1"),
+    ("decoder", "cache without padding", "cached = uncached", "the prompt padded on the left"),
+    (
+        *("decoder", "sequence first", "output shape"),
+        "ids (3, 6) gave (6, 3, 19), not (3, 6, 19)",
+    ),
+    ("states", "sequence first", "output shape", "ids (3, 6) gave (6, 3, 32), not (3, 6, D)"),
+]
 
 
-def test_gradient_flow_names_the_parameters_and_counts_tied_ones_once() -> None:
-    assert verify(Net("unused parameter"), overfit=False)["gradient flow"].detail.endswith("unused")
-    distinct = len(list(Net().parameters()))
-    assert f"all {distinct} parameters" in verify(Net(), overfit=False)["gradient flow"].detail
+@pytest.mark.parametrize(("kind", "flaw", "check", "seen"), SEEN)
+def test_a_failure_says_what_was_seen(kind: str, flaw: str, check: str, seen: str) -> None:
+    assert verify(net_of(kind, flaw), overfit=False, **given(kind))[check].detail.endswith(seen)
+
+
+def test_tied_parameters_are_counted_once() -> None:
+    distinct = len(list(TwoStacks().parameters()))
+    detail = verify(TwoStacks(), overfit=False)["gradient flow"].detail
+    assert f"all {distinct} parameters" in detail
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "states"])
+def test_a_window_is_no_failure(kind: str) -> None:
+    report = verify(OneStack(kind, window=2), causal=kind == "decoder", overfit=False)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("length", [8, 24])
+@pytest.mark.parametrize("kind", SKIPPED)
+def test_the_longest_sequence_may_be_chosen(kind: str, length: int) -> None:
+    seen: list[int] = []
+    if kind == "two stacks":
+
+        def call(net: nn.Module, src: Tensor, tgt: Tensor, src_lengths: Any = None) -> Any:
+            seen.extend((src.size(1), tgt.size(1)))
+            return net(src, tgt, src_lengths)
+    else:
+
+        def call(net: nn.Module, ids: Tensor, lengths: Any = None) -> Any:
+            seen.append(ids.size(1))
+            return net(ids, lengths)
+
+    report = verify(net_of(kind), call=call, length=length, overfit=False, **causal_of(kind))
+    assert report.ok, str(report)
+    # The written side is one shorter than a source.
+    assert max(seen) == (length if kind == "two stacks" else length - 1)
+
+
+@pytest.mark.parametrize("kind", ["two stacks", "encoder"])
+def test_where_the_net_takes_no_padding_its_checks_are_skipped_not_passed(kind: str) -> None:
+    def call(net: nn.Module, *ids: Tensor) -> Any:
+        return net(*ids)
+
+    sizes = {"stacks": 2} if kind == "two stacks" else {"stacks": 1, "causal": False}
+    report = verify(net_of(kind), call=call, overfit=False, **sizes)
+    assert report.ok, str(report)
+    of_padding = {name for name in checks(kind) if "padding" in name} | {"empty rows"}
+    assert skips(report) - {"cached = uncached"} == (
+        of_padding | UNASKED | SKIPPED[kind] - {"cached = uncached"}
+    )
+    assert "and no pad_id was given" in report["empty rows"].detail
+
+
+@pytest.mark.parametrize("kind", SKIPPED)
+def test_sixteen_bit_nets_are_given_the_tolerance_of_their_type(kind: str) -> None:
+    report = verify(net_of(kind).to(torch.bfloat16), overfit=False, **causal_of(kind))
+    assert report.ok, str(report)
+    if kind == "encoder":
+        flat = net_of(kind, "no positions").to(torch.bfloat16)
+        assert failures(verify(flat, causal=False, overfit=False)) == {"position awareness"}
+
+
+# --- nets of other origins ------------------------------------------------------------------
 
 
 class TorchNet(nn.Module):
@@ -294,11 +302,45 @@ def test_torch_transformer_passes_what_can_be_asked_of_it(pad_id: int) -> None:
     assert failures(left) == NO_LEFT, str(left)
 
 
-def test_without_a_way_to_show_padding_its_checks_are_skipped_not_passed() -> None:
-    report = verify(TorchNet(), overfit=False)
-    padding = {"source padding, right", "target padding, right", "empty rows"}
-    assert padding <= skips(report)
-    assert "pad_id" in report["source padding, right"].detail
+class TorchStack(nn.Module):
+    """`torch.nn.TransformerEncoder`, which knows padding by its id; causal where told."""
+
+    def __init__(self, pooled: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.pooled, self.causal = pooled, causal
+        self.tokens = nn.Embedding(VOCAB, WIDTH, padding_idx=0)
+        self.positions = nn.Embedding(32, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, LABELS if pooled else VOCAB)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        ids, hidden = x, None
+        if self.causal:
+            size = ids.size(1)
+            hidden = nn.Transformer.generate_square_subsequent_mask(size, dtype=torch.bool)
+        states = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        states = self.body(states, mask=hidden, src_key_padding_mask=ids == 0)
+        return self.head(states.mean(1) if self.pooled else states)
+
+
+def test_torch_stacks_are_verified_by_what_is_told_and_what_is_seen() -> None:
+    causal = verify(TorchStack(causal=True), causal=True, pad_id=0, overfit=False)
+    assert causal.ok, str(causal)
+    assert skips(causal) == {*SKIPPED["decoder"], "padding, left", *UNASKED, "cached = uncached"}
+    encodes = verify(TorchStack(), causal=False, overfit=False)
+    assert encodes.ok, str(encodes)
+    mixed_up = verify(TorchStack(), causal=True, overfit=False)
+    assert failures(mixed_up) == {"causality"}
+    classes = verify(TorchStack(pooled=True), causal=False, overfit=False)
+    assert classes.ok, str(classes)
+    assert skips(classes) >= SKIPPED["classifier"]
+    flawed = verify(OneStack("classifier", "last token hidden"), causal=False, overfit=False)
+    assert failures(flawed) == {"mask polarity"}, str(flawed)
+    # Its mean counts padding as well.
+    padded = verify(TorchStack(pooled=True), causal=False, pad_id=0, overfit=False)
+    assert failures(padded) == {"padding, right"}, str(padded)
 
 
 class SequenceFirst(nn.Module):
@@ -306,7 +348,7 @@ class SequenceFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Net()
+        self.inner = TwoStacks()
 
     def forward(self, sources: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"scores": self.inner(sources.t(), targets.t()).transpose(0, 1)}
@@ -343,9 +385,70 @@ def test_an_adapter_that_names_lengths_is_given_them() -> None:
     def call(net: nn.Module, src: Tensor, tgt: Tensor, src_lengths: Tensor | None = None) -> Tensor:
         return net(src, tgt, src_lengths)
 
-    report = verify(Net(), call=call, overfit=False)
+    report = verify(TwoStacks(), call=call, overfit=False)
     assert report["source padding, right"].status == "passed"
     assert skips(report) >= {*NO_LEFT, "target padding, right"}
+
+
+def test_an_adapter_serves_nets_of_one_stack_too() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = OneStack("decoder")
+
+        def forward(self, *, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {"scores": self.inner(batch["ids"], batch.get("lengths"))}
+
+    def call(net: nn.Module, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return net(batch={"ids": ids, "lengths": lengths})["scores"]
+
+    report = verify(Odd(), call=call, causal=True, overfit=False)
+    assert report.ok, str(report)
+    assert report["padding, right"].status == "passed"
+    assert skips(report) == {
+        "sees both sides",
+        "padding, left",
+        "cached = uncached",
+        "one batch overfits",
+    }
+    with pytest.raises(UserError, match="cannot tell from the arguments of forward"):
+        verify(Odd())
+
+
+def test_sizes_of_source_and_target_say_that_there_are_two_stacks() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = TwoStacks()
+
+        def forward(self, src: Tensor, tgt: Tensor | None = None) -> Tensor:
+            return self.inner(src, tgt)
+
+    sizes = {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
+    report = verify(Optional(), overfit=False, **sizes)
+    assert report.ok, str(report)
+    assert len(report) == len(CHECKS)
+    with pytest.raises(UserError, match="pass causal=True"):
+        verify(Optional())
+
+
+def test_vectors_are_told_from_classes_by_the_caller() -> None:
+    class Vectors(OneStack):
+        def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+            real = self.real(ids, lengths, "right")
+            states = super().forward(ids, lengths)
+            mean = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+            return F.normalize(mean + 1e-6, dim=-1)
+
+    report = verify(Vectors("states"), causal=False, outputs="vectors")
+    assert report.ok, str(report)
+    assert skips(report) == {
+        *SKIPPED["classifier"],
+        "padding, left",
+        "initial loss",
+        "one batch overfits",
+    }
+    assert "vectors" in report["output shape"].holds
 
 
 @pytest.mark.parametrize(
@@ -375,7 +478,7 @@ def test_the_transformer_without_positions_fails_on_positions_alone() -> None:
 
 
 def test_nothing_of_the_net_is_changed() -> None:
-    net = Net("unused parameter")
+    net = TwoStacks("unused parameter")
     net.statistics = nn.BatchNorm1d(4)
     net.dropout.eval()
     net.head.weight.grad = torch.full_like(net.head.weight, 3.0)
@@ -395,41 +498,27 @@ def test_nothing_of_the_net_is_changed() -> None:
 
 
 def test_the_same_net_gives_the_same_report() -> None:
-    assert verify(Net(), overfit=False) == verify(Net(), overfit=False)
+    assert verify(TwoStacks(), overfit=False) == verify(TwoStacks(), overfit=False)
 
 
 def test_arguments_skip_what_they_say_and_time_ends_training() -> None:
-    report = verify(Net("loud start"), fresh=False, overfit=False)
+    report = verify(TwoStacks("loud start"), fresh=False, overfit=False)
     assert skips(report) == {"initial loss", "one batch overfits"}
     assert report.ok
-    hurried = verify(Net("cannot learn"), overfit_seconds=0.0)["one batch overfits"]
+    hurried = verify(TwoStacks("cannot learn"), overfit_seconds=0.0)["one batch overfits"]
     assert hurried.status == "skipped"
     assert "overfit_seconds" in hurried.detail
 
 
 def test_frozen_parameters_are_not_held_to_gradients() -> None:
-    net = Net("unused parameter")
+    net = TwoStacks("unused parameter")
     net.unused.requires_grad_(False)
     report = verify(net, overfit=False)
     assert report.ok, str(report)
     assert report["gradient flow"].detail.endswith("1 are frozen")
-    frozen = verify(Net().requires_grad_(False))
+    frozen = verify(TwoStacks().requires_grad_(False))
     assert frozen.ok, str(frozen)
     assert {"gradient flow", "one batch overfits"} <= skips(frozen)
-
-
-@pytest.mark.parametrize("length", [8, 24])
-def test_the_longest_sequence_may_be_chosen(length: int) -> None:
-    longest = 0
-
-    def call(net: nn.Module, src: Tensor, tgt: Tensor, src_lengths: Any = None) -> Tensor:
-        nonlocal longest
-        longest = max(longest, src.size(1), tgt.size(1))
-        return net(src, tgt, src_lengths)
-
-    report = verify(Net(), call=call, length=length, overfit=False)
-    assert report.ok, str(report)
-    assert longest == length
 
 
 def test_a_net_that_raises_fails_with_the_first_line_of_what_it_said() -> None:
@@ -443,37 +532,93 @@ def test_a_net_that_raises_fails_with_the_first_line_of_what_it_said() -> None:
 
 
 def test_a_net_that_cannot_be_copied_is_refused() -> None:
-    net = Net()
+    net = TwoStacks()
     net.generator = (n for n in range(3))
     with pytest.raises(UserError, match="works on a copy"):
         verify(net)
 
 
-def test_a_half_precision_net_is_given_the_tolerance_of_its_type() -> None:
-    report = verify(Net().to(torch.bfloat16), overfit=False)
-    assert report.ok, str(report)
+class Args(nn.Module):
+    def forward(self, *ids: Tensor) -> Tensor:
+        raise AssertionError("never called")
 
 
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
+        (lambda: OneStack("decoder"), {}, "pass causal=True"),
+        (Args, {}, "pass stacks=2"),
+        (Args, {"vocab_size": 9}, "pass causal=True"),
+        (Args, {"stacks": 1, "causal": True}, "pass vocab_size="),
+        (Args, {"stacks": 2}, "pass src_vocab_size="),
+        (TwoStacks, {"vocab_size": 9}, "vocab_size= is not for a net of two stacks"),
+        (TwoStacks, {"causal": True}, "causal= is not for a net of two stacks"),
+        (lambda: decoder(Single()), {"tgt_vocab_size": 9}, "is not for a net of one stack"),
+        (lambda: OneStack("encoder"), {"causal": False, "length": 7}, "at least 8"),
         (lambda: nn.Bilinear(2, 2, 2), {}, "pass src_vocab_size="),
-        (Net, {"length": 4}, "at least 8"),
-        (Net, {"pad_id": VOCAB}, f"pad_id {VOCAB}"),
-        (Net, {"tgt_vocab_size": 2, "pad_id": 0}, "no two tokens"),
+        (TwoStacks, {"tgt_vocab_size": 2, "pad_id": 0}, "no two tokens"),
+        (lambda: OneStack("encoder"), {"causal": False, "pad_id": VOCAB}, f"pad_id {VOCAB}"),
     ],
 )
-def test_what_cannot_be_verified_is_said_in_one_line(
-    make: Any, arguments: dict[str, Any], message: str
+def test_what_cannot_be_told_is_asked_for_in_one_line(
+    make: Callable[[], nn.Module], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as raised:
         verify(make(), **arguments)
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [({"stacks": 3}, "stacks must be 1 or 2, not 3"), ({"outputs": "words"}, "not words")],
+)
+def test_a_choice_that_there_is_not_is_refused(choice: dict[str, Any], message: str) -> None:
+    jaxtyping.config.update("jaxtyping_disable", True)  # which would refuse them by their type
+    try:
+        with pytest.raises(UserError, match=message):
+            verify(OneStack("encoder"), **choice)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+# --- the report -----------------------------------------------------------------------------
+
+
+def test_two_stacks_are_asked_what_they_were() -> None:
+    report = verify(TwoStacks(), overfit=False)
+    assert [result.name for result in report] == [
+        "output shape",
+        "dropout off in evaluation",
+        "causality",
+        "mask polarity",
+        "position awareness",
+        "batch independence",
+        "source padding, right",
+        "source padding, left",
+        "target padding, right",
+        "target padding, left",
+        "empty rows",
+        "cached = uncached",
+        "gradient flow",
+        "no gradient from padding",
+        "weight tying",
+        "bf16",
+        "initial loss",
+        "one batch overfits",
+    ]
+    assert report["causality"].holds == (
+        "logits at a target position do not depend on later target tokens"
+    )
+    assert report["output shape"].detail == (
+        "src (1, 2), tgt (1, 1) gave (1, 1, 19), and larger batches likewise"
+    )
+    assert report["no gradient from padding"].holds.startswith("the loss of the real target tokens")
+    assert report["initial loss"].holds.endswith("above ln V")
+
+
 def test_the_report_as_json_as_table_and_as_text() -> None:
     seen = []
-    report = verify(Net("no causal mask"), overfit=False, on_result=seen.append)
+    report = verify(TwoStacks("causal mask off by one"), overfit=False, on_result=seen.append)
     assert tuple(seen) == report.results
     loaded = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert loaded["ok"] is False

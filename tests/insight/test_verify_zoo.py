@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_verify import failures, skips
-from test_verify_single import SKIPPED, UNASKED
+from test_verify import SKIPPED, UNASKED, failures, skips
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
