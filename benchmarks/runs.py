@@ -155,7 +155,7 @@ def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> d
     sources, references = [src for src, _ in pairs], [tgt for _, tgt in pairs]
     found: dict[str, Any] = {}
     for search, beam in (("beam 5", 5), ("greedy", 1)):
-        results = model.search(
+        results = model.generations(
             sources,
             beam_size=beam,
             length_penalty=run.recipe.evaluation.length_penalty,

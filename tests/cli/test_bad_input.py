@@ -155,7 +155,7 @@ REFUSED = [  # a command, and what its one line must say
     ("recipes cp copy a.en/out", "cannot write", "Not a directory"),
     ("train copy.json --out a.en/out", "cannot write", "Not a directory"),
     ("translate M --normalization averge --input lines", "average"),
-    ("translate M --stop never --input lines", "optimal"),
+    ("translate M --stop-rule never --input lines", "optimal"),
     ("translate M --device gpu9 --input lines", "no device gpu9"),
     ("evaluate M --src lines --ref lines --metrics bleu,chrff", "chrff", "chrf"),
 ]

@@ -126,7 +126,7 @@ def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
     rows = [line.split("\t") for line in ended.out.splitlines()]
     assert len(rows) == 3 * len(LINES)
     # More translations than the beam was asked for widen it.
-    found = model.search(LINES, beam_size=3, num_return=3)
+    found = model.generations(LINES, beam_size=3, num_return=3)
     for index, entries in enumerate(found):
         written = rows[3 * index : 3 * index + 3]
         assert [text for _, text in written[: len(entries)]] == [e.text for e in entries]
@@ -136,7 +136,7 @@ def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
 
 
 def test_options_reach_the_search(commands, folder, model, lines):
-    options = ("--length-penalty", 0.3, "--normalization", "gnmt", "--stop", "beam_full")
+    options = ("--length-penalty", 0.3, "--normalization", "gnmt", "--stop-rule", "beam_full")
     ended = commands.run(
         "translate", folder, "-i", lines, *options, "--no-repeat", 2, "--max-tokens", 4
     )
@@ -144,7 +144,7 @@ def test_options_reach_the_search(commands, folder, model, lines):
         LINES,
         length_penalty=0.3,
         normalization="gnmt",
-        stop="beam_full",
+        stop_rule="beam_full",
         no_repeat_ngram_size=2,
         max_new_tokens=4,
     )

@@ -18,7 +18,7 @@ from heedful import plugins
 from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
-from heedful.inference import Card, GenerationIds, open_net
+from heedful.inference import GenerationIds, ModelCard, open_net
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 
@@ -57,7 +57,7 @@ def make(directory: Path, name: str, keys: dict[str, Any], task: str, seed: int 
             parameter.add_(torch.randn_like(parameter) * 0.15)
     ids = GenerationIds(end=(2,), never=(0, 1)) if name == "gpt2" else GenerationIds()
     labels = ("no", "yes", "maybe") if keys.get("head") == "classify" else ()
-    open_net(net, config, Card(name, task, labels=labels, generation=ids), tokenizer).save(
+    open_net(net, config, ModelCard(name, task, labels=labels, generation=ids), tokenizer).save(
         directory
     )
 
@@ -224,6 +224,22 @@ def test_a_whole_file_is_one_prompt(commands, models, opened, tmp_path):
 def test_a_model_of_two_stacks_answers_sources(commands, models, opened):
     ended = commands.run("generate", models["two"], "-p", "the cat sat")
     assert ended.out == opened["two"].generate(["the cat sat"])[0] + "\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 4, "length_penalty": 0.3}, {"beam_size": 1}])
+def test_translate_and_generate_are_one_call(commands, models, opened, options):
+    """With an imported Marian 19 of 20 lines were another text by the one than by the other."""
+    for name in ("two", "own"):
+        expected = opened[name].generate([*PROMPTS, ""], **options)
+        assert opened[name].translate([*PROMPTS, ""], **options) == expected
+    flags = {"beam_size": "--beam", "length_penalty": "--length-penalty"}
+    given = [part for key, value in options.items() for part in (flags[key], value)]
+    given += [part for prompt in PROMPTS for part in ("-p", prompt)]
+    written = commands.run("generate", models["two"], *given)
+    lines = "".join(f"{prompt}\n" for prompt in PROMPTS).encode()
+    translated = commands.run("translate", models["two"], *given[: 2 * len(options)], stdin=lines)
+    assert written.out == translated.out
+    assert written.out.splitlines() == opened["two"].generate(PROMPTS, **options)
 
 
 def test_a_typed_prompt_is_answered_before_the_next(models, opened):

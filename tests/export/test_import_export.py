@@ -16,7 +16,7 @@ from heedful.data.pair_store import open_pairs
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
-from heedful.inference import Card, GenerationIds, load, open_net
+from heedful.inference import GenerationIds, ModelCard, load, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import ARCHITECTURES, architecture
@@ -148,7 +148,7 @@ def fresh(name: str, tokenizer: Tokenizer | None, card: dict[str, Any], **keys: 
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
-    return open_net(net, config, Card(name, "test", **card), tokenizer)
+    return open_net(net, config, ModelCard(name, "test", **card), tokenizer)
 
 
 # --- both ways ------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_two_tokenizers_are_two_again(tmp_path: Path) -> None:
         | {"d_ff": 32, "max_length": 40},
     )
     model = open_net(
-        architecture("marian").build(config), config, Card("marian", "translation"), src, tgt
+        architecture("marian").build(config), config, ModelCard("marian", "translation"), src, tgt
     )
     said: list[str] = []
     export_hf(model, tmp_path / "hf", say=said.append)

@@ -41,7 +41,7 @@ def test_a_saved_model_comes_back_bit_for_bit(model, tmp_path):
     assert weights.keys() == same.keys()
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert (again.config, again.card) == (model.config, model.card)
-    assert again.search(TEXTS, num_return=2) == model.search(TEXTS, num_return=2)
+    assert again.generations(TEXTS, num_return=2) == model.generations(TEXTS, num_return=2)
     assert not again.net.training
 
 
@@ -127,10 +127,10 @@ texts = st.lists(
 @given(data=st.data(), lines=texts, beam=st.integers(1, 3), batch_tokens=st.integers(1, 60))
 def test_a_batch_is_its_lines_alone_in_any_order(model, data, lines, beam, batch_tokens):
     options = {"beam_size": beam, "num_return": beam}
-    together = model.search(lines, batch_tokens=batch_tokens, **options)
-    alone = [model.search([line], **options)[0] for line in lines]
+    together = model.generations(lines, batch_tokens=batch_tokens, **options)
+    alone = [model.generations([line], **options)[0] for line in lines]
     order = data.draw(st.permutations(range(len(lines))))
-    permuted = model.search([lines[i] for i in order], batch_tokens=999, **options)
+    permuted = model.generations([lines[i] for i in order], batch_tokens=999, **options)
     for index, line in enumerate(lines):
         for other in (alone[index], permuted[order.index(index)]):
             assert [t.ids for t in together[index]] == [t.ids for t in other], line
@@ -141,23 +141,23 @@ def test_a_batch_is_its_lines_alone_in_any_order(model, data, lines, beam, batch
 
 
 def test_translate_is_the_best_of_search_in_order(model):
-    found = model.search(TEXTS, num_return=3, beam_size=4)
+    found = model.generations(TEXTS, num_return=3, beam_size=4)
     assert model.translate(TEXTS, beam_size=4) == [entries[0].text for entries in found]
     assert len(found) == len(TEXTS)
 
 
 def test_blank_lines_stay_blank(model):
-    found = model.search(["", "1 2", "   ", "3"], num_return=2, beam_size=2)
+    found = model.generations(["", "1 2", "   ", "3"], num_return=2, beam_size=2)
     assert [[t.text for t in entries] for entries in (found[0], found[2])] == [[""], [""]]
     assert found[0][0].finished
-    alone = model.search(["1 2"], num_return=2, beam_size=2)[0]
+    alone = model.generations(["1 2"], num_return=2, beam_size=2)[0]
     assert [t.ids for t in found[1]] == [t.ids for t in alone]
     assert model.translate([]) == []
     assert model.translate(["", ""]) == ["", ""]
 
 
 def test_nbest_is_sorted_distinct_and_scored(model):
-    (entries,) = model.search(["3 1 0 2"], num_return=4, beam_size=4)
+    (entries,) = model.generations(["3 1 0 2"], num_return=4, beam_size=4)
     assert len(entries) == 4
     scores = [entry.score for entry in entries]
     assert scores == sorted(scores, reverse=True)
@@ -171,7 +171,7 @@ def test_nbest_is_sorted_distinct_and_scored(model):
 def test_a_score_is_what_teacher_forcing_gives(model):
     """With the average over the length, EOS counted; what may not be written changes no other."""
     for beam in (1, 4):
-        for entry in model.search(["3 1 0 2"], num_return=beam, beam_size=beam)[0]:
+        for entry in model.generations(["3 1 0 2"], num_return=beam, beam_size=beam)[0]:
             if not entry.finished:
                 continue
             tgt = torch.tensor([[model.tgt_tokenizer.bos_id, *entry.ids[:-1]]])
@@ -185,10 +185,10 @@ def test_a_score_is_what_teacher_forcing_gives(model):
 def test_prefixes_begin_their_translations(model):
     prefixes = ["4 4", "", "0"]
     for beam in (1, 3):
-        found = model.search(["1 2 3", "1 2 3", "5"], prefixes=prefixes, beam_size=beam)
+        found = model.generations(["1 2 3", "1 2 3", "5"], prefixes=prefixes, beam_size=beam)
         for prefix, (entry, *_) in zip(prefixes, found, strict=True):
             assert entry.text.startswith(prefix)
-        assert found[1][0].ids == model.search(["1 2 3"], beam_size=beam)[0][0].ids
+        assert found[1][0].ids == model.generations(["1 2 3"], beam_size=beam)[0][0].ids
 
 
 def test_samples_of_a_source_end_when_they_end(model):
@@ -202,7 +202,7 @@ def test_samples_of_a_source_end_when_they_end(model):
 
 
 def test_the_length_limit_cuts_and_says_so(model):
-    (entries,) = model.search(["0 1 2 3 4"], max_new_tokens=1, beam_size=1)
+    (entries,) = model.generations(["0 1 2 3 4"], max_new_tokens=1, beam_size=1)
     assert len(entries[0].ids) == 1
     assert not entries[0].finished
 
@@ -224,7 +224,7 @@ def test_mistakes_in_calls(model):
     with pytest.raises(UserError, match="list of strings"):
         model.translate("1 2 3")
     with pytest.raises(UserError, match="1 prefixes for 2 texts"):
-        model.search(["1", "2"], prefixes=["1"])
+        model.generations(["1", "2"], prefixes=["1"])
     with pytest.raises(UserError, match="2 sources but 1 targets"):
         model.score(["1", "2"], ["1"])
     with pytest.raises(UserError, match="no pairs"):
@@ -233,7 +233,7 @@ def test_mistakes_in_calls(model):
 
 def test_progress_counts_every_text(model):
     seen = []
-    model.search(TEXTS, batch_tokens=8, progress=seen.append)
+    model.generations(TEXTS, batch_tokens=8, progress=seen.append)
     assert sum(seen) == len(TEXTS)
     assert len(seen) > 1
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from heedful.cli.app import app
 from heedful.errors import UserError
-from heedful.inference import Card, open_net
+from heedful.inference import ModelCard, open_net
 from heedful.insight import verify
 from heedful.insight.table import CHECKS, SINGLE_CHECKS
 from heedful.parts.visibility import Visibility
@@ -157,7 +157,7 @@ def test_small_effects_of_sixteen_bit_nets_are_given_a_second_look() -> None:
 def save(folder: Path, name: str, **keys: Any) -> Path:
     """A tiny new model in a directory."""
     config = make_config(name, {**SMALL.get(name, ONE), **keys})
-    open_net(build(name, **keys), config, Card(name, "imported"), None).save(folder)
+    open_net(build(name, **keys), config, ModelCard(name, "imported"), None).save(folder)
     return folder
 
 
@@ -194,7 +194,7 @@ def test_the_command_fails_with_exit_code_1_and_refuses_what_is_too_short(tmp_pa
     net = build("gpt2")
     with torch.no_grad():
         net.head.out.weight.fill_(math.nan)
-    open_net(net, make_config("gpt2", ONE), Card("gpt2", "imported"), None).save(
+    open_net(net, make_config("gpt2", ONE), ModelCard("gpt2", "imported"), None).save(
         tmp_path / "broken"
     )
     ended = run(tmp_path / "broken")

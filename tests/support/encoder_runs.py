@@ -10,7 +10,7 @@ from torch import nn
 
 from heedful.config import Recipe
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
-from heedful.inference import Card, open_net
+from heedful.inference import ModelCard, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.training.events import Event, StepDone
@@ -115,6 +115,6 @@ def saved(folder: Path, name: str, tokenizer: Tokenizer, *, labels: Any = (), **
     keys = {"vocab_size": tokenizer.vocab_size, "max_length": 20, **keys}
     config, net = random_net(name, **keys)
     folder.mkdir()
-    model = open_net(net, config, Card(name, "imported", labels=tuple(labels)), tokenizer)
+    model = open_net(net, config, ModelCard(name, "imported", labels=tuple(labels)), tokenizer)
     model.save(folder)
     return model

@@ -360,7 +360,7 @@ def never_written(model: Any, specials: set[int]) -> None:
         found = model.generations(["the dog"], beam_size=beam_size, max_new_tokens=6)[0][0]
         assert found.ids
         assert not specials & set(found.ids)
-        ids = model.search(["the dog"], beam_size=beam_size, max_new_tokens=6)[0][0].ids
+        ids = model.generations(["the dog"], beam_size=beam_size, max_new_tokens=6)[0][0].ids
         assert not specials & set(ids)
 
 

@@ -14,7 +14,7 @@ import heedful
 from encoder_runs import LEARNS, assert_resumes, random_net, saved, tiny, words
 from heedful.data.store import IdStore, pack_ids
 from heedful.errors import UserError
-from heedful.inference import Card, MaskedLanguageModel, open_net
+from heedful.inference import MaskedLanguageModel, ModelCard, open_net
 from heedful.jobs.masked_lm import MaskedLm
 from heedful.parts.tokens import Tokens
 from heedful.run import train
@@ -412,7 +412,7 @@ def test_a_run_goes_on_from_an_encoder(text: Path, tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
 def test_embeddings_do_not_depend_on_the_company(tmp_path: Path, name: str) -> None:
     config, net = random_net(name, vocab_size=TOKENIZER.vocab_size, max_length=20, head="none")
-    model = open_net(net, config, Card(name, "imported"), TOKENIZER)
+    model = open_net(net, config, ModelCard(name, "imported"), TOKENIZER)
     texts = ["one two three", "eight", "four five six seven eight one two", "two two"]
     for pooling in ("mean", "first", "last"):
         together = model.embed(texts, pooling=pooling)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.export.hf import import_hf
+from heedful.export.hf import export_hf, import_hf
 from hf_parity import padded, random_hf, random_rows, transformers
 
 VOCAB = 37
@@ -126,7 +126,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"beam_size": 2},
     {"beam_size": 4, "length_penalty": 0.6},
     {"beam_size": 3, "num_return": 3, "length_penalty": 2.0},
-]
+]  # the stop rule of an imported model is transformers' own
 
 
 def theirs_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -160,6 +160,32 @@ def test_decoders_write_the_same_from_unequal_prompts(name: str, tmp_path: Path)
                 assert [output.ids for output in outputs] == expected_ids, (seed, options)
                 finished += sum(ids[-1] in ENDS for ids in expected_ids)
     assert finished, "no output ended: the test would not see a wrong ending"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart", "marian"])
+@torch.no_grad()
+def test_without_options_a_model_writes_by_its_own_configuration(name: str, tmp_path: Path) -> None:
+    """The same as over there, where `generation_config.json` says how, and after a round trip."""
+    for own in ({"num_beams": 3, "length_penalty": 0.4, "no_repeat_ngram_size": 2}, {}):
+        model = made(name, 4)
+        for key, value in own.items():
+            setattr(model.generation_config, key, value)
+        model.save_pretrained(tmp_path / f"hf{len(own)}")
+        ours = import_hf(tmp_path / f"hf{len(own)}", tmp_path / f"ours{len(own)}")
+        export_hf(ours, tmp_path / f"back{len(own)}")
+        again = import_hf(tmp_path / f"back{len(own)}", tmp_path / f"again{len(own)}")
+        assert again.card.options == ours.card.options
+        [prompt] = random_rows(VOCAB, [6], 2, low=3)
+        theirs = model.generate(
+            prompt[None], attention_mask=torch.ones_like(prompt[None]), max_new_tokens=NEW
+        )[0]
+        start = 1 if name in ENCODER_DECODERS else len(prompt)
+        expected = trimmed(theirs[start:].tolist())
+        assert ours.generate([prompt.tolist()], max_new_tokens=NEW) == [expected]
+        # Drawing, and greedy decoding, put the beam aside.
+        plain = ours.generate([prompt.tolist()], max_new_tokens=NEW, beam_size=1)
+        assert ours.generate([prompt.tolist()], max_new_tokens=NEW, temperature=0) == plain
+        assert ours.generations([prompt.tolist()], temperature=1.5, seed=1)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])

@@ -133,7 +133,7 @@ def _ask(model: "Translator", console: "Console") -> None:
         if not text:
             return
         try:
-            found: Any = model.search([text], beam_size=1)[0][0]
+            found: Any = model.generations([text], beam_size=1)[0][0]
         except UserError as error:
             console.print(str(error), style="red")
             continue

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.flags import takes_options
+
 if TYPE_CHECKING:
     from heedful.inference import Classifier, LanguageModel, Translator
 
 
+@takes_options("num_return", "draft", "num_draft_tokens")
 def evaluate(
+    *,
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     src: Annotated[Path | None, typer.Option(help="Source lines, for a translator.")] = None,
     ref: Annotated[Path | None, typer.Option(help="Reference lines, as many.")] = None,
@@ -24,8 +28,7 @@ def evaluate(
     ] = None,
     label_field: Annotated[str | None, typer.Option(help="That of the label.")] = None,
     pair_field: Annotated[str | None, typer.Option(help="That of the second text.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy.")] = 5,
-    length_penalty: Annotated[float, typer.Option(help="Exponent of the length.")] = 1.0,
+    options: dict[str, Any],
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -74,9 +77,8 @@ def evaluate(
         lines = read_parallel(src, ref)
         opened = load(model, device=device)
         expect(opened, Translator, "evaluate --src")
-        search = {"beam_size": beam, "length_penalty": length_penalty}
         target = language or opened.card.tgt_language
-        found = _of_pairs(opened, *lines, search, metrics, target, output, truncate)
+        found = _of_pairs(opened, *lines, options, metrics, target, output, truncate)
         _print({"model": str(model)} | found, json)
 
 
@@ -84,7 +86,7 @@ def _of_pairs(
     translator: "Translator",
     sources: list[str],
     references: list[str],
-    search: dict[str, Any],
+    options: dict[str, Any],
     metrics: str | None,
     language: str | None,
     output: Path | None,
@@ -93,11 +95,11 @@ def _of_pairs(
     from heedful.cli.lines import progress_bar
     from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores
     from heedful.files import write_text
-    from heedful.inference import TooLong
+    from heedful.options import TooLong
 
     too_long: TooLong = "truncate" if truncate else "error"
     with progress_bar("translating", len(sources)) as progress:
-        outputs = translator.translate(sources, too_long=too_long, progress=progress, **search)
+        outputs = translator.translate(sources, too_long=too_long, progress=progress, **options)
     scores = corpus_scores(
         outputs,
         references,
@@ -107,6 +109,8 @@ def _of_pairs(
     forced = translator.teacher_forced(sources, references, too_long=too_long)
     if output is not None:
         write_text(output, "".join(f"{line}\n" for line in outputs))
+    chosen = translator.options(**options)
+    search = {"beam_size": chosen.beam_size, "length_penalty": chosen.length_penalty}
     return {**search, **scores.to_dict(), **forced}
 
 

@@ -3,12 +3,16 @@
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from heedful.cli.flags import takes_options
 
+
+@takes_options("draft", "num_draft_tokens")
 def translate(
+    *,
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     input: Annotated[
         Path | None, typer.Option("--input", "-i", help="Lines to translate. Default: stdin.")
@@ -16,22 +20,10 @@ def translate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
     ] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy.")] = 5,
-    nbest: Annotated[int, typer.Option(min=1, help="Translations for each line.")] = 1,
+    options: dict[str, Any],
     scores: Annotated[
         bool, typer.Option("--scores", help="Put the score and a tab before each.")
     ] = False,
-    length_penalty: Annotated[float, typer.Option(help="Exponent of the length.")] = 1.0,
-    normalization: Annotated[
-        str, typer.Option(help="Of scores by length: average, gnmt or none.")
-    ] = "average",
-    stop: Annotated[
-        str, typer.Option(help="Stop rule: optimal, beam_full or heuristic.")
-    ] = "optimal",
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest output. Default: from the training data.")
-    ] = None,
-    no_repeat: Annotated[int, typer.Option(min=0, help="No n-gram of this size twice.")] = 0,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Cut lines that are too long, and count them.")
     ] = False,
@@ -45,30 +37,20 @@ def translate(
     Example: echo 'Hello.' | heedful translate runs/translation
     """
     from heedful.cli.lines import input_chunks, line_writer, progress_bar
-    from heedful.inference import load
+    from heedful.inference import Translator, expect, load
 
     chunks = input_chunks(input)  # a missing file is told before a model is loaded
     translator = load(model, device=device)
-    cut = 0
+    expect(translator, Translator, "translate")
+    options["too_long"] = "truncate" if truncate else "error"
+    nbest = options.get("num_return", 1)
+    cut, first = 0, 1
     bar = progress_bar("translating") if output else nullcontext(lambda count: None)
     with line_writer(output) as write, bar as progress:
-        first = 1
         for chunk in chunks:
-            found = translator.search(
-                chunk,
-                beam_size=max(beam, nbest),
-                num_return=nbest,
-                length_penalty=length_penalty,
-                normalization=normalization,
-                stop=stop,
-                max_new_tokens=max_tokens,
-                no_repeat_ngram_size=no_repeat,
-                too_long="truncate" if truncate else "error",
-                first_number=first,
-                progress=progress,
-            )
+            options |= {"first_number": first, "progress": progress}
             first += len(chunk)
-            for translations in found:
+            for translations in translator.generations(chunk, **options):
                 cut += not translations[0].finished
                 missing = [None] * (nbest - len(translations))
                 for entry in [*translations, *missing]:

@@ -1,12 +1,11 @@
 """What begins and ends a generated text, from and to the Hugging Face format."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.hf_directory import CONFIG, GENERATION_CONFIG, HfDirectory
-from heedful.inference import GenerationIds, Translator, Writer
+from heedful.inference import GenerationIds, Generator, Translator
 
 # The ids that transformers' own class of a model type stands for where no file says any.
 _CLASS_IDS: dict[str, dict[str, int]] = {
@@ -20,25 +19,33 @@ _CLASS_IDS: dict[str, dict[str, int]] = {
 # Which of them a decoder of two stacks begins with, and which must end with the end mark.
 _STARTS = {"bart": "eos", "marian": "pad", "t5": "pad"}
 _ENDS_BY_FORCE = ("bart", "marian")
-# How one generates is an option of each call here, not a property of the model.
-_OPTIONS = (
-    "do_sample",
-    "num_beams",
-    "early_stopping",
-    "length_penalty",
-    "min_length",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "begin_suppress_tokens",
-)
+# Options of a generation, here and over there. Those that draw count where `do_sample` says so.
+_OPTIONS = {
+    "beam_size": "num_beams",
+    "length_penalty": "length_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
+}
+_DRAWING = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": None, "typical_p": None}
+_STOP_RULES = {False: "heuristic", True: "beam_full", "never": "optimal"}
+_LEFT_OUT = ("min_length", "encoder_no_repeat_ngram_size", "begin_suppress_tokens")
+
+
+def read_options(directory: HfDirectory) -> dict[str, Any]:
+    """How a model generates where a call does not say: its own configuration, as over there."""
+    rules = directory.generation_config or directory.config
+    options = {ours: rules[theirs] for ours, theirs in _OPTIONS.items() if rules.get(theirs)}
+    options = {"beam_size": 1, "stop_rule": _STOP_RULES[rules.get("early_stopping") or False]} | (
+        options
+    )
+    if rules.get("do_sample") and options["beam_size"] == 1:
+        drawn = {name: rules.get(name, usual) for name, usual in _DRAWING.items()}
+        options |= {name: value for name, value in drawn.items() if value}
+    return options
 
 
 def read_generation_ids(
-    directory: HfDirectory, kind: type[Writer], tokenizer: Tokenizer | None, vocab_size: int
+    directory: HfDirectory, kind: type[Generator], tokenizer: Tokenizer | None, vocab_size: int
 ) -> tuple[GenerationIds, list[str]]:
     """The ids of a model that writes, and notices of what is not taken over.
 
@@ -86,7 +93,7 @@ def read_generation_ids(
     if beyond := {id for ids in found.values() for id in ids if id >= vocab_size}:
         listed = ", ".join(map(str, sorted(beyond)))
         notices.append(f"left out: the token {listed}, beyond the model's {vocab_size:,} ids")
-    options = [f"{key} {rules[key]!r}" for key in _OPTIONS if rules.get(key) not in (None, False)]
+    options = [f"{key} {rules[key]!r}" for key in _LEFT_OUT if rules.get(key)]
     if any(len(word) != 1 for word in words):
         options.append("bad_words_ids of several tokens")
     if options:
@@ -103,7 +110,7 @@ def generation_to_hf(model: Any) -> tuple[dict[str, Any], dict[str, Any] | None]
     content: dict[str, Any] = {
         f"{role}_token_id": getattr(specials, f"{role}_id", None) for role in ("bos", "eos", "pad")
     }
-    if not isinstance(model, Writer):
+    if not isinstance(model, Generator):
         return content, None
     ids = model.ids
     if ids.end:
@@ -113,15 +120,29 @@ def generation_to_hf(model: Any) -> tuple[dict[str, Any], dict[str, Any] | None]
         role = {**_STARTS, "bart": None}.get(model.card.architecture, "bos")
         if role is not None:
             content[f"{role}_token_id"] = ids.start[0]
-    more: Mapping[str, Any] = {}
+    more = _options_there(model)
     if isinstance(model, Translator):
         assert len(ids.start) <= 1, f"the format has one first token, not {ids.start}"
         content["decoder_start_token_id"] = next(iter(ids.start), None)
         content |= {"forced_bos_token_id": ids.first, "forced_eos_token_id": ids.last}
-        more = {"max_length": model.config.max_length}  # twenty tokens would be written otherwise
+        more["max_length"] = model.config.max_length  # twenty tokens would be written otherwise
     if ids.never:
-        more = {**more, "bad_words_ids": [[token] for token in ids.never]}
+        more["bad_words_ids"] = [[token] for token in ids.never]
     return content, {k: v for k, v in {**content, **more}.items() if v is not None}
+
+
+def _options_there(model: Generator) -> dict[str, Any]:
+    """How a model generates by itself, in the names of `generation_config.json`."""
+    options = model.options()
+    settings = {theirs: getattr(options, ours) for ours, theirs in _OPTIONS.items()}
+    rules = {ours: theirs for theirs, ours in _STOP_RULES.items()}
+    if (options.beam_size or 1) > 1:
+        settings["early_stopping"] = rules[options.stop_rule or "optimal"]
+    if options.draws:
+        settings["do_sample"] = True
+        settings |= {name: getattr(options, name) for name in _DRAWING}
+    usual = {"num_beams": 1, "length_penalty": 1.0, "no_repeat_ngram_size": 0}
+    return {key: value for key, value in settings.items() if value != usual.get(key)}
 
 
 def _ids(key: str, value: Any) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 from heedful.data.hf_tokenizers import read_tokenizer, write_tokenizer
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.export.generation_ids import generation_to_hf, read_generation_ids
+from heedful.export.generation_ids import generation_to_hf, read_generation_ids, read_options
 from heedful.export.hf_directory import (
     HfDirectory,
     check_replaceable,
@@ -18,14 +18,14 @@ from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.files import read_json, write_directory, write_json
 from heedful.inference import (
     AnyModel,
-    Card,
     Classifier,
     Embedder,
+    Generator,
     LanguageModel,
     MaskedLanguageModel,
+    ModelCard,
     SavedModel,
     Translator,
-    Writer,
     kind_of,
     open_net,
 )
@@ -138,7 +138,7 @@ def _card(
     kind: type[AnyModel],
     tokenizer: Tokenizer | None,
     directory: Path,
-) -> tuple[Card, list[str]]:
+) -> tuple[ModelCard, list[str]]:
     """What the model is for, and notices."""
     task = "translation" if made.architecture == "marian" else _TASKS[kind]
     keys: dict[str, Any] = {}
@@ -146,10 +146,11 @@ def _card(
     if kind is Translator and (directory / _TOKENIZER_CONFIG).is_file():
         said = read_json(directory / _TOKENIZER_CONFIG)
         keys = {f"{ours}_language": said.get(f"{theirs}_lang") for ours, theirs in _SIDES.items()}
-    if issubclass(kind, Writer):
+    if issubclass(kind, Generator):
         size = "tgt_vocab_size" if kind is Translator else "vocab_size"
         vocab_size = getattr(made.config, size)
         keys["generation"], notices = read_generation_ids(found, kind, tokenizer, vocab_size)
+        keys["options"] = read_options(found)
     elif kind is Classifier:
         keys["labels"] = _labels_from_hf(found.config, made.config.num_labels, str(directory))
         problem = found.config.get("problem_type")
@@ -158,7 +159,7 @@ def _card(
                 f"{directory} was trained for {problem}: its logits are the same here, but "
                 "`classify` gives each text one label by their softmax"
             )
-    return Card(made.architecture, task, **keys), notices
+    return ModelCard(made.architecture, task, **keys), notices
 
 
 def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> tuple[str, ...]:

@@ -75,13 +75,13 @@ def apply_rules(
 def sampling_rules(**options: Any) -> list[Rule]:
     """The rules that are asked for, in the usual order; None, 0 n-grams or empty leaves one out.
 
-    Keywords, in that order: repetition_penalty, presence_penalty, frequency_penalty,
-    no_repeat_ngram_size, banned, prefix_function, forced (what is forbidden or forced), then
-    temperature, top_k, top_p, min_p and typical_p, each on what the one before left.
+    Keywords, in that order: never (banned by the model), repetition_penalty, presence_penalty,
+    frequency_penalty, no_repeat_ngram_size, banned, prefix_function, forced (what is forbidden or
+    forced), then temperature, top_k, top_p, min_p and typical_p, each on what the one before left.
     """
     return [
         rule(options[name])
-        for name, rule in _IN_ORDER.items()
+        for name, rule in IN_ORDER.items()
         if options.get(name) is not None
         and not (isinstance(options[name], Sized) and not options[name])
         and (name, options[name]) != ("no_repeat_ngram_size", 0)
@@ -394,7 +394,8 @@ class PrefixFunction:
         return log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
 
 
-_IN_ORDER: dict[str, Callable[[Any], Rule]] = {
+IN_ORDER: dict[str, Callable[[Any], Rule]] = {
+    "never": BannedTokens,
     "repetition_penalty": RepetitionPenalty,
     "presence_penalty": PresencePenalty,
     "frequency_penalty": FrequencyPenalty,

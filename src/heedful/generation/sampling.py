@@ -61,9 +61,11 @@ def sample(
     seeds: Sequence[int] | None,
     num_samples: int = 1,
     prompts: Sequence[Sequence[int]] | None = None,
+    forced_prefix: Sequence[Sequence[int]] | None = None,
     stop: StopFunction | None = None,
     state: State | None = None,
     look_every: int | None = None,
+    score: LengthScore | None = None,
 ) -> list[Hypothesis]:
     """`num_samples` hypotheses for each start, those of one sentence adjacent.
 
@@ -87,18 +89,20 @@ def sample(
         seeds: from 0, one for each sentence. None: no sampling; the likeliest token under the
             rules each time, the lowest id of equals.
         prompts: the real prompt tokens of each sentence, for the rules that look at them.
+        forced_prefix: for each sentence the first new tokens; they win over the rules.
         stop: asked after each token other than EOS; where it says yes the row is finished.
         state: given to `next_log_probs`; told between two calls how rows moved.
         look_every: after how many steps the host looks at what was chosen. Default: each step
             where there is no state, on the CPU, or with a function to ask (`stop`,
             `PrefixFunction`); else `STEPS_BETWEEN_LOOKS`.
+        score: how the reported score follows from log-probability and length.
 
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
             wrong shape.
     """
-    given = locals()
-    return collect(_sampler(**given), LengthScore())
+    given = {name: value for name, value in locals().items() if name != "score"}
+    return collect(_sampler(**given), score or LengthScore())
 
 
 def sample_steps(

@@ -1,6 +1,6 @@
 """Saved models opened for use: what one does with a net and its tokenizers, one file a kind."""
 
-from heedful.inference.card import Card, GenerationIds, Limits
+from heedful.inference.card import GenerationIds, Limits, ModelCard
 from heedful.inference.encoders import (
     Classification,
     Classifier,
@@ -9,21 +9,19 @@ from heedful.inference.encoders import (
     Filling,
     MaskedLanguageModel,
 )
+from heedful.inference.generator import Generation, Generator
 from heedful.inference.language_model import LanguageModel, TextScore
 from heedful.inference.model import (
     SavedModel,
-    TooLong,
     choose_device,
     parameter_count,
     save_description,
 )
 from heedful.inference.opening import AnyModel, expect, kind_of, load, open_net
-from heedful.inference.translator import Translation, Translator, evaluation_plan
-from heedful.inference.writing import Generation, GenerationOptions, Writer
+from heedful.inference.translator import Translator, evaluation_plan
 
 __all__ = [
     "AnyModel",
-    "Card",
     "Classification",
     "Classifier",
     "Embedder",
@@ -31,16 +29,14 @@ __all__ = [
     "Filling",
     "Generation",
     "GenerationIds",
-    "GenerationOptions",
+    "Generator",
     "LanguageModel",
     "Limits",
     "MaskedLanguageModel",
+    "ModelCard",
     "SavedModel",
     "TextScore",
-    "TooLong",
-    "Translation",
     "Translator",
-    "Writer",
     "choose_device",
     "evaluation_plan",
     "expect",

@@ -30,7 +30,7 @@ class GenerationIds:
     """Tokens that a generation begins and ends with, and those that it never writes.
 
     Attributes:
-        start: what the decoder of two stacks hears first (BOS; T5 and Marian: padding).
+        start: what the decoder of two stacks reads first (BOS; T5 and Marian: padding).
         end: any of these ends a text.
         never: may not be written (padding, a second beginning).
         first: the token that must be written first; None: any.
@@ -45,8 +45,13 @@ class GenerationIds:
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a model is for. `labels` are a classifier's, in the order of its logits."""
+class ModelCard:
+    """What a model is for.
+
+    Attributes:
+        labels: a classifier's, in the order of its logits.
+        options: how the model generates where a call does not say (`heedful.options.Options`).
+    """
 
     architecture: str
     task: str
@@ -55,13 +60,14 @@ class Card:
     limits: Limits = field(default_factory=Limits)
     labels: tuple[str, ...] = ()
     generation: GenerationIds = field(default_factory=GenerationIds)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in `config.json`."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> "Card":
+    def from_dict(cls, content: dict[str, Any]) -> "ModelCard":
         """Raises KeyError or TypeError where the content is not a card's."""
         generation: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
@@ -75,4 +81,5 @@ class Card:
             Limits(**content["limits"]),
             tuple(content.get("labels", ())),
             GenerationIds(**generation),
+            dict(content.get("options", {})),
         )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from heedful.data.labelled import cut_pair
 from heedful.errors import UserError
-from heedful.inference.model import SavedModel, Texts, TooLong, by_length
+from heedful.inference.model import SavedModel, Texts, by_length
+from heedful.options import TooLong
 
 MASK_NAMES = ("<mask>", "[MASK]")
 
@@ -60,11 +61,11 @@ class Encoder(SavedModel):
             if not isinstance(text, str):
                 raise UserError("pairs are given as text, not as ids")
             first, second = tokenizer.encode(text), tokenizer.encode(other)
-            row = tokenizer.wrap(first, second)
+            row = tokenizer.add_special_tokens(first, second)
             if len(row) > longest and too_long == "truncate":
                 num_marks = len(row) - len(first) - len(second)
                 first, second = cut_pair(first, second, longest - num_marks)
-                row = tokenizer.wrap(first, second)
+                row = tokenizer.add_special_tokens(first, second)
                 self.num_truncated += 1
             rows.append(row)
             border = len(tokenizer.prefix_ids) + len(first) + len(tokenizer.pair_middle_ids or ())
@@ -129,7 +130,7 @@ class MaskedLanguageModel(Encoder):
         for number, piece in enumerate(text.split("\0")):
             ids += [self._mask_id()] if number else []
             ids += self.tokenizer.encode(piece) if piece.strip() else []
-        return self.tokenizer.wrap(ids)
+        return self.tokenizer.add_special_tokens(ids)
 
     def _shown(self, ids: list[int]) -> str:
         """The text of some ids, with what is still masked."""

@@ -10,9 +10,10 @@ from torch import Tensor
 from heedful.data.packing import evaluation_batches
 from heedful.data.store import IdStore, pack_ids
 from heedful.errors import UserError
-from heedful.inference.decoding import Decoding, left_padded
-from heedful.inference.model import Texts, TooLong, by_length
-from heedful.inference.writing import GenerationOptions, Writer
+from heedful.inference.decoding import STEPS_AT_FIRST, Decoding, capacity_for, left_padded
+from heedful.inference.generator import Generator
+from heedful.inference.model import Texts, by_length
+from heedful.options import Options
 from heedful.parts.losses import LossSum
 from heedful.parts.tokens import Tokens
 from heedful.tasks.language_modelling import window_loss
@@ -31,16 +32,12 @@ class TextScore:
     num_tokens: int
 
 
-class LanguageModel(Writer):
-    """A net of one stack that goes on with a text.
-
-    Attributes:
-        net: the bare module, `net(ids, lengths) -> logits`.
-    """
+class LanguageModel(Generator):
+    """A net of one stack, `net(ids, lengths) -> logits`, that goes on with a text."""
 
     kind = "language model"
 
-    def prompt_ids(self, prompts: Texts, too_long: TooLong = "error") -> list[list[int]]:
+    def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt, behind the mark that begins a text where the model has one."""
         if isinstance(prompts, str):
             raise UserError("prompts must be a list; for one prompt write [prompt]")
@@ -49,26 +46,23 @@ class LanguageModel(Writer):
             if isinstance(prompt, str):
                 ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
                 # A model without a mark of its own was trained on texts apart by their end.
-                rows.append(ids or [self._end_ids()[0]])
+                rows.append(ids or [self.end_ids()[0]])
             else:
                 rows.append([int(token) for token in prompt])  # type: ignore[call-overload]
             if not rows[-1]:
                 raise UserError(f"prompt {number} is empty: give it at least one token")
         return rows
 
-    def room(self, row: list[int], options: GenerationOptions) -> int:
+    def length_limit(self, row: list[int], options: Options) -> int:
         """As asked for; a text may outgrow the net (`Decoding`)."""
         return options.max_new_tokens or _NEW_TOKENS
 
-    def open(self, rows: list[list[int]], capacity: int) -> tuple[Tensor, Decoding]:
-        start, starts = left_padded(rows, self.device)
+    def open(self, rows: list[list[int]], capacity: int, beams: int) -> tuple[Tensor, Decoding]:
+        start, padding = left_padded(rows, self.device)
+        size = capacity_for(start.size(1) + beams * min(capacity, STEPS_AT_FIRST))
+        cache = self.net.start(len(rows), capacity=size, beams=beams)
         longest = self.config.max_length
-        size = min(start.size(1) + capacity, longest)
-        cache = self.net.start(len(rows), capacity=size)
-        state = Decoding(
-            self.net, cache, never=self.ids.never, longest=longest, left_padding=starts
-        )
-        return start, state
+        return start, Decoding(self.net, cache, longest=longest, left_padding=padding)
 
     def score(self, texts: Texts, *, stride: int | None = None) -> list[TextScore]:
         """Log-probability of each text, each token told from those before it.
@@ -105,12 +99,13 @@ class LanguageModel(Writer):
         )
         return total([window_loss(self.net, batch, count_correct=True) for batch in batches])
 
-    def _batches(self, rows: list[list[int]], options: GenerationOptions) -> Iterator[list[int]]:
+    def batches(self, rows: list[list[int]], options: Options) -> Iterator[list[int]]:
         """Prompts that fit with what is written behind them; others with those equally long."""
-        room = options.max_new_tokens or _NEW_TOKENS
-        fitting = [row if len(row) + room <= self.config.max_length else [] for row in rows]
-        budget = max(1, options.batch_tokens // max(options.beam_size, options.num_return))
-        yield from by_length(_longer(fitting, room), budget)
+        new = options.max_new_tokens or _NEW_TOKENS
+        fitting = [row if len(row) + new <= self.config.max_length else [] for row in rows]
+        budget = max(1, options.batch_tokens // max(options.beam_size or 1, options.num_return))
+        # The longest first, by the memory that they will need.
+        yield from by_length([range(len(row) + new) if row else () for row in fitting], budget)
         by_size: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
             if not fitting[number]:
@@ -132,8 +127,3 @@ def total(parts: Sequence[LossSum]) -> LossSum:
         torch.stack([part.correct for part in parts]).sum(),
         sum(part.tokens for part in parts),
     )
-
-
-def _longer(rows: list[list[int]], room: int) -> list[range]:
-    """Stand-ins as long as the rows will grow, for the memory that they will need."""
-    return [range(len(row) + room) if row else range(0) for row in rows]

@@ -13,13 +13,13 @@ import heedful
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import write_json
-from heedful.inference.card import Card
+from heedful.inference.card import ModelCard
+from heedful.options import TooLong
 from heedful.parts.tokens import Tokens
 from heedful.zoo.saved import WEIGHTS, save_tensors, weights_of
 
 CONFIG = "config.json"
 SIDES = ("src", "tgt")
-TooLong = Literal["error", "truncate"]
 Pooling = Literal["mean", "first", "last"]
 Texts = Sequence[str] | Sequence[Sequence[int]]
 
@@ -42,7 +42,7 @@ class SavedModel:
         self,
         net: Any,
         config: Any,
-        card: Card,
+        card: ModelCard,
         src_tokenizer: Tokenizer | None,
         tgt_tokenizer: Tokenizer | None,
     ) -> None:
@@ -110,7 +110,7 @@ class SavedModel:
         for text in texts:
             if isinstance(text, str):
                 tokenizer = self.src_tokenizer
-                rows.append(tokenizer.wrap(tokenizer.encode(text)))
+                rows.append(tokenizer.add_special_tokens(tokenizer.encode(text)))
             else:
                 rows.append([int(token) for token in text])
         self.check_lengths(rows, "text", too_long)

@@ -8,7 +8,7 @@ from torch import nn
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_json
-from heedful.inference.card import Card
+from heedful.inference.card import ModelCard
 from heedful.inference.encoders import Classifier, Embedder, Encoder, MaskedLanguageModel
 from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import CONFIG, SIDES, SavedModel, choose_device
@@ -41,7 +41,7 @@ def load(path: str | Path, *, device: str = "auto") -> Any:
         )
     try:
         config = make_config(content["architecture"], content["model"], str(directory / CONFIG))
-        card = Card.from_dict(content)
+        card = ModelCard.from_dict(content)
         tokenizers: list[Tokenizer | None] = [
             Tokenizer.load(directory / plain_name(name, directory / CONFIG))
             for name in dict.fromkeys(_files(content))
@@ -58,7 +58,7 @@ def load(path: str | Path, *, device: str = "auto") -> Any:
 def open_net(
     net: nn.Module,
     config: Any,
-    card: Card,
+    card: ModelCard,
     src_tokenizer: Tokenizer | None,
     tgt_tokenizer: Tokenizer | None = None,
 ) -> AnyModel:

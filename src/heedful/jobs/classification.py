@@ -24,7 +24,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
-from heedful.inference import Card, SavedModel
+from heedful.inference import ModelCard, SavedModel
 from heedful.inference.language_model import total
 from heedful.jobs.encoders import (
     check_encoder_recipe,
@@ -167,9 +167,9 @@ class Classification(Job):
                 f"data.train.file has {', '.join(self.labels)}; they must be the same"
             )
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ModelCard:
         data = self.recipe.data
-        return Card(name, self.recipe.task, data.src_language, labels=self.labels)
+        return ModelCard(name, self.recipe.task, data.src_language, labels=self.labels)
 
     def plan(self, epoch: int) -> Sequence[PlannedRows]:
         batches = training_plan(self.recipe, self.stores["train"].lengths, epoch)

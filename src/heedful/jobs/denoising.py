@@ -23,7 +23,7 @@ from heedful.data.tokenizer import Template, Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
-from heedful.inference import Card, GenerationIds, Limits
+from heedful.inference import GenerationIds, Limits, ModelCard
 from heedful.jobs.encoders import check_encoder_recipe
 from heedful.jobs.job import FinalScores, Job, Say, make_tokenizer
 from heedful.jobs.masked_lm import MASK
@@ -94,7 +94,7 @@ class Denoising(Job):
     def sizes(self, recipe: Recipe, name: str) -> dict[str, object]:
         return pair_sizes(recipe, name, self.tokenizers, recipe.data.max_length)
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ModelCard:
         tokenizer, pairs = self.tokenizers[0], self.valid_pairs
         ids = GenerationIds()
         if isinstance(self.noise, T5Noise):  # its outputs are made of sentinels
@@ -105,7 +105,7 @@ class Denoising(Job):
                 never=tuple(sorted(never.difference(self.tokens.sentinel_ids))),
             )
         language, limits = self.recipe.data.src_language, Limits.of(*lengths_of(pairs))
-        return Card(name, self.recipe.task, language, language, limits, generation=ids)
+        return ModelCard(name, self.recipe.task, language, language, limits, generation=ids)
 
     def plan(self, epoch: int) -> Sequence[NoisyRows]:
         """By the texts' own lengths, so that a plan does not hang on what the noise draws."""

@@ -14,7 +14,7 @@ from heedful.config import Recipe, TokenizerRecipe
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.files import write_json
-from heedful.inference import Card, SavedModel
+from heedful.inference import ModelCard, SavedModel
 from heedful.parts.losses import LossSum
 from heedful.plugins import nearest
 from heedful.recipe_files import RECIPES
@@ -108,7 +108,7 @@ class Job(ABC):
         raise UserError(f"the task {self.recipe.task} cannot be distilled; leave out distillation")
 
     @abstractmethod
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ModelCard:
         """What the model's `config.json` will say of it."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json, write_text
-from heedful.inference import Card, GenerationIds, SavedModel
+from heedful.inference import GenerationIds, ModelCard, SavedModel
 from heedful.jobs.job import FinalScores, Job, Say, make_tokenizer, objective
 from heedful.jobs.sources import check_distillation, kept_sizes, ready_teacher
 from heedful.jobs.texts import SPLITS, check_sources, read_splits
@@ -122,7 +122,7 @@ class LanguageModelling(Job):
         say = (lambda line: None) if resume else self.say
         self.teacher = ready_teacher(teacher, self.model, self.recipe, longest=longest, say=say)
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ModelCard:
         tokenizer = self.tokenizers[0]
         never = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id, None}
         ids = GenerationIds(
@@ -130,7 +130,7 @@ class LanguageModelling(Job):
             end=(tokenizer.eos_id,),
             never=tuple(sorted(token for token in never if token is not None)),
         )
-        return Card(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
+        return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan(self, epoch: int) -> Sequence[Any]:
         return packed_plan(

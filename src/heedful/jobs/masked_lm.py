@@ -17,7 +17,7 @@ from heedful.data.store import IdStore
 from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.metrics import perplexity
 from heedful.files import write_json
-from heedful.inference import Card, SavedModel
+from heedful.inference import ModelCard, SavedModel
 from heedful.inference.language_model import total
 from heedful.jobs.encoders import (
     check_encoder_recipe,
@@ -110,8 +110,8 @@ class MaskedLm(Job):
         say = (lambda line: None) if resume else self.say
         self.teacher = ready_teacher(teacher, self.model, self.recipe, longest=longest, say=say)
 
-    def card(self, name: str) -> Card:
-        return Card(name, self.recipe.task, self.recipe.data.src_language)
+    def card(self, name: str) -> ModelCard:
+        return ModelCard(name, self.recipe.task, self.recipe.data.src_language)
 
     def plan(self, epoch: int) -> Sequence[MaskedRows]:
         batches = training_plan(self.recipe, self.rows["train"].lengths, epoch)

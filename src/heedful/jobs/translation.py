@@ -10,7 +10,7 @@ from heedful.data.batches import PairBatch, plan_epoch
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores, perplexity
 from heedful.files import write_json, write_text
-from heedful.inference import Card, Limits, SavedModel, Translator
+from heedful.inference import Limits, ModelCard, SavedModel, Translator
 from heedful.jobs.job import FinalScores, Job, Say
 from heedful.jobs.pairs import open_prepared, prepare
 from heedful.jobs.sources import check_distillation, pair_sizes, ready_teacher
@@ -68,10 +68,10 @@ class Translation(Job):
         self.data = replace(self.data, train=train)
         self.num_train = len(train)
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ModelCard:
         data = self.recipe.data
         limits = Limits.of(self.data.train.src_lengths, self.data.train.tgt_lengths)
-        return Card(name, self.recipe.task, data.src_language, data.tgt_language, limits)
+        return ModelCard(name, self.recipe.task, data.src_language, data.tgt_language, limits)
 
     def plan(self, epoch: int) -> Sequence[Any]:
         settings = self.recipe.training

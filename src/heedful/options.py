@@ -1,0 +1,161 @@
+"""How text is generated: every option once, with the description that the commands show too."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from heedful.errors import UserError
+from heedful.plugins import nearest
+
+TooLong = Literal["error", "truncate"]
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+def _option(
+    help: str, default: Any = None, flag: str | None = None, least: int | None = None
+) -> Any:
+    """A field; `flag` is the command's (None: only Python has the option)."""
+    return field(default=default, metadata={"help": help, "flag": flag, "least": least})
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a text is gone on with, or a source answered.
+
+    What is None is as the model's card says (`ModelCard.options`), and else as described here.
+    Raises UserError for options that exclude each other.
+    """
+
+    max_new_tokens: int | None = _option(
+        "Most new tokens, the end counted. Default: what a source's length allows, or 64.",
+        flag="--max-tokens", least=1,
+    )  # fmt: skip
+    min_new_tokens: int = _option("Fewest new tokens, the end counted.", 0, "--min-tokens", 0)
+    beam_size: int | None = _option("Beam size; 1 is no beam search.", None, "--beam", 1)
+    num_return: int = _option("Outputs for each prompt, best first.", 1, "--nbest", 1)
+    length_penalty: float | None = _option("Exponent of the length.", flag="--length-penalty")
+    normalization: Literal["average", "gnmt", "none"] | None = _option(
+        "Of scores by length: average, gnmt or none.", flag="--normalization"
+    )
+    stop_rule: Literal["optimal", "beam_full", "heuristic"] | None = _option(
+        "When a beam search stops: optimal, beam_full or heuristic.", flag="--stop-rule"
+    )
+    num_groups: int = _option("Groups of a diverse beam search.", 1, "--groups", 1)
+    diversity_penalty: float = _option(
+        "Nats that a token costs for each earlier group with it.", 0.0, "--diversity-penalty"
+    )
+    temperature: float | None = _option(
+        "Draw tokens; below 1 closer to the likeliest. 0: greedy.", flag="--temperature"
+    )
+    top_k: int | None = _option("Draw from the k likeliest.", flag="--top-k")
+    top_p: float | None = _option("Draw from the likeliest of this share.", flag="--top-p")
+    min_p: float | None = _option(
+        "Draw from those at least this share of the likeliest.", flag="--min-p"
+    )
+    typical_p: float | None = _option("Draw from the typical of this share.", flag="--typical")
+    seed: int | Sequence[int] | None = _option(
+        "Of drawing; in Python also one for each prompt. Default: another each time.",
+        flag="--seed", least=0,
+    )  # fmt: skip
+    repetition_penalty: float | None = _option(
+        "Divide the scores of tokens that were there; 1: none.", flag="--repetition-penalty"
+    )
+    presence_penalty: float | None = _option(
+        "Subtract this from tokens that were there.", flag="--presence-penalty"
+    )
+    frequency_penalty: float | None = _option(
+        "Subtract this for each time that a token was there.", flag="--frequency-penalty"
+    )
+    no_repeat_ngram_size: int | None = _option(
+        "No n-gram of this size twice; 0: no rule.", flag="--no-repeat", least=0
+    )
+    banned: Sequence[str | int | Sequence[int]] = _option(
+        "A text that may not be written (in Python also ids); repeatable.", (), "--ban"
+    )
+    stop: Sequence[str] = _option("End the output before this text; repeatable.", (), "--stop")
+    draft: Any = _option(
+        "Write the same in fewer steps: a small model of the same vocabulary, or lookup.",
+        flag="--draft",
+    )
+    num_draft_tokens: int = _option("How many a draft proposes at a time.", 4, "--draft-tokens", 1)
+    prefixes: Sequence[str] | None = _option("How each output must begin.")
+    forced: Mapping[int, int] | None = _option("Place among the new tokens -> the token there.")
+    prefix_function: Callable[[int, list[int]], Sequence[int]] | None = _option(
+        "`(prompt's number, new ids) -> ids that may come next`."
+    )
+    too_long: TooLong = _option("What to do with a prompt longer than the net allows.", "error")
+    first_number: int = _option("What errors call the first prompt.", 1)
+    batch_tokens: int = _option("Padded tokens times beams that are worked on at once.", 8_192)
+    progress: Callable[[int], None] | None = _option("Called with the prompts of each batch.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            hint = "; the rule of a beam search is stop_rule" if self.stop else ""
+            raise UserError(f"stop must be a list of texts, not {self.stop!r}{hint}")
+        for name in ("max_new_tokens", "beam_size", "num_return"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise UserError(f"{name} must be at least 1, not {number}")
+        if (self.beam_size or 1) > 1:
+            if self.draws:
+                raise UserError("beam_size above 1 and sampling options exclude each other")
+            if self.stop or self.draft is not None:
+                raise UserError("stop texts and a draft go with beam_size 1 alone")
+        if self.beam_size == 1 and self.num_return > 1 and not self.draws:
+            raise UserError(
+                f"num_return {self.num_return} greedy outputs would all be the same; "
+                "give a temperature, or a beam_size"
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Options":
+        """From keywords; raises UserError naming the nearest to an unknown one."""
+        known = [option.name for option in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise UserError(f"unknown generation option {name}; {nearest(name, known)}")
+        return cls(**given)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn, not chosen."""
+        if self.temperature is not None:
+            return self.temperature != 0
+        return any(getattr(self, name) is not None for name in DRAWING)
+
+    def with_defaults(self, card: Mapping[str, Any]) -> "Options":
+        """Nothing left open: what was not asked for is the card's, where it goes with the rest."""
+        taken = {name: value for name, value in card.items() if getattr(self, name) is None}
+        by_beams = (self.beam_size or 1) > 1
+        one_row = self.temperature is not None or self.draws or self.stop or self.draft is not None
+        for name in DRAWING if by_beams or self.temperature == 0 else ():
+            taken.pop(name, None)
+        if one_row:
+            taken.pop("beam_size", None)
+        drawn = self.draws or any(name in taken for name in DRAWING)
+        size = self.beam_size or taken.get("beam_size") or 1
+        if not drawn and self.num_return > 1 and self.beam_size != 1:
+            size = max(size, self.num_return)
+        usual: dict[str, Any] = {
+            "length_penalty": 1.0,
+            "normalization": "average",
+            "stop_rule": "optimal",
+            "no_repeat_ngram_size": 0,
+        }
+        usual = {name: value for name, value in usual.items() if getattr(self, name) is None}
+        return replace(self, **usual | taken | {"beam_size": size})
+
+    def seeds(self, count: int) -> list[int] | None:
+        """One for each prompt; None where nothing is drawn."""
+        if not self.draws:
+            return None
+        seed = self.seed
+        if seed is None:
+            import torch  # its generator, so that torch.manual_seed repeats a sample
+
+            seed = int(torch.randint(2**31, ()))
+        if isinstance(seed, int):
+            return [seed + (place << 32) for place in range(count)]
+        if len(seed) != count:
+            raise UserError(f"{len(seed)} seeds for {count} prompts")
+        return list(seed)
