@@ -13,7 +13,7 @@ HOUSE = Path(heedful.__file__).parent
 FLOORS = [
     {"errors"},
     {"plugins", "files"},
-    {"config"},
+    {"config", "options"},
     {"recipe_files"},
     {"parts"},
     {"models"},
@@ -31,10 +31,6 @@ MOST_OF_A_FILE, MOST_OF_A_FUNCTION, MOST_OF_A_PAPER = 450, 60, 150
 MOST_IN_ALL = {"src": 26_500, "tests": 25_500}  # these fall to 14,500 and 17,000, and never rise
 # What is larger as yet may not grow; a line goes when its file fits.
 LARGER_AS_YET = {
-    "inference/writing.py": 457,
-    "generation/rules.py": 481,
-    "cli/generate.py: generate": 111,
-    "cli/translate.py: translate": 64,
     "zoo/bart.py": 293,
     "zoo/bert.py": 299,
     "zoo/distilbert.py": 196,

@@ -6,7 +6,7 @@ No rule waits for the device but `PrefixFunction`, which asks the host.
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -88,101 +88,91 @@ def sampling_rules(**options: Any) -> list[Rule]:
     ]
 
 
-# --- How the distribution is reshaped or cut ----------------------------------------------------
+# --- Rules of one number ------------------------------------------------------------------------
+
+
+class _Range(NamedTuple):
+    fits: Callable[[float], bool]
+    says: str
+
+
+_POSITIVE = _Range(lambda x: 0 < x < math.inf, "a finite number above 0")
+_FINITE = _Range(math.isfinite, "a finite number")
+_SHARE = _Range(lambda x: 0 < x <= 1, "above 0 and at most 1")
 
 
 @dataclass(frozen=True)
-class Temperature:
-    """Every log-probability divided by the temperature: below 1 sharper, above 1 flatter."""
+class _OfNumber:
+    """A rule with one number, named as the option that asks for it; raises UserError outside."""
 
-    temperature: float
+    value: int | float
+    option: ClassVar[str]
+    within: ClassVar[_Range]
+
+    def __init_subclass__(cls, option: str, within: _Range) -> None:
+        cls.option, cls.within = option, within
 
     def __post_init__(self) -> None:
-        if not (0 < self.temperature < math.inf):
+        if not self.within.fits(self.value):
+            hint = "; 0 in generate takes the likeliest token each time"
             raise UserError(
-                f"temperature must be a finite number above 0, not {self.temperature}; "
-                "0 in generate takes the likeliest token each time"
+                f"{self.option} must be {self.within.says}, not {self.value}"
+                f"{hint if self.option == 'temperature' else ''}"
             )
 
+
+class Temperature(_OfNumber, option="temperature", within=_POSITIVE):
+    """Every log-probability divided by the temperature: below 1 sharper, above 1 flatter."""
+
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        return log_probs / self.temperature
+        return log_probs / self.value
 
 
-@dataclass(frozen=True)
-class TopK:
+class TopK(_OfNumber, option="top_k", within=_Range(lambda k: k >= 1, "at least 1")):
     """The `k` likeliest tokens, exactly `k` also among equals, where lower ids come first."""
 
-    k: int
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UserError(f"top_k must be at least 1, not {self.k}")
-
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        if self.k >= log_probs.shape[1]:
+        if self.value >= log_probs.shape[1]:
             return log_probs
-        return log_probs.masked_fill(~in_top_k(log_probs, self.k), -torch.inf)
+        return log_probs.masked_fill(~in_top_k(log_probs, int(self.value)), -torch.inf)
 
 
-@dataclass(frozen=True)
-class TopP:
+class TopP(_OfNumber, option="top_p", within=_SHARE):
     """The nucleus (Holtzman et al. 2020): the likeliest tokens until their sum reaches `p`.
 
     The token that reaches it stays, so at least one does. Lower ids come first among equals.
     """
 
-    p: float
-
-    def __post_init__(self) -> None:
-        _check_share("top_p", self.p)
-
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        return _until_sum(log_probs, -log_probs, self.p)
+        return _until_sum(log_probs, -log_probs, self.value)
 
 
-@dataclass(frozen=True)
-class MinP:
+class MinP(_OfNumber, option="min_p", within=_Range(lambda p: 0 <= p <= 1, "from 0 to 1")):
     """Tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024)."""
 
-    p: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise UserError(f"min_p must be from 0 to 1, not {self.p}")
-
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
-        if self.p == 0:
+        if self.value == 0:
             return log_probs
         values = log_probs.to(_at_least_single(log_probs.dtype))
-        least = values.amax(dim=1, keepdim=True) + math.log(self.p)
+        least = values.amax(dim=1, keepdim=True) + math.log(self.value)
         return log_probs.masked_fill(values < least, -torch.inf)
 
 
-@dataclass(frozen=True)
-class Typical:
+class Typical(_OfNumber, option="typical_p", within=_SHARE):
     """Locally typical tokens (Meister et al. 2022, "Locally Typical Sampling", section 4).
 
     Of the tokens ordered by how far their information -log p lies from the entropy, the first
     ones until their probabilities sum to `p`; the token that reaches it stays.
     """
 
-    p: float
-
-    def __post_init__(self) -> None:
-        _check_share("typical_p", self.p)
-
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
         normal = log_probs.log_softmax(dim=1, dtype=_at_least_single(log_probs.dtype))
         terms = torch.where(normal > -torch.inf, normal.exp() * normal, 0.0)
         entropy = -terms.sum(dim=1, keepdim=True)
-        return _until_sum(log_probs, (-normal - entropy).abs(), self.p)
+        return _until_sum(log_probs, (-normal - entropy).abs(), self.value)
 
 
-# --- Penalties ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RepetitionPenalty:
+class RepetitionPenalty(_OfNumber, option="repetition_penalty", within=_POSITIVE):
     """CTRL's penalty (Keskar et al. 2019, section 4.1) on tokens of the prompt and the new ones.
 
     A log-probability is multiplied by the penalty, a value above 0 divided by it. CTRL divides
@@ -190,44 +180,24 @@ class RepetitionPenalty:
     beam search (but not in its sampling) this rule sees log-probabilities.
     """
 
-    penalty: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.penalty < math.inf:
-            raise UserError(
-                f"repetition_penalty must be a finite number above 0, not {self.penalty}"
-            )
-
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         seen = _counts(_history(context), log_probs) > 0
-        scaled = torch.where(log_probs < 0, log_probs * self.penalty, log_probs / self.penalty)
+        scaled = torch.where(log_probs < 0, log_probs * self.value, log_probs / self.value)
         return torch.where(seen, scaled, log_probs)
 
 
-@dataclass(frozen=True)
-class PresencePenalty:
-    """OpenAI's: `penalty` is taken off each token that is among the new tokens."""
-
-    penalty: float
-
-    def __post_init__(self) -> None:
-        _check_finite("presence_penalty", self.penalty)
+class PresencePenalty(_OfNumber, option="presence_penalty", within=_FINITE):
+    """OpenAI's: the penalty is taken off each token that is among the new tokens."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        return log_probs - self.penalty * (_counts(context.generated, log_probs) > 0)
+        return log_probs - self.value * (_counts(context.generated, log_probs) > 0)
 
 
-@dataclass(frozen=True)
-class FrequencyPenalty:
-    """OpenAI's: `penalty` is taken off a token as often as it is among the new tokens."""
-
-    penalty: float
-
-    def __post_init__(self) -> None:
-        _check_finite("frequency_penalty", self.penalty)
+class FrequencyPenalty(_OfNumber, option="frequency_penalty", within=_FINITE):
+    """OpenAI's: the penalty is taken off a token as often as it is among the new tokens."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        return log_probs - self.penalty * _counts(context.generated, log_probs)
+        return log_probs - self.value * _counts(context.generated, log_probs)
 
 
 # --- What may not, or must, come next -----------------------------------------------------------
@@ -463,16 +433,6 @@ def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[T
 def _at_least_single(dtype: torch.dtype) -> torch.dtype:
     """Single precision for the 16-bit formats, which can neither count nor sum."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise UserError(f"{name} must be above 0 and at most 1, not {value}")
-
-
-def _check_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise UserError(f"{name} must be a finite number, not {value}")
 
 
 def _check_vocabulary(what: str, token: int, log_probs: Float[Tensor, "N V"]) -> None:
