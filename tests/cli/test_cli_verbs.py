@@ -200,13 +200,13 @@ def test_a_stream_comes_while_it_is_written(opened, draft, drawn, monkeypatch):
     lm, calls = opened["lm"], []
     options = {"max_new_tokens": 18, "draft": opened.get(draft, draft), **drawn}
     expected = lm.generate(["the cat"], **options)[0]
-    step = type(lm.net).extend
+    step = type(lm.net).decode
 
-    def counted(net, ids, cache):
+    def counted(net, tokens, cache):
         calls.append(net is lm.net)
-        return step(net, ids, cache)
+        return step(net, tokens, cache)
 
-    monkeypatch.setattr(type(lm.net), "extend", counted)
+    monkeypatch.setattr(type(lm.net), "decode", counted)
     seen = [(piece, sum(calls)) for piece in lm.stream("the cat", **options)]
     assert "".join(piece for piece, _ in seen) == expected
     assert seen[0][1] < seen[-1][1] <= sum(calls)
