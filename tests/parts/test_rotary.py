@@ -21,7 +21,7 @@ from heedful.parts.rotary import (
     YarnScaling,
     rotate,
 )
-from heedful.zoo import llama
+from heedful.zoo import llama, rope
 
 LAYOUTS: list[Layout] = ["half", "interleaved"]
 ORIGINAL = "original_max_position_embeddings"
@@ -188,7 +188,7 @@ def test_trap_13_a_net_changes_its_layout_and_says_the_same() -> None:
     net = llama.build(config).double()
     for parameter in net.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.3)
-    half, _ = llama.to_half_layout(net, config)
+    half, _ = rope.to_half_layout(net, config)
     ids = torch.randint(13, (2, 20))
     torch.testing.assert_close(half(ids), net(ids), rtol=1e-9, atol=1e-9)
 

@@ -14,7 +14,7 @@ from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory
 from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.parts.rotary import YarnScaling
-from heedful.zoo import llama
+from heedful.zoo import llama, rope
 from heedful.zoo.rope import head_width, rope_to_hf, rotary, scaling_of
 from heedful.zoo.saved import make_config
 from hf_parity import CLOSE, by_key, exported, random_rows, transformers
@@ -340,7 +340,7 @@ def test_trap_13_an_interleaved_layout_becomes_half(bias: bool, tmp_path: Path) 
     keys = TINY | {"d_model": 32, "attention_bias": bias, "rope_layout": "interleaved"}
     net, config = random_net("llama", **keys)
     before = {name: weight.clone() for name, weight in net.named_parameters()}
-    half, changed = llama.to_half_layout(net, config)
+    half, changed = rope.to_half_layout(net, config)
     assert changed == replace(config, rope_layout="half")
     rows = random_rows(19, [12, 5, 9])
     ids = torch.stack(random_rows(19, [12]))
@@ -350,7 +350,7 @@ def test_trap_13_an_interleaved_layout_becomes_half(bias: bool, tmp_path: Path) 
     unchanged = llama.build(changed).eval()
     unchanged.load_state_dict(net.state_dict())
     assert (unchanged(ids) - net(ids)).abs().max() > 1e-2
-    assert llama.to_half_layout(half, changed) == (half, changed)
+    assert rope.to_half_layout(half, changed) == (half, changed)
 
 
 @torch.no_grad()
@@ -360,7 +360,7 @@ def test_where_the_rows_of_an_interleaved_layout_go() -> None:
     net, config = random_net("llama", **keys, rope_layout="interleaved")
     attention = net.decoder.blocks[0].self_attention.sublayer
     attention.qkv.weight.copy_(torch.arange(24.0)[:, None].expand(-1, 12))
-    half, _ = llama.to_half_layout(net, config)
+    half, _ = rope.to_half_layout(net, config)
     rows: Tensor = half.decoder.blocks[0].self_attention.sublayer.qkv.weight[:, 0]
     heads = [[0, 2, 4, 1, 3, 5], [6, 8, 10, 7, 9, 11], [12, 14, 16, 13, 15, 17]]
     assert rows.tolist() == [*heads[0], *heads[1], *heads[2], *range(18, 24)]
@@ -368,7 +368,7 @@ def test_where_the_rows_of_an_interleaved_layout_go() -> None:
 
 def test_an_interleaved_layout_is_exported_only_when_converted() -> None:
     net, config = random_net("llama", **TINY, rope_layout="interleaved")
-    with pytest.raises(UserError, match=r"rope_layout interleaved; .*llama\.to_half_layout"):
+    with pytest.raises(UserError, match=r"rope_layout interleaved; .*rope\.to_half_layout"):
         net_to_hf("llama", config, net)
 
 

@@ -15,7 +15,7 @@ from decoder_parity import (
 )
 from heedful.errors import UserError
 from heedful.export.nets import net_to_hf
-from heedful.zoo import llama
+from heedful.zoo import llama, rope
 from hf_parity import CLOSE, by_key, imported, random_rows, transformers
 
 TINY: dict[str, Any] = {
@@ -136,7 +136,7 @@ def test_trap_13_an_interleaved_layout_becomes_half() -> None:
     net, config = random_net("mistral", **keys)
     with pytest.raises(UserError, match="to_half_layout"):
         net_to_hf("mistral", config, net)
-    half, changed = llama.to_half_layout(net, config)
+    half, changed = rope.to_half_layout(net, config)
     ids = torch.stack(random_rows(19, [12]))
     torch.testing.assert_close(half(ids), net(ids), **CLOSE)
     assert net_to_hf("mistral", changed, half)[0]["sliding_window"] == 3

@@ -11,20 +11,18 @@ output share one matrix. The bias on the logits is that of the Hugging Face form
 in the authors' own models; it is not in the figures above.
 """
 
-import math
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
-
-from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.feedforward import Activation, Mlp
+from heedful.parts.feedforward import Activation
 from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.parts.residual import PostNorm
-from heedful.zoo.build import encoder_decoder, stack
+from heedful.zoo.build import Side, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
 from heedful.zoo.names import Name, Names, layer_names
@@ -76,42 +74,23 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
+    positions, norm = Learned(OFFSET), LayerNorm()
     net = encoder_decoder(
-        config,
-        *stacks(config),
-        positions=Learned(OFFSET),
-        tie="all",
-        bias=True,
-        norm=LayerNorm(),
-        scale=math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
+        config, stack_of(config), positions=positions, tie="all", bias=True, norm=norm
     )
     init_weights(net, normal(0.02))
     return net
 
 
-def stacks(config: Config) -> tuple[Stack, Stack]:
+def stack_of(config: Config) -> Callable[[Side], Stack]:
     """The encoder and the decoder of 2017."""
-    width, dropout = config.d_model, config.attention_dropout
-
-    def one(num_layers: int, num_heads: int, d_ff: int, *, cross: bool) -> Stack:
-        def feedforward() -> nn.Module:
-            return Mlp(width, d_ff, config.activation, dropout=config.activation_dropout)
-
-        return stack(
-            num_layers,
-            width=width,
-            residual=PostNorm,
-            norm=LayerNorm(),
-            attention=lambda layer: Attention(width, num_heads, dropout=dropout),
-            cross=(lambda: CrossAttention(width, num_heads, dropout=dropout)) if cross else None,
-            feedforward=feedforward,
-            dropout=config.dropout,
-        )
-
-    heads, d_ff = config.num_decoder_heads or config.num_heads, config.decoder_d_ff or config.d_ff
-    return (
-        one(config.num_encoder_layers, config.num_heads, config.d_ff, cross=False),
-        one(config.num_decoder_layers, heads, d_ff, cross=True),
+    return partial(
+        stack,
+        config,
+        residual=PostNorm,
+        norm=LayerNorm(),
+        attention={"dropout": config.attention_dropout},
+        mlp={"dropout": config.activation_dropout},
     )
 
 

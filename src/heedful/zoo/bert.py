@@ -1,14 +1,5 @@
 """BERT (Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers").
 
-| model  | layers | d_model | heads | d_ff | parameters |
-|--------|--------|---------|-------|------|------------|
-| tiny   | 2      | 128     | 2     | 512  | 4.4M       |
-| mini   | 4      | 256     | 4     | 1024 | 11.3M      |
-| small  | 4      | 512     | 8     | 2048 | 29.1M      |
-| medium | 8      | 512     | 8     | 2048 | 41.7M      |
-| base   | 12     | 768     | 12    | 3072 | 110.1M     |
-| large  | 24     | 1024    | 16    | 4096 | 336.2M     |
-
 Base and large are the paper's (sec. 3), the others those of Turc et al. 2019, "Well-Read Students
 Learn Better". The encoder of Vaswani et al. 2017 with GELU, learned positions, a further embedding
 that tells the first of two texts from the second, and a norm over the sum of the three (fig. 2).
@@ -66,13 +57,13 @@ class Config:
     tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = True
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"d_model": 128, "num_heads": 2, "num_layers": 2, "d_ff": 512},
-    "mini": {"d_model": 256, "num_heads": 4, "num_layers": 4, "d_ff": 1024},
-    "small": {"d_model": 512, "num_heads": 8, "num_layers": 4, "d_ff": 2048},
-    "medium": {"d_model": 512, "num_heads": 8, "num_layers": 8, "d_ff": 2048},
-    "base": {},
-    "large": {"d_model": 1024, "num_heads": 16, "num_layers": 24, "d_ff": 4096},
+SIZES: dict[str, dict[str, Any]] = {  # and their parameters
+    "tiny": {"d_model": 128, "num_heads": 2, "num_layers": 2, "d_ff": 512},  # 4.4M
+    "mini": {"d_model": 256, "num_heads": 4, "num_layers": 4, "d_ff": 1024},  # 11.3M
+    "small": {"d_model": 512, "num_heads": 8, "num_layers": 4, "d_ff": 2048},  # 29.1M
+    "medium": {"d_model": 512, "num_heads": 8, "num_layers": 8, "d_ff": 2048},  # 41.7M
+    "base": {},  # 110.1M
+    "large": {"d_model": 1024, "num_heads": 16, "num_layers": 24, "d_ff": 4096},  # 336.2M
 }
 
 

@@ -1,4 +1,8 @@
-"""Assembly that the papers share: embeddings, stacks of blocks, heads, whole families."""
+"""Assembly that the papers share: stacks of blocks, embeddings and heads, whole families.
+
+A Config calls its sizes alike in every paper (`d_model`, `num_heads`, `d_ff`, `dropout`, …), so
+they are read here; what a paper chooses besides is passed by its file.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -10,9 +14,9 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention
+from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.feedforward import Activation, Mlp
+from heedful.parts.feedforward import Activation, feedforward
 from heedful.parts.heads import (
     ClassificationHead,
     MaskedTokenHead,
@@ -24,45 +28,54 @@ from heedful.parts.norms import LayerNorm, Norm
 from heedful.parts.positions import Positions
 from heedful.parts.residual import PostNorm, Residual
 
+Keys = Mapping[str, Any]
+Side = Literal["", "encoder_", "decoder_"]
 Tying = Literal["none", "decoder", "all"]
+NONE: Keys = MappingProxyType({})
 
 
 def stack(
-    num_layers: int,
+    config: Any,
+    side: Side = "",
     *,
-    width: int,
     residual: type[Residual],
     norm: Norm,
-    attention: Callable[[int], nn.Module],
-    feedforward: Callable[[], nn.Module],
-    cross: Callable[[], nn.Module] | None = None,
-    dropout: float = 0.0,
+    attention: Keys = NONE,
+    layer: Callable[[int], Keys] = lambda number: NONE,
+    mlp: Keys = NONE,
+    network: Callable[[], nn.Module] | None = None,
     final_norm: bool = False,
     **more: Any,
 ) -> Stack:
-    """Blocks of sub-layers, each in its residual.
+    """Blocks of sub-layers, each in its residual; cross-attention in the decoder of two stacks.
 
     Args:
-        width: D.
+        side: which of two stacks, whose layers, heads and d_ff may be its own.
         residual: where the norms stand.
-        attention: gives a layer's self-attention from its number, counted from 0.
-        cross: gives its cross-attention; default: none.
-        dropout: on the sub-layers' outputs.
+        attention: arguments of `Attention` and `CrossAttention`.
+        layer: further ones of a layer's `Attention` by its number, from 0.
+        mlp: arguments of `feedforward` in place of the Config's.
+        network: gives a block's feed-forward itself, in place of `mlp`.
         final_norm: one more norm after the last block.
         more: of `Stack`.
     """
+    width = config.d_model
+    heads = getattr(config, f"num_{side}heads", None) or config.num_heads
+    d_ff = getattr(config, f"{side}d_ff", None) or config.d_ff
+    sizes = {"d_ff": d_ff, "kind": config.activation, **mlp}
 
     def around(sublayer: nn.Module) -> Residual:
-        return residual(sublayer, norm.build(width), dropout=dropout)
+        return residual(sublayer, norm.build(width), dropout=config.dropout)
 
-    blocks = (
-        Block(
-            around(attention(layer)),
-            around(cross()) if cross is not None else None,
-            around(feedforward()),
+    def block(number: int) -> Block:
+        cross = CrossAttention(width, heads, **attention) if side == "decoder_" else None
+        return Block(
+            around(Attention(width, heads, **attention, **layer(number))),
+            None if cross is None else around(cross),
+            around(feedforward(width, **sizes) if network is None else network()),
         )
-        for layer in range(num_layers)
-    )
+
+    blocks = (block(number) for number in range(getattr(config, f"num_{side}layers")))
     return Stack(blocks, norm.build(width) if final_norm else None, **more)
 
 
@@ -80,13 +93,15 @@ def decoder_only(
     decoder: Stack,
     *,
     positions: Positions | None = None,
-    output: Mapping[str, Any] = MappingProxyType({}),
+    output: Keys = NONE,
     **more: Any,
 ) -> DecoderOnly:
-    """One stack between `vocab_size` embeddings and logits, tied where the Config says so.
+    """One stack between embeddings and logits, tied where the Config says so.
 
-    `positions`: of the embeddings; default: attention has its own. `output`: further arguments of
-    `OutputHead`; `more`: of `TokenEmbedding`.
+    Args:
+        positions: of the embeddings; default: attention has its own.
+        output: further arguments of `OutputHead`.
+        more: of `TokenEmbedding`.
     """
     tokens = nn.Embedding(config.vocab_size, config.d_model)
     head = OutputHead(tied_linear(tokens.weight, tied=config.tie_embeddings), **output)
@@ -95,42 +110,35 @@ def decoder_only(
 
 def encoder_only(
     config: Any,
-    positions: Positions,
+    positions: Positions | None,
     norm: LayerNorm,
     *,
+    encoder: Stack | None = None,
     head_activation: Activation | None = None,
-    classifier: Mapping[str, Any] | None = None,
+    classifier: Keys = NONE,
     types: nn.Embedding | None = None,
 ) -> EncoderOnly:
-    """BERT or a descendant: norm(embeddings), blocks with norms after the sums, and its `head`.
+    """BERT or a descendant: norm(embeddings), the encoder, and the Config's `head`.
 
     Args:
+        encoder: default: BERT's, with norms after the sums.
         head_activation: of the head for masked tokens; default: the layers'.
         classifier: further arguments of `ClassificationHead`.
         types: BERT's embedding of which text a token is of; default: none.
     """
     width = config.d_model
     tokens = nn.Embedding(config.vocab_size, width)
-    encoder = stack(
-        config.num_layers,
-        width=width,
-        residual=PostNorm,
-        norm=norm,
-        attention=lambda layer: Attention(
-            width, config.num_heads, dropout=config.attention_dropout
-        ),
-        feedforward=lambda: Mlp(width, config.d_ff, config.activation),
-        dropout=config.dropout,
-    )
+    if encoder is None:
+        dropout = {"dropout": config.attention_dropout}
+        encoder = stack(config, residual=PostNorm, norm=norm, attention=dropout)
     head: MaskedTokenHead | ClassificationHead | None = None
     if config.head == "mlm":
         out = tied_linear(tokens.weight, bias=True, tied=config.tie_embeddings)
         activation = head_activation or config.activation
-        transform = MaskedTokenTransform(width, norm.build(width), activation)
-        head = MaskedTokenHead(out, transform)
+        head = MaskedTokenHead(out, MaskedTokenTransform(width, norm.build(width), activation))
     elif config.head == "classify":
-        dropout = classifier_dropout(config)
-        head = ClassificationHead(width, config.num_labels, dropout=dropout, **classifier or {})
+        keys = {"dropout": classifier_dropout(config), **classifier}
+        head = ClassificationHead(width, config.num_labels, **keys)
     embedding = embed(config, tokens, positions, norm=norm.build(width), types=types)
     return EncoderOnly(embedding, encoder, head)
 
@@ -143,33 +151,34 @@ def classifier_dropout(config: Any) -> float:
 
 def encoder_decoder(
     config: Any,
-    encoder: Stack,
-    decoder: Stack,
+    stack_of: Callable[[Side], Stack],
     *,
-    positions: Positions | None = None,
     tie: Tying | Literal["embeddings"],
+    positions: Positions | None = None,
     bias: bool = False,
     transform: nn.Module | None = None,
     norm: LayerNorm | None = None,
-    **more: Any,
 ) -> EncoderDecoder:
     """Two stacks between two embeddings and logits.
 
     Args:
+        stack_of: gives the encoder and the decoder.
         tie: none; embeddings: source and target share one matrix; decoder: target and output; all.
+        positions: of the embeddings; default: attention has its own.
         bias: on the logits.
         transform: of the states that the output matrix reads; default: none.
         norm: over the embeddings; default: none.
-        more: of `TokenEmbedding`.
     """
-    tgt = nn.Embedding(config.tgt_vocab_size, config.d_model)
+    width, is_scaled = config.d_model, getattr(config, "scale_embeddings", False)
+    tgt = nn.Embedding(config.tgt_vocab_size, width)
     is_shared = tie in ("embeddings", "all")
-    src = tgt if is_shared else nn.Embedding(config.src_vocab_size, config.d_model)
+    src = tgt if is_shared else nn.Embedding(config.src_vocab_size, width)
 
     def side(tokens: nn.Embedding) -> TokenEmbedding:
-        built = norm.build(config.d_model) if norm is not None else None
-        return embed(config, tokens, positions, norm=built, **more)
+        built = None if norm is None else norm.build(width)
+        scale = width**0.5 if is_scaled else 1.0
+        return embed(config, tokens, positions, scale=scale, norm=built)
 
     out = tied_linear(tgt.weight, bias=bias, tied=tie in ("decoder", "all"))
     head = OutputHead(out, transform)
-    return EncoderDecoder(side(src), encoder, side(tgt), decoder, head)
+    return EncoderDecoder(side(src), stack_of("encoder_"), side(tgt), stack_of("decoder_"), head)

@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.attention import Attention
-from heedful.parts.feedforward import Mlp
 from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
@@ -61,15 +59,12 @@ def build(config: Config) -> DecoderOnly:
 
     All weights N(0, 0.02²) (sec. 4.1).
     """
-    width = config.d_model
     blocks = stack(
-        config.num_layers,
-        width=width,
+        config,
         residual=PostNorm,
         norm=LayerNorm(config.norm_eps),
-        attention=lambda layer: Attention(width, config.num_heads, dropout=config.dropout),
-        feedforward=lambda: Mlp(width, config.d_ff or 4 * width, config.activation),
-        dropout=config.dropout,
+        attention={"dropout": config.dropout},
+        mlp={"d_ff": config.d_ff or 4 * config.d_model},
     )
     net = decoder_only(config, blocks, positions=Learned())
     init_weights(net, normal(0.02))

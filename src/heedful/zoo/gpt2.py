@@ -14,8 +14,7 @@ GPT with the norms moved before the sub-layers and one more after the last (sec.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.attention import Attention
-from heedful.parts.feedforward import Activation, Mlp
+from heedful.parts.feedforward import Activation
 from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
@@ -55,17 +54,13 @@ def build(config: Config) -> DecoderOnly:
 
     All weights N(0, 0.02²), those that end a residual branch divided by √(2L) (sec. 2.3).
     """
-    width, dropout, bias = config.d_model, config.dropout, config.bias
+    bias = config.bias
     blocks = stack(
-        config.num_layers,
-        width=width,
+        config,
         residual=PreNorm,
         norm=LayerNorm(config.norm_eps, bias),
-        attention=lambda layer: Attention(
-            width, config.num_heads, dropout=dropout, bias=bias, out_bias=bias
-        ),
-        feedforward=lambda: Mlp(width, config.d_ff or 4 * width, config.activation, bias=bias),
-        dropout=dropout,
+        attention={"dropout": config.dropout, "bias": bias, "out_bias": bias},
+        mlp={"d_ff": config.d_ff or 4 * config.d_model, "bias": bias},
         final_norm=True,
     )
     net = decoder_only(config, blocks, positions=Learned())
@@ -93,15 +88,20 @@ HF = HfFormat(
 
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
-    layers = "decoder.blocks.{i}", "transformer.h.{i}", gpt.HF_LAYER
+    buffers = r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
+    return decoder_names(gpt.HF_LAYER, buffers, transposed=True, zero_bias=True)
+
+
+def decoder_names(layer: dict[str, str], buffers: str, **more: bool) -> Names:
+    """GPT-2's and GPT-Neo's; `more`: attributes of the layers' names."""
     return Names(
         [
             Name("embedding.tokens", "transformer.wte"),
             Name("embedding.positions", "transformer.wpe"),
-            *layer_names(*layers, transposed=True, zero_bias=True),
-            Name("decoder.final_norm", "transformer.ln_f", zero_bias=True),
+            *layer_names("decoder.blocks.{i}", "transformer.h.{i}", layer, **more),
+            Name("decoder.final_norm", "transformer.ln_f", zero_bias=more.get("zero_bias", False)),
             Name("head.out", "lm_head"),
         ],
         prefix="transformer.",
-        buffers=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
+        buffers=buffers,
     )

@@ -1,16 +1,5 @@
 """GPT-3 (Brown et al. 2020, "Language Models are Few-Shot Learners").
 
-| Table 2.1 | layers | d_model | heads | head_dim | parameters |
-|-----------|--------|---------|-------|----------|------------|
-| small     | 12     | 768     | 12    | 64       | 125M       |
-| medium    | 24     | 1024    | 16    | 64       | 350M       |
-| large     | 24     | 1536    | 16    | 96       | 760M       |
-| xl        | 24     | 2048    | 16    | 128      | 1.3B       |
-| 2.7b      | 32     | 2560    | 32    | 80       | 2.7B       |
-| 6.7b      | 32     | 4096    | 32    | 128      | 6.7B       |
-| 13b       | 40     | 5140    | 40    | 128      | 13.0B      |
-| 175b      | 96     | 12288   | 96    | 128      | 175.0B     |
-
 GPT-2 with a context of 2048 tokens, whose layers in turn see the whole text and a band of it (sec.
 2.1). The paper prints 24 heads for xl, which would be wider than the model and make it 1.5B; 16
 give the size that it is named after. It does not say how wide the band is: 256 is GPT-Neo's
@@ -22,8 +11,7 @@ from typing import Annotated, Any
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.attention import Attention
-from heedful.parts.feedforward import Activation, Mlp
+from heedful.parts.feedforward import Activation
 from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
@@ -32,7 +20,7 @@ from heedful.zoo import gpt, gpt2
 from heedful.zoo.build import decoder_only, stack
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -62,37 +50,33 @@ class Config(gpt.Config):
     qkv_bias: bool = True
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "small": {},
-    "medium": {"d_model": 1024, "num_heads": 16, "num_layers": 24},
-    "large": {"d_model": 1536, "num_heads": 16, "num_layers": 24},
-    "xl": {"d_model": 2048, "num_heads": 16, "num_layers": 24},
-    "2.7b": {"d_model": 2560, "num_heads": 32, "num_layers": 32},
-    "6.7b": {"d_model": 4096, "num_heads": 32, "num_layers": 32},
-    "13b": {"d_model": 5140, "num_heads": 40, "head_dim": 128, "num_layers": 40},
-    "175b": {"d_model": 12288, "num_heads": 96, "num_layers": 96},
+SIZES: dict[str, dict[str, Any]] = {  # Table 2.1, and the parameters of each
+    "small": {},  # 125M
+    "medium": {"d_model": 1024, "num_heads": 16, "num_layers": 24},  # 350M
+    "large": {"d_model": 1536, "num_heads": 16, "num_layers": 24},  # 760M
+    "xl": {"d_model": 2048, "num_heads": 16, "num_layers": 24},  # 1.3B
+    "2.7b": {"d_model": 2560, "num_heads": 32, "num_layers": 32},  # 2.7B
+    "6.7b": {"d_model": 4096, "num_heads": 32, "num_layers": 32},  # 6.7B
+    "13b": {"d_model": 5140, "num_heads": 40, "head_dim": 128, "num_layers": 40},  # 13.0B
+    "175b": {"d_model": 12288, "num_heads": 96, "num_layers": 96},  # 175.0B
 }
 
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying, as GPT-2's are."""
-    width, kinds = config.d_model, _layers(config.num_layers, config.window)
+    kinds = _layers(config.num_layers, config.window)
     blocks = stack(
-        config.num_layers,
-        width=width,
+        config,
         residual=PreNorm,
         norm=LayerNorm(config.norm_eps),
-        attention=lambda layer: Attention(
-            width,
-            config.num_heads,
-            head_dim=config.head_dim,
-            scale=None if config.scale_scores else 1.0,
-            window=config.window if kinds[layer] == "local" else None,
-            dropout=config.dropout,
-            bias=config.qkv_bias,
-        ),
-        feedforward=lambda: Mlp(width, config.d_ff or 4 * width, config.activation),
-        dropout=config.dropout,
+        attention={
+            "head_dim": config.head_dim,
+            "scale": None if config.scale_scores else 1.0,
+            "dropout": config.dropout,
+            "bias": config.qkv_bias,
+        },
+        layer=lambda number: {"window": config.window if kinds[number] == "local" else None},
+        mlp={"d_ff": config.d_ff or 4 * config.d_model},
         final_norm=True,
     )
     net = decoder_only(config, blocks, positions=Learned())
@@ -160,22 +144,9 @@ def hf_names(config: Config) -> Names:
             f"head_dim is {config.head_dim}, but the Hugging Face format of gpt_neo knows d_model "
             f"/ num_heads ({config.d_model / config.num_heads:g}) alone"
         )
-    layer = {
-        "self_attention.norm": "ln_1",
+    layer = gpt.HF_LAYER | {
         "self_attention.sublayer.qkv": "attn.attention.{q,k,v}_proj",
         "self_attention.sublayer.out": "attn.attention.out_proj",
-        "feedforward.norm": "ln_2",
-        "feedforward.sublayer.up": "mlp.c_fc",
-        "feedforward.sublayer.down": "mlp.c_proj",
     }
-    return Names(
-        [
-            Name("embedding.tokens", "transformer.wte"),
-            Name("embedding.positions", "transformer.wpe"),
-            *layer_names("decoder.blocks.{i}", "transformer.h.{i}", layer),
-            Name("decoder.final_norm", "transformer.ln_f"),
-            Name("head.out", "lm_head"),
-        ],
-        prefix="transformer.",
-        buffers=r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)",
-    )
+    buffers = r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)"
+    return gpt2.decoder_names(layer, buffers)

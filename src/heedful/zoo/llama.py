@@ -1,36 +1,16 @@
 """LLaMA (Touvron et al. 2023a), Llama 2 (Touvron et al. 2023b) and Llama 3 (Dubey et al. 2024).
 
-| model       | layers | d_model | heads | k/v heads | d_ff  | length  | vocabulary | parameters |
-|-------------|--------|---------|-------|-----------|-------|---------|------------|------------|
-| 1, 7B       | 32     | 4096    | 32    | 32        | 11008 | 2048    | 32000      | 6.7B       |
-| 1, 13B      | 40     | 5120    | 40    | 40        | 13824 | 2048    | 32000      | 13.0B      |
-| 1, 33B      | 60     | 6656    | 52    | 52        | 17920 | 2048    | 32000      | 32.5B      |
-| 1, 65B      | 80     | 8192    | 64    | 64        | 22016 | 2048    | 32000      | 65.3B      |
-| 2, 7B / 13B | as 1   | as 1    | as 1  | as 1      | as 1  | 4096    | 32000      | as 1       |
-| 2, 70B      | 80     | 8192    | 64    | 8         | 28672 | 4096    | 32000      | 69.0B      |
-| 3, 8B       | 32     | 4096    | 32    | 8         | 14336 | 8192    | 128256     | 8.0B       |
-| 3, 70B      | 80     | 8192    | 64    | 8         | 28672 | 8192    | 128256     | 70.6B      |
-| 3.1, 405B   | 126    | 16384   | 128   | 8         | 53248 | 131,072 | 128256     | 405.9B     |
-| 3.2, 1B     | 16     | 2048    | 32    | 8         | 8192  | 131,072 | 128256     | 1.24B      |
-| 3.2, 3B     | 28     | 3072    | 24    | 8         | 8192  | 131,072 | 128256     | 3.21B      |
-
 A pre-norm decoder with RMSNorm, SwiGLU and rotary positions (LLaMA, sec. 2.2), no biases and no
 dropout. Llama 2 groups the key heads of its largest models, Llama 3 those of all, with a rotary
 base of 500,000; 3.1 stretches the low frequencies (`Llama3Scaling`); the two small ones of 3.2 tie
 their embeddings.
 """
 
-import copy
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar
-
-import torch
-from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.attention import Attention
-from heedful.parts.feedforward import Gate, Gated
+from heedful.parts.feedforward import Gate
 from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import RMSNorm
 from heedful.parts.residual import PreNorm
@@ -39,7 +19,14 @@ from heedful.zoo.build import decoder_only, stack
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import GATES, Hf, HfFormat
 from heedful.zoo.names import Name, Names, layer_names
-from heedful.zoo.rope import RopeScaling, check_rope, head_width, rope_from_hf, rope_to_hf, rotary
+from heedful.zoo.rope import (
+    RopeScaling,
+    check_rope,
+    head_width,
+    rope_from_hf,
+    rope_to_hf,
+    rotary_module,
+)
 
 AnyConfig = TypeVar("AnyConfig")
 
@@ -99,38 +86,31 @@ class Config(Base):
 
 
 _TWO: dict[str, Any] = {"max_length": 4096, "norm_eps": 1e-5}
-_THREE: dict[str, Any] = {
-    "vocab_size": 128256,
-    "num_kv_heads": 8,
-    "max_length": 8192,
-    "norm_eps": 1e-5,
-    "rope_base": 500000.0,
-}
+_THREE: dict[str, Any] = {"vocab_size": 128256, "num_kv_heads": 8, "max_length": 8192}
+_THREE |= {"norm_eps": 1e-5, "rope_base": 500000.0}
 _STRETCHED = _THREE | {"max_length": 131072, "rope_scaling": {"type": "llama3"}}
+_SMALL = _STRETCHED | {"d_ff": 8192, "tie_embeddings": True}
+_SMALL |= {"rope_scaling": {"type": "llama3", "factor": 32.0}}
 _13B: dict[str, Any] = {"d_model": 5120, "num_heads": 40, "num_layers": 40}
 _65B: dict[str, Any] = {"d_model": 8192, "num_heads": 64, "num_layers": 80}
 _70B = _65B | {"num_kv_heads": 8, "d_ff": 28672}
-_SMALL = _STRETCHED | {
-    "d_ff": 8192,
-    "rope_scaling": {"type": "llama3", "factor": 32.0},
-    "tie_embeddings": True,
-}
 
-SIZES: dict[str, dict[str, Any]] = {
-    "7b": {},
-    "13b": _13B,
-    "33b": {"d_model": 6656, "num_heads": 52, "num_layers": 60},
-    "65b": _65B,
+SIZES: dict[str, dict[str, Any]] = {  # and their parameters
+    "7b": {},  # 6.7B
+    "13b": _13B,  # 13.0B
+    "33b": {"d_model": 6656, "num_heads": 52, "num_layers": 60},  # 32.5B
+    "65b": _65B,  # 65.3B
     "2-7b": _TWO,
     "2-13b": _TWO | _13B,
-    "2-70b": _TWO | _70B,
-    "3-8b": _THREE | {"d_ff": 14336},
-    "3-70b": _THREE | _70B,
+    "2-70b": _TWO | _70B,  # 69.0B
+    "3-8b": _THREE | {"d_ff": 14336},  # 8.0B
+    "3-70b": _THREE | _70B,  # 70.6B
     "3.1-8b": _STRETCHED | {"d_ff": 14336},
     "3.1-70b": _STRETCHED | _70B,
-    "3.1-405b": _STRETCHED | {"d_model": 16384, "num_heads": 128, "num_layers": 126, "d_ff": 53248},
-    "3.2-1b": _SMALL | {"d_model": 2048, "num_layers": 16},
-    "3.2-3b": _SMALL | {"d_model": 3072, "num_heads": 24, "num_layers": 28},
+    "3.1-405b": _STRETCHED  # 405.9B
+    | {"d_model": 16384, "num_heads": 128, "num_layers": 126, "d_ff": 53248},
+    "3.2-1b": _SMALL | {"d_model": 2048, "num_layers": 16},  # 1.24B
+    "3.2-3b": _SMALL | {"d_model": 3072, "num_heads": 24, "num_layers": 28},  # 3.21B
 }
 
 
@@ -146,25 +126,16 @@ def build(config: Config) -> DecoderOnly:
 
 def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> DecoderOnly:
     """LLaMA or a descendant; `attention`: further arguments of `Attention`."""
-    position = _positions(config)
+    position = rotary_module(config)
+    keys: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    keys |= {"dropout": config.attention_dropout, "bias": False, "out_bias": False}
     blocks = stack(
-        config.num_layers,
-        width=config.d_model,
+        config,
         residual=PreNorm,
         norm=RMSNorm(config.norm_eps),
-        attention=lambda layer: Attention(
-            config.d_model,
-            config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            position=position,
-            dropout=config.attention_dropout,
-            **{"bias": False, "out_bias": False} | attention,
-        ),
-        feedforward=lambda: Gated(
-            config.d_model, _hidden(config), config.activation, bias=mlp_bias
-        ),
-        dropout=config.dropout,
+        attention=keys | attention,
+        layer=lambda number: {"position": position},
+        mlp={"d_ff": _hidden(config), "bias": mlp_bias},
         final_norm=True,
     )
     net = decoder_only(config, blocks)
@@ -173,42 +144,9 @@ def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> Decod
     return net
 
 
-def _positions(config: Any) -> nn.Module:
-    return rotary(config).build(config.num_heads, head_width(config), causal=True)
-
-
 def _hidden(config: Base) -> int:
     """d_ff, given or by the authors' rule."""
     return config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
-
-
-@torch.no_grad()
-def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, AnyConfig]:
-    """A copy whose rotary layout is half, and its Config; what is half already comes back itself.
-
-    The rows of each head's query and key change places: dimensions 2i and 2i + 1, which the
-    interleaved layout pairs, become i and i + E/2. Scores, and so logits, stay what they were.
-    Works for every net with `rope_layout` in its Config.
-    """
-    if config.rope_layout == "half":  # type: ignore[attr-defined]
-        return net, config
-    net, config = copy.deepcopy(net), replace(config, rope_layout="half")  # type: ignore[type-var]
-    position = _positions(config)
-    for block in net.decoder.blocks:
-        attention = block.self_attention.sublayer  # type: ignore[union-attr]
-        assert isinstance(attention, Attention)
-        attention.position = position
-        for joint in (attention.qkv.weight, attention.qkv.bias):
-            if joint is not None:
-                query, key, _ = joint.split(attention.split_sizes)
-                for part in (query, key):
-                    part.copy_(_apart(part, attention.head_dim))
-    return net, config
-
-
-def _apart(rows: Tensor, width: int) -> Tensor:
-    """In every head of this width the even rows, and after them the odd ones."""
-    return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def sizes_to_hf(config: Base) -> dict[str, Any]:
@@ -253,7 +191,7 @@ def hf_names(config: Base) -> Names:
     if config.rope_layout != "half":
         raise UserError(
             f"the Hugging Face format has no rope_layout {config.rope_layout}; convert the net by "
-            "heedful.zoo.llama.to_half_layout(net, config)"
+            "heedful.zoo.rope.to_half_layout(net, config)"
         )
     return Names(
         [

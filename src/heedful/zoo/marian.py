@@ -63,14 +63,8 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    net = encoder_decoder(
-        config,
-        *bart.stacks(config),
-        positions=Sinusoidal(halves=True),
-        tie=config.tie_embeddings,
-        bias=True,
-        scale=math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
-    )
+    positions, tie = Sinusoidal(halves=True), config.tie_embeddings
+    net = encoder_decoder(config, bart.stack_of(config), positions=positions, tie=tie, bias=True)
     init_weights(net, init_weight)
     return net
 

@@ -1,23 +1,30 @@
 """Rotary positions as plain keys: those of our Config, and those of the Hugging Face format."""
 
+import copy
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Annotated, Any
+from dataclasses import asdict, fields, replace
+from typing import Annotated, Any, TypeVar
 
+import torch
 from pydantic import AfterValidator, TypeAdapter, ValidationError
+from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.models.decoder_only import DecoderOnly
+from heedful.parts.attention import Attention
 from heedful.parts.rotary import (
     LinearScaling,
     Llama3Scaling,
     NtkScaling,
     Rotary,
+    RotaryPositions,
     Scaling,
     YarnScaling,
 )
 from heedful.plugins import nearest
 
+AnyConfig = TypeVar("AnyConfig")
 SCALINGS: dict[str, type[Scaling]] = {
     "linear": LinearScaling,
     "ntk": NtkScaling,
@@ -82,6 +89,11 @@ def head_width(config: Any) -> int:
 def rotary(config: Any) -> Rotary:
     """The position scheme of a Config with `rope_base`, `rope_layout` and `rope_scaling`."""
     return Rotary(config.rope_base, config.rope_layout, scaling_of(config.rope_scaling))
+
+
+def rotary_module(config: Any) -> RotaryPositions:
+    """The module that all layers of such a model share."""
+    return rotary(config).build(config.num_heads, head_width(config), causal=True)
 
 
 def check_rope(config: Any) -> None:
@@ -186,3 +198,32 @@ def rope_to_hf(config: Any) -> dict[str, Any]:
     kind, ours = config.rope_scaling["type"], asdict(scaling)
     said = {key: ours[name] for key, name in HF_SCALINGS[kind].items() if ours[name] is not None}
     return {"rope_theta": base, "rope_scaling": {"rope_type": kind, **said}}
+
+
+@torch.no_grad()
+def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, AnyConfig]:
+    """A copy whose rotary layout is half, and its Config; what is half already comes back itself.
+
+    The rows of each head's query and key change places: dimensions 2i and 2i + 1, which the
+    interleaved layout pairs, become i and i + E/2. Scores, and so logits, stay what they were.
+    Works for every net with `rope_layout` in its Config.
+    """
+    if config.rope_layout == "half":  # type: ignore[attr-defined]
+        return net, config
+    net, config = copy.deepcopy(net), replace(config, rope_layout="half")  # type: ignore[type-var]
+    position = rotary_module(config)
+    for block in net.decoder.blocks:
+        attention = block.self_attention.sublayer  # type: ignore[union-attr]
+        assert isinstance(attention, Attention)
+        attention.position = position
+        for joint in (attention.qkv.weight, attention.qkv.bias):
+            if joint is not None:
+                query, key, _ = joint.split(attention.split_sizes)
+                for part in (query, key):
+                    part.copy_(_apart(part, attention.head_dim))
+    return net, config
+
+
+def _apart(rows: Tensor, width: int) -> Tensor:
+    """In every head of this width the even rows, and after them the odd ones."""
+    return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -1,18 +1,5 @@
 """T5 (Raffel et al. 2020, "Exploring the Limits of Transfer Learning"), versions 1.0 and 1.1.
 
-| sec. 3.7  | layers, each side | d_model | d_ff   | heads | head width | parameters |
-|-----------|-------------------|---------|--------|-------|------------|------------|
-| small     | 6                 | 512     | 2,048  | 8     | 64         | 60M        |
-| base      | 12                | 768     | 3,072  | 12    | 64         | 220M       |
-| large     | 24                | 1024    | 4,096  | 16    | 64         | 770M       |
-| 3b        | 24                | 1024    | 16,384 | 32    | 128        | 2.8B       |
-| 11b       | 24                | 1024    | 65,536 | 128   | 128        | 11B        |
-| 1.1-small | 8                 | 512     | 1,024  | 6     | 64         | 77M        |
-| 1.1-base  | 12                | 768     | 2,048  | 12    | 64         | 250M       |
-| 1.1-large | 24                | 1024    | 2,816  | 16    | 64         | 780M       |
-| 1.1-xl    | 24                | 2048    | 5,120  | 32    | 64         | 3B         |
-| 1.1-xxl   | 24                | 4096    | 10,240 | 64    | 64         | 11B        |
-
 Norms without mean or bias before every sub-layer, no bias anywhere, scores of attention that are
 not divided by √E but have a trained number added for each head and range of distances, which all
 layers of a stack share (sec. 2.1). 1.0 has ReLU and one matrix for source, target and output, whose
@@ -31,13 +18,13 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.dropout import Dropout
-from heedful.parts.feedforward import Activation, Gate, feedforward
+from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.init import init_weights
 from heedful.parts.norms import RMSNorm
 from heedful.parts.relative import RelativeBuckets, RelativePositionBias
 from heedful.parts.residual import PreNorm
-from heedful.zoo.build import encoder_decoder, stack
+from heedful.zoo.build import Side, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.names import Name, Names, layer_names
@@ -102,40 +89,49 @@ class Config:
 
 
 def _size(layers: int, d_model: int, d_ff: int, num_heads: int, head_dim: int) -> dict[str, Any]:
-    return {
-        "num_encoder_layers": layers,
-        "num_decoder_layers": layers,
-        "d_model": d_model,
-        "d_ff": d_ff,
-        "num_heads": num_heads,
-        "head_dim": head_dim,
-    }
+    sizes = {"d_model": d_model, "d_ff": d_ff, "num_heads": num_heads, "head_dim": head_dim}
+    return {"num_encoder_layers": layers, "num_decoder_layers": layers, **sizes}
 
 
 _V1_1: dict[str, Any] = {"activation": "geglu_tanh", "tie_embeddings": False}
-SIZES: dict[str, dict[str, Any]] = {
-    "small": _size(6, 512, 2048, 8, 64),
-    "base": _size(12, 768, 3072, 12, 64),
-    "large": _size(24, 1024, 4096, 16, 64),
-    "3b": _size(24, 1024, 16384, 32, 128),
-    "11b": _size(24, 1024, 65536, 128, 128),
-    "1.1-small": _size(8, 512, 1024, 6, 64) | _V1_1,
-    "1.1-base": _size(12, 768, 2048, 12, 64) | _V1_1,
-    "1.1-large": _size(24, 1024, 2816, 16, 64) | _V1_1,
-    "1.1-xl": _size(24, 2048, 5120, 32, 64) | _V1_1,
-    "1.1-xxl": _size(24, 4096, 10240, 64, 64) | _V1_1,
+SIZES: dict[str, dict[str, Any]] = {  # sec. 3.7, and the parameters of each
+    "small": _size(6, 512, 2048, 8, 64),  # 60M
+    "base": _size(12, 768, 3072, 12, 64),  # 220M
+    "large": _size(24, 1024, 4096, 16, 64),  # 770M
+    "3b": _size(24, 1024, 16384, 32, 128),  # 2.8B
+    "11b": _size(24, 1024, 65536, 128, 128),  # 11B
+    "1.1-small": _size(8, 512, 1024, 6, 64) | _V1_1,  # 77M
+    "1.1-base": _size(12, 768, 2048, 12, 64) | _V1_1,  # 250M
+    "1.1-large": _size(24, 1024, 2816, 16, 64) | _V1_1,  # 780M
+    "1.1-xl": _size(24, 2048, 5120, 32, 64) | _V1_1,  # 3B
+    "1.1-xxl": _size(24, 4096, 10240, 64, 64) | _V1_1,  # 11B
 }
 
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    net = encoder_decoder(
-        config,
-        _stack(config, config.num_encoder_layers, is_decoder=False),
-        _stack(config, config.num_decoder_layers, is_decoder=True),
-        tie="all" if config.tie_embeddings else "embeddings",
-        transform=Scale(config.d_model**-0.5) if config.tie_embeddings else None,
-    )
+    scheme = RelativeBuckets(config.num_buckets, config.max_distance)
+    dropout = config.dropout
+
+    def stack_of(side: Side) -> Stack:
+        causal = side == "decoder_"
+        position = scheme.build(config.num_heads, config.head_dim, causal=causal)
+        return stack(
+            config,
+            side,
+            residual=PreNorm,
+            norm=RMSNorm(config.norm_eps),
+            attention={"head_dim": config.head_dim, "scale": 1.0, "dropout": dropout}
+            | {"bias": False, "out_bias": False},
+            layer=lambda number: {"position": position},
+            mlp={"dropout": dropout, "bias": False},
+            final_norm=True,
+            final_dropout=Dropout(dropout),
+        )
+
+    tied = config.tie_embeddings
+    tie, scale = ("all", Scale(config.d_model**-0.5)) if tied else ("embeddings", None)
+    net = encoder_decoder(config, stack_of, tie=tie, transform=scale)  # type: ignore[arg-type]
     init_weights(net, partial(init_weight, d_model=config.d_model))
     _shrink_queries(net)
     return net
@@ -164,28 +160,6 @@ def _shrink_queries(net: nn.Module) -> None:
             module.qkv.weight[: module.split_sizes[0]] /= math.sqrt(module.head_dim)
         elif isinstance(module, CrossAttention):
             module.q.weight /= math.sqrt(module.head_dim)
-
-
-def _stack(config: Config, num_layers: int, *, is_decoder: bool) -> Stack:
-    width, dropout = config.d_model, config.dropout
-    sizes: dict[str, Any] = {"d_model": width, "num_heads": config.num_heads, "dropout": dropout}
-    sizes |= {"head_dim": config.head_dim, "scale": 1.0, "bias": False, "out_bias": False}
-    scheme = RelativeBuckets(config.num_buckets, config.max_distance)
-    position = scheme.build(config.num_heads, config.head_dim, causal=is_decoder)
-    return stack(
-        num_layers,
-        width=width,
-        residual=PreNorm,
-        norm=RMSNorm(config.norm_eps),
-        attention=lambda layer: Attention(**sizes, position=position),
-        cross=(lambda: CrossAttention(**sizes)) if is_decoder else None,
-        feedforward=lambda: feedforward(
-            width, config.d_ff, config.activation, dropout=dropout, bias=False
-        ),
-        dropout=dropout,
-        final_norm=True,
-        final_dropout=Dropout(dropout),
-    )
 
 
 def _read(content: dict[str, Any]) -> dict[str, Any]:

@@ -9,16 +9,11 @@ Both share one vocabulary of about 37,000 entries, and one matrix, between sourc
 output (sec. 3.4). `tiny` is the size of Wu et al. 2021 for Multi30k.
 """
 
-import math
+from functools import partial
 from typing import Any, Literal
 
-import torch
-from torch import nn
-
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.models.stack import Stack
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.feedforward import Activation, Mlp
+from heedful.parts.feedforward import Activation
 from heedful.parts.init import init_weights
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
@@ -77,14 +72,8 @@ class Config:
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "d_model": 128,
-        "num_heads": 4,
-        "num_encoder_layers": 4,
-        "num_decoder_layers": 4,
-        "d_ff": 256,
-        "dropout": 0.3,
-    },
+    "tiny": {"d_model": 128, "num_heads": 4, "d_ff": 256, "dropout": 0.3}
+    | {"num_encoder_layers": 4, "num_decoder_layers": 4},
     "base": {},
     "big": {"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout": 0.3},
 }
@@ -92,96 +81,25 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    net = encoder_decoder(
+    bias, final_norm = config.bias, config.final_norm
+    stack_of = partial(
+        stack,
         config,
-        _stack(config, config.num_encoder_layers, cross=False),
-        _stack(config, config.num_decoder_layers, cross=True),
-        positions=POSITIONS[config.positions],
-        tie=config.tie_embeddings,
-        scale=math.sqrt(config.d_model) if config.scale_embeddings else 1.0,
+        residual=PLACEMENTS[config.norm_placement],
+        norm=LayerNorm(config.norm_eps),
+        attention={
+            "dropout": _or(config.attention_dropout, config.dropout),
+            "bias": bias,
+            "out_bias": bias,
+        },
+        mlp={"dropout": _or(config.activation_dropout, config.dropout), "bias": bias},
+        final_norm=config.norm_placement != "post" if final_norm is None else final_norm,
     )
+    positions = POSITIONS[config.positions]
+    net = encoder_decoder(config, stack_of, positions=positions, tie=config.tie_embeddings)
     init_weights(net)
     return net
 
 
-def _stack(config: Config, num_layers: int, *, cross: bool) -> Stack:
-    width, bias, dropout = config.d_model, config.bias, config.dropout
-    on_weights = dropout if config.attention_dropout is None else config.attention_dropout
-    on_hidden = dropout if config.activation_dropout is None else config.activation_dropout
-    final_norm = config.final_norm
-    if final_norm is None:
-        final_norm = config.norm_placement != "post"
-
-    sizes: dict[str, Any] = {"d_model": width, "num_heads": config.num_heads}
-    sizes |= {"dropout": on_weights, "bias": bias, "out_bias": bias}
-    return stack(
-        num_layers,
-        width=width,
-        residual=PLACEMENTS[config.norm_placement],
-        norm=LayerNorm(config.norm_eps),
-        attention=lambda layer: Attention(**sizes),
-        cross=(lambda: CrossAttention(**sizes)) if cross else None,
-        feedforward=lambda: Mlp(
-            width, config.d_ff, config.activation, dropout=on_hidden, bias=bias
-        ),
-        dropout=dropout,
-        final_norm=final_norm,
-    )
-
-
-# torch.nn.Transformer's names, left, and ours: the map of `from_torch`, read as prefixes.
-TORCH_NAMES: dict[str, str] = {
-    "self_attn.in_proj_": "self_attention.sublayer.qkv.",
-    "self_attn.out_proj.": "self_attention.sublayer.out.",
-    "multihead_attn.out_proj.": "cross_attention.sublayer.out.",
-    "q_": "cross_attention.sublayer.q.",
-    "kv_": "cross_attention.sublayer.kv.",
-    "linear1.": "feedforward.sublayer.up.",
-    "linear2.": "feedforward.sublayer.down.",
-    "norm1.": "self_attention.norm.",
-}
-
-
-def from_torch(net: EncoderDecoder, transformer: nn.Transformer) -> EncoderDecoder:
-    """Copy the weights of a `torch.nn.Transformer` into a net of the same sizes.
-
-    It has neither embeddings nor an output: those of `net` stay. Its default has a norm after each
-    stack even with `norm_first=False`: build the net with `final_norm=True` for it. Built with
-    `bias=False` its norms have no bias either: ours are then zero.
-
-    Raises:
-        ValueError: a weight of the one has no counterpart in the other; nothing is copied then.
-    """
-    state = net.state_dict()
-    left = {name for name in state if name.startswith(("encoder.", "decoder."))}
-    theirs = transformer.state_dict()
-    for name in [name for name in theirs if ".multihead_attn.in_proj_" in name]:
-        stem, _, end = name.partition(".multihead_attn.in_proj_")
-        query, *others = theirs.pop(name).chunk(3)
-        theirs |= {f"{stem}.q_{end}": query, f"{stem}.kv_{end}": torch.cat(others)}
-    for name, value in theirs.items():
-        ours = _from_torch_name(name)
-        if ours not in state or state[ours].shape != value.shape:
-            raise ValueError(f"{name} {tuple(value.shape)} has no place in the net ({ours})")
-        state[ours] = value
-        left.discard(ours)
-    for name in sorted(left):
-        if not name.endswith("norm.bias"):
-            raise ValueError(f"the torch.nn.Transformer has nothing for {name} of the net")
-        state[name] = torch.zeros_like(state[name])
-    net.load_state_dict(state)
-    return net
-
-
-def _from_torch_name(name: str) -> str:
-    side, rest = name.split(".", 1)
-    if rest.startswith("norm."):
-        return f"{side}.final_norm.{rest.removeprefix('norm.')}"
-    _, index, inner = rest.split(".", 2)
-    norms = {"norm2.": "feedforward.norm."}
-    if side == "decoder":
-        norms = {"norm2.": "cross_attention.norm.", "norm3.": "feedforward.norm."}
-    for theirs, ours in (TORCH_NAMES | norms).items():
-        if inner.startswith(theirs):
-            return f"{side}.blocks.{index}.{ours}{inner.removeprefix(theirs)}"
-    raise ValueError(f"{name} is not a name of torch.nn.Transformer")
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
