@@ -44,6 +44,7 @@ ZOO: list[tuple[str, dict[str, Any], set[str]]] = [
     ("llama", {"num_kv_heads": 1, "rope_scaling": {"type": "llama3"}}, SKIPPED["decoder"]),
     ("mistral", {"window": 2, "num_kv_heads": 2, "head_dim": 6}, SKIPPED["decoder"]),
     ("mistral", {"window": 3, "num_layers": 1, "num_kv_heads": 4}, SKIPPED["decoder"]),
+    ("qwen3", {"num_kv_heads": 2, "head_dim": 6}, SKIPPED["decoder"]),
     ("bert", {}, MASKED),
     ("bert", {"head": "classify", "num_labels": 3}, CLASSES),
     ("bert", {"head": "none"}, STATES),
@@ -170,6 +171,7 @@ def run(*arguments: object) -> Any:
     [
         ("vaswani2017", {}, set()),
         ("gpt2", {}, SKIPPED["decoder"]),
+        ("qwen3", {"num_kv_heads": 2, "head_dim": 6}, SKIPPED["decoder"]),
         ("bert", {}, MASKED),
         ("bert", {"head": "classify"}, CLASSES),
         ("distilbert", {"head": "none", "max_length": 9}, STATES),

@@ -49,6 +49,18 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "sliding_window": 4,
         },
     ),
+    "qwen3": (
+        "Qwen3",
+        "Qwen3ForCausalLM",
+        {
+            "hidden_size": 24,
+            "intermediate_size": 20,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 6,
+            "num_hidden_layers": 2,
+        },
+    ),
 }
 ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": (
@@ -188,7 +200,7 @@ def test_without_options_a_model_writes_by_its_own_configuration(name: str, tmp_
         assert ours.generations([prompt.tolist()], temperature=1.5, seed=1)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3"])
 @torch.no_grad()
 def test_decoders_write_the_same_from_a_padded_batch(name: str, tmp_path: Path) -> None:
     model = made(name, 1)

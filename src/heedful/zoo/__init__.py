@@ -15,6 +15,7 @@ ARCHITECTURES = (
     "t5",
     "llama",
     "mistral",
+    "qwen3",
     "gpt",
     "gpt3",
 )

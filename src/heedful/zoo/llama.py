@@ -6,6 +6,7 @@ base of 500,000; 3.1 stretches the low frequencies (`Llama3Scaling`); the two sm
 their embeddings.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from heedful.errors import UserError
@@ -15,7 +16,7 @@ from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import RMSNorm
 from heedful.parts.residual import PreNorm
 from heedful.parts.rotary import Layout
-from heedful.zoo.build import decoder_only, stack
+from heedful.zoo.build import NONE, Keys, decoder_only, stack
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import GATES, Hf, HfFormat
 from heedful.zoo.names import Name, Names, layer_names
@@ -124,8 +125,14 @@ def build(config: Config) -> DecoderOnly:
     return assemble(config, mlp_bias=config.mlp_bias, bias=bias, out_bias=bias)
 
 
-def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> DecoderOnly:
-    """LLaMA or a descendant; `attention`: further arguments of `Attention`."""
+def assemble(
+    config: Base,
+    *,
+    mlp_bias: bool = False,
+    layer: Callable[[int], Keys] = lambda number: NONE,
+    **attention: Any,
+) -> DecoderOnly:
+    """LLaMA or a descendant; `attention` and `layer`: further arguments as of `stack`."""
     position = rotary_module(config)
     keys: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     keys |= {"dropout": config.attention_dropout, "bias": False, "out_bias": False}
@@ -134,7 +141,7 @@ def assemble(config: Base, *, mlp_bias: bool = False, **attention: Any) -> Decod
         residual=PreNorm,
         norm=RMSNorm(config.norm_eps),
         attention=keys | attention,
-        layer=lambda number: {"position": position},
+        layer=lambda number: {"position": position, **layer(number)},
         mlp={"d_ff": _hidden(config), "bias": mlp_bias},
         final_norm=True,
     )
@@ -186,7 +193,7 @@ HF_LAYER = {
 }
 
 
-def hf_names(config: Base) -> Names:
+def hf_names(config: Base, layer: dict[str, str] = HF_LAYER) -> Names:
     """Hugging Face tensor names; raises UserError for another layout."""
     if config.rope_layout != "half":
         raise UserError(
@@ -196,7 +203,7 @@ def hf_names(config: Base) -> Names:
     return Names(
         [
             Name("embedding.tokens", "model.embed_tokens"),
-            *layer_names("decoder.blocks.{i}", "model.layers.{i}", HF_LAYER),
+            *layer_names("decoder.blocks.{i}", "model.layers.{i}", layer),
             Name("decoder.final_norm", "model.norm"),
             Name("head.out", "lm_head"),
         ],

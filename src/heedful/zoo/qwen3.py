@@ -1,0 +1,94 @@
+"""Qwen3 (Yang et al. 2025, "Qwen3 Technical Report"), the dense models.
+
+LLaMA with grouped key heads whose queries and keys are normalised, each head for itself, before the
+rotation; Qwen2's bias of queries, keys and values is gone (sec. 2). The length is that of the
+released configurations.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from heedful.errors import UserError
+from heedful.models.decoder_only import DecoderOnly
+from heedful.parts.norms import RMSNorm
+from heedful.zoo import llama
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import Hf
+from heedful.zoo.names import Names
+from heedful.zoo.rope import head_width, rope_from_hf
+
+
+@model_config
+class Config(llama.Base):
+    """LLaMA's keys with the report's values; the defaults are 0.6B.
+
+    Args:
+        attention_bias: in all four matrices of attention.
+    """
+
+    vocab_size: int = 151936
+    d_model: int = 1024
+    num_heads: int = 16
+    num_kv_heads: int | None = 8
+    head_dim: int | None = 128
+    num_layers: int = 28
+    d_ff: int | None = 3072
+    max_length: int = 40960
+    rope_base: float = 1000000.0
+    attention_bias: Annotated[bool, Hf("attention_bias")] = False
+    tie_embeddings: bool = True
+
+
+def _size(num_layers: int, d_model: int, num_heads: int, d_ff: int, tied: bool) -> dict[str, Any]:
+    sizes = {"num_layers": num_layers, "d_model": d_model, "num_heads": num_heads}
+    return {**sizes, "d_ff": d_ff, "tie_embeddings": tied}
+
+
+SIZES: dict[str, dict[str, Any]] = {  # Table 1, and the parameters of each
+    "0.6b": {},
+    "1.7b": _size(28, 2048, 16, 6144, True),
+    "4b": _size(36, 2560, 32, 9728, True),
+    "8b": _size(36, 4096, 32, 12288, False),
+    "14b": _size(40, 5120, 40, 17408, False),
+    "32b": _size(64, 5120, 64, 25600, False),
+}
+
+
+def build(config: Config) -> DecoderOnly:
+    """A new model, its weights drawn as `llama.build` draws them."""
+    bias = config.attention_bias
+
+    def norms(number: int) -> dict[str, Any]:
+        norm, width = RMSNorm(config.norm_eps), head_width(config)
+        return {"query_norm": norm.build(width), "key_norm": norm.build(width)}
+
+    return llama.assemble(config, layer=norms, bias=bias, out_bias=bias)
+
+
+def _read(content: dict[str, Any]) -> dict[str, Any]:
+    if set(content.get("layer_types") or ()) - {"full_attention"}:
+        raise UserError(
+            "config.json: layer_types is not full_attention alone, but all layers of heedful's "
+            "qwen3 see the whole text"
+        )
+    return rope_from_hf({"max_position_embeddings": 32768} | content)
+
+
+HF = replace(
+    llama.HF,
+    model_type="qwen3",
+    config=Config,
+    classes={"Qwen3ForCausalLM": {}, "Qwen3Model": {}},
+    fixed={"use_sliding_window": False},
+    defaults={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
+    | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False},
+    read=_read,
+    write=llama.sizes_to_hf,
+)
+
+
+def hf_names(config: Config) -> Names:
+    """LLaMA's, and those of the norms of queries and keys."""
+    norms = {"query_norm": "q_norm", "key_norm": "k_norm"}
+    more = {f"self_attention.sublayer.{o}": f"self_attn.{t}" for o, t in norms.items()}
+    return llama.hf_names(config, llama.HF_LAYER | more)

@@ -1,0 +1,83 @@
+"""Qwen3 against transformers: normalised queries and keys, files both ways, sizes."""
+
+from typing import Any
+
+import torch
+
+from decoder_parity import DecoderCase, DecoderLaws, random_net
+from hf_parity import by_key, transformers
+
+TINY: dict[str, Any] = {
+    "vocab_size": 19,
+    "d_model": 16,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": None,
+    "num_layers": 2,
+    "d_ff": 5,
+    "max_length": 32,
+}
+QWEN3 = DecoderCase(
+    name="qwen3",
+    hf_config=transformers.Qwen3Config,
+    hf_class=transformers.Qwen3ForCausalLM,
+    sizes={
+        "vocab_size": 23,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "intermediate_size": 7,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "max_position_embeddings": 40,
+    },
+    configs=[
+        {},
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        {
+            "hidden_size": 7,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "head_dim": 4,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-2,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0},
+        },
+    ],
+    ours=TINY,
+    by_rule={"head_dim": 4},
+    left_out={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
+    | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False, "rope_base": 10000.0},
+    not_built=by_key(hidden_act="tanh", use_sliding_window=True)
+    | {"layer_types is not full_attention": {"layer_types": ["sliding_attention"]}},
+    other_class="Qwen3ForSequenceClassification",
+    impossible={"num_heads 16 is not divisible by num_kv_heads 5": {"num_kv_heads": 5}},
+    published={
+        "0.6b": 596_049_920,
+        "1.7b": 1_720_574_976,
+        "4b": 4_022_468_096,
+        "8b": 8_190_735_360,
+        "14b": 14_768_307_200,
+        "32b": 32_762_123_264,
+    },
+    tying={"tie_word_embeddings": True},
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+)
+
+
+class TestLaws(DecoderLaws):
+    case = QWEN3
+
+
+@torch.no_grad()
+def test_the_size_of_queries_and_keys_does_not_matter() -> None:
+    """They are normalised, each head for itself."""
+    net, _ = random_net("qwen3", **TINY)
+    ids = torch.arange(9)[None]
+    before = net(ids)
+    for block in net.decoder.blocks:
+        attention = block.self_attention.sublayer
+        query, key, _ = attention.qkv.weight.split(attention.split_sizes)
+        query *= torch.tensor([1.0, 3, 5, 7]).repeat_interleave(4)[:, None] * 1e4
+        key *= 1e4
+    assert (net(ids) - before).abs().max() < 1e-2
