@@ -25,7 +25,8 @@ from heedful.parts.residual import PostNorm
 from heedful.zoo.build import Side, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.hf_seq2seq import bart_names, read_decoder, write_decoder
+from heedful.zoo.names import Names
 
 OFFSET = 2  # rows of the position tables that stand before that of the first token
 
@@ -94,26 +95,6 @@ def stack_of(config: Config) -> Callable[[Side], Stack]:
     )
 
 
-def read_decoder(content: dict[str, Any]) -> dict[str, Any]:
-    """Our keys of what the decoder has for itself."""
-    ours: dict[str, Any] = {}
-    for name, key, large in (
-        ("num_decoder_heads", "attention_heads", 16),
-        ("decoder_d_ff", "ffn_dim", 4096),
-    ):
-        size = content.get(f"decoder_{key}", large)
-        ours[name] = None if size == content.get(f"encoder_{key}", large) else size
-    return ours
-
-
-def write_decoder(config: Config) -> dict[str, Any]:
-    """Their keys of it."""
-    return {
-        "decoder_attention_heads": config.num_decoder_heads or config.num_heads,
-        "decoder_ffn_dim": config.decoder_d_ff or config.d_ff,
-    }
-
-
 HF = HfFormat(
     model_type="bart",
     config=Config,
@@ -137,37 +118,6 @@ HF = HfFormat(
 )
 
 
-def hf_names(config: Config, *, shared: bool = True) -> Names:
-    """Hugging Face tensor names; `shared`: source and target have one matrix."""
-    names = [Name("src_embedding.tokens", "model.shared")] if shared else []
-    names.append(Name("head.out.bias", "final_logits_bias", row=True))
-    for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
-        theirs = f"model.{side}"
-        names += layer_names(embedding, theirs, HF_EMBEDDING)
-        names += layer_names(f"{side}.blocks.{{i}}", f"{theirs}.layers.{{i}}", HF_LAYER)
-    names.append(Name("head.out.weight", "lm_head.weight"))
-    return Names(
-        names,
-        prefix="model.",
-        buffers=r"(model\.)?(encoder|decoder)\.version",
-        optional=r"head\.out\.bias",  # base models' files lack it
-    )
-
-
-HF_EMBEDDING = {
-    "tokens": "embed_tokens",
-    "positions": "embed_positions",
-    "norm": "layernorm_embedding",
-}
-HF_LAYER = {
-    "self_attention.sublayer.qkv": "self_attn.{q,k,v}_proj",
-    "self_attention.sublayer.out": "self_attn.out_proj",
-    "self_attention.norm": "self_attn_layer_norm",
-    "cross_attention.sublayer.q": "encoder_attn.q_proj",
-    "cross_attention.sublayer.kv": "encoder_attn.{k,v}_proj",
-    "cross_attention.sublayer.out": "encoder_attn.out_proj",
-    "cross_attention.norm": "encoder_attn_layer_norm",
-    "feedforward.sublayer.up": "fc1",
-    "feedforward.sublayer.down": "fc2",
-    "feedforward.norm": "final_layer_norm",
-}
+def hf_names(config: Config) -> Names:
+    """Hugging Face tensor names."""
+    return bart_names(shared=True)

@@ -6,7 +6,6 @@ that tells the first of two texts from the second, and a norm over the sum of th
 The parameters are counted with the heads of both tasks of pre-training.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
@@ -18,8 +17,15 @@ from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.zoo.build import encoder_only
 from heedful.zoo.checks import model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, labels_from_hf, labels_to_hf
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
+from heedful.zoo.hf_encoders import (
+    HF_LAYER,
+    encoder_names,
+    labels_from_hf,
+    labels_to_hf,
+    output_names,
+)
+from heedful.zoo.names import Names
 
 Head = Literal["mlm", "classify", "none"]
 
@@ -102,14 +108,6 @@ HF = HfFormat(
     read=labels_from_hf,
     write=labels_to_hf,
 )
-HF_LAYER = {
-    "self_attention.sublayer.qkv": "attention.self.{query,key,value}",
-    "self_attention.sublayer.out": "attention.output.dense",
-    "self_attention.norm": "attention.output.LayerNorm",
-    "feedforward.sublayer.up": "intermediate.dense",
-    "feedforward.sublayer.down": "output.dense",
-    "feedforward.norm": "output.LayerNorm",
-}
 
 
 def hf_names(config: Config) -> Names:
@@ -128,46 +126,3 @@ def hf_names(config: Config) -> Names:
     }
     unused = r"bert\.pooler\.dense|cls\.(predictions(\..+)?|seq_relationship)|classifier"
     return encoder_names(config, "bert", ("encoder.layer.{i}", HF_LAYER), heads, unused)
-
-
-def output_names(config: Config, theirs: str) -> dict[str, str]:
-    """Of the output matrix and its bias.
-
-    They keep the bias twice. Tied, both are one; untied, the one beside the matrix is added, and
-    the other is a weight that nothing reads.
-    """
-    first = {"head.out.bias": f"{theirs}.bias"} if config.tie_embeddings else {}
-    return first | {"head.out": f"{theirs}.decoder"}
-
-
-def encoder_names(
-    config: Any,
-    prefix: str,
-    layer: tuple[str, Mapping[str, str]],
-    heads: Mapping[str, Mapping[str, str]],
-    unused: str,
-) -> Names:
-    """The names of BERT and its descendants.
-
-    Args:
-        layer: their name of a layer, and those of its modules.
-        heads: for each head the names of its modules.
-        unused: what modules of other heads match.
-    """
-    embeddings = {
-        "tokens": "word_embeddings",
-        "positions": "position_embeddings",
-        "types": "token_type_embeddings",
-        "norm": "LayerNorm",
-    }
-    return Names(
-        layer_names("embedding", f"{prefix}.embeddings", embeddings)
-        + layer_names("encoder.blocks.{i}", f"{prefix}.{layer[0]}", layer[1])
-        + [Name(*pair) for pair in heads.get(config.head, {}).items()],
-        prefix=f"{prefix}.",
-        # The first release's names, which published files still have.
-        endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-        buffers=rf"{prefix}\.embeddings\.position_ids",
-        unused=rf"({unused})\.(weight|bias|gamma|beta)",
-        optional=r"head\..+" if config.head == "classify" else "",
-    )

@@ -18,10 +18,11 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned, sinusoidal_table
-from heedful.zoo.bert import Head, encoder_names
+from heedful.zoo.bert import Head
 from heedful.zoo.build import encoder_only
 from heedful.zoo.checks import model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, labels_from_hf, labels_to_hf
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
+from heedful.zoo.hf_encoders import encoder_names, labels_from_hf, labels_to_hf
 from heedful.zoo.names import Names
 
 HF_POSITIONS = {False: "learned", True: "sinusoidal"}

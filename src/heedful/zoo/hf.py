@@ -116,19 +116,6 @@ def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:
     return content | format.write(config)
 
 
-def labels_from_hf(content: Mapping[str, Any]) -> dict[str, Any]:
-    """How many classes `config.json` has names for; it leaves them out where there are two."""
-    return {"num_labels": len(content.get("id2label") or ()) or content.get("num_labels") or 2}
-
-
-def labels_to_hf(config: Any) -> dict[str, Any]:
-    """Names for the classes, by which alone `config.json` says how many there are."""
-    if config.num_labels == 2:
-        return {}
-    names = {str(label): f"LABEL_{label}" for label in range(config.num_labels)}
-    return {"id2label": names, "label2id": {name: int(label) for label, name in names.items()}}
-
-
 def _annotated(config: type[Any]) -> dict[str, Hf]:
     """The annotation of each field, its own or that of the class it comes from."""
     return {

@@ -25,6 +25,7 @@ from heedful.zoo import bart
 from heedful.zoo.build import Tying, encoder_decoder
 from heedful.zoo.checks import check_one_vocabulary, model_config
 from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.hf_seq2seq import bart_names, read_decoder, write_decoder
 from heedful.zoo.names import Names
 
 
@@ -90,7 +91,7 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
     return {
         "tgt_vocab_size": content.get("decoder_vocab_size") or source,
         "tie_embeddings": "all" if shared else "decoder" if tied else "none",
-        **bart.read_decoder(content),
+        **read_decoder(content),
     }
 
 
@@ -100,7 +101,7 @@ def _write(config: Config) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings != "none",
         # Theirs is 58100 where a file says nothing, which a smaller embedding refuses.
         "pad_token_id": None,
-        **bart.write_decoder(config),
+        **write_decoder(config),
     }
 
 
@@ -120,6 +121,6 @@ HF = HfFormat(
 def hf_names(config: Config) -> Names:
     """BART's, without the position tables and the norms over embeddings."""
     return replace(
-        bart.hf_names(config, shared=config.tie_embeddings == "all"),
+        bart_names(shared=config.tie_embeddings == "all"),
         buffers=r"(model\.)?(encoder|decoder)\.embed_positions\.weight",
     )

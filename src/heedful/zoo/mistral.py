@@ -15,14 +15,16 @@ from typing import Annotated, Any
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo import llama
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.rope import rope_from_hf
+from heedful.zoo.rotary_decoder import Base, assemble, hf_names, sizes_to_hf
+
+__all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
 
 @model_config
-class Config(llama.Base):
+class Config(Base):
     """LLaMA's keys with the paper's values; the defaults are version 0.1.
 
     Args:
@@ -46,7 +48,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn as `llama.build` draws them."""
-    return llama.assemble(config, window=config.window)
+    return assemble(config, window=config.window)
 
 
 def _read(content: dict[str, Any]) -> dict[str, Any]:
@@ -64,6 +66,5 @@ HF = HfFormat(
     classes={"MistralForCausalLM": {}, "MistralModel": {}},
     defaults={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
     read=_read,
-    write=llama.sizes_to_hf,
+    write=sizes_to_hf,
 )
-hf_names = llama.hf_names

@@ -94,7 +94,8 @@ def from_hf(
             The net is then as it was.
     """
     places, zeros = _places(net, names), _zeros(net, names)
-    held, notices = _recognise(tensors, _known(places, names) | zeros.keys(), names, where)
+    known = zeros.keys() | {theirs for place in places for theirs in place.theirs}
+    held, notices = _recognise(tensors, known, names, where)
     for theirs in sorted(zeros.keys() & held.keys()):
         _check_zero(theirs, held[theirs], zeros[theirs], where)
     for copy, source in names.copies.items():
@@ -161,6 +162,8 @@ def _places(net: nn.Module, names: Names) -> list[_Place]:
         for theirs in place.theirs:
             same = owner.setdefault(theirs, id(place.parameter)) == id(place.parameter)
             assert same, f"{theirs} is the name of two parameters"
+    doubtful = [name for name in owner if names.prefix and names.prefix + name in owner]
+    assert not doubtful, f"with the prefix {names.prefix} and without: {doubtful}"
     return places
 
 
@@ -223,14 +226,6 @@ def _laid_out(part: Tensor, name: Name) -> Tensor:
     return part
 
 
-def _known(places: Iterable[_Place], names: Names) -> set[str]:
-    """The names that this net has a place for."""
-    known = {theirs for place in places for theirs in place.theirs}
-    doubtful = {name for name in known if names.prefix and names.prefix + name in known}
-    assert not doubtful, f"with the prefix {names.prefix} and without: {doubtful}"
-    return known
-
-
 def _recognise(
     tensors: Mapping[str, Tensor], known: set[str], names: Names, where: Path | str
 ) -> tuple[dict[str, Tensor], list[str]]:
@@ -240,12 +235,17 @@ def _recognise(
     for name, tensor in tensors.items():
         both = _spellings(name, names)
         full = next((each for each in both if each in known), None)
-        if full is None and _matches(names.buffers, both):
+        if full is None and any(re.fullmatch(names.buffers, each) for each in both):
             continue
-        if full is None and _matches(names.unused, both):
+        if full is None and any(re.fullmatch(names.unused, each) for each in both):
             unused.append(name)
             continue
-        _check_format(name, tensor, where)
+        if tensor.dtype not in FLOATS:
+            raise UserError(
+                f"{where}: {name} is {_plain(tensor.dtype)}, no floating-point format of 16 bits "
+                "or more: weights that were quantised cannot be loaded; take the model as it was "
+                "before"
+            )
         if full is None:
             unknown.append(name)
         elif full in held:
@@ -281,35 +281,21 @@ def _present(
     by_parameter: dict[int, list[_Place]] = {}
     for place in places:
         by_parameter.setdefault(id(place.parameter), []).append(place)
-    groups, left, missing = [], [], []
+    groups: list[list[_Place]] = []
+    left: list[str] = []
+    missing: list[str] = []
     for group in by_parameter.values():
-        lacks = [[theirs for theirs in place.theirs if theirs not in held] for place in group]
-        whole = [place for place, lack in zip(group, lacks, strict=True) if not lack]
-        partly = [
-            theirs
-            for place, lack in zip(group, lacks, strict=True)
-            if len(lack) < len(place.theirs)
-            for theirs in lack
-        ]
-        if partly:
-            missing += partly
-        elif whole:
-            groups.append(whole)
-        elif _matches(names.optional, [place.ours for place in group]):
+        begun = [place for place in group if not held.keys().isdisjoint(place.theirs)]
+        lacks = [theirs for place in begun for theirs in place.theirs if theirs not in held]
+        if begun and not lacks:
+            groups.append(begun)
+        elif not begun and any(re.fullmatch(names.optional, place.ours) for place in group):
             left.append(group[0].ours)
         else:
-            missing += group[0].theirs
+            missing += lacks or group[0].theirs
     if missing:
         raise UserError(f"{where} lacks the tensor {_first(missing)}")
     return groups, left
-
-
-def _check_format(name: str, tensor: Tensor, where: Path | str) -> None:
-    if tensor.dtype not in FLOATS:
-        raise UserError(
-            f"{where}: {name} is {_plain(tensor.dtype)}, no floating-point format of 16 bits or "
-            "more: weights that were quantised cannot be loaded; take the model as it was before"
-        )
 
 
 def _check_shapes(place: _Place, held: Mapping[str, Tensor], where: Path | str) -> None:
@@ -325,13 +311,12 @@ def _check_shapes(place: _Place, held: Mapping[str, Tensor], where: Path | str) 
 
 
 def _check_zero(name: str, tensor: Tensor, zeros: Tensor, where: Path | str) -> None:
-    if tensor.shape != zeros.shape:
+    if tensor.shape != zeros.shape or tensor.any():
+        found = "not zero" if tensor.shape == zeros.shape else f"{_shape(tensor)}"
         raise UserError(
-            f"{where}: {name} is {_shape(tensor)}, but should be zeros {_shape(zeros)}: the model "
-            "has nothing for it"
+            f"{where}: {name} is {found}, but should be zeros {_shape(zeros)}: the model has "
+            "nothing for it"
         )
-    if tensor.any():
-        raise UserError(f"{where}: {name} is not zero, but the model has nothing for it")
 
 
 def _check_equal(one: Tensor, other: Tensor, name: str, same: str, where: Path | str) -> None:
@@ -354,10 +339,6 @@ def _rounded(places: Iterable[_Place], held: Mapping[str, Tensor], where: Path |
         f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {_listed(found)}"
         for (stored, own), found in rounded.items()
     ]
-
-
-def _matches(pattern: str, names: Iterable[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for name in names)
 
 
 def _first(names: Sequence[str]) -> str:

@@ -5,21 +5,21 @@ rotation; Qwen2's bias of queries, keys and values is gone (sec. 2). The length 
 released configurations.
 """
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.norms import RMSNorm
-from heedful.zoo import llama
+from heedful.zoo import rotary_decoder
 from heedful.zoo.checks import model_config
-from heedful.zoo.hf import Hf
+from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.names import Names
 from heedful.zoo.rope import head_width, rope_from_hf
+from heedful.zoo.rotary_decoder import Base, assemble, sizes_to_hf
 
 
 @model_config
-class Config(llama.Base):
+class Config(Base):
     """LLaMA's keys with the report's values; the defaults are 0.6B.
 
     Args:
@@ -62,7 +62,7 @@ def build(config: Config) -> DecoderOnly:
         norm, width = RMSNorm(config.norm_eps), head_width(config)
         return {"query_norm": norm.build(width), "key_norm": norm.build(width)}
 
-    return llama.assemble(config, layer=norms, bias=bias, out_bias=bias)
+    return assemble(config, layer=norms, bias=bias, out_bias=bias)
 
 
 def _read(content: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +74,7 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
     return rope_from_hf({"max_position_embeddings": 32768} | content)
 
 
-HF = replace(
-    llama.HF,
+HF = HfFormat(
     model_type="qwen3",
     config=Config,
     classes={"Qwen3ForCausalLM": {}, "Qwen3Model": {}},
@@ -83,7 +82,7 @@ HF = replace(
     defaults={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
     | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False},
     read=_read,
-    write=llama.sizes_to_hf,
+    write=sizes_to_hf,
 )
 
 
@@ -91,4 +90,4 @@ def hf_names(config: Config) -> Names:
     """LLaMA's, and those of the norms of queries and keys."""
     norms = {"query_norm": "q_norm", "key_norm": "k_norm"}
     more = {f"self_attention.sublayer.{o}": f"self_attn.{t}" for o, t in norms.items()}
-    return llama.hf_names(config, llama.HF_LAYER | more)
+    return rotary_decoder.hf_names(config, rotary_decoder.HF_LAYER | more)

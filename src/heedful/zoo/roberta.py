@@ -23,7 +23,13 @@ from heedful.parts.positions import Learned
 from heedful.zoo import bert
 from heedful.zoo.build import classifier_dropout, encoder_only
 from heedful.zoo.checks import model_config
-from heedful.zoo.hf import labels_from_hf, labels_to_hf
+from heedful.zoo.hf_encoders import (
+    HF_LAYER,
+    encoder_names,
+    labels_from_hf,
+    labels_to_hf,
+    output_names,
+)
 from heedful.zoo.names import Names
 
 
@@ -98,9 +104,9 @@ def hf_names(config: Config) -> Names:
             "head.transform.dense": "lm_head.dense",
             "head.transform.norm": "lm_head.layer_norm",
         }
-        | bert.output_names(config, "lm_head"),
+        | output_names(config, "lm_head"),
         "classify": {"head.dense": "classifier.dense", "head.labels": "classifier.out_proj"},
     }
     unused = r"roberta\.pooler\.dense|lm_head(\..+)?|classifier\.(dense|out_proj)"
-    layer = "encoder.layer.{i}", bert.HF_LAYER
-    return bert.encoder_names(config, "roberta", layer, heads, unused)
+    layer = "encoder.layer.{i}", HF_LAYER
+    return encoder_names(config, "roberta", layer, heads, unused)

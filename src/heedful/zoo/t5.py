@@ -8,12 +8,11 @@ states are multiplied by 1/√D; 1.1 has gated GELUs (Shazeer 2020) and an outpu
 
 import math
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
 from heedful.parts.attention import Attention, CrossAttention
@@ -27,19 +26,9 @@ from heedful.parts.residual import PreNorm
 from heedful.zoo.build import Side, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
 from heedful.zoo.hf import Hf, HfFormat
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
 
-HF_FEEDFORWARDS: dict[str, Activation | Gate] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "silu": "silu",
-    "gated-relu": "reglu",
-    "gated-gelu": "geglu_tanh",  # there this is the approximation
-    "gated-gelu_new": "geglu_tanh",
-    "gated-gelu_python": "geglu",
-    "gated-silu": "swiglu",
-}
+__all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
 
 @model_config
@@ -68,7 +57,7 @@ class Config:
     d_ff: Annotated[int, Hf("d_ff")] = 2048
     max_length: Annotated[int, Hf("n_positions")] = 512
     dropout: Annotated[float, Hf("dropout_rate")] = 0.1
-    activation: Annotated[Activation | Gate, Hf("feed_forward_proj", values=HF_FEEDFORWARDS)] = (
+    activation: Annotated[Activation | Gate, Hf("feed_forward_proj", values=T5_FEEDFORWARDS)] = (
         "relu"
     )
     num_buckets: Annotated[int, Hf("relative_attention_num_buckets")] = 32
@@ -162,71 +151,11 @@ def _shrink_queries(net: nn.Module) -> None:
             module.q.weight /= math.sqrt(module.head_dim)
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
-    """Transformers 5 says by `scale_decoder_outputs` what older files say by `tie_word_embeddings`.
-
-    It writes that all matrices are tied, whatever they are; only the tensors tell (`hf_names`).
-    Newer files repeat what `feed_forward_proj` says, and transformers goes by the repetition.
-    """
-    said = content.get("feed_forward_proj", "relu")
-    gate, _, name = said.rpartition("-")
-    repeated = {
-        "dense_act_fn": "gelu_new" if said == "gated-gelu" else name,
-        "is_gated_act": gate == "gated",
-    }
-    for key, value in repeated.items():
-        if content.get(key, value) != value:
-            raise UserError(
-                f"config.json: {key} is {content[key]!r}, which feed_forward_proj {said!r} is not"
-            )
-    tied = content.get("tie_word_embeddings") is not False
-    scaled = content.get("scale_decoder_outputs", tied)
-    if scaled and not tied:
-        raise UserError(
-            "config.json: scale_decoder_outputs is True where tie_word_embeddings is False; "
-            "heedful's t5 scales the output of one shared matrix alone"
-        )
-    layers = content.get("num_decoder_layers") or content.get("num_layers", 6)
-    return {"num_decoder_layers": layers, "tie_embeddings": scaled}
-
-
 HF = HfFormat(
     model_type="t5",
     config=Config,
     classes={"T5ForConditionalGeneration": {}, "T5Model": {}},
     fixed={"is_encoder_decoder": True, "is_decoder": False},
-    read=_read,
+    read=read_t5,
 )
-
-
-def hf_names(config: Config) -> Names:
-    """Hugging Face tensor names."""
-    names = [Name("src_embedding.tokens", "shared")]
-    for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
-        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        names += [
-            Name(f"{embedding}.tokens", f"{side}.embed_tokens"),
-            Name(f"{side}.blocks.0.self_attention.sublayer.position", first),
-            Name(f"{side}.final_norm", f"{side}.final_layer_norm"),
-        ]
-        up = "{wi_0,wi_1}" if config.activation in get_args(Gate) else "wi"
-        last = 1 if side == "encoder" else 2
-        modules = {
-            "self_attention.norm": "0.layer_norm",
-            "self_attention.sublayer.qkv": "0.SelfAttention.{q,k,v}",
-            "self_attention.sublayer.out": "0.SelfAttention.o",
-            "cross_attention.norm": "1.layer_norm",
-            "cross_attention.sublayer.q": "1.EncDecAttention.q",
-            "cross_attention.sublayer.kv": "1.EncDecAttention.{k,v}",
-            "cross_attention.sublayer.out": "1.EncDecAttention.o",
-            "feedforward.norm": f"{last}.layer_norm",
-            "feedforward.sublayer.up": f"{last}.DenseReluDense.{up}",
-            "feedforward.sublayer.down": f"{last}.DenseReluDense.wo",
-        }
-        names += layer_names(f"{side}.blocks.{{i}}", f"{side}.block.{{i}}.layer", modules)
-    return Names(
-        [*names, Name("head.out", "lm_head")],
-        copies={} if config.tie_embeddings else {"lm_head.weight": "shared.weight"},
-        # In the first files; no version of the model looks at it.
-        unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    )
+hf_names = t5_names

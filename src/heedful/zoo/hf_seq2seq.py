@@ -1,0 +1,134 @@
+"""Hugging Face formats of two stacks: what BART's and Marian's share, and T5's."""
+
+from typing import Any, get_args
+
+from heedful.errors import UserError
+from heedful.parts.feedforward import Activation, Gate
+from heedful.zoo.names import Name, Names, layer_names
+
+HF_EMBEDDING = {
+    "tokens": "embed_tokens",
+    "positions": "embed_positions",
+    "norm": "layernorm_embedding",
+}
+HF_LAYER = {
+    "self_attention.sublayer.qkv": "self_attn.{q,k,v}_proj",
+    "self_attention.sublayer.out": "self_attn.out_proj",
+    "self_attention.norm": "self_attn_layer_norm",
+    "cross_attention.sublayer.q": "encoder_attn.q_proj",
+    "cross_attention.sublayer.kv": "encoder_attn.{k,v}_proj",
+    "cross_attention.sublayer.out": "encoder_attn.out_proj",
+    "cross_attention.norm": "encoder_attn_layer_norm",
+    "feedforward.sublayer.up": "fc1",
+    "feedforward.sublayer.down": "fc2",
+    "feedforward.norm": "final_layer_norm",
+}
+T5_FEEDFORWARDS: dict[str, Activation | Gate] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+    "gated-relu": "reglu",
+    "gated-gelu": "geglu_tanh",  # there this is the approximation
+    "gated-gelu_new": "geglu_tanh",
+    "gated-gelu_python": "geglu",
+    "gated-silu": "swiglu",
+}
+
+
+def read_decoder(content: dict[str, Any]) -> dict[str, Any]:
+    """Our keys of what the decoder has for itself."""
+    ours: dict[str, Any] = {}
+    for name, key, large in (
+        ("num_decoder_heads", "attention_heads", 16),
+        ("decoder_d_ff", "ffn_dim", 4096),
+    ):
+        size = content.get(f"decoder_{key}", large)
+        ours[name] = None if size == content.get(f"encoder_{key}", large) else size
+    return ours
+
+
+def write_decoder(config: Any) -> dict[str, Any]:
+    """Their keys of it."""
+    return {
+        "decoder_attention_heads": config.num_decoder_heads or config.num_heads,
+        "decoder_ffn_dim": config.decoder_d_ff or config.d_ff,
+    }
+
+
+def bart_names(*, shared: bool) -> Names:
+    """Hugging Face tensor names; `shared`: source and target have one matrix."""
+    names = [Name("src_embedding.tokens", "model.shared")] if shared else []
+    names.append(Name("head.out.bias", "final_logits_bias", row=True))
+    for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
+        theirs = f"model.{side}"
+        names += layer_names(embedding, theirs, HF_EMBEDDING)
+        names += layer_names(f"{side}.blocks.{{i}}", f"{theirs}.layers.{{i}}", HF_LAYER)
+    names.append(Name("head.out.weight", "lm_head.weight"))
+    return Names(
+        names,
+        prefix="model.",
+        buffers=r"(model\.)?(encoder|decoder)\.version",
+        optional=r"head\.out\.bias",  # base models' files lack it
+    )
+
+
+def read_t5(content: dict[str, Any]) -> dict[str, Any]:
+    """Transformers 5 says by `scale_decoder_outputs` what older files say by `tie_word_embeddings`.
+
+    It writes that all matrices are tied, whatever they are; only the tensors tell (`hf_names`).
+    Newer files repeat what `feed_forward_proj` says, and transformers goes by the repetition.
+    """
+    said = content.get("feed_forward_proj", "relu")
+    gate, _, name = said.rpartition("-")
+    repeated = {
+        "dense_act_fn": "gelu_new" if said == "gated-gelu" else name,
+        "is_gated_act": gate == "gated",
+    }
+    for key, value in repeated.items():
+        if content.get(key, value) != value:
+            raise UserError(
+                f"config.json: {key} is {content[key]!r}, which feed_forward_proj {said!r} is not"
+            )
+    tied = content.get("tie_word_embeddings") is not False
+    scaled = content.get("scale_decoder_outputs", tied)
+    if scaled and not tied:
+        raise UserError(
+            "config.json: scale_decoder_outputs is True where tie_word_embeddings is False; "
+            "heedful's t5 scales the output of one shared matrix alone"
+        )
+    layers = content.get("num_decoder_layers") or content.get("num_layers", 6)
+    return {"num_decoder_layers": layers, "tie_embeddings": scaled}
+
+
+def t5_names(config: Any) -> Names:
+    """Hugging Face tensor names."""
+    names = [Name("src_embedding.tokens", "shared")]
+    for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
+        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        names += [
+            Name(f"{embedding}.tokens", f"{side}.embed_tokens"),
+            Name(f"{side}.blocks.0.self_attention.sublayer.position", first),
+            Name(f"{side}.final_norm", f"{side}.final_layer_norm"),
+        ]
+        up = "{wi_0,wi_1}" if config.activation in get_args(Gate) else "wi"
+        last = 1 if side == "encoder" else 2
+        modules = {
+            "self_attention.norm": "0.layer_norm",
+            "self_attention.sublayer.qkv": "0.SelfAttention.{q,k,v}",
+            "self_attention.sublayer.out": "0.SelfAttention.o",
+            "cross_attention.norm": "1.layer_norm",
+            "cross_attention.sublayer.q": "1.EncDecAttention.q",
+            "cross_attention.sublayer.kv": "1.EncDecAttention.{k,v}",
+            "cross_attention.sublayer.out": "1.EncDecAttention.o",
+            "feedforward.norm": f"{last}.layer_norm",
+            "feedforward.sublayer.up": f"{last}.DenseReluDense.{up}",
+            "feedforward.sublayer.down": f"{last}.DenseReluDense.wo",
+        }
+        names += layer_names(f"{side}.blocks.{{i}}", f"{side}.block.{{i}}.layer", modules)
+    return Names(
+        [*names, Name("head.out", "lm_head")],
+        copies={} if config.tie_embeddings else {"lm_head.weight": "shared.weight"},
+        # In the first files; no version of the model looks at it.
+        unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    )

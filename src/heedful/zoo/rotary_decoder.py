@@ -1,0 +1,135 @@
+"""LLaMA and its descendants: their sizes, how they are put together, and their names."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from heedful.errors import UserError
+from heedful.models.decoder_only import DecoderOnly
+from heedful.parts.feedforward import Gate
+from heedful.parts.init import init_weights, normal, shrink_residuals
+from heedful.parts.norms import RMSNorm
+from heedful.parts.residual import PreNorm
+from heedful.parts.rotary import Layout
+from heedful.zoo.build import NONE, Keys, decoder_only, stack
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import GATES, Hf
+from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.rope import (
+    RopeScaling,
+    check_rope,
+    head_width,
+    rope_to_hf,
+    rotary_module,
+)
+
+
+@model_config
+class Base:
+    """Sizes and choices of LLaMA and its descendants; the defaults are LLaMA 7B.
+
+    Args:
+        num_kv_heads: heads of keys and values; None: num_heads.
+        head_dim: width of a head; None: d_model / num_heads.
+        d_ff: width of the hidden units; None: 8/3 · d_model (sec. 2.2), rounded up to a multiple of
+            256 as in the authors' code.
+        max_length: longest text that we accept, in tokens.
+        dropout: on embeddings and sub-layers' outputs.
+        attention_dropout: on the attention weights.
+        activation: the gate of the feed-forward.
+        rope_base: of the rotary frequencies.
+        rope_layout: half as in the Hugging Face format, interleaved as the authors released it.
+        rope_scaling: how the rotary positions are stretched over longer texts: `type` (linear, ntk,
+            yarn, llama3) and the arguments of that class in `parts/rotary.py`; None: they are not.
+        tie_embeddings: one matrix for input and output.
+    """
+
+    vocab_size: Annotated[int, Hf("vocab_size")] = 32000
+    d_model: Annotated[int, Hf("hidden_size")] = 4096
+    num_heads: Annotated[int, Hf("num_attention_heads")] = 32
+    num_kv_heads: Annotated[int | None, Hf("num_key_value_heads")] = None
+    head_dim: Annotated[int | None, Hf("head_dim")] = None
+    num_layers: Annotated[int, Hf("num_hidden_layers")] = 32
+    d_ff: Annotated[int | None, Hf("intermediate_size")] = None
+    max_length: Annotated[int, Hf("max_position_embeddings")] = 2048
+    dropout: float = 0.0
+    attention_dropout: Annotated[float, Hf("attention_dropout")] = 0.0
+    activation: Annotated[Gate, Hf("hidden_act", values=GATES)] = "swiglu"
+    norm_eps: Annotated[float, Hf("rms_norm_eps")] = 1e-6
+    rope_base: float = 10000.0
+    rope_layout: Layout = "half"
+    rope_scaling: RopeScaling = None
+    tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = False
+
+    def check(self) -> None:
+        """Refuse heads that rotary positions cannot turn."""
+        check_rope(self)
+
+
+def assemble(
+    config: Base,
+    *,
+    mlp_bias: bool = False,
+    layer: Callable[[int], Keys] = lambda number: NONE,
+    **attention: Any,
+) -> DecoderOnly:
+    """LLaMA or a descendant; `attention` and `layer`: further arguments as of `stack`."""
+    position = rotary_module(config)
+    keys: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    keys |= {"dropout": config.attention_dropout, "bias": False, "out_bias": False}
+    blocks = stack(
+        config,
+        residual=PreNorm,
+        norm=RMSNorm(config.norm_eps),
+        attention=keys | attention,
+        layer=lambda number: {"position": position, **layer(number)},
+        mlp={"d_ff": _hidden(config), "bias": mlp_bias},
+        final_norm=True,
+    )
+    net = decoder_only(config, blocks)
+    init_weights(net, normal(0.02))
+    shrink_residuals(net)
+    return net
+
+
+def _hidden(config: Base) -> int:
+    """d_ff, given or by the authors' rule."""
+    return config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
+
+
+def sizes_to_hf(config: Base) -> dict[str, Any]:
+    """Sizes that we may leave to a rule, and the rotary keys. `dropout` has no place there."""
+    return {
+        "num_key_value_heads": config.num_kv_heads or config.num_heads,
+        "head_dim": head_width(config),
+        "intermediate_size": _hidden(config),
+        **rope_to_hf(config),
+    }
+
+
+HF_LAYER = {
+    "self_attention.norm": "input_layernorm",
+    "self_attention.sublayer.qkv": "self_attn.{q,k,v}_proj",
+    "self_attention.sublayer.out": "self_attn.o_proj",
+    "feedforward.norm": "post_attention_layernorm",
+    "feedforward.sublayer.up": "mlp.{gate,up}_proj",
+    "feedforward.sublayer.down": "mlp.down_proj",
+}
+
+
+def hf_names(config: Base, layer: dict[str, str] = HF_LAYER) -> Names:
+    """Hugging Face tensor names; raises UserError for another layout."""
+    if config.rope_layout != "half":
+        raise UserError(
+            f"the Hugging Face format has no rope_layout {config.rope_layout}; convert the net by "
+            "heedful.zoo.rope.to_half_layout(net, config)"
+        )
+    return Names(
+        [
+            Name("embedding.tokens", "model.embed_tokens"),
+            *layer_names("decoder.blocks.{i}", "model.layers.{i}", layer),
+            Name("decoder.final_norm", "model.norm"),
+            Name("head.out", "lm_head"),
+        ],
+        prefix="model.",
+        buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    )
