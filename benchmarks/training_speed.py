@@ -32,7 +32,7 @@ from heedful.config import Training
 from heedful.data.batches import PairBatch
 from heedful.tasks.translation import pair_loss
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.trainer import Trainer, Work
+from heedful.training.trainer import Trainer, TrainStep, Work
 from heedful.zoo import vaswani2017
 
 PAD, BOS, EOS = 0, 1, 2
@@ -167,12 +167,12 @@ def heedful_step(net: Any, precision: str) -> Callable[[PairBatch], None]:
     work = Work(
         plan=lambda epoch: upcoming,
         load=lambda batch: batch,
-        loss=lambda net, batch: pair_loss(net, batch, label_smoothing=SMOOTHING),  # type: ignore[arg-type]
         evaluate=_never,
         keep_best=_never,
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
-    trainer = Trainer(net, work, settings, lambda step: RATE, nowhere)
+    train_step = TrainStep(net, partial(pair_loss, label_smoothing=SMOOTHING))
+    trainer = Trainer(train_step, work, settings, lambda step: RATE, nowhere)
 
     def step(batch: PairBatch) -> None:
         upcoming[:] = [batch]

@@ -16,6 +16,8 @@ from heedful.errors import UserError
 from heedful.inference import ModelCard, open_net
 from heedful.insight import verify
 from heedful.insight.table import CHECKS, SINGLE_CHECKS
+from heedful.parts.cache import Cache
+from heedful.parts.tokens import Tokens
 from heedful.parts.visibility import Visibility
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
@@ -139,6 +141,23 @@ def test_a_net_of_ours_that_hides_a_far_token_is_found() -> None:
     report = verify(net, overfit=False)
     assert report["mask polarity"].status == "failed"
     assert report["mask polarity"].detail == "token 0 does not change the logits at 4"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani2017"])
+@pytest.mark.parametrize("flaw", ["follow", "begin"])
+def test_a_defect_of_our_own_cache_is_found(
+    name: str, flaw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beams that stay what they were; beams that see each other's tokens."""
+    begin = Cache.begin
+
+    def sees_all(cache: Cache, tokens: Tokens) -> Any:
+        cache.seen.fill_(True)
+        return begin(cache, tokens)
+
+    broken = {"follow": lambda cache, parents: None, "begin": sees_all}[flaw]
+    monkeypatch.setattr(Cache, flaw, broken)
+    assert failures(verify(build(name), overfit=False)) == {"cached = uncached"}
 
 
 def test_one_output_a_text_is_no_class() -> None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.insight.checks import Failed, Seen, Skipped, distance
@@ -12,7 +13,6 @@ from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.cache import Cache
 from heedful.parts.tokens import Tokens
 
 # Before which step which rows go on: every source gets two beams, beams change places, one source
@@ -21,22 +21,21 @@ _REORDERS: dict[int, list[int]] = {1: [0, 0, 1, 1, 2, 2], 2: [1, 0, 3, 3, 4, 5],
 
 
 @dataclass(frozen=True)
-class _Decoding:
+class _Way:
     """One way to decode three rows.
 
     Attributes:
-        arguments, keywords: what `start` is given by place and by name.
         steps: how many tokens are new at each step.
-        known: what every call of the whole net is given besides: the sources.
+        source: what every call of the whole net is given besides: the sources.
         pads: of each row, how many tokens of the first step are padding on the left.
+        reorders: whether rows go on in another order.
         note: how this way differs from the plain one.
     """
 
-    arguments: tuple[Any, ...]
     steps: Sequence[int]
-    keywords: dict[str, Any] = field(default_factory=dict)
-    known: Batch = field(default_factory=lambda: Batch({}))
+    source: Batch = field(default_factory=lambda: Batch({}))
     pads: tuple[int, int, int] = (0, 0, 0)
+    reorders: bool = True
     note: str = ""
 
 
@@ -44,51 +43,110 @@ def cached(probe: Probe) -> Seen:
     """Step by step = whole prefixes, also after rows were reordered."""
     if not probe.kind.causal:
         raise Skipped("an encoder: nothing is decoded")
-    if not hasattr(probe.net, "start") or not hasattr(_stepped(probe), "step"):
+    own = isinstance(probe.net, DecoderOnly | EncoderDecoder)
+    if not own and not (hasattr(probe.net, "start") and hasattr(probe.net, "step")):
         begin = "rows" if probe.kind.single else "src, src_lengths"
         raise Skipped(f"the net has no start({begin}, capacity=...) and step(ids, cache)")
     worst, reorders = 0.0, False
     for way in _of_one_stack(probe) if probe.kind.single else _of_two_stacks(probe):
-        error, where, reorders = _decode(probe, way)
+        decoder = _OwnDecoder(probe, way) if own else _Decoder(probe, way)
+        error, where = _decode(probe, way, decoder)
         if error > probe.tolerance:
             seen = f"{probe.outputs_name} at {where} differ by {error:.1e}{way.note}"
             raise Failed(seen, error)
-        worst = max(worst, error)
+        worst, reorders = max(worst, error), reorders or decoder.reorders
     return "equal" if reorders else "equal (the cache has no reorder(rows))", worst
 
 
-def _of_two_stacks(probe: Probe) -> Iterator[_Decoding]:
+def _of_two_stacks(probe: Probe) -> Iterator[_Way]:
     """Sources without padding, and with it on either side."""
     source, steps = Batch({"src": probe.batch(3).ids["src"]}), [1] * probe.width("tgt")
-    yield _Decoding((source.ids["src"], None), steps, known=source)
+    yield _Way(steps, source)
     lengths = [probe.width("src") - cut for cut in (0, 1, 3)]
     for where in PADDING_SIDES if "src_lengths" in probe.accepts else ():
         if probe.cannot_pad("src", where) is None:
             padded = probe.padded(source, "src", lengths, where)
-            begin = padded.ids["src"], padded.lengths["src"]
-            keywords = {} if where == "right" else {"padding_side": "left"}
-            note = f", source padded on the {where}"
-            yield _Decoding(begin, steps, keywords, padded, note=note)
+            yield _Way(steps, padded, note=f", source padded on the {where}")
 
 
-def _of_one_stack(probe: Probe) -> Iterator[_Decoding]:
-    """A prompt, single tokens and two at once; and a prompt that is padded on the left."""
+def _of_one_stack(probe: Probe) -> Iterator[_Way]:
+    """A prompt, single tokens and two at once; and rows that move, padded on the left if at all."""
     width = probe.width("ids")
-    yield _Decoding((3,), [2, *[1] * (width - 4), 2])
-    takes_starts = "starts" in parameters_of(_stepped(probe).start)
-    if takes_starts and probe.cannot_pad("ids", "left") is None:
-        pads = (0, 1, 2)
-        starts = {"starts": torch.tensor(pads, device=probe.device)}
-        note = ", the prompt padded on the left"
-        yield _Decoding((3,), [3, *[1] * (width - 3)], starts, pads=pads, note=note)
+    yield _Way([2, *[1] * (width - 4), 2], reorders=False)
+    steps = [3, *[1] * (width - 3)]
+    net: Any = probe.net
+    takes_pads = isinstance(net, DecoderOnly) or "starts" in parameters_of(net.start)
+    if takes_pads and probe.cannot_pad("ids", "left") is None:
+        yield _Way(steps, pads=(0, 1, 2), note=", the prompt padded on the left")
+    else:
+        yield _Way(steps)
+
+
+class _Decoder:
+    """A net with `start` and `step`, and a cache that may have `reorder(rows)`."""
+
+    def __init__(self, probe: Probe, way: _Way) -> None:
+        self.net = cast(Any, probe.net)
+        capacity = probe.width(probe.written)
+        if probe.kind.single:
+            starts = {"starts": torch.tensor(way.pads, device=probe.device)}
+            self.cache = self.net.start(3, capacity=capacity, **starts if any(way.pads) else {})
+        else:
+            side = {"padding_side": "left"} if way.source.padding_side == "left" else {}
+            given = way.source.ids["src"], way.source.lengths.get("src")
+            self.cache = self.net.start(*given, capacity=capacity, **side)
+        self.reorders = way.reorders and hasattr(self.cache, "reorder")
+
+    def reorder(self, rows: Int[Tensor, "M"]) -> None:
+        """Row i goes on from what was row `rows[i]`."""
+        self.cache.reorder(rows)
+
+    def step(self, ids: Int[Tensor, "N t"]) -> Float[Tensor, "N t V"]:
+        """Logits after each new token."""
+        logits: Tensor = self.net.step(ids, self.cache)
+        return logits
+
+
+class _OwnDecoder(_Decoder):
+    """A net of ours, whose cache knows beams."""
+
+    def __init__(self, probe: Probe, way: _Way) -> None:
+        self.net = cast(Any, probe.net)
+        self.reorders, beams = way.reorders, 2 if way.reorders else 1
+        rows: Any = 3
+        if not probe.kind.single:
+            source = way.source
+            lengths = source.lengths.get("src")
+            rows = Tokens.of(source.ids["src"], lengths, source.padding_side)
+        capacity = probe.width(probe.written) * beams
+        self.cache = self.net.start(rows, capacity=capacity, beams=beams)
+        self.pads = torch.tensor(way.pads, device=probe.device)
+        self.filled = 0
+
+    def reorder(self, rows: Int[Tensor, "M"]) -> None:
+        if len(rows) > len(self.pads):  # the first token was that of all beams of a source
+            self.pads = self.pads[rows]
+            return
+        sources = rows[::2] // 2
+        if len(sources) < self.cache.num_sources:
+            self.cache = self.cache.select(sources)
+        self.cache.follow((rows % 2).view(-1, 2))
+        self.pads = self.pads[rows]
+
+    def step(self, ids: Int[Tensor, "N t"]) -> Float[Tensor, "N t V"]:
+        columns = torch.arange(self.filled, self.filled + ids.size(1), device=ids.device)
+        positions = columns - self.pads[:, None]
+        real = positions >= 0 if self.filled == 0 and bool(self.pads.any()) else None
+        self.filled += ids.size(1)
+        states = self.net.decode(Tokens(ids, positions.clamp(min=0), real), self.cache)
+        logits: Tensor = self.net.head(states)
+        return logits
 
 
 @torch.no_grad()
-def _decode(probe: Probe, way: _Decoding) -> tuple[float, str, bool]:
-    """Largest difference of a step from whole prefixes, where it was, and whether rows moved."""
-    net = _stepped(probe)
-    cache = net.start(*way.arguments, capacity=probe.width(probe.written), **way.keywords)
-    plan = _REORDERS if hasattr(cache, "reorder") else {}
+def _decode(probe: Probe, way: _Way, decoder: _Decoder) -> tuple[float, str]:
+    """Largest difference of a step from whole prefixes, and where it was."""
+    plan = _REORDERS if decoder.reorders else {}
     owners = torch.arange(3, device=probe.device)
     pads = torch.tensor(way.pads, device=probe.device)
     prefixes = probe.ids(probe.written, 3, 0)
@@ -96,61 +154,20 @@ def _decode(probe: Probe, way: _Decoding) -> tuple[float, str, bool]:
     for number, count in enumerate(way.steps):
         if number in plan:
             rows = torch.tensor(plan[number], device=probe.device)
-            cache.reorder(rows)
+            decoder.reorder(rows)
             owners, prefixes = owners[rows], prefixes[rows]
         tokens = probe.ids(probe.written, owners.numel(), count)
         if number == 0 and probe.pad_id is not None:
             tokens[torch.arange(count, device=probe.device) < pads[:, None]] = probe.pad_id
         prefixes = torch.cat([prefixes, tokens], dim=1)
-        batch = way.known.rows(owners).replaced(probe.written, prefixes)
+        batch = way.source.rows(owners).replaced(probe.written, prefixes)
         if any(way.pads):
             lengths = {probe.written: prefixes.size(1) - pads[owners]}
             batch = replace(batch, lengths=lengths, padding_side="left")
-        whole, step = probe.outputs(batch)[:, -count:], net.step(tokens, cache)
+        whole, step = probe.outputs(batch)[:, -count:], decoder.step(tokens)
         real = max(way.pads) if number == 0 else 0  # from here on all rows are
         error = distance(whole[:, real:], step[:, real:])
         if error > worst:
             reordered = " (after a reorder)" if any(p <= number for p in plan) else ""
             worst, where = error, f"step {number}{reordered}"
-    return worst, where, bool(plan)
-
-
-class _OwnCache:
-    """A cache of ours, rows of which are reordered, and how many tokens it holds."""
-
-    def __init__(self, cache: Cache, starts: Tensor | None) -> None:
-        self.cache, self.starts, self.filled = cache, starts, 0
-
-    def reorder(self, rows: Tensor) -> None:
-        self.cache = self.cache.select(rows)
-        self.starts = None if self.starts is None else self.starts[rows]
-
-
-class _OwnNet:
-    """A net of ours with `start` and `step` on ids."""
-
-    def __init__(self, net: Any) -> None:
-        self.net = net
-
-    def start(
-        self, *begin: Any, capacity: int, starts: Any = None, padding_side: Any = "right"
-    ) -> _OwnCache:
-        if len(begin) == 2:
-            src, lengths = begin
-            begin = (Tokens.of(src, lengths, padding_side),)
-        return _OwnCache(self.net.start(*begin, capacity=capacity), starts)
-
-    def step(self, ids: Tensor, own: _OwnCache) -> Tensor:
-        columns = torch.arange(own.filled, own.filled + ids.size(1), device=ids.device)[None]
-        own.filled += ids.size(1)
-        tokens = Tokens(ids, columns)
-        if own.starts is not None:
-            positions = columns - own.starts[:, None]
-            tokens = Tokens(ids, positions.clamp(min=0), positions >= 0)
-        logits: Tensor = self.net.head(self.net.decode(tokens, own.cache))
-        return logits
-
-
-def _stepped(probe: Probe) -> Any:
-    own = isinstance(probe.net, DecoderOnly | EncoderDecoder)
-    return _OwnNet(probe.net) if own else probe.net
+    return worst, where
