@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -226,8 +227,7 @@ class Attention(MultiHead):
         bias: whether that matrix has a bias.
         query_norm, key_norm: over the width of each head, before the rotation (Qwen 3, Gemma 3);
             default: none.
-
-    Others as of `MultiHead`.
+        options: as of `MultiHead`.
     """
 
     def __init__(
@@ -236,29 +236,11 @@ class Attention(MultiHead):
         num_heads: int,
         *,
         bias: bool = True,
-        position: nn.Module | None = None,
         query_norm: nn.Module | None = None,
         key_norm: nn.Module | None = None,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        scale: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-        dropout: float = 0.0,
-        out_bias: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            position=position,
-            dropout=dropout,
-            out_bias=out_bias,
-        )
+        super().__init__(d_model, num_heads, **options)
         self.qkv = nn.Linear(d_model, sum(self.split_sizes), bias=bias)
         self.query_norm, self.key_norm = query_norm, key_norm
 
@@ -316,31 +298,11 @@ class CrossAttention(MultiHead):
 
     Args:
         bias: whether these two have a bias.
-
-    Others as of `MultiHead`.
+        options: as of `MultiHead`.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        bias: bool = True,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        out_bias: bool = True,
-    ) -> None:
-        super().__init__(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            scale=scale,
-            dropout=dropout,
-            out_bias=out_bias,
-        )
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, **options: Any) -> None:
+        super().__init__(d_model, num_heads, **options)
         self.q = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
         self.kv = nn.Linear(d_model, 2 * self.num_kv_heads * self.head_dim, bias=bias)
 
