@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from architectures import ARCHITECTURES
+
 PROGRAM = Path(__file__).parent.parent / "support" / "compiled_nets.py"
+NAMES = [*ARCHITECTURES, "schemes"]
 
 
-@pytest.mark.parametrize("kind", ["decoder", "two_stacks"])
-@pytest.mark.parametrize("what", ["serve", "export"])
-def test_trap_32_nets_compile_once_a_bucket_and_export(what: str, kind: str) -> None:
+@pytest.mark.parametrize("names", [NAMES[part::4] for part in range(4)], ids="-".join)
+def test_trap_32_nets_compile_once_a_bucket_and_export(names: list[str]) -> None:
     """200 requests of random lengths recompile nothing; every position scheme exports."""
-    command = [sys.executable, str(PROGRAM), what, kind]
+    command = [sys.executable, str(PROGRAM), *names]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]

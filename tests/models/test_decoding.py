@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from architectures import DECODERS, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
@@ -134,12 +135,11 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
     extend(net, cache, texts, random_rows([1] * len(texts), 99), side)
 
 
-@pytest.mark.parametrize("build", [decoder, two_stacks])
+@pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_rows_come_and_go_in_one_cache_while_others_go_on(build: Any) -> None:
+def test_rows_come_and_go_in_one_cache_while_others_go_on(name: str) -> None:
     """100 texts arrive at random in a cache of four rows; a row without one takes no token."""
-    net = build(Single(windows=(4, None)))
-    torch.manual_seed(0)
+    net = tiny(name)
     waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(100)]
     left = [0] * 4  # tokens that each row has yet to write
     cache, texts = begun(net, [text._replace(ids=text.ids[:0]) for text in waiting[:4]], "right",

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from architectures import ARCHITECTURES, decodes, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.losses import cross_entropy, head_loss
 from option_space import EXACT, VOCAB, texts_of, tokens_of
-from single_stacks import Single, decoder, encoder, two_stacks
+from single_stacks import Single, decoder
 
 
 class LowRank(nn.Module):
@@ -38,12 +39,6 @@ def wrapped(net: Any) -> list[LowRank]:
     return found
 
 
-def nets() -> list[Any]:
-    single = Single(windows=(None, 3), tied=True, placement="sandwich")
-    return [decoder(single), two_stacks(single), encoder(single, "tokens"),
-            encoder(single, "classes")]  # fmt: skip
-
-
 def run(net: Any) -> Tensor:
     texts = texts_of([5, 5], 1)
     ids, sources = (torch.stack([text.ids for text in texts]) for _ in range(2))
@@ -58,10 +53,11 @@ def run_cached(net: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("index", range(4))
-def test_every_linear_is_called_and_what_it_adds_counts(index: int, grad: bool) -> None:
-    net = nets()[index]
-    ways = [run] if index > 1 else [run, run_cached]
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "bert classes"])
+def test_every_linear_is_called_and_what_it_adds_counts(name: str, grad: bool) -> None:
+    name, *classes = name.split()
+    net = tiny(name, **({"head": "classify"} if classes else {}))
+    ways = [run, run_cached] if decodes(name) else [run]
     with torch.set_grad_enabled(grad):
         plain = run(net)
         linears = wrapped(net)

@@ -1,0 +1,48 @@
+"""A tiny net of every architecture, by the fields that its Config has."""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from heedful.zoo import ARCHITECTURES, architecture
+from option_space import VOCAB
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "src_vocab_size": VOCAB,
+    "tgt_vocab_size": VOCAB,
+    "d_model": 8,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 4,
+    "num_layers": 2,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "d_ff": 12,
+    "max_length": 48,
+    "window": 3,
+    "type_vocab_size": 2,
+    "head": "mlm",
+}
+
+
+def tiny(name: str, **keys: Any) -> Any:
+    """A random net in fp64 and eval mode."""
+    module = architecture(name)
+    known = {field.name for field in fields(module.Config)}
+    sizes = {key: value for key, value in SIZES.items() if key in known}
+    torch.manual_seed(0)
+    net = module.build(module.Config(**sizes | keys)).double().eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return net
+
+
+def decodes(name: str) -> bool:
+    """Whether it writes: all but the encoders."""
+    return "head" not in {field.name for field in fields(architecture(name).Config)}
+
+
+DECODERS = [name for name in ARCHITECTURES if decodes(name)]
