@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from decoder_parity import DecoderCase, DecoderLaws, random_net
-from hf_parity import by_key, transformers
+from heedful.zoo import rope
+from hf_parity import CLOSE, by_key, transformers
 
 TINY: dict[str, Any] = {
     "vocab_size": 19,
@@ -81,3 +82,12 @@ def test_the_size_of_queries_and_keys_does_not_matter() -> None:
         query *= torch.tensor([1.0, 3, 5, 7]).repeat_interleave(4)[:, None] * 1e4
         key *= 1e4
     assert (net(ids) - before).abs().max() < 1e-2
+
+
+@torch.no_grad()
+def test_trap_13_an_interleaved_layout_becomes_half() -> None:
+    """The norms' weights of each dimension go with it."""
+    net, config = random_net("qwen3", **TINY | {"rope_layout": "interleaved"})
+    half, _ = rope.to_half_layout(net, config)
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(half(ids), net(ids), **CLOSE)

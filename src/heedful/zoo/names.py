@@ -93,23 +93,24 @@ def from_hf(
             one parameter for and that differ, or one that is not zero and the net has nothing for.
             The net is then as it was.
     """
-    places, zeros = _places(net, names), _zeros(net, names)
-    known = zeros.keys() | {theirs for place in places for theirs in place.theirs}
+    groups, zeros = _groups(net, names), _zeros(net, names)
+    known = zeros.keys() | {
+        theirs for group in groups for place in group for theirs in place.theirs
+    }
     held, notices = _recognise(tensors, known, names, where)
-    for theirs in sorted(zeros.keys() & held.keys()):
-        _check_zero(theirs, held[theirs], zeros[theirs], where)
+    for theirs, rows in sorted(zeros.items()):
+        _check_zero(theirs, held.get(theirs, rows), rows, where)
     for copy, source in names.copies.items():
         if copy not in held and source in held:
             held[copy] = held[source]
             notices.append(f"{where} lacks {copy}: {source} is taken for it")
-    groups, left = _present(places, held, names, where)
-    for group in groups:
-        for place in group:
-            _check_shapes(place, held, where)
-        one, *others = group
+    present, left = _present(groups, held, names, where)
+    for one, *others in present:
+        _check_shapes(one, held, where)
         for other in others:
-            _check_equal(one.join(held), other.join(held), other.theirs[0], one.theirs[0], where)
-    filled = [group[0] for group in groups]
+            _check_shapes(other, held, where)
+            _check_equal(one, other, held, where)
+    filled = [group[0] for group in present]
     for place in filled:
         for theirs, part in zip(place.theirs, place.parts, strict=True):
             part.copy_(held[theirs])
@@ -126,12 +127,12 @@ def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
 
     A parameter that the net shares is there once, under the first of its names.
     """
-    tensors: dict[str, Tensor] = {}
-    written: set[int] = set()
-    for place in _places(net, names):
-        if id(place.parameter) not in written:
-            written.add(id(place.parameter))
-            tensors.update(zip(place.theirs, place.parts, strict=True))
+    first = [group[0] for group in _groups(net, names)]
+    tensors = {
+        theirs: part
+        for place in first
+        for theirs, part in zip(place.theirs, place.parts, strict=True)
+    }
     return tensors | _zeros(net, names)
 
 
@@ -151,20 +152,20 @@ class _Place:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _places(net: nn.Module, names: Names) -> list[_Place]:
-    """Every parameter under each of its names, in the order of the map."""
-    places = [place for name in names.names for place in _places_of(net, name)]
-    covered = {id(place.parameter) for place in places}
-    forgotten = [ours for ours, weight in weights_of(net).items() if id(weight) not in covered]
-    assert not forgotten, f"the map has no name for {forgotten}"
+def _groups(net: nn.Module, names: Names) -> list[list[_Place]]:
+    """For each parameter its places under each of its names, in the order of the map."""
+    groups: dict[int, list[_Place]] = {}
     owner: dict[str, int] = {}
-    for place in places:
+    for place in (place for name in names.names for place in _places_of(net, name)):
+        groups.setdefault(id(place.parameter), []).append(place)
         for theirs in place.theirs:
             same = owner.setdefault(theirs, id(place.parameter)) == id(place.parameter)
             assert same, f"{theirs} is the name of two parameters"
+    forgotten = [ours for ours, weight in weights_of(net).items() if id(weight) not in groups]
+    assert not forgotten, f"the map has no name for {forgotten}"
     doubtful = [name for name in owner if names.prefix and names.prefix + name in owner]
     assert not doubtful, f"with the prefix {names.prefix} and without: {doubtful}"
-    return places
+    return list(groups.values())
 
 
 def _places_of(net: nn.Module, name: Name) -> Iterator[_Place]:
@@ -233,7 +234,10 @@ def _recognise(
     held: dict[str, Tensor] = {}
     unused, unknown = [], []
     for name, tensor in tensors.items():
-        both = _spellings(name, names)
+        both = [name, names.prefix + name]
+        for old, new in names.endings.items():
+            if name.endswith(old):
+                both += [each.removesuffix(old) + new for each in both]
         full = next((each for each in both if each in known), None)
         if full is None and any(re.fullmatch(names.buffers, each) for each in both):
             continue
@@ -265,37 +269,25 @@ def _recognise(
     return held, []
 
 
-def _spellings(name: str, names: Names) -> list[str]:
-    """A file's name as it is, with the prefix, and both with today's ending."""
-    both = [name, names.prefix + name]
-    for old, new in names.endings.items():
-        if name.endswith(old):
-            both += [each.removesuffix(old) + new for each in both]
-    return both
-
-
 def _present(
-    places: Iterable[_Place], held: Mapping[str, Tensor], names: Names, where: Path | str
+    groups: list[list[_Place]], held: Mapping[str, Tensor], names: Names, where: Path | str
 ) -> tuple[list[list[_Place]], list[str]]:
     """For each parameter the places that a file fills; names of ours that it may leave."""
-    by_parameter: dict[int, list[_Place]] = {}
-    for place in places:
-        by_parameter.setdefault(id(place.parameter), []).append(place)
-    groups: list[list[_Place]] = []
+    present: list[list[_Place]] = []
     left: list[str] = []
     missing: list[str] = []
-    for group in by_parameter.values():
+    for group in groups:
         begun = [place for place in group if not held.keys().isdisjoint(place.theirs)]
         lacks = [theirs for place in begun for theirs in place.theirs if theirs not in held]
         if begun and not lacks:
-            groups.append(begun)
+            present.append(begun)
         elif not begun and any(re.fullmatch(names.optional, place.ours) for place in group):
             left.append(group[0].ours)
         else:
             missing += lacks or group[0].theirs
     if missing:
         raise UserError(f"{where} lacks the tensor {_first(missing)}")
-    return groups, left
+    return present, left
 
 
 def _check_shapes(place: _Place, held: Mapping[str, Tensor], where: Path | str) -> None:
@@ -319,11 +311,13 @@ def _check_zero(name: str, tensor: Tensor, zeros: Tensor, where: Path | str) -> 
         )
 
 
-def _check_equal(one: Tensor, other: Tensor, name: str, same: str, where: Path | str) -> None:
-    wide = torch.promote_types(one.dtype, other.dtype)
-    if not torch.equal(one.to(wide), other.to(wide)):
+def _check_equal(one: _Place, other: _Place, held: Mapping[str, Tensor], where: Path | str) -> None:
+    first, second = one.join(held), other.join(held)
+    wide = torch.promote_types(first.dtype, second.dtype)
+    if not torch.equal(first.to(wide), second.to(wide)):
         raise UserError(
-            f"{where}: {name} differs from {same}, but the model has one parameter for both"
+            f"{where}: {other.theirs[0]} differs from {one.theirs[0]}, but the model has one "
+            "parameter for both"
         )
 
 

@@ -216,11 +216,11 @@ def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, An
         attention = block.self_attention.sublayer  # type: ignore[union-attr]
         assert isinstance(attention, Attention)
         attention.position = position
-        for joint in (attention.qkv.weight, attention.qkv.bias):
-            if joint is not None:
-                query, key, _ = joint.split(attention.split_sizes)
-                for part in (query, key):
-                    part.copy_(_apart(part, attention.head_dim))
+        joint = [p for p in (attention.qkv.weight, attention.qkv.bias) if p is not None]
+        parts = [part for p in joint for part in p.split(attention.split_sizes)[:2]]
+        norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
+        for part in [*parts, *(norm.get_parameter("weight") for norm in norms)]:
+            part.copy_(_apart(part, attention.head_dim))
     return net, config
 
 
