@@ -15,6 +15,7 @@ from heedful.parts.attention import Attention
 from heedful.parts.tokens import Tokens
 from heedful.parts.visibility import Visibility
 from heedful.zoo import t5
+from heedful.zoo.saved import make_config
 from hf_parity import (
     CLOSE,
     assert_round_trips,
@@ -87,8 +88,6 @@ T5 = Seq2SeqCase(
     other_class="T5EncoderModel",
     impossible={
         "src_vocab_size is 7 and tgt_vocab_size 32128": {"src_vocab_size": 7},
-        "num_buckets must be at least 4": {"num_buckets": 3},
-        "max_distance must be above 4": {"num_buckets": 8, "max_distance": 4},
         "head_dim must be at least 1": {"head_dim": 0},
     },
     published={
@@ -292,3 +291,9 @@ def test_dropout_acts_after_the_last_norm_too() -> None:
     assert 0.3 < (states == 0).float().mean() < 0.7
     states = net.eval().states(zeros, zeros)
     assert (states != 0).all()
+
+
+@pytest.mark.parametrize("keys", [{"num_buckets": 3}, {"num_buckets": 8, "max_distance": 2}])
+def test_buckets_that_have_no_width_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="there must be 4 at least"):
+        t5.build(make_config("t5", {"d_model": 8, "num_heads": 2, "d_ff": 8} | keys))

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
 from heedful.parts.feedforward import Activation
-from heedful.parts.init import init_weights, normal
+from heedful.parts.init import normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.parts.residual import PostNorm
@@ -75,12 +75,15 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
-    positions, norm = Learned(OFFSET), LayerNorm()
-    net = encoder_decoder(
-        config, stack_of(config), positions=positions, tie="all", bias=True, norm=norm
+    return encoder_decoder(
+        config,
+        stack_of(config),
+        tie="all",
+        positions=Learned(OFFSET),
+        bias=True,
+        norm=LayerNorm(),
+        draw=normal(0.02),
     )
-    init_weights(net, normal(0.02))
-    return net
 
 
 def stack_of(config: Config) -> Callable[[Side], Stack]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
-from heedful.parts.init import init_weights, normal
+from heedful.parts.init import normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.zoo.build import encoder_only
@@ -79,9 +79,8 @@ def build(config: Config) -> EncoderOnly:
     As in the authors' code: N(0, 0.02²) without what lies beyond two standard deviations.
     """
     types = nn.Embedding(config.type_vocab_size, config.d_model)
-    net = encoder_only(config, Learned(), LayerNorm(config.norm_eps), types=types)
-    init_weights(net, _truncated_normal)
-    return net
+    norm = LayerNorm(config.norm_eps)
+    return encoder_only(config, Learned(), norm, types=types, draw=_truncated_normal)
 
 
 def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:

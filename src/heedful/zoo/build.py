@@ -24,6 +24,7 @@ from heedful.parts.heads import (
     OutputHead,
     tied_linear,
 )
+from heedful.parts.init import Draw, init_weights, normal, shrink_residuals, xavier
 from heedful.parts.norms import LayerNorm, Norm
 from heedful.parts.positions import Positions
 from heedful.parts.residual import PostNorm, Residual
@@ -61,7 +62,7 @@ def stack(
     """
     width = config.d_model
     heads = getattr(config, f"num_{side}heads", None) or config.num_heads
-    d_ff = getattr(config, f"{side}d_ff", None) or config.d_ff
+    d_ff = getattr(config, f"{side}d_ff", None) or config.d_ff or 4 * width
     sizes = {"d_ff": d_ff, "kind": config.activation, **mlp}
 
     def around(sublayer: nn.Module) -> Residual:
@@ -94,18 +95,24 @@ def decoder_only(
     *,
     positions: Positions | None = None,
     output: Keys = NONE,
+    shrinks: bool = True,
     **more: Any,
 ) -> DecoderOnly:
-    """One stack between embeddings and logits, tied where the Config says so.
+    """One stack between embeddings and logits, tied where the Config says so; all N(0, 0.02²).
 
     Args:
         positions: of the embeddings; default: attention has its own.
         output: further arguments of `OutputHead`.
+        shrinks: weights that end a residual branch are divided by √(2L), as in GPT-2.
         more: of `TokenEmbedding`.
     """
     tokens = nn.Embedding(config.vocab_size, config.d_model)
     head = OutputHead(tied_linear(tokens.weight, tied=config.tie_embeddings), **output)
-    return DecoderOnly(embed(config, tokens, positions, **more), decoder, head)
+    net = DecoderOnly(embed(config, tokens, positions, **more), decoder, head)
+    init_weights(net, normal(0.02))
+    if shrinks:
+        shrink_residuals(net)
+    return net
 
 
 def encoder_only(
@@ -117,6 +124,7 @@ def encoder_only(
     head_activation: Activation | None = None,
     classifier: Keys = NONE,
     types: nn.Embedding | None = None,
+    draw: Draw | None = None,
 ) -> EncoderOnly:
     """BERT or a descendant: norm(embeddings), the encoder, and the Config's `head`.
 
@@ -125,6 +133,7 @@ def encoder_only(
         head_activation: of the head for masked tokens; default: the layers'.
         classifier: further arguments of `ClassificationHead`.
         types: BERT's embedding of which text a token is of; default: none.
+        draw: fills a new weight; default: N(0, 0.02²).
     """
     width = config.d_model
     tokens = nn.Embedding(config.vocab_size, width)
@@ -140,7 +149,9 @@ def encoder_only(
         keys = {"dropout": classifier_dropout(config), **classifier}
         head = ClassificationHead(width, config.num_labels, **keys)
     embedding = embed(config, tokens, positions, norm=norm.build(width), types=types)
-    return EncoderOnly(embedding, encoder, head)
+    net = EncoderOnly(embedding, encoder, head)
+    init_weights(net, draw or normal(0.02))
+    return net
 
 
 def classifier_dropout(config: Any) -> float:
@@ -158,6 +169,7 @@ def encoder_decoder(
     bias: bool = False,
     transform: nn.Module | None = None,
     norm: LayerNorm | None = None,
+    draw: Draw = xavier,
 ) -> EncoderDecoder:
     """Two stacks between two embeddings and logits.
 
@@ -168,6 +180,7 @@ def encoder_decoder(
         bias: on the logits.
         transform: of the states that the output matrix reads; default: none.
         norm: over the embeddings; default: none.
+        draw: fills a new weight.
     """
     width, is_scaled = config.d_model, getattr(config, "scale_embeddings", False)
     tgt = nn.Embedding(config.tgt_vocab_size, width)
@@ -181,4 +194,7 @@ def encoder_decoder(
 
     out = tied_linear(tgt.weight, bias=bias, tied=tie in ("decoder", "all"))
     head = OutputHead(out, transform)
-    return EncoderDecoder(side(src), stack_of("encoder_"), side(tgt), stack_of("decoder_"), head)
+    encoder, decoder = stack_of("encoder_"), stack_of("decoder_")
+    net = EncoderDecoder(side(src), encoder, side(tgt), decoder, head)
+    init_weights(net, draw)
+    return net

@@ -15,7 +15,6 @@ from torch import nn
 
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
-from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned, sinusoidal_table
 from heedful.zoo.bert import Head
@@ -69,7 +68,6 @@ def build(config: Config) -> EncoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
     # The norms' epsilon is no choice in their format either.
     net = encoder_only(config, Learned(), LayerNorm(1e-12), classifier={"activation": "relu"})
-    init_weights(net, normal(0.02))
     if config.positions == "sinusoidal":
         _fix(net.embedding.positions)
     return net

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.parts.residual import PostNorm
@@ -64,11 +63,8 @@ def build(config: Config) -> DecoderOnly:
         residual=PostNorm,
         norm=LayerNorm(config.norm_eps),
         attention={"dropout": config.dropout},
-        mlp={"d_ff": config.d_ff or 4 * config.d_model},
     )
-    net = decoder_only(config, blocks, positions=Learned())
-    init_weights(net, normal(0.02))
-    return net
+    return decoder_only(config, blocks, positions=Learned(), shrinks=False)
 
 
 def _write(config: Config) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Activation
-from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.parts.residual import PreNorm
@@ -60,13 +59,10 @@ def build(config: Config) -> DecoderOnly:
         residual=PreNorm,
         norm=LayerNorm(config.norm_eps, bias),
         attention={"dropout": config.dropout, "bias": bias, "out_bias": bias},
-        mlp={"d_ff": config.d_ff or 4 * config.d_model, "bias": bias},
+        mlp={"bias": bias},
         final_norm=True,
     )
-    net = decoder_only(config, blocks, positions=Learned())
-    init_weights(net, normal(0.02))
-    shrink_residuals(net)
-    return net
+    return decoder_only(config, blocks, positions=Learned())
 
 
 # Their format always has biases: of a model without any they are zeros, and this key says so.

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Activation
-from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.parts.residual import PreNorm
@@ -76,13 +75,9 @@ def build(config: Config) -> DecoderOnly:
             "bias": config.qkv_bias,
         },
         layer=lambda number: {"window": config.window if kinds[number] == "local" else None},
-        mlp={"d_ff": config.d_ff or 4 * config.d_model},
         final_norm=True,
     )
-    net = decoder_only(config, blocks, positions=Learned())
-    init_weights(net, normal(0.02))
-    shrink_residuals(net)
-    return net
+    return decoder_only(config, blocks, positions=Learned())
 
 
 def _layers(num_layers: int, window: int | None) -> list[str]:

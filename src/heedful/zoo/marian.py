@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
-from heedful.parts.init import init_weights, xavier
+from heedful.parts.init import xavier
 from heedful.parts.positions import Sinusoidal
 from heedful.zoo import bart
 from heedful.zoo.build import Tying, encoder_decoder
@@ -65,9 +65,10 @@ SIZES: dict[str, dict[str, Any]] = {
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
     positions, tie = Sinusoidal(halves=True), config.tie_embeddings
-    net = encoder_decoder(config, bart.stack_of(config), positions=positions, tie=tie, bias=True)
-    init_weights(net, init_weight)
-    return net
+    stack_of = bart.stack_of(config)
+    return encoder_decoder(
+        config, stack_of, tie=tie, positions=positions, bias=True, draw=init_weight
+    )
 
 
 def init_weight(module: nn.Module, name: str, parameter: Tensor) -> None:

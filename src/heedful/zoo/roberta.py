@@ -17,7 +17,6 @@ from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.init import init_weights, normal
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned
 from heedful.zoo import bert
@@ -53,7 +52,7 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}, "large": bert.SIZES["large"]}
 
 def build(config: Config) -> EncoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
-    net = encoder_only(
+    return encoder_only(
         config,
         Learned(config.position_offset),
         LayerNorm(config.norm_eps),
@@ -61,8 +60,6 @@ def build(config: Config) -> EncoderOnly:
         classifier={"input_dropout": classifier_dropout(config)},
         types=nn.Embedding(config.type_vocab_size, config.d_model),
     )
-    init_weights(net, normal(0.02))
-    return net
 
 
 def _read(content: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
-from heedful.parts.init import init_weights, normal, shrink_residuals
 from heedful.parts.norms import RMSNorm
 from heedful.parts.residual import PreNorm
 from heedful.parts.rotary import Layout
@@ -85,10 +84,7 @@ def assemble(
         mlp={"d_ff": _hidden(config), "bias": mlp_bias},
         final_norm=True,
     )
-    net = decoder_only(config, blocks)
-    init_weights(net, normal(0.02))
-    shrink_residuals(net)
-    return net
+    return decoder_only(config, blocks)
 
 
 def _hidden(config: Base) -> int:

@@ -19,7 +19,6 @@ from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import Scale
-from heedful.parts.init import init_weights
 from heedful.parts.norms import RMSNorm
 from heedful.parts.relative import RelativeBuckets, RelativePositionBias
 from heedful.parts.residual import PreNorm
@@ -27,8 +26,6 @@ from heedful.zoo.build import Side, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
-
-__all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
 
 @model_config
@@ -38,8 +35,7 @@ class Config:
     Args:
         src_vocab_size, tgt_vocab_size: of one vocabulary, and therefore equal.
         head_dim: width of a head, whatever d_model / num_heads is.
-        max_length: longest source and longest target that we accept, in tokens; the model itself
-            has no limit.
+        max_length: longest source and target that we accept; the model itself has no limit.
         dropout: on embeddings, sub-layers' outputs, attention weights, hidden units and states.
         activation: of the feed-forward: relu in 1.0, geglu_tanh in 1.1.
         num_buckets, max_distance: of the scores by distance (`RelativeBuckets`).
@@ -66,15 +62,8 @@ class Config:
     tie_embeddings: Annotated[bool, Hf("scale_decoder_outputs", "tie_word_embeddings")] = True
 
     def check(self) -> None:
-        """Refuse two vocabularies, and buckets that have no width."""
+        """Refuse two vocabularies."""
         check_one_vocabulary(self)
-        if self.num_buckets < 4:
-            raise ValueError(f"num_buckets must be at least 4, not {self.num_buckets}")
-        if self.max_distance <= self.num_buckets // 2:
-            raise ValueError(
-                f"max_distance must be above {self.num_buckets // 2}, half of num_buckets, "
-                f"not {self.max_distance}"
-            )
 
 
 def _size(layers: int, d_model: int, d_ff: int, num_heads: int, head_dim: int) -> dict[str, Any]:
@@ -100,28 +89,30 @@ SIZES: dict[str, dict[str, Any]] = {  # sec. 3.7, and the parameters of each
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
     scheme = RelativeBuckets(config.num_buckets, config.max_distance)
-    dropout = config.dropout
 
     def stack_of(side: Side) -> Stack:
-        causal = side == "decoder_"
-        position = scheme.build(config.num_heads, config.head_dim, causal=causal)
+        position = scheme.build(config.num_heads, config.head_dim, causal=side == "decoder_")
         return stack(
             config,
             side,
             residual=PreNorm,
             norm=RMSNorm(config.norm_eps),
-            attention={"head_dim": config.head_dim, "scale": 1.0, "dropout": dropout}
-            | {"bias": False, "out_bias": False},
+            attention={"head_dim": config.head_dim, "scale": 1.0, "bias": False}
+            | {"dropout": config.dropout, "out_bias": False},
             layer=lambda number: {"position": position},
-            mlp={"dropout": dropout, "bias": False},
+            mlp={"dropout": config.dropout, "bias": False},
             final_norm=True,
-            final_dropout=Dropout(dropout),
+            final_dropout=Dropout(config.dropout),
         )
 
-    tied = config.tie_embeddings
-    tie, scale = ("all", Scale(config.d_model**-0.5)) if tied else ("embeddings", None)
-    net = encoder_decoder(config, stack_of, tie=tie, transform=scale)  # type: ignore[arg-type]
-    init_weights(net, partial(init_weight, d_model=config.d_model))
+    tied, width = config.tie_embeddings, config.d_model
+    net = encoder_decoder(
+        config,
+        stack_of,
+        tie="all" if tied else "embeddings",
+        transform=Scale(width**-0.5) if tied else None,
+        draw=partial(init_weight, d_model=width),
+    )
     _shrink_queries(net)
     return net
 
@@ -132,13 +123,11 @@ def init_weight(module: nn.Module, name: str, parameter: Tensor, *, d_model: int
     The scores by distance are N(0, 1/D). An output matrix of its own is a matrix like any other:
     transformers draws it from N(0, 1) instead, which makes logits of size √D.
     """
+    width = d_model if isinstance(module, RelativePositionBias) else parameter.size(-1)
     if isinstance(module, nn.RMSNorm):
         nn.init.ones_(parameter)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(parameter)
     else:
-        width = d_model if isinstance(module, RelativePositionBias) else parameter.size(1)
-        nn.init.normal_(parameter, std=width**-0.5)
+        nn.init.normal_(parameter, std=1 if isinstance(module, nn.Embedding) else width**-0.5)
 
 
 @torch.no_grad()

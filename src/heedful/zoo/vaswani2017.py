@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
-from heedful.parts.init import init_weights
 from heedful.parts.norms import LayerNorm
 from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
 from heedful.parts.residual import PLACEMENTS, NormPlacement
@@ -96,9 +95,7 @@ def build(config: Config) -> EncoderDecoder:
         final_norm=config.norm_placement != "post" if final_norm is None else final_norm,
     )
     positions = POSITIONS[config.positions]
-    net = encoder_decoder(config, stack_of, positions=positions, tie=config.tie_embeddings)
-    init_weights(net)
-    return net
+    return encoder_decoder(config, stack_of, positions=positions, tie=config.tie_embeddings)
 
 
 def _or(value: float | None, default: float) -> float:
