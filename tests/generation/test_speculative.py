@@ -30,11 +30,10 @@ from heedful.generation.speculative import (
     Draft,
     DraftModel,
     PromptLookup,
-    Proposal,
     Scorer,
+    Speculation,
     SpeculativeResult,
     draw,
-    speculate,
     speculative_decode,
     verify,
 )
@@ -233,7 +232,7 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
         eos_ids = chance.choice([0, [0, 2], [size - 1]])
         target, small = Table(rows), Table(noisy(rows, case + 1, chance.choice([0.0, 0.3, 1.0])))
         draft = chance.choice([DraftModel(small), PromptLookup(chance.randint(1, 3))])
-        speculation = speculate(
+        speculation = Speculation(
             target,
             draft,
             prompt,
@@ -305,7 +304,7 @@ def chain(ids: tuple[int, ...]) -> Tensor:
 
 def test_eos_inside_an_accepted_run_ends_it() -> None:
     target = Table(chain)
-    speculation = speculate(
+    speculation = Speculation(
         target,
         DraftModel(Table(chain)),
         [1],
@@ -380,7 +379,7 @@ def test_a_dead_end_is_cut_off() -> None:
         return log_probs - INF if context.generated.shape[1] == 2 else log_probs
 
     for draft in (DraftModel(Table(chain)), PromptLookup()):
-        speculation = speculate(
+        speculation = Speculation(
             Table(chain),
             draft,
             [1, 2, 3, 4, 0, 1],
@@ -394,7 +393,7 @@ def test_a_dead_end_is_cut_off() -> None:
 
 
 def test_nothing_may_come_at_all() -> None:
-    speculation = speculate(
+    speculation = Speculation(
         Table(chain),
         PromptLookup(),
         [1],
@@ -555,15 +554,14 @@ def test_verify_gives_the_targets_distribution_exactly(
     for token in range(len(q)):
         if not q[token]:
             continue
-        proposal = Proposal(token, q)
         accepted = 0
         for number in grid:
             numbers = iter([number, 0.5])
-            accepted += verify(proposal, p, lambda numbers=numbers: next(numbers))[1]
+            accepted += verify(token, q, p, lambda numbers=numbers: next(numbers))[1]
         given_[token] += q[token] * accepted / len(grid)
         if accepted < len(grid):
             drawn = Counter(
-                verify(proposal, p, iter([BELOW_1, number]).__next__)[0] for number in grid
+                verify(token, q, p, iter([BELOW_1, number]).__next__)[0] for number in grid
             )
             for other, count in drawn.items():
                 rejected = 1 - accepted / len(grid)
@@ -574,7 +572,7 @@ def test_verify_gives_the_targets_distribution_exactly(
 def test_verify_where_p_and_q_differ_by_rounding_alone() -> None:
     p = torch.tensor([0.5, 0.5], dtype=torch.float64)
     q = torch.tensor([math.nextafter(0.5, 1), 0.5], dtype=torch.float64)
-    assert verify(Proposal(0, q), p, iter([BELOW_1, 0.9]).__next__) == (1, False)
+    assert verify(0, q, p, iter([BELOW_1, 0.9]).__next__) == (1, False)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.3, 0.5, BELOW_1])

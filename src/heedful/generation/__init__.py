@@ -35,7 +35,6 @@ from heedful.generation.speculative import (
     Scorer,
     Speculation,
     SpeculativeResult,
-    speculate,
     speculative_decode,
 )
 from heedful.generation.state import NextLogProbs, State
@@ -78,6 +77,5 @@ __all__ = [
     "sample",
     "sample_steps",
     "sampling_rules",
-    "speculate",
     "speculative_decode",
 ]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.hypotheses import Hypothesis, added_up
 from heedful.generation.request import Request
 from heedful.generation.rules import Context, apply_rules
 from heedful.generation.state import (
@@ -264,24 +264,16 @@ class BeamSearch:
             sums = beams.log_prob[:, group], beams.key[:, group]
             chosen.append(self._choose(of_group, *sums, charge, exact))
             if taken is not None:
-                onward = chosen[-1][0]
-                real = (onward.key > -torch.inf) & beams.is_open[:, group, None]
-                taken = taken.scatter_add(1, onward.token, real.to(taken.dtype))
+                went = chosen[-1][0]
+                real = (went.key > -torch.inf) & beams.is_open[:, group, None]
+                taken = taken.scatter_add(1, went.token, real.to(taken.dtype))
                 charge = self.diversity_penalty * taken
-        if len(chosen) == 1:
-            onward, endings, largest, tied = chosen[0]
-            return (
-                Choice(*(of[:, None] for of in onward)),
-                Choice(*(of[:, None] for of in endings)),
-                largest,
-                tied,
-            )
-        onwards, all_endings, largests, ties = zip(*chosen, strict=True)
+        onward, endings, largest, tied = zip(*chosen, strict=True)
         return (
-            Choice(*(torch.stack(of, dim=1) for of in zip(*onwards, strict=True))),
-            Choice(*(torch.stack(of, dim=1) for of in zip(*all_endings, strict=True))),
-            torch.stack(largests).amax(),
-            torch.stack(ties).any(),
+            Choice(*(torch.stack(of, dim=1) for of in zip(*onward, strict=True))),
+            Choice(*(torch.stack(of, dim=1) for of in zip(*endings, strict=True))),
+            torch.stack(largest).amax(),
+            torch.stack(tied).any(),
         )
 
     def _choose(
@@ -405,7 +397,7 @@ class BeamSearch:
         found = sorted((one for one in kept if one[0] > -torch.inf), key=lambda one: -one[0])
         if not found:
             ids, parts = self._path(steps, sentence, group, closed_at - 2, 0)
-            log_prob = _sum(parts)
+            log_prob = added_up(parts)
             score = log_prob / self.stop.score.divisor(len(ids))
             return [Hypothesis(ids, score, False, log_prob, parts)]
         hypotheses = []
@@ -418,7 +410,7 @@ class BeamSearch:
             forced = self.request.force_eos and self.request.longest[sentence] == number + 1
             parts.append(part)
             finished = at_end and not forced
-            hypotheses.append(Hypothesis([*ids, token], score, finished, _sum(parts), parts))
+            hypotheses.append(Hypothesis([*ids, token], score, finished, added_up(parts), parts))
         return hypotheses
 
     def _path(
@@ -432,11 +424,3 @@ class BeamSearch:
             ids.append(token)
             parts.append(part)
         return ids[::-1], parts[::-1]
-
-
-def _sum(parts: list[float]) -> float:
-    """As the search adds them up: one after the other."""
-    total = 0.0
-    for part in parts:
-        total += part
-    return total

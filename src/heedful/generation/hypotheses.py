@@ -1,6 +1,7 @@
 """What a search returns, and how it scores: the sum of log-probabilities, normalised by length."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -62,3 +63,11 @@ class LengthScore:
             return float(base**self.length_penalty)
         except OverflowError:
             return math.inf
+
+
+def added_up(parts: Iterable[float]) -> float:
+    """One after the other, as a search adds them up on the device."""
+    total = 0.0
+    for part in parts:
+        total += part
+    return total

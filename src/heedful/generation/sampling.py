@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import EosIds, PerSentence, Request, Starts, read_request
-from heedful.generation.rules import Context, PrefixFunction, Rule, apply_rules
+from heedful.generation.hypotheses import Hypothesis, LengthScore, added_up
+from heedful.generation.request import Request, Starts, read_request
+from heedful.generation.rules import Context, PrefixFunction, apply_rules
 from heedful.generation.state import (
     NextLogProbs,
     State,
@@ -54,18 +54,8 @@ def sample(
     next_log_probs: NextLogProbs,
     start: Starts,
     *,
-    rules: Sequence[Rule] = (),
-    eos_id: EosIds,
-    max_new_tokens: PerSentence,
-    min_new_tokens: PerSentence = 0,
-    seeds: Sequence[int] | None,
-    num_samples: int = 1,
-    prompts: Sequence[Sequence[int]] | None = None,
-    forced_prefix: Sequence[Sequence[int]] | None = None,
-    stop: StopFunction | None = None,
-    state: State | None = None,
-    look_every: int | None = None,
     score: LengthScore | None = None,
+    **options: Any,
 ) -> list[Hypothesis]:
     """`num_samples` hypotheses for each start, those of one sentence adjacent.
 
@@ -82,27 +72,16 @@ def sample(
             of `start` at the first call).
         start: `(B, t0)` ids that the samples go on from, for example prompts padded on the left.
             Sampling never looks into it.
-        rules: logit rules, in their order; see `sampling_rules`.
-        eos_id: what ends a row, one id or several.
-        max_new_tokens: EOS included; one number, or one for each sentence. So `min_new_tokens`,
-            before which neither EOS nor `stop` ends a row (but a forced EOS does).
-        seeds: from 0, one for each sentence. None: no sampling; the likeliest token under the
-            rules each time, the lowest id of equals.
-        prompts: the real prompt tokens of each sentence, for the rules that look at them.
-        forced_prefix: for each sentence the first new tokens; they win over the rules.
-        stop: asked after each token other than EOS; where it says yes the row is finished.
-        state: given to `next_log_probs`; told between two calls how rows moved.
-        look_every: after how many steps the host looks at what was chosen. Default: each step
-            where there is no state, on the CPU, or with a function to ask (`stop`,
-            `PrefixFunction`); else `STEPS_BETWEEN_LOOKS`.
         score: how the reported score follows from log-probability and length.
+        options: eos_id, max_new_tokens, min_new_tokens (before which neither EOS nor `stop` ends a
+            row, but a forced EOS does), no_repeat_ngram_size, forced_prefix, rules and prompts as
+            of `beam_search`; and those of `Sampler.of`.
 
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
             wrong shape.
     """
-    given = {name: value for name, value in locals().items() if name != "score"}
-    return collect(_sampler(**given), score or LengthScore())
+    return collect(Sampler.of(next_log_probs, start, **options), score or LengthScore())
 
 
 def sample_steps(
@@ -112,35 +91,25 @@ def sample_steps(
 
     The arguments are those of `sample`; they are checked at the call, not at the first step.
     """
-    return _sampler(next_log_probs, start, **options).steps()
+    return Sampler.of(next_log_probs, start, **options).steps()
 
 
 def collect(sampler: "Sampler", score: LengthScore) -> list[Hypothesis]:
     """The whole of each row."""
-    ids: dict[int, list[int]] = {}
-    parts: dict[int, list[float]] = {}
+    rows: dict[int, tuple[list[int], list[float]]] = {}
     ended: dict[int, End] = {}
     for step in sampler.steps():
         ended |= step.ended
         for row, token, part in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
-            ids.setdefault(row, []).append(token)
-            parts.setdefault(row, []).append(part)
+            ids, parts = rows.setdefault(row, ([], []))
+            ids.append(token)
+            parts.append(part)
     found = []
-    for row in sorted(ended):
-        log_prob = 0.0
-        for part in parts.get(row, []):
-            log_prob += part
-        length = len(ids.get(row, []))
-        finished = ended[row] in ("eos", "stop")
-        found.append(
-            Hypothesis(
-                ids.get(row, []),
-                log_prob / score.divisor(length),
-                finished,
-                log_prob,
-                parts.get(row, []),
-            )
-        )
+    for row, end in sorted(ended.items()):
+        ids, parts = rows.get(row, ([], []))
+        log_prob = added_up(parts)
+        value = log_prob / score.divisor(len(ids))
+        found.append(Hypothesis(ids, value, end in ("eos", "stop"), log_prob, parts))
     return found
 
 
@@ -181,6 +150,38 @@ class Sampler:
     look_every: int | None = None
     memory: dict[object, Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        next_log_probs: NextLogProbs,
+        start: Starts,
+        *,
+        seeds: Sequence[int] | None,
+        num_samples: int = 1,
+        stop: StopFunction | None = None,
+        state: State | None = None,
+        look_every: int | None = None,
+        **options: Any,
+    ) -> "Sampler":
+        """Raises UserError for arguments out of range.
+
+        Args:
+            seeds: from 0, one for each sentence. None: no sampling; the likeliest token under the
+                rules each time, the lowest id of equals.
+            stop: asked after each token other than EOS; where it says yes the row is finished.
+            state: given to `next_log_probs`; told between two calls how rows moved.
+            look_every: after how many steps the host looks at what was chosen. Default: each step
+                where there is no state, on the CPU, or with a function to ask (`stop`,
+                `PrefixFunction`); else `STEPS_BETWEEN_LOOKS`.
+        """
+        request = read_request(start, **options)
+        if num_samples < 1:
+            raise UserError(f"num_samples must be at least 1, not {num_samples}")
+        if seeds is None and num_samples > 1:
+            raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
+        generators = None if seeds is None else _generators(seeds, request.batch, num_samples)
+        return cls(next_log_probs, state, request, generators, num_samples, stop, look_every)
+
     def steps(self) -> Iterator[SampledStep]:
         """Until every row has ended."""
         every = self._steps_between_looks()
@@ -194,14 +195,11 @@ class Sampler:
             with torch.no_grad():
                 tokens, looks = self._run(tokens, length, sentences, count, ended)
                 seen = looks.tolist()
-            rows = [s * self.num_samples + n for s in sentences for n in range(self.num_samples)]
+            rows = self._rows(sentences)
             for of_step in seen:
                 length += 1
                 yield self._read(length, rows, of_step, ids, ended)
-            is_open = [
-                not all(s * self.num_samples + n in ended for n in range(self.num_samples))
-                for s in sentences
-            ]
+            is_open = [not all(row in ended for row in self._rows([s])) for s in sentences]
             keep = sentences_to_keep(is_open, self._asks_host or not any(is_open))
             if keep is not None:
                 sentences = [sentences[place] for place in keep]
@@ -226,13 +224,7 @@ class Sampler:
         device, dtype = tokens.device, sum_dtype(tokens.device)
         numbers = self._numbers(sentences, count, device)
         sentence = torch.tensor(sentences, device=device).repeat_interleave(self.num_samples)
-        is_open = None
-        if ended:
-            is_open = [
-                s * self.num_samples + n not in ended
-                for s in sentences
-                for n in range(self.num_samples)
-            ]
+        is_open = [row not in ended for row in self._rows(sentences)] if ended else None
         looks = []
         for number in range(count):
             given = query(self.next_log_probs, tokens, self.state, self.request.largest_id)
@@ -298,6 +290,11 @@ class Sampler:
             return "stop"
         return "length" if len(ids) == self.request.longest[sentence] else None
 
+    def _rows(self, sentences: list[int]) -> list[int]:
+        """The numbers of the sentences' rows among the results."""
+        size = self.num_samples
+        return [row for s in sentences for row in range(s * size, (s + 1) * size)]
+
     @property
     def _asks_host(self) -> bool:
         return any(isinstance(rule, PrefixFunction) for rule in self.request.rules)
@@ -314,12 +311,8 @@ class Sampler:
         """Each row's next numbers from [0, 1); None where nothing is drawn."""
         if self.generators is None:
             return None
-        rows = [
-            self.generators[sentence * self.num_samples + sample]
-            for sentence in sentences
-            for sample in range(self.num_samples)
-        ]
-        numbers = [[generator.random() for _ in range(count)] for generator in rows]
+        rows = [self.generators[row] for row in self._rows(sentences)]
+        numbers = [[row.random() for _ in range(count)] for row in rows]
         drawn = torch.tensor(numbers, dtype=torch.float64)
         return drawn if sum_dtype(device) != torch.float64 else drawn.to(device)
 
@@ -337,27 +330,6 @@ def inverse_cdf(log_weights: Float[Tensor, "N V"], uniform: Float[Tensor, "N"]) 
     sums = weights.cumsum(dim=1)
     picked = torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0]
     return picked.clamp(max=weights.shape[1] - 1).to(device)  # beyond the last: no weight at all
-
-
-def _sampler(
-    next_log_probs: NextLogProbs,
-    start: Starts,
-    *,
-    seeds: Sequence[int] | None,
-    num_samples: int = 1,
-    stop: StopFunction | None = None,
-    state: State | None = None,
-    look_every: int | None = None,
-    **options: Any,
-) -> Sampler:
-    """Raises UserError for arguments out of range."""
-    request = read_request(start, **options)
-    if num_samples < 1:
-        raise UserError(f"num_samples must be at least 1, not {num_samples}")
-    if seeds is None and num_samples > 1:
-        raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
-    generators = None if seeds is None else _generators(seeds, request.batch, num_samples)
-    return Sampler(next_log_probs, state, request, generators, num_samples, stop, look_every)
 
 
 def _generators(seeds: Sequence[int], batch: int, num_samples: int) -> list[random.Random]:

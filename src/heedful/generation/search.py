@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from heedful.generation.beam import BeamSearch
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
 from heedful.generation.request import EosIds, PerSentence, Starts, read_request
 from heedful.generation.rules import Rule
-from heedful.generation.sampling import Sampler, collect
+from heedful.generation.sampling import sample
 from heedful.generation.state import NextLogProbs, State
 from heedful.generation.stopping import Stop, StopRule
 
@@ -125,36 +126,21 @@ def greedy_search(
     next_log_probs: NextLogProbs,
     start: Starts,
     *,
-    eos_id: EosIds,
-    max_new_tokens: PerSentence,
-    min_new_tokens: PerSentence = 0,
-    no_repeat_ngram_size: int = 0,
-    forced_prefix: Sequence[Sequence[int]] | None = None,
-    rules: Sequence[Rule] = (),
-    prompts: Sequence[Sequence[int]] | None = None,
     length_penalty: float = 1.0,
     normalization: Normalization | str = "average",
-    state: State | None = None,
+    **options: Any,
 ) -> list[list[Hypothesis]]:
     """For each start one hypothesis: the most likely next token each time, until EOS or the limit.
 
     It takes what a beam of 1 takes under `beam_full` without a forced EOS. (A beam of 1 under
     `optimal` goes on past an EOS that is likeliest, because a longer hypothesis may score better.)
     Log-probabilities are the model's, before any rule; the penalty and the normalisation change
-    the reported score alone. Arguments are those of `beam_search`.
+    the reported score alone. Options are those of `beam_search` that do not shape a beam: eos_id,
+    max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_prefix, rules, prompts, state.
     """
-    request = read_request(
-        start,
-        eos_id=eos_id,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        forced_prefix=forced_prefix,
-        rules=rules,
-        prompts=prompts,
-    )
     score = LengthScore(normalization, length_penalty)
-    return [[found] for found in collect(Sampler(next_log_probs, state, request), score)]
+    found = sample(next_log_probs, start, seeds=None, score=score, **options)
+    return [[hypothesis] for hypothesis in found]
 
 
 def _merged(groups: list[list[Hypothesis]]) -> list[Hypothesis]:

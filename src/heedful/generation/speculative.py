@@ -10,8 +10,8 @@ mass on one token.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
+from heedful.generation.hypotheses import Hypothesis, added_up
 from heedful.generation.request import EosIds, read_request
 from heedful.generation.rules import Context, Rule, apply_rules
 from heedful.generation.sampling import StopFunction
@@ -50,42 +51,34 @@ class Draft(Protocol):
 
 
 @dataclass(frozen=True)
-class SpeculativeResult:
-    """One output of speculative decoding.
-
-    `ids` are the new tokens only: without the prompt, with EOS where it was reached. `finished` is
-    False where `max_new_tokens` (or a dead end: no token of probability above zero) cut the output
-    off. `token_log_probs` are the target's, before any rule, in nats; `log_prob` is their sum.
+class SpeculativeResult(Hypothesis):
+    """One output. Its log-probabilities are the target's, before any rule; the score is their mean.
 
     `num_target_calls` counts calls of the target, the one for the prompt included, `num_proposed`
     the draft's tokens and `num_accepted` those of them that the output holds.
     """
 
-    ids: list[int]
-    finished: bool
-    log_prob: float
-    token_log_probs: list[float]
     num_target_calls: int
     num_proposed: int
     num_accepted: int
 
 
 def speculative_decode(
-    target: Scorer,
-    draft: Draft,
-    prompt: Sequence[int],
-    *,
-    eos_id: EosIds,
-    max_new_tokens: int,
-    num_draft_tokens: int = 4,
-    rules: Sequence[Rule] = (),
-    seed: int | None = None,
-    stop: StopFunction | None = None,
+    target: Scorer, draft: Draft, prompt: Sequence[int], **options: Any
 ) -> SpeculativeResult:
-    """Go on from a prompt as the target would alone, with fewer calls of the target.
+    """Go on from a prompt as the target would alone; options are those of `Speculation`."""
+    speculation = Speculation(target, draft, prompt, **options)
+    for _ in speculation:
+        pass
+    return speculation.result()
 
-    The first call reads the prompt and gives one token; each later one reads up to
-    `num_draft_tokens` proposals and gives those it accepts and one token more. The target is
+
+class Speculation:
+    """The output so far, and how it grows by one call of the target.
+
+    Iterated, it gives after each call the tokens that were added: at least one, but for a last call
+    that met a dead end. The first call reads the prompt and gives one token; each later one reads
+    up to `num_draft_tokens` proposals and gives those it accepts and one token more. The target is
     rewound to nothing first, and never holds more than `len(prompt) + max_new_tokens - 1` tokens.
 
     Args:
@@ -99,59 +92,147 @@ def speculative_decode(
         stop: asked after each token other than EOS, with 0 (the sentence) and all new tokens;
             where it says yes the output is finished.
     """
-    speculation = speculate(
-        target,
-        draft,
-        prompt,
-        eos_id=eos_id,
-        max_new_tokens=max_new_tokens,
-        num_draft_tokens=num_draft_tokens,
-        rules=rules,
-        seed=seed,
-        stop=stop,
-    )
-    for _ in speculation:
-        pass
-    return speculation.result()
 
+    def __init__(
+        self,
+        target: Scorer,
+        draft: Draft,
+        prompt: Sequence[int],
+        *,
+        eos_id: EosIds,
+        max_new_tokens: int,
+        num_draft_tokens: int = 4,
+        rules: Sequence[Rule] = (),
+        seed: int | None = None,
+        stop: StopFunction | None = None,
+    ) -> None:
+        request = read_request([prompt], eos_id=eos_id, max_new_tokens=max_new_tokens)
+        if num_draft_tokens < 1:
+            raise UserError(f"num_draft_tokens must be at least 1, not {num_draft_tokens}")
+        if not len(prompt):
+            raise UserError("the prompt is empty: give it at least one token, for example BOS")
+        if min(prompt) < 0:
+            raise UserError(f"the prompt holds {min(prompt)}, which is no token id")
+        if seed is not None and seed < 0:
+            raise UserError(f"seed must be 0 or more, not {seed}")
+        self._target, self._draft = _Reader(target, "the target"), draft
+        self._prompt = [int(token) for token in prompt]
+        self._eos_ids, self._longest = request.eos_ids, max_new_tokens
+        self._num_draft_tokens, self._rules, self._stop = num_draft_tokens, rules, stop
+        self._greedy, self._uniform = seed is None, random.Random(seed or 0).random
+        self._memories: tuple[dict[object, Tensor], ...] = ({}, {})  # of target and draft
+        self._vocab_size: int | None = None
+        self._counts = [0, 0, 0]  # as in the result
+        self.ids: list[int] = []
+        self.token_log_probs: list[float] = []
+        self.ended = self.finished = False
 
-def speculate(
-    target: Scorer,
-    draft: Draft,
-    prompt: Sequence[int],
-    *,
-    eos_id: EosIds,
-    max_new_tokens: int,
-    num_draft_tokens: int = 4,
-    rules: Sequence[Rule] = (),
-    seed: int | None = None,
-    stop: StopFunction | None = None,
-) -> "Speculation":
-    """What `speculative_decode` does, run by run of tokens, for output that is shown as it comes.
+    def __iter__(self) -> Iterator[list[int]]:
+        while not self.ended:
+            before = len(self.ids)
+            with torch.no_grad():  # not held while the caller has the tokens
+                self._round()
+            yield self.ids[before:]
 
-    The arguments are those of `speculative_decode`; they are checked here, not at the first run.
-    """
-    request = read_request([prompt], eos_id=eos_id, max_new_tokens=max_new_tokens)
-    if num_draft_tokens < 1:
-        raise UserError(f"num_draft_tokens must be at least 1, not {num_draft_tokens}")
-    if not len(prompt):
-        raise UserError("the prompt is empty: give it at least one token, for example BOS")
-    if min(prompt) < 0:
-        raise UserError(f"the prompt holds {min(prompt)}, which is no token id")
-    if seed is not None and seed < 0:
-        raise UserError(f"seed must be 0 or more, not {seed}")
-    return Speculation(
-        target=_Reader(target, "the target"),
-        draft=draft,
-        prompt=[int(token) for token in prompt],
-        eos_ids=request.eos_ids,
-        max_new_tokens=max_new_tokens,
-        num_draft_tokens=num_draft_tokens,
-        rules=rules,
-        greedy=seed is None,
-        uniform=random.Random(seed or 0).random,
-        stop=stop,
-    )
+    def result(self) -> SpeculativeResult:
+        """What there is by now."""
+        log_prob = added_up(self.token_log_probs)
+        score = log_prob / max(1, len(self.ids))
+        return SpeculativeResult(
+            self.ids, score, self.finished, log_prob, self.token_log_probs, *self._counts
+        )
+
+    def _round(self) -> None:
+        """Propose, call the target once, and add what it accepts and one token of its own."""
+        proposals = self._propose()
+        drafted = [token for token, _ in proposals]
+        rows = self._target.log_probs(self._prompt + self.ids + drafted, len(drafted) + 1)
+        self._counts[0] += 1
+        self._counts[1] += len(proposals)
+        if self._vocab_size is None:
+            self._vocab_size = self._read_vocab_size(rows)
+        for row, proposal in zip(rows, [*proposals, None], strict=True):
+            ruled = self._ruled(row, self.ids, 0)
+            largest = ruled.max().item()  # NaN where any is NaN
+            if math.isnan(largest):
+                raise UserError(f"a rule gave NaN at step {len(self.ids) + 1}")
+            if largest == -math.inf:
+                self.ended = True
+                return
+            probs = self._probs(ruled)
+            if proposal is None:
+                token, accepted = draw(probs, self._uniform()), False
+            else:
+                token, accepted = verify(*proposal, probs, self._uniform)
+            self._counts[2] += accepted
+            self._add(token, row[token].item())
+            if self.ended or not accepted:
+                return
+
+    def _propose(self) -> list[tuple[int, Float[Tensor, "V"]]]:
+        """The draft's next tokens, each with what it was drawn from: none beyond the output's end.
+
+        The last place under the limit is left to the target, which always adds a token. The first
+        round has none, since it is the one that tells the size of the vocabulary.
+        """
+        proposals: list[tuple[int, Tensor]] = []
+        ids = list(self.ids)
+        most = min(self._num_draft_tokens, self._longest - len(ids) - 1)
+        while self._vocab_size is not None and len(proposals) < most:
+            row = self._draft.next_log_probs(self._prompt + ids, self._vocab_size)
+            if row is None:
+                break
+            if len(row) != self._vocab_size:
+                raise UserError(
+                    f"the draft has a vocabulary of {len(row)} tokens and the target one of "
+                    f"{self._vocab_size}: they must share one"
+                )
+            row = self._ruled(row, ids, 1)
+            # The rules may leave nothing of a draft that knows a single token (NaN where they
+            # normalise): then it has nothing to propose.
+            if not row.max().item() > -math.inf:
+                break
+            probs = self._probs(row)
+            proposals.append((draw(probs, self._uniform()), probs))
+            ids.append(proposals[-1][0])
+            if ids[-1] in self._eos_ids:
+                break
+        return proposals
+
+    def _ruled(self, row: Float[Tensor, "V"], ids: list[int], whose: int) -> Float[Tensor, "V"]:
+        """The log-probabilities after the new tokens `ids` under the rules."""
+        if not self._rules:
+            return row
+        generated = torch.tensor([ids], dtype=torch.long, device=row.device)
+        sentence = torch.zeros(1, dtype=torch.long, device=row.device)
+        context = Context([self._prompt], generated, sentence, self._memories[whose])
+        return apply_rules(self._rules, row[None], context)[0]
+
+    def _probs(self, row: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
+        """What the next token is drawn from: the row normalised, or its first largest alone.
+
+        On the host in double precision: the verdicts then wait for no device.
+        """
+        if self._greedy:
+            return one_hot(row.argmax().cpu(), len(row)).double()
+        return row.cpu().double().softmax(dim=0)
+
+    def _add(self, token: int, log_prob: float) -> None:
+        self.ids.append(token)
+        self.token_log_probs.append(log_prob)
+        stopped = self._stop is not None and self._stop(0, list(self.ids))
+        self.finished = token in self._eos_ids or stopped
+        self.ended = self.finished or len(self.ids) == self._longest
+
+    def _read_vocab_size(self, rows: Float[Tensor, "t V"]) -> int:
+        """The size of the vocabulary, which must hold every id that is known."""
+        size, largest = rows.shape[1], max([*self._prompt, *self._eos_ids])
+        if largest >= size:
+            raise UserError(
+                f"token id {largest} (prompt or EOS) is outside the vocabulary: "
+                f"the target gives {size} log-probabilities"
+            )
+        return size
 
 
 class DraftModel:
@@ -193,9 +274,7 @@ class PromptLookup:
         token = self.follower(ids)
         if token is None:
             return None
-        log_probs = torch.full((vocab_size,), -torch.inf)
-        log_probs[token] = 0.0
-        return log_probs
+        return torch.full((vocab_size,), -torch.inf).index_fill(0, torch.tensor(token), 0.0)
 
     def follower(self, ids: Sequence[int]) -> int | None:
         """The token after the best earlier match of the last tokens of `ids`, if there is one."""
@@ -242,181 +321,26 @@ class _Reader:
         return rows
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A token, and the draft's distribution that it was drawn from."""
-
-    token: int
-    probs: Float[Tensor, "V"]
-
-
 def verify(
-    proposal: Proposal, probs: Float[Tensor, "V"], uniform: Callable[[], float]
+    token: int,
+    proposed: Float[Tensor, "V"],
+    probs: Float[Tensor, "V"],
+    uniform: Callable[[], float],
 ) -> tuple[int, bool]:
-    """A token distributed as `probs`, and whether it is the proposed one.
+    """A token distributed as `probs`, and whether it is the one drawn from `proposed`.
 
     A proposal x drawn from q is accepted with probability min(1, p(x) / q(x)); otherwise the token
     is drawn from the normalised (p - q)+ (Leviathan et al. 2023, section 2.3 and appendix A.1).
     `uniform` gives independent numbers from [0, 1).
     """
-    token = proposal.token
-    if uniform() * proposal.probs[token].item() < probs[token].item():
+    if uniform() * proposed[token].item() < probs[token].item():
         return token, True
-    missing = (probs - proposal.probs).clamp(min=0)
+    missing = (probs - proposed).clamp(min=0)
     # p and q that differ by rounding alone may leave nothing.
     return draw(missing if missing.any() else probs, uniform()), False
 
 
 def draw(weights: Float[Tensor, "V"], number: float) -> int:
-    """The token at `number`, from [0, 1), of the cumulative weights: never one of weight 0.
-
-    These are weights in double precision and on the host, where `sampling.inverse_cdf` has rows
-    of log-probabilities.
-    """
+    """The token at `number`, from [0, 1), of the cumulative weights: never one of weight 0."""
     sums = weights.cumsum(dim=0)
     return int(torch.searchsorted(sums, number * sums[-1], right=True))
-
-
-@dataclass
-class Speculation:
-    """The output so far, and how it grows by one call of the target.
-
-    Iterated, it gives after each call the tokens that were added: at least one, but for a last call
-    that met a dead end.
-    """
-
-    target: _Reader
-    draft: Draft
-    prompt: list[int]
-    eos_ids: tuple[int, ...]
-    max_new_tokens: int
-    num_draft_tokens: int
-    rules: Sequence[Rule]
-    greedy: bool
-    uniform: Callable[[], float]
-    stop: StopFunction | None
-    ids: list[int] = field(default_factory=list)
-    token_log_probs: list[float] = field(default_factory=list)
-    ended: bool = False
-    finished: bool = False
-    vocab_size: int | None = None
-    target_memory: dict[object, Tensor] = field(default_factory=dict)
-    draft_memory: dict[object, Tensor] = field(default_factory=dict)
-    num_target_calls: int = 0
-    num_proposed: int = 0
-    num_accepted: int = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        while not self.ended:
-            before = len(self.ids)
-            with torch.no_grad():  # not held while the caller has the tokens
-                self.round()
-            yield self.ids[before:]
-
-    def round(self) -> None:
-        """Propose, call the target once, and add what it accepts and one token of its own."""
-        proposals = self._propose()
-        drafted = [proposal.token for proposal in proposals]
-        rows = self.target.log_probs(self.prompt + self.ids + drafted, len(drafted) + 1)
-        self.num_target_calls += 1
-        self.num_proposed += len(proposals)
-        if self.vocab_size is None:
-            self.vocab_size = self._read_vocab_size(rows)
-        for row, proposal in zip(rows, [*proposals, None], strict=True):
-            ruled = self._ruled(row, self.ids, self.target_memory)
-            largest = ruled.max().item()  # NaN where any is NaN
-            if math.isnan(largest):
-                raise UserError(f"a rule gave NaN at step {len(self.ids) + 1}")
-            if largest == -math.inf:
-                self.ended = True
-                return
-            probs = self._probs(ruled)
-            if proposal is None:
-                token, accepted = draw(probs, self.uniform()), False
-            else:
-                token, accepted = verify(proposal, probs, self.uniform)
-            self.num_accepted += accepted
-            self._add(token, row[token].item())
-            if self.ended or not accepted:
-                return
-
-    def result(self) -> SpeculativeResult:
-        """What there is by now."""
-        return SpeculativeResult(
-            ids=self.ids,
-            finished=self.finished,
-            log_prob=math.fsum(self.token_log_probs),
-            token_log_probs=self.token_log_probs,
-            num_target_calls=self.num_target_calls,
-            num_proposed=self.num_proposed,
-            num_accepted=self.num_accepted,
-        )
-
-    def _propose(self) -> list[Proposal]:
-        """The draft's next tokens: none that could not be part of the output.
-
-        The last place under the limit is left to the target, which always adds a token. The first
-        round has none, since it is the one that tells the size of the vocabulary.
-        """
-        proposals: list[Proposal] = []
-        ids = list(self.ids)
-        room = min(self.num_draft_tokens, self.max_new_tokens - len(ids) - 1)
-        while self.vocab_size is not None and len(proposals) < room:
-            row = self.draft.next_log_probs(self.prompt + ids, self.vocab_size)
-            if row is None:
-                break
-            if len(row) != self.vocab_size:
-                raise UserError(
-                    f"the draft has a vocabulary of {len(row)} tokens and the target one of "
-                    f"{self.vocab_size}: they must share one"
-                )
-            row = self._ruled(row, ids, self.draft_memory)
-            # The rules may leave nothing of a draft that knows a single token (NaN where they
-            # normalise): then it has nothing to propose.
-            if not row.max().item() > -math.inf:
-                break
-            probs = self._probs(row)
-            token = draw(probs, self.uniform())
-            proposals.append(Proposal(token, probs))
-            ids.append(token)
-            if token in self.eos_ids:
-                break
-        return proposals
-
-    def _ruled(
-        self, row: Float[Tensor, "V"], ids: list[int], memory: dict[object, Tensor]
-    ) -> Float[Tensor, "V"]:
-        """The log-probabilities after the new tokens `ids` under the rules."""
-        if not self.rules:
-            return row
-        generated = torch.tensor([ids], dtype=torch.long, device=row.device)
-        sentence = torch.zeros(1, dtype=torch.long, device=row.device)
-        context = Context([self.prompt], generated, sentence, memory)
-        return apply_rules(self.rules, row[None], context)[0]
-
-    def _probs(self, row: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
-        """What the next token is drawn from: the row normalised, or its first largest alone.
-
-        On the host in double precision: the verdicts then wait for no device.
-        """
-        if self.greedy:
-            return one_hot(row.argmax().cpu(), len(row)).double()
-        return row.cpu().double().softmax(dim=0)
-
-    def _add(self, token: int, log_prob: float) -> None:
-        self.ids.append(token)
-        self.token_log_probs.append(log_prob)
-        self.finished = token in self.eos_ids or (
-            self.stop is not None and self.stop(0, list(self.ids))
-        )
-        self.ended = self.finished or len(self.ids) == self.max_new_tokens
-
-    def _read_vocab_size(self, rows: Float[Tensor, "t V"]) -> int:
-        """The size of the vocabulary, which must hold every id that is known."""
-        size, largest = rows.shape[1], max([*self.prompt, *self.eos_ids])
-        if largest >= size:
-            raise UserError(
-                f"token id {largest} (prompt or EOS) is outside the vocabulary: "
-                f"the target gives {size} log-probabilities"
-            )
-        return size

@@ -23,7 +23,6 @@ from heedful.generation import (
     sample,
     sample_steps,
     sampling_rules,
-    speculate,
 )
 from heedful.generation.rules import IN_ORDER
 from heedful.inference.card import GenerationIds
@@ -154,10 +153,13 @@ class Generator(SavedModel):
         seeds: list[int] | None,
     ) -> list[list[Hypothesis]]:
         if options.draft is not None:
-            return [
-                [self._speculated(row, number, options, None if seeds is None else seeds[place])]
-                for place, (row, number) in enumerate(zip(rows, numbers, strict=True))
-            ]
+            found: list[list[Hypothesis]] = []
+            for place, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+                seed = None if seeds is None else seeds[place]
+                speculation = self._speculation(row, number, options, seed)
+                list(speculation)
+                found.append([speculation.result()])
+            return found
         size = max(options.beam_size or 1, options.num_return)
         function, start, common = self._search(rows, numbers, options, size)
         length_score = LengthScore(options.normalization or "average", options.length_penalty or 0)
@@ -174,7 +176,7 @@ class Generator(SavedModel):
                 diversity_penalty=options.diversity_penalty,
                 **common,
             )
-        found = sample(
+        samples = sample(
             function,
             start,
             seeds=seeds,
@@ -183,7 +185,7 @@ class Generator(SavedModel):
             score=length_score,
             **common,
         )
-        return [found[place : place + size] for place in range(0, len(found), size)]
+        return [samples[place : place + size] for place in range(0, len(samples), size)]
 
     def _search(
         self, rows: list[list[int]], numbers: list[int], options: Options, beams: int
@@ -222,17 +224,6 @@ class Generator(SavedModel):
         for step in _one_at_a_time(steps):
             yield step.tokens, bool(step.ended)
 
-    def _speculated(
-        self, row: list[int], number: int, options: Options, seed: int | None
-    ) -> Hypothesis:
-        """One prompt by speculative decoding."""
-        speculation = self._speculation(row, number, options, seed)
-        for _ in speculation:
-            pass
-        found = speculation.result()
-        score = found.log_prob / max(1, len(found.ids))
-        return Hypothesis(found.ids, score, found.finished, found.log_prob, found.token_log_probs)
-
     def _speculation(
         self, row: list[int], number: int, options: Options, seed: int | None
     ) -> Speculation:
@@ -254,7 +245,7 @@ class Generator(SavedModel):
         else:
             raise UserError(f'draft must be a model or "lookup", not {helper!r}')
         start, target = self._scorer(row, limit)
-        return speculate(
+        return Speculation(
             target,
             draft,
             start,
