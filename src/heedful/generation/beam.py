@@ -5,7 +5,7 @@ The host looks once a step, and sentences that are done leave when enough of the
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,16 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.generation.hypotheses import Hypothesis, added_up
-from heedful.generation.request import Request
-from heedful.generation.rules import Context, apply_rules
-from heedful.generation.state import (
-    NextLogProbs,
-    State,
-    check_largest,
-    query,
-    sentences_to_keep,
-    sum_dtype,
-)
+from heedful.generation.request import Search
+from heedful.generation.state import check_largest, sentences_to_keep, sum_dtype
 from heedful.generation.stopping import Divisor, StopRule
 from heedful.generation.topk import top_k
 
@@ -51,15 +43,12 @@ class Beams:
     def select(self, places: Int[Tensor, "M"]) -> "Beams":
         """Only these sentences."""
         rows = self.tokens.view(len(self.sentences), -1, self.tokens.shape[1])
-        return Beams(
-            [self.sentences[place] for place in places.tolist()],
-            rows[places].flatten(0, 1),
-            self.log_prob[places],
-            self.key[places],
-            self.is_open[places],
-            self.kept_score[places],
-            self.kept_ref[places],
-            self.length,
+        names = ("log_prob", "key", "is_open", "kept_score", "kept_ref")
+        return replace(
+            self,
+            sentences=[self.sentences[place] for place in places.tolist()],
+            tokens=rows[places].flatten(0, 1),
+            **{name: getattr(self, name)[places] for name in names},
         )
 
 
@@ -103,17 +92,13 @@ class Step:
 
 
 @dataclass
-class BeamSearch:
+class BeamSearch(Search):
     """One beam search; `width` is of each group."""
 
-    next_log_probs: NextLogProbs
-    state: State | None
-    request: Request
     stop: StopRule
     width: int
     num_groups: int = 1
     diversity_penalty: float = 0.0
-    memory: dict[object, Tensor] = field(default_factory=dict)
 
     def run(self) -> list[list[list[Hypothesis]]]:
         """Go on until every sentence is done: what each group of each kept, best first."""
@@ -123,10 +108,13 @@ class BeamSearch:
         closed_at: dict[tuple[int, int], int] = {}
         is_open = [[True] * self.num_groups for _ in beams.sentences]
         while beams.sentences:
-            given, ruled = self.log_probs(beams, is_open)
+            rows = [flag for groups in is_open for flag in groups for _ in range(self.width)]
+            known = None if all(rows) or not beams.length else rows
+            given, ruled = self.step(beams.tokens, beams.length, beams.sentences, known)
             after, step, seen = self.advance(beams, given, ruled)
             largest_given, largest, tied, *flags = seen.tolist()
-            self._check(largest_given, largest, after.length)
+            check_largest(largest_given, after.length)
+            check_largest(largest, after.length, "a rule", NO_NEGATIVE)
             if tied:
                 after, step, seen = self.advance(beams, given, ruled, exact=True)
                 flags = seen.tolist()[3:]
@@ -163,22 +151,6 @@ class BeamSearch:
         is_open = torch.ones(size, dtype=torch.bool, device=start.device)
         sentences = list(range(len(start)))
         return Beams(sentences, start, zero, zero, is_open, kept, torch.zeros_like(kept).long())
-
-    def log_probs(
-        self, beams: Beams, is_open: list[list[bool]]
-    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "N V"]]:
-        """Those of the function, and those under all rules, after each row."""
-        given = query(self.next_log_probs, beams.tokens, self.state, self.request.largest_id)
-        if not self.request.rules:
-            return given, given
-        copies = len(beams.tokens) // len(beams.sentences)
-        sentence = torch.tensor(beams.sentences, device=given.device).repeat_interleave(copies)
-        generated = beams.tokens[:, beams.tokens.shape[1] - beams.length :]
-        rows = None
-        if not all(map(all, is_open)) and beams.length:
-            rows = [flag for groups in is_open for flag in groups for _ in range(self.width)]
-        context = Context(self.request.prompts, generated, sentence, self.memory, given, rows)
-        return given, apply_rules(self.request.rules, given, context)
 
     def advance(
         self,
@@ -378,11 +350,6 @@ class BeamSearch:
         """The first row of each group within its sentence."""
         last = self.num_groups * self.width
         return torch.arange(0, last, self.width, device=parents.device)[:, None]
-
-    def _check(self, largest_given: float, largest: float, step: int) -> None:
-        check_largest(largest_given, step)
-        if self.request.rules:
-            check_largest(largest, step, "a rule", NO_NEGATIVE)
 
     # --- the result -----------------------------------------------------------------------------
 

@@ -1,14 +1,22 @@
-"""What a caller of a search asks for, checked: starts, lengths, ends, and the list of rules."""
+"""What a caller of a search asks for, checked, and the step that all searches share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.rules import ForcedTokens, MinLength, NoRepeatNgram, Rule
+from heedful.generation.rules import (
+    Context,
+    ForcedTokens,
+    MinLength,
+    NoRepeatNgram,
+    Rule,
+    apply_rules,
+)
+from heedful.generation.state import NextLogProbs, State
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]
@@ -32,6 +40,50 @@ class Request:
     def batch(self) -> int:
         """B."""
         return len(self.start)
+
+
+@dataclass
+class Search:
+    """A function of prefixes, what it remembers, and what is asked for.
+
+    Every kind of search is a way to choose from what `step` gives.
+    """
+
+    next_log_probs: NextLogProbs
+    state: State | None
+    request: Request
+    memory: dict[object, Tensor] = field(default_factory=dict, init=False)
+
+    def step(
+        self,
+        tokens: Int[Tensor, "N all"],
+        length: int,
+        sentences: list[int],
+        is_open: Sequence[bool] | None = None,
+    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "N V"]]:
+        """The log-probabilities after each row, given and under all rules.
+
+        The rows of each of `sentences` are adjacent; `length` of their tokens are new.
+        """
+        arguments = (tokens,) if self.state is None else (tokens, self.state)
+        given: Tensor = self.next_log_probs(*arguments)
+        if given.ndim != 2 or len(given) != len(tokens):
+            raise UserError(
+                f"next_log_probs gave shape {tuple(given.shape)} for {len(tokens)} prefixes: "
+                f"it must give ({len(tokens)}, vocabulary size)"
+            )
+        if self.request.largest_id >= given.shape[1]:
+            raise UserError(
+                f"token id {self.request.largest_id} (EOS or forced) is outside the vocabulary: "
+                f"next_log_probs gives {given.shape[1]} log-probabilities"
+            )
+        if not self.request.rules:
+            return given, given
+        copies = len(tokens) // len(sentences)
+        sentence = torch.tensor(sentences, device=given.device).repeat_interleave(copies)
+        generated = tokens[:, tokens.shape[1] - length :]
+        context = Context(self.request.prompts, generated, sentence, self.memory, given, is_open)
+        return given, apply_rules(self.request.rules, given, context)
 
 
 def read_request(

@@ -6,7 +6,7 @@ chosen: each step where looking is free or asked for, else every few steps.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,13 +15,12 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis, LengthScore, added_up
-from heedful.generation.request import Request, Starts, read_request
-from heedful.generation.rules import Context, PrefixFunction, apply_rules
+from heedful.generation.request import Search, Starts, read_request
+from heedful.generation.rules import PrefixFunction
 from heedful.generation.state import (
     NextLogProbs,
     State,
     check_largest,
-    query,
     sentences_to_keep,
     sum_dtype,
 )
@@ -138,17 +137,13 @@ def cut(text: str, strings: Sequence[str]) -> str:
 
 
 @dataclass
-class Sampler:
+class Sampler(Search):
     """The loop of `sample`; without generators it is greedy."""
 
-    next_log_probs: NextLogProbs
-    state: State | None
-    request: Request
     generators: list[random.Random] | None = None
     num_samples: int = 1
     stop: StopFunction | None = None
     look_every: int | None = None
-    memory: dict[object, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -223,23 +218,16 @@ class Sampler:
         """
         device, dtype = tokens.device, sum_dtype(tokens.device)
         numbers = self._numbers(sentences, count, device)
-        sentence = torch.tensor(sentences, device=device).repeat_interleave(self.num_samples)
         is_open = [row not in ended for row in self._rows(sentences)] if ended else None
         looks = []
         for number in range(count):
-            given = query(self.next_log_probs, tokens, self.state, self.request.largest_id)
+            given, ruled = self.step(tokens, length + number, sentences, is_open)
             if length + number == 0 and self.num_samples > 1:
-                given = given.repeat_interleave(self.num_samples, dim=0)
-                tokens = tokens.repeat_interleave(self.num_samples, dim=0)
-                if self.state is not None:
-                    self.state.follow(sentence.new_zeros(len(sentences), self.num_samples))
-            generated = tokens[:, tokens.shape[1] - length - number :]
-            ruled = given
-            if self.request.rules:
-                context = Context(
-                    self.request.prompts, generated, sentence, self.memory, given, is_open
+                tokens, given, ruled = (
+                    of.repeat_interleave(self.num_samples, dim=0) for of in (tokens, given, ruled)
                 )
-                ruled = apply_rules(self.request.rules, given, context)
+                if self.state is not None:
+                    self.state.follow(tokens.new_zeros(len(sentences), self.num_samples))
             best = ruled.max(dim=1, keepdim=True)  # documented to return the first of equal maxima
             token = best.indices
             if numbers is not None:

@@ -1,4 +1,4 @@
-"""The function that is searched: its type, the memory it may have, and how it is called."""
+"""The function that is searched: its type, the memory it may have, and checks."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -29,27 +29,6 @@ class State(Protocol):
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
         """Only these sentences go on, in this order."""
-
-
-def query(
-    next_log_probs: NextLogProbs,
-    tokens: Int[Tensor, "N t"],
-    state: State | None,
-    largest_id: int,
-) -> Float[Tensor, "N V"]:
-    """The log-probabilities after each row of `tokens`; `largest_id` must be in the vocabulary."""
-    log_probs = next_log_probs(tokens) if state is None else next_log_probs(tokens, state)
-    if log_probs.ndim != 2 or len(log_probs) != len(tokens):
-        raise UserError(
-            f"next_log_probs gave shape {tuple(log_probs.shape)} for {len(tokens)} prefixes: "
-            f"it must give ({len(tokens)}, vocabulary size)"
-        )
-    if largest_id >= log_probs.shape[1]:
-        raise UserError(
-            f"token id {largest_id} (EOS or forced) is outside the vocabulary: "
-            f"next_log_probs gives {log_probs.shape[1]} log-probabilities"
-        )
-    return log_probs
 
 
 def check_largest(
