@@ -20,9 +20,9 @@ endif
 TORCH ?= torch
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-QUICK := tests/test_floors.py tests/parts/test_attention.py tests/parts/test_parts.py tests/parts/test_losses.py \
-	tests/models tests/generation/test_search.py tests/training/test_training_parity.py \
-	tests/training/test_schedules.py tests/data/test_batches.py tests/cli/test_demo.py
+QUICK := test_floors.py test_docs.py parts/test_attention.py parts/test_layers.py parts/test_losses.py \
+	parts/test_visibility.py models/test_laws.py models/test_packed.py generation/test_search.py \
+	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
 .PHONY: help setup demo quick test bench docs clean
 
@@ -58,7 +58,7 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --hypothesis-profile=quick $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --hypothesis-profile=quick $(addprefix tests/,$(QUICK))
 
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)

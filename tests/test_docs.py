@@ -42,6 +42,12 @@ def test_pages_name_files_that_exist() -> None:
             assert any(place.is_file() for place in places), f"{page}: {name}"
 
 
+def test_make_quick_names_files_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    (names,) = re.findall(r"^QUICK := (.*)$", text, flags=re.MULTILINE)
+    assert all((ROOT / "tests" / name).is_file() for name in names.split())
+
+
 def test_constraints_pin_what_the_package_needs() -> None:
     """Every dependency is pinned, at a version that its own bounds allow."""
     import tomllib
