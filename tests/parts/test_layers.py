@@ -74,13 +74,18 @@ def test_trap_26_golden_rms_norm() -> None:
 
 
 @pytest.mark.parametrize(
-    "theirs", ["llama.modeling_llama.LlamaRMSNorm", "t5.modeling_t5.T5LayerNorm"]
+    ("theirs", "centred"),
+    [
+        ("llama.modeling_llama.LlamaRMSNorm", False),
+        ("t5.modeling_t5.T5LayerNorm", False),
+        ("gemma3.modeling_gemma3.Gemma3RMSNorm", True),
+    ],
 )
-def test_rms_norm_is_that_of_transformers(theirs: str) -> None:
+def test_rms_norm_is_that_of_transformers(theirs: str, centred: bool) -> None:
     transformers = pytest.importorskip("transformers")
     package, module, name = theirs.split(".")
     found = getattr(getattr(getattr(transformers.models, package), module), name)(D, eps=1e-3)
-    norm = random(RMSNorm(1e-3).build(D)).float()
+    norm = random(RMSNorm(1e-3, centred).build(D)).float()
     found.weight.data.copy_(norm.weight.data)
     x = x_of(2, 3, D).float()
     torch.testing.assert_close(norm(x), found(x), rtol=1e-5, atol=1e-6)
@@ -89,7 +94,7 @@ def test_rms_norm_is_that_of_transformers(theirs: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_norms_of_large_states_do_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
     """The square of 1,000 is more than fp16 holds."""
-    for scheme in (RMSNorm(), LayerNorm()):
+    for scheme in (RMSNorm(), RMSNorm(centred=True), LayerNorm()):
         out = scheme.build(4).to(dtype)(torch.tensor([[1e3, -1e3, 1e3, -1e3]], dtype=dtype))
         torch.testing.assert_close(out.abs().float(), torch.ones(1, 4), rtol=0, atol=1e-2)
 

@@ -15,6 +15,7 @@ from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf
 from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.inference import parameter_count
 from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.norms import CentredRMSNorm
 from heedful.zoo import architecture
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf
 from heedful.zoo.names import from_hf
@@ -283,13 +284,15 @@ def assert_drawn(net: nn.Module, std: float, ends: float | None = None) -> None:
         ends: the size of matrices that end a residual branch; None: the same.
     """
     last = ("sublayer.out.weight", "sublayer.down.weight")
+    centred = {id(part.weight) for part in net.modules() if isinstance(part, CentredRMSNorm)}
     for name, parameter in net.named_parameters():
         if parameter.dim() > 1:
             size = ends if ends is not None and name.endswith(last) else std
             error = (2 * parameter.numel()) ** -0.5  # of a measured standard deviation
             assert parameter.std().item() == pytest.approx(size, rel=4 * error), name
         else:
-            assert torch.equal(parameter, torch.full_like(parameter, name.endswith("norm.weight")))
+            value = name.endswith("norm.weight") and id(parameter) not in centred
+            assert torch.equal(parameter, torch.full_like(parameter, value)), name
 
 
 # Files
