@@ -22,6 +22,7 @@ SIZES = {
     "d_ff": 12,
     "max_length": 48,
     "window": 3,
+    "global_every": 2,
     "type_vocab_size": 2,
     "head": "mlm",
 }

@@ -8,12 +8,11 @@ their embeddings.
 
 from typing import Annotated, Any
 
-from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.rope import rope_from_hf
-from heedful.zoo.rotary_decoder import Base, assemble, hf_names, sizes_to_hf
+from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf, hf_names
 
 __all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
@@ -69,20 +68,11 @@ def build(config: Config) -> DecoderOnly:
     return assemble(config, mlp_bias=config.mlp_bias, bias=bias, out_bias=bias)
 
 
-def _write(config: Config) -> dict[str, Any]:
-    if config.d_model % config.num_heads:
-        raise UserError(
-            f"d_model {config.d_model} is not divisible by num_heads {config.num_heads}, which "
-            "the Hugging Face format of llama demands even where head_dim is given"
-        )
-    return sizes_to_hf(config)
-
-
 HF = HfFormat(
     model_type="llama",
     config=Config,
     classes={"LlamaForCausalLM": {}, "LlamaModel": {}},
     defaults={"d_ff": 11008},
     read=lambda content: rope_from_hf({"max_position_embeddings": 2048} | content),
-    write=_write,
+    write=divided_sizes_to_hf,
 )

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
+from torch import nn
+
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
-from heedful.parts.norms import RMSNorm
-from heedful.parts.residual import PreNorm
+from heedful.parts.norms import Norm, RMSNorm
+from heedful.parts.residual import PreNorm, Residual
 from heedful.parts.rotary import Layout
 from heedful.zoo.build import NONE, Keys, decoder_only, stack
 from heedful.zoo.checks import model_config
@@ -68,23 +70,34 @@ def assemble(
     config: Base,
     *,
     mlp_bias: bool = False,
+    norm: Norm | None = None,
+    residual: type[Residual] = PreNorm,
     layer: Callable[[int], Keys] = lambda number: NONE,
+    network: Callable[[], nn.Module] | None = None,
+    outside: Keys = NONE,
     **attention: Any,
 ) -> DecoderOnly:
-    """LLaMA or a descendant; `attention` and `layer`: further arguments as of `stack`."""
+    """LLaMA or a descendant.
+
+    Args:
+        norm: default: RMSNorm.
+        layer, network, attention: further arguments as of `stack`.
+        outside: further arguments of `decoder_only`.
+    """
     position = rotary_module(config)
     keys: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     keys |= {"dropout": config.attention_dropout, "bias": False, "out_bias": False}
     blocks = stack(
         config,
-        residual=PreNorm,
-        norm=RMSNorm(config.norm_eps),
+        residual=residual,
+        norm=norm or RMSNorm(config.norm_eps),
         attention=keys | attention,
         layer=lambda number: {"position": position, **layer(number)},
         mlp={"d_ff": _hidden(config), "bias": mlp_bias},
+        network=network,
         final_norm=True,
     )
-    return decoder_only(config, blocks)
+    return decoder_only(config, blocks, **outside)
 
 
 def _hidden(config: Base) -> int:
@@ -100,6 +113,16 @@ def sizes_to_hf(config: Base) -> dict[str, Any]:
         "intermediate_size": _hidden(config),
         **rope_to_hf(config),
     }
+
+
+def divided_sizes_to_hf(config: Base) -> dict[str, Any]:
+    """The same where their Config refuses heads that do not divide the width; raises UserError."""
+    if config.d_model % config.num_heads:
+        raise UserError(
+            f"d_model {config.d_model} is not divisible by num_heads {config.num_heads}, which "
+            "the Hugging Face format of this architecture demands even where head_dim is given"
+        )
+    return sizes_to_hf(config)
 
 
 HF_LAYER = {
