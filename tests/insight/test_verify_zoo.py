@@ -47,6 +47,7 @@ ZOO: list[tuple[str, dict[str, Any], set[str]]] = [
     ("mistral", {"window": 2, "num_kv_heads": 2, "head_dim": 6}, SKIPPED["decoder"]),
     ("mistral", {"window": 3, "num_layers": 1, "num_kv_heads": 4}, SKIPPED["decoder"]),
     ("qwen3", {"num_kv_heads": 2, "head_dim": 6}, SKIPPED["decoder"]),
+    ("gemma3", {"window": 3, "score_softcap": 4.0, "logit_softcap": 9.0}, SKIPPED["decoder"]),
     ("bert", {}, MASKED),
     ("bert", {"head": "classify", "num_labels": 3}, CLASSES),
     ("bert", {"head": "none"}, STATES),

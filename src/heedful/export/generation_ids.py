@@ -10,6 +10,7 @@ from heedful.inference import GenerationIds, Generator, Translator
 # The ids that transformers' own class of a model type stands for where no file says any.
 _CLASS_IDS: dict[str, dict[str, int]] = {
     "bart": {"bos": 0, "eos": 2, "pad": 1},
+    "gemma3_text": {"bos": 2, "eos": 1, "pad": 0},
     "gpt2": {"bos": 50256, "eos": 50256},
     "llama": {"bos": 1, "eos": 2},
     "marian": {"eos": 0, "pad": 58100},

@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_BLOCK = 64  # entries of which the largest is looked for first
-
 
 def top_k(
     rows: Float[Tensor, "N V"], k: int, *, exact: bool = True
@@ -18,7 +16,7 @@ def top_k(
     """
     if exact and k < rows.shape[1]:
         rows = rows.masked_fill(~in_top_k(rows, k) & ~rows.isnan(), -torch.inf)
-    values, indices = _largest(rows, min(k + 1, rows.shape[1]))
+    values, indices = rows.topk(min(k + 1, rows.shape[1]), dim=1)
     tied = torch.zeros((), dtype=torch.bool, device=rows.device)
     if values.shape[1] > k:
         edge = values[:, k - 1]
@@ -29,27 +27,9 @@ def top_k(
     return rows.gather(1, indices), indices, tied
 
 
-def _largest(rows: Float[Tensor, "N V"], k: int) -> tuple[Float[Tensor, "N k"], Int[Tensor, "N k"]]:
-    """`rows.topk(k)`, found in the blocks whose own largest entries are the k largest.
-
-    `torch.topk` sorts on a CPU what it looks at; a maximum reads it once.
-    """
-    num_blocks = rows.shape[1] // _BLOCK
-    if num_blocks < 2 * k or rows.device.type != "cpu":
-        return rows.topk(k, dim=1)
-    whole = num_blocks * _BLOCK
-    blocks = rows[:, :whole].unflatten(1, (num_blocks, _BLOCK))
-    best = blocks.amax(dim=2).topk(k, dim=1).indices
-    places = (best[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
-    rest = torch.arange(whole, rows.shape[1]).expand(len(rows), -1)
-    places = torch.cat([places, rest], dim=1)
-    values, indices = rows.gather(1, places).topk(k, dim=1)
-    return values, places.gather(1, indices)
-
-
 def in_top_k(rows: Float[Tensor, "N V"], k: int) -> Bool[Tensor, "N V"]:
     """Which entries are among the `k` largest of their row: exactly k, the first of equals."""
-    edge = _largest(rows, k)[0][:, -1:]
+    edge = rows.topk(k, dim=1).values[:, -1:]
     above, level = rows > edge, rows == edge
     room = k - above.sum(dim=1, keepdim=True)
     return above | (level & (level.cumsum(dim=1) <= room))

@@ -16,6 +16,7 @@ ARCHITECTURES = (
     "llama",
     "mistral",
     "qwen3",
+    "gemma3",
     "gpt",
     "gpt3",
 )

@@ -1,0 +1,159 @@
+"""Gemma 3 against transformers: local and global layers, capped scores, files both ways, sizes."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decoder_parity import (
+    DecoderCase,
+    DecoderLaws,
+    assert_cached_is_uncached,
+    assert_same_logits,
+    random_net,
+)
+from heedful.errors import UserError
+from heedful.export.nets import net_to_hf
+from hf_parity import by_key, imported, millions, random_rows, transformers
+
+TINY: dict[str, Any] = {
+    "vocab_size": 19,
+    "d_model": 16,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": None,
+    "num_layers": 3,
+    "d_ff": 5,
+    "max_length": 32,
+    "window": 3,
+    "global_every": 2,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
+GEMMA3 = DecoderCase(
+    name="gemma3",
+    hf_config=transformers.Gemma3TextConfig,
+    hf_class=transformers.Gemma3ForCausalLM,
+    sizes={
+        "vocab_size": 23,
+        "hidden_size": 12,
+        "num_hidden_layers": 3,
+        "intermediate_size": 7,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "max_position_embeddings": 400,
+        "sliding_window": 3,
+        "query_pre_attn_scalar": 5,
+        "sliding_window_pattern": 2,
+    },
+    configs=[
+        {},
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "final_logit_softcapping": 2.0,
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+            },
+            "sliding_window_pattern": 6,
+        },
+        {
+            "hidden_size": 10,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "head_dim": 4,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-2,
+            "hidden_activation": "silu",
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "tie_word_embeddings": False,
+        },
+    ],
+    ours=TINY,
+    shrinks=False,
+    by_rule={"head_dim": 4},
+    kept=("sliding_window", "layer_types", "rope_parameters", "final_logit_softcapping"),
+    left_out={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
+    | {"d_ff": 9216, "max_length": 131072, "window": 4096},
+    not_built=by_key(hidden_activation="tanh", use_bidirectional_attention=True)
+    | {
+        "layer_types is full_attention, sliding_attention, but here every k-th": {
+            "layer_types": ["full_attention", "sliding_attention"]
+        },
+        "rope_theta of rope_parameters is not known": {"rope_parameters": {"rope_theta": 5.0}},
+        "rope_type of sliding_attention is linear": {
+            "rope_parameters": {"sliding_attention": LINEAR}
+        },
+        "'dynamic'": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "window": {"sliding_window": None},
+    },
+    other_class="Gemma3ForSequenceClassification",
+    impossible={
+        "num_heads 4 is not divisible by num_kv_heads 3": {"num_kv_heads": 3},
+        "rope_layout": {"rope_layout": "interleaved"},
+        "global_every must be at least 1, not 0": {"global_every": 0},
+        "score_softcap must be above 0": {"score_softcap": 0.0},
+    },
+    # Table 1 for those from 4B on, there rounded; of the others the files' own.
+    published={
+        "270m": 268_098_176,
+        "1b": 999_885_952,
+        "4b": millions(3_884, 5),
+        "12b": millions(11_771, 6),
+        "27b": millions(27_016, 7),
+    },
+    counted=transformers.Gemma3ForCausalLM,
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+)
+
+
+class TestLaws(DecoderLaws):
+    case = GEMMA3
+
+
+def test_a_text_much_longer_than_the_window(tmp_path: Path) -> None:
+    """So long that attention of local layers takes the queries in several parts."""
+    model = GEMMA3.model()
+    net = imported(model, tmp_path).net
+    assert_same_logits(model, net, random_rows(23, [300, 131]))
+    assert_cached_is_uncached(net, [150, 20], [130, 1, 19])
+
+
+def test_scores_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers' own function for it does, which its Gemma 3 gives no cap."""
+    model = GEMMA3.model(attn_logit_softcapping=0.5)
+    net = imported(model, tmp_path).net
+    rows = random_rows(23, [9, 4])
+    with pytest.raises(AssertionError):
+        assert_same_logits(model, net, rows)
+    theirs = transformers.models.gemma3.modeling_gemma3
+    capped = partial(theirs.eager_attention_forward, softcap=0.5)
+    monkeypatch.setattr(theirs, "eager_attention_forward", capped)
+    assert_same_logits(model, net, rows)
+    assert_cached_is_uncached(net, [9, 4], [5, 1, 3])
+
+
+def test_old_files_say_the_same() -> None:
+    """As those of the first release: bases and a scaling that is of the global layers alone."""
+    old = {"rope_theta": 9.0, "rope_local_base_freq": 7.0, "sliding_window_pattern": 3}
+    config = GEMMA3.read(**old, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert (config.rope_base, config.local_rope_base, config.global_every) == (9.0, 7.0, 3)
+    assert config.rope_scaling == {"type": "linear", "factor": 8.0}
+
+
+@torch.no_grad()
+def test_only_every_kth_layer_sees_beyond_the_window() -> None:
+    net, _ = random_net("gemma3", **TINY | {"num_layers": 4})
+    attentions = [block.self_attention.sublayer for block in net.decoder.blocks]
+    assert [attention.window for attention in attentions] == [3, None, 3, None]
+    local, other = (attentions[number].position.table for number in (0, 1))
+    assert local[1] / other[1] == pytest.approx(100**0.5)  # 10,000 and 1,000,000, half way
+
+
+def test_a_width_that_their_config_refuses_is_not_exported() -> None:
+    net, config = random_net("gemma3", **TINY | {"d_model": 15, "head_dim": 4})
+    with pytest.raises(UserError, match="d_model 15 is not divisible by num_heads 4"):
+        net_to_hf("gemma3", config, net)
