@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common import argument_parser, command_line, table, write_results
 from heedful.config import Recipe
-from heedful.jobs.job import SHIPPED
+from heedful.plugins import SHIPPED
 from heedful.recipe_files import load_recipe, shipped_recipes
 from heedful.run import train
 from heedful.training.events import Evaluated, Event

@@ -30,7 +30,7 @@ from common import (
 )
 from heedful.config import Training
 from heedful.data.batches import PairBatch
-from heedful.tasks.translation import pair_loss
+from heedful.evaluation.likelihood import pair_loss
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.trainer import Trainer, TrainStep, Work
 from heedful.zoo import vaswani2017

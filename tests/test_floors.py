@@ -19,10 +19,9 @@ FLOORS = [
     {"models"},
     {"zoo", "data"},
     {"generation", "evaluation"},
-    {"tasks"},
     {"training", "insight", "inference"},
-    {"jobs", "export"},
-    {"run"},
+    {"tasks", "export"},
+    {"examples", "run"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -21,6 +21,7 @@ from heedful.errors import UserError
 
 Entry = TypeVar("Entry")
 VARIABLE = "HEEDFUL_PLUGINS"
+SHIPPED = "shipped:"  # before the name of a file that comes with heedful
 
 _loaded: dict[str, str] = {}  # names of plugins, with the file or module of each
 _loading: list[str] = []  # the plugin that is being executed, last
@@ -94,12 +95,18 @@ _REGISTRIES = (task, architecture, metric, schedule)
 
 
 def load_plugin(path: str | Path) -> None:
-    """Execute a plugin's file, once in a process.
+    """Execute a plugin's file, once in a process; `shipped:NAME` is one of heedful's examples.
 
     Raises:
         UserError: no such file; it does not run (with its line), or redefines a name; another
             plugin has the same file name, by which models remember what they need.
     """
+    if str(path).startswith(SHIPPED):
+        name = str(path).removeprefix(SHIPPED)
+        module_name = f"heedful.examples.{name.removesuffix('.py')}"
+        if name not in _loaded:
+            _execute(name, str(path), lambda: import_module(module_name))
+        return
     file = Path(path).resolve()
     if _loaded.get(file.name) == str(file):
         return

@@ -1,44 +1,52 @@
 """One training run, from recipe to model: where the rooms are put together.
 
 A run's folder is a model directory (`config.json`, `model.safetensors`, tokenizers: the best model
-so far) that also holds the resolved recipe, the log, the checkpoints, the prepared data and, at the
-end, scores and a report.
+so far) that also holds the whole recipe, the log, the checkpoints and, at the end, scores and a
+report. Its data are prepared in a cache that runs share.
 """
 
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import heedful
 from heedful import plugins
 from heedful.config import Recipe, changed_keys
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
-from heedful.files import remove_unfinished, write_text
+from heedful.files import read_json, remove_unfinished, write_json, write_text
 from heedful.inference import (
     SavedModel,
+    Translator,
     choose_device,
     load,
     open_net,
     parameter_count,
     save_description,
 )
-from heedful.jobs.job import FinalScores, Job, Say
 from heedful.recipe_files import load_recipe
+from heedful.tasks.distillation import (
+    Distilled,
+    begin_as_layers,
+    check_distillation,
+    ready_teacher,
+    taught_data,
+)
+from heedful.tasks.task import Data, FinalScores, Origin, Say, Task
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.events import Listener, Reason, RunFinished, RunStarted
+from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
 from heedful.training.expectations import Expectations
 from heedful.training.folder import RunFolder
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
-from heedful.training.trainer import Trainer, TrainStep, Work
+from heedful.training.trainer import Objective, Trainer, TrainStep, Work
 from heedful.zoo import architecture
 from heedful.zoo.saved import (
     OF_WORDS,
@@ -51,6 +59,10 @@ from heedful.zoo.saved import (
     weights_of,
 )
 
+CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data
+_DATA = "data.json"
+_VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -58,8 +70,19 @@ class Result:
 
     directory: Path
     task: str
-    reason: Reason
+    reason: StopReason
     scores: FinalScores | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run has once it is started; `resumed_from` is the step that it goes on from."""
+
+    task: Task
+    data: Data
+    model: SavedModel
+    trainer: Trainer
+    resumed_from: int | None
 
 
 def train(
@@ -76,8 +99,8 @@ def train(
     Args:
         recipe: a `Recipe`, the path of one, or the name of a shipped one.
         resume: go on from the newest checkpoint in `out`.
-        listeners: told of every event; the log (and TensorBoard's files) are written anyway.
-        say: told in a line what the data hold.
+        listeners: are given every event; the log (and TensorBoard's files) are written anyway.
+        say: is given lines on what the data hold.
 
     Raises:
         UserError: anything wrong with recipe, data or folder; a loss that is not finite.
@@ -88,49 +111,22 @@ def train(
     device = choose_device(recipe.training.device)
     with RunFolder(out) as folder:
         with folder.undone_on_error():
-            job, trainer, resumed_from = _start(recipe, out, device, resume, say)
-            trainer.listeners = [*listeners, *_logs(recipe, out, resume, resumed_from, say)]
-        facts = _facts(job.model.net, device, command, trainer.bf16)
-        return _run(job, trainer, resumed_from, out, say, facts)
-
-
-def _logs(
-    recipe: Recipe, out: Path, resume: bool, resumed_from: int | None, say: Say
-) -> list[Listener]:
-    step = (resumed_from or 0) if resume else None
-    logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
-    if recipe.training.tensorboard:
-        logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
-    return [*logs, Expectations(recipe.expect, say)]
-
-
-def _run(
-    job: Job, trainer: Trainer, resumed_from: int | None, out: Path, say: Say, facts: dict[str, str]
-) -> Result:
-    """From the first step to scores and report."""
-    try:
-        trainer.emit(_started(job, resumed_from))
-        reason = trainer.run()
-        scores = None
-        if reason != "interrupted":
-            say("scoring the held-out text with the model that the run chooses")
-            _choose_final(trainer, job, out)
-            scores = job.finish(out)
-        state = trainer.state
-        values = {} if scores is None else scores.values()
-        trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values))
-    finally:
-        for listener in trainer.listeners:
-            listener.close()
+            run = _start(recipe, out, device, resume, say)
+            step = (run.resumed_from or 0) if resume else None
+            log: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
+            if recipe.training.tensorboard:
+                log.append(TensorBoardLog(out / "tensorboard", resume_step=step))
+            run.trainer.listeners = [*listeners, *log, Expectations(recipe.expect, say)]
+        reason, scores = _finish(run, out, say)
     write_report(
         out / "report.html",
-        title=f"{job.recipe.task}: {out.name}",
+        title=f"{recipe.task}: {out.name}",
         events=read_log(out / "log.jsonl"),
-        recipe_yaml=job.recipe.to_yaml(),
-        facts=facts,
+        recipe_yaml=recipe.to_yaml(),
+        facts=_facts(run, device, command),
         final_scores=scores.by_name if scores else {},
     )
-    return Result(out, job.recipe.task, reason, scores)
+    return Result(out, recipe.task, reason, scores)
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:
@@ -144,60 +140,92 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
     return device.type == "cpu" and flags.is_file() and "avx512_bf16" in flags.read_text()
 
 
-def _start(
-    recipe: Recipe, out: Path, device: torch.device, resume: bool, say: Say
-) -> tuple[Job, Trainer, int | None]:
-    """Everything up to the first step; the step that a resumed run goes on from."""
-    kind: type[Job] = plugins.task.get(recipe.task)
-    kind.check(recipe)
+def cache_folder() -> Path:
+    """Where prepared data are kept: the variable HEEDFUL_CACHE, else the user's own cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(CACHE) or Path(home) / "heedful") / "data"
+
+
+def _start(recipe: Recipe, out: Path, device: torch.device, resume: bool, say: Say) -> _Run:
+    """Everything up to the first step; what is wrong is told before the data are read."""
+    task: Task = plugins.task.get(recipe.task)(recipe)
+    task.check()
+    check_distillation(recipe, task.levels)
     source = None if recipe.init_from is None else load(recipe.init_from, device="cpu")
-    teacher = recipe.distillation.teacher
-    master = source if teacher is None else load(teacher, device=str(device))
-    _check_model(recipe, kind, source)  # what is wrong is told before the data are read
+    named = recipe.distillation.teacher
+    teacher = None if named is None else load(named, device=str(device))
+    _model_config(task, None, source, teacher)
+    schedule = recipe.training.schedule
+    make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
     _open_folder(recipe, out, resume)
-    tokenizers = None
-    if master is not None:
-        tokenizers = (master.src_tokenizer, master.tgt_tokenizer)
-    job: Job = kind(recipe, out / "data", say, tokenizers)
+    say_new: Say = (lambda line: None) if resume else say
+    data = task.prepare(cache_folder(), _origin(source, teacher), say_new)
+    _remember_data(data, out, resume)
     torch.manual_seed(recipe.training.seed)
-    job.model = model = _build(recipe, job, source)
+    model = _build(task, data, source, teacher)
     if source is not None:
         # Also where a run goes on: it may have been stopped before its first checkpoint.
-        found = _take_over(model, source)
-        if not resume:
-            _report_loaded(found, say, str(recipe.init_from))
+        _report_loaded(_take_over(model, source), say_new, str(recipe.init_from))
+    objective: Objective = _smoothed(task)
     if teacher is not None:
-        assert master is not None
-        job.learn_from(master, resume=resume)
+        ready_teacher(teacher, model, task, data)
+        if recipe.distillation.copy_layers:
+            begin_as_layers(model, teacher, say_new)
+        if recipe.distillation.level == "word":
+            objective = Distilled(recipe.distillation, teacher.net, recipe.training.label_smoothing)
+        else:
+            assert isinstance(teacher, Translator)
+            data = taught_data(data, task, teacher, cache_folder(), say)
     model.net.to(device)
     save_description(model, out)
-    checkpoints = Checkpoints(out / "checkpoints", recipe.training.average_last)
-    rate = make_schedule(
-        recipe.training.schedule,
-        d_model=model.config.d_model,
-        max_steps=recipe.training.max_steps,
-    )
-    work = Work(
-        plan=job.plan,
-        load=job.load,
-        evaluate=job.evaluate,
-        keep_best=lambda: save_tensors(out / WEIGHTS, weights_of(model.net)),
-    )
-    work.plan(0)  # an example above the batch's limit is told now
+    task.plan(data, 0)  # an example above the batch's limit is told now
     trainer = Trainer(
-        TrainStep(model.net, lambda net, batch: job.loss(batch)),
-        work,
+        TrainStep(model.net, objective),
+        _work(task, data, model, device, out),
         recipe.training,
-        rate,
-        checkpoints,
+        make_schedule(schedule, d_model=model.config.d_model, max_steps=recipe.training.max_steps),
+        Checkpoints(out / "checkpoints", recipe.training.average_last),
         bf16=uses_bf16(recipe.training.precision, device),
         compare_at=[one.step for one in recipe.expect],
     )
-    return job, trainer, trainer.resume() if resume else None
+    return _Run(task, data, model, trainer, trainer.resume() if resume else None)
+
+
+def _work(task: Task, data: Data, model: SavedModel, device: torch.device, out: Path) -> Work:
+    return Work(
+        plan=lambda epoch: task.plan(data, epoch),
+        load=lambda item: task.collate(data, item).to(device),
+        evaluate=lambda: task.evaluate(model, data),
+        keep_best=lambda: save_tensors(out / WEIGHTS, weights_of(model.net)),
+    )
+
+
+def _smoothed(task: Task) -> Objective:
+    smoothing = task.recipe.training.label_smoothing
+    return lambda net, batch: task.loss(net, batch, label_smoothing=smoothing)
+
+
+def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | None]:
+    """From the first step to the scores."""
+    trainer, state = run.trainer, run.trainer.state
+    try:
+        trainer.emit(_started(run))
+        reason = trainer.run()
+        scores = None
+        if reason != "interrupted":
+            say("scoring the held-out text with the model that the run chooses")
+            _choose_final(run, out)
+            scores = run.task.finish(run.model, run.data, out)
+        values = {} if scores is None else scores.values()
+        trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values))
+    finally:
+        for listener in trainer.listeners:
+            listener.close()
+    return reason, scores
 
 
 def _open_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    """A new folder with the resolved recipe in it, or one whose recipe is still the same."""
+    """A new folder with the recipe in it, or one whose recipe is still the same."""
     saved = out / "recipe.yaml"
     if resume:
         if not saved.is_file():
@@ -209,54 +237,106 @@ def _open_folder(recipe: Recipe, out: Path, resume: bool) -> None:
                 "start a new run, or resume with its own recipe.yaml"
             )
         remove_unfinished(out)
-    elif saved.exists() or (out / "checkpoints").exists() or (out / "data").exists():
+    elif saved.exists() or (out / "checkpoints").exists():
         raise UserError(f"{out} already holds a run; go on with --resume, or give another --out")
     else:
         write_text(saved, recipe.to_yaml())
 
 
-def _build(recipe: Recipe, job: Job, source: SavedModel | None) -> SavedModel:
-    name, config = _model_config(recipe, type(job), source, job.sizes)
+def _remember_data(data: Data, out: Path, resume: bool) -> None:
+    """Write down which prepared data a run has; one that goes on must have the same."""
+    path, now = out / _DATA, {"prepared": data.directory.name}
+    if resume and path.is_file() and read_json(path) != now:
+        raise UserError(
+            f"cannot resume {out}: its data files, or heedful itself, have changed since it began; "
+            "bring the old ones back, or start a new run"
+        )
+    write_json(path, now)
+
+
+def _origin(source: SavedModel | None, teacher: SavedModel | None) -> Origin:
+    """What the data take over from the models that a run comes from."""
+    master = teacher or source
+    if master is None:
+        return Origin()
+    start_id = None
+    if isinstance(source, Translator) and _is_imported(source):
+        start_id = source.ids.start[-1]
+    tokenizers = master.src_tokenizer, master.tgt_tokenizer
+    return Origin(tokenizers, start_id, tuple(master.card.labels))
+
+
+def _is_imported(source: SavedModel | None) -> bool:
+    return source is not None and source.has_tokenizer and source.src_tokenizer.kind == IMPORTED
+
+
+def _build(
+    task: Task, data: Data, source: SavedModel | None, teacher: SavedModel | None
+) -> SavedModel:
+    name, config = _model_config(task, data, source, teacher)
     net = architecture(name).build(config)
-    card = job.card(name)
-    if source is not None and source.has_tokenizer and source.src_tokenizer.kind == IMPORTED:
+    card = task.card(data, name)
+    if source is not None and _is_imported(source):
         # An imported model's outputs go on to begin and end as it was trained.
         card = replace(card, generation=source.card.generation)
-    return open_net(net, config, card, *job.tokenizers)
-
-
-def _check_model(recipe: Recipe, kind: type[Job], source: SavedModel | None) -> None:
-    """Refuse what is wrong with a recipe's `model`, with stand-ins for what the data will say."""
-    _model_config(recipe, kind, source, kind.stand_in_sizes)
+    plugin = plugins.architecture.plugin_of(name)
+    if plugin is not None:
+        card = replace(card, plugins=(plugin,))
+    return open_net(net, config, card, *data.tokenizers)
 
 
 def _model_config(
-    recipe: Recipe, kind: type[Job], source: SavedModel | None, sizes_of: Any
+    task: Task, data: Data | None, source: SavedModel | None, teacher: SavedModel | None
 ) -> tuple[str, Any]:
-    """Name and Config of the architecture that a recipe's `model` describes.
+    """The architecture and its Config: its size, the source's, what follows from data, the keys.
 
-    Where a run starts from another model of that architecture, that one's sizes stand instead of
-    those of `size`; keys that the recipe sets by themselves win over both.
+    Without data only a first look at the recipe; raises UserError for what is wrong with `model`.
     """
-    keys: dict[str, Any] = dict(recipe.model)
+    keys = dict(task.recipe.model)
     if not keys and source is None:
-        keys = dict(kind.default_model)
-    first = source.card.architecture if source is not None else kind.default_model["architecture"]
+        keys = dict(task.default_model)
+    first = source.card.architecture if source else task.default_model["architecture"]
     name = str(keys.pop("architecture", first))
     module = architecture(name)
     size = keys.pop("size", None)
     if size is not None and size not in module.SIZES:
         raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(module.SIZES)}")
-    base: dict[str, Any] = {}
-    if source is not None and source.card.architecture == name:
-        base = asdict(source.config)
-    follows = sizes_of(recipe, name)
+    same = source is not None and source.card.architecture == name
+    base = asdict(source.config) if source is not None and same else {}
+    follows = _kept_sizes(task, task.model_keys(data, name), source, teacher)
     for key in follows:
         if "vocab_size" in key and key in keys:
             raise UserError(f"model.{key} follows from the tokenizer: set tokenizer.vocab_size")
     known = module.Config.__dataclass_fields__
     follows = {key: value for key, value in follows.items() if key in known}
     return name, make_config(name, (module.SIZES[size] if size else {}) | base | follows | keys)
+
+
+def _kept_sizes(
+    task: Task, sizes: dict[str, Any], source: SavedModel | None, teacher: SavedModel | None
+) -> dict[str, Any]:
+    """Sizes of a run's own net, as far as the models that it comes from let it choose.
+
+    A vocabulary is never smaller than theirs, because their tables could not be taken over
+    otherwise; and the length is that of the model which the run starts from.
+
+    Raises:
+        UserError: texts that are longer than that model's.
+    """
+    for name in _VOCABULARIES:
+        if name in sizes:
+            theirs = (getattr(m.config, name, 0) for m in (source, teacher) if m is not None)
+            sizes[name] = max(sizes[name], *theirs, 0)
+    kept = source or (teacher if task.recipe.distillation.copy_layers else None)
+    needed = sizes["max_length"]
+    max_length = getattr(kept.config, "max_length", needed) if kept else needed
+    longest = task.recipe.model.get("max_length", max_length)
+    if isinstance(longest, int) and longest < needed:
+        raise UserError(
+            f"{task.length_key} {needed} is more than the {longest} tokens that the model reads; "
+            f"set it to {longest} or less, or give model.max_length"
+        )
+    return sizes | {"max_length": max_length}
 
 
 def _take_over(model: SavedModel, source: SavedModel) -> tuple[list[str], list[str], list[str]]:
@@ -271,7 +351,9 @@ def _take_over(model: SavedModel, source: SavedModel) -> tuple[list[str], list[s
     return copy_matching(model.net, source.net, without="" if same else OF_WORDS)
 
 
-def _report_loaded(found: tuple[list[str], list[str], list[str]], say: Say, source: str) -> None:
+def _report_loaded(
+    found: tuple[list[str], list[str], list[str]], say: Callable[[str], None], source: str
+) -> None:
     """Say what a run that starts from another model took over, and what not."""
     loaded, new, unused = found
     if not loaded:
@@ -284,38 +366,40 @@ def _report_loaded(found: tuple[list[str], list[str], list[str]], say: Say, sour
             say(f"           {len(names)} {what}: {', '.join(names)}")
 
 
-def _choose_final(trainer: Trainer, job: Job, out: Path) -> None:
+def _choose_final(run: _Run, out: Path) -> None:
     """The run's model: the average of the last checkpoints where it is better than the best."""
+    net = run.model.net
     best = load_tensors(out / WEIGHTS)
-    files = [path / WEIGHTS for path in trainer.checkpoints.regular()]
-    if job.recipe.training.average_last > 1 and len(files) > 1:
+    files = [path / WEIGHTS for path in run.trainer.checkpoints.regular()]
+    if run.task.recipe.training.average_last > 1 and len(files) > 1:
         average = average_weights(files)
-        set_weights(job.model.net, average, out)
-        if job.evaluate().value > trainer.state.best_value:
+        set_weights(net, average, out)
+        if run.task.evaluate(run.model, run.data).value > run.trainer.state.best_value:
             save_tensors(out / WEIGHTS, average)
             return
-    set_weights(job.model.net, best, out / WEIGHTS)
+    set_weights(net, best, out / WEIGHTS)
 
 
-def _started(job: Job, resumed_from: int | None) -> RunStarted:
+def _started(run: _Run) -> RunStarted:
+    recipe = run.task.recipe
     return RunStarted(
-        recipe=job.recipe.model_dump(mode="json"),
-        num_parameters=parameter_count(job.model.net),
-        num_train=job.num_train,
-        num_valid=job.num_valid,
-        device=str(job.model.device),
-        total_steps=job.recipe.training.max_steps,
-        resumed_from=resumed_from,
+        recipe=recipe.model_dump(mode="json"),
+        num_parameters=parameter_count(run.model.net),
+        num_train=run.task.count(run.data, "train"),
+        num_valid=run.task.count(run.data, "valid"),
+        device=str(run.model.device),
+        total_steps=recipe.training.max_steps,
+        resumed_from=run.resumed_from,
     )
 
 
-def _facts(net: nn.Module, device: torch.device, command: str, bf16: bool) -> dict[str, str]:
+def _facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:
     return {
         "command": command,
-        "parameters": f"{parameter_count(net):,}",
+        "parameters": f"{parameter_count(run.model.net):,}",
         "heedful": heedful.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
-        "device": f"{device}, {'bf16' if bf16 else 'fp32'}",
+        "device": f"{device}, {'bf16' if run.trainer.bf16 else 'fp32'}",
     }

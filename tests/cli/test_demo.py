@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from heedful.cli import demo as verb
 from heedful.cli.app import app
 from heedful.errors import UserError
+from heedful.examples.dates import EXAMPLES_FOR_PEOPLE
 from heedful.recipe_files import load_recipe
 from heedful.run import train
-from heedful.tasks.dates import EXAMPLES_FOR_PEOPLE
 
 SHORT = (
     "data.generated.num_train=300",

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from heedful import plugins
 from heedful.config import Recipe
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.inference import ModelCard, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
+from heedful.tasks.task import Origin
 from heedful.training.events import Event, StepDone
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
@@ -90,6 +92,44 @@ def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None
     last = f"checkpoints/step-{recipe.training.max_steps:08d}"
     for name in ("model.safetensors", f"{last}/training.safetensors", *results):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+class Ready:
+    """A task on prepared data with a model, as a run puts them together.
+
+    `said` is what the preparation said.
+    """
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, net: str | None = None, origin: Origin | None = None
+    ) -> None:
+        self.recipe, self.said = recipe, list[str]()
+        self.task = plugins.task.get(recipe.task)(recipe)
+        self.task.check()
+        self.data = self.task.prepare(folder, origin or Origin(), self.said.append)
+        self.tokenizers, self.tokenizer = self.data.tokenizers, self.data.tokenizer
+        self.num_train, self.num_valid = (
+            self.task.count(self.data, split) for split in ("train", "valid")
+        )
+        self.model: Any = None
+        if net is not None:
+            config, module = random_net(net, **self.task.model_keys(self.data, net))
+            self.model = open_net(module, config, self.card(net), *self.tokenizers)
+
+    def card(self, name: str) -> ModelCard:
+        return self.task.card(self.data, name)
+
+    def plan(self, epoch: int) -> Any:
+        return self.task.plan(self.data, epoch)
+
+    def load(self, item: Any) -> Any:
+        return self.task.collate(self.data, item)
+
+    def evaluate(self) -> Any:
+        return self.task.evaluate(self.model, self.data)
+
+    def finish(self, out: Path) -> Any:
+        return self.task.finish(self.model, self.data, out)
 
 
 def words(vocabulary: Sequence[str]) -> Tokenizer:

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heedful
-from encoder_runs import LEARNS, assert_resumes, random_net, saved, tiny, words
-from heedful.data.labelled import LabelledStore, encode_labelled, read_labelled
-from heedful.data.sequences import LabelledBatch, collate_labelled
-from heedful.data.store import pack_ids
+from encoder_runs import LEARNS, Ready, assert_resumes, random_net, saved, tiny, words
+from heedful.data.collate import Batch, collate_texts
+from heedful.data.columns import pack_ids
+from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.rows import read_rows
 from heedful.errors import UserError
-from heedful.inference import Classifier, open_net
-from heedful.jobs.classification import Classification
+from heedful.evaluation.likelihood import batch_loss, target_states
+from heedful.inference import Classifier
 from heedful.run import train
 from heedful.tasks.classification import (
     accuracy,
     confusion,
-    label_logits,
-    label_loss,
+    labels_of,
     macro_f1,
-    text_states,
 )
+from heedful.tasks.task import Origin
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
 from hf_parity import imported, random_hf, transformers
@@ -69,37 +68,30 @@ def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
     return recipe.model_copy(update={"init_from": init_from and str(init_from)})
 
 
-def job_of(folder: Path, file: str, name: str = "bert", **changes: Any) -> Classification:
-    """A job on prepared data, with a random model."""
-    recipe = recipe_of(file, **changes)
-    Classification.check(recipe)
-    job = Classification(recipe, folder, lambda line: None)
-    config, net = random_net(name, **job.sizes(recipe, name))
-    job.model = open_net(net, config, job.card(name), *job.tokenizers)
-    return job
+def ready(folder: Path, file: str, **changes: Any) -> Ready:
+    return Ready(recipe_of(file, **changes), folder, "bert")
 
 
 # --- one batch ------------------------------------------------------------------------------
 
 
-def pairs(lengths: list[int], seed: int = 0) -> LabelledStore:
-    """Random pairs of texts, the second of each from its third token on."""
-    rng = np.random.default_rng(seed)
+def pairs(lengths: list[int], indices: Any, pad_id: int = 0) -> Batch:
+    """Some of some random pairs of texts, the second of each from its third token on."""
+    rng = np.random.default_rng(0)
     ids = pack_ids([rng.integers(5, 19, n).tolist() for n in lengths], 19)
-    labels = rng.integers(3, size=len(lengths))
-    return LabelledStore(ids, labels, ("a", "b", "c"), np.full(len(lengths), 2))
+    labels, second = rng.integers(3, size=len(lengths)), np.full(len(lengths), 2)
+    return collate_texts(ids, np.array(indices), pad_id=pad_id, labels=labels, second=second)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
 def test_a_padded_batch_has_the_loss_of_its_rows_alone(name: str) -> None:
-    store = pairs([12, 3, 7, 4])
     _, net = random_net(name, vocab_size=19, max_length=16, head="classify", num_labels=3)
 
     def loss(indices: list[int]) -> Any:
-        batch = collate_labelled(store, np.array(indices), pad_id=0)
+        batch = pairs([12, 3, 7, 4], indices)
         assert batch.num_targets == len(indices)
         with torch.no_grad():
-            return label_loss(net, batch, label_smoothing=0.1)
+            return batch_loss(net, batch, label_smoothing=0.1)
 
     whole, parts = loss([0, 1, 2, 3]), [loss([row]) for row in range(4)]
     for sums in ("loss", "nll", "correct"):
@@ -110,12 +102,11 @@ def test_a_padded_batch_has_the_loss_of_its_rows_alone(name: str) -> None:
 
 def test_the_logits_are_those_of_the_net() -> None:
     _, net = random_net("bert", vocab_size=19, max_length=16, head="classify", num_labels=3)
-    batch = collate_labelled(pairs([12, 3, 7]), np.arange(3), pad_id=0)
-    logits = label_logits(net, text_states(net, batch))
-    assert torch.equal(logits, net(batch.ids, batch.lengths, types=batch.segments))
-    assert not torch.equal(logits, net(batch.ids, batch.lengths))
-    states = text_states(net, batch) * 0
-    assert not torch.equal(label_loss(net, batch).loss, label_loss(net, batch, states=states).loss)
+    batch = pairs([12, 3, 7], [0, 1, 2])
+    logits = net.head(target_states(net, batch))
+    lengths = torch.tensor([12, 3, 7])
+    assert torch.equal(logits, net(batch.tokens.ids, lengths, types=batch.types))
+    assert not torch.equal(logits, net(batch.tokens.ids, lengths))
 
 
 @pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
@@ -129,11 +120,12 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str)
     config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
     theirs = random_hf(getattr(transformers, f"{name}ForSequenceClassification"), config)
     net = imported(theirs, tmp_path / "hf").net
-    batch = collate_labelled(pairs([9, 4, 6]), np.arange(3), pad_id=1)
-    mask = (torch.arange(9) < batch.lengths[:, None]).long()
-    types = {"token_type_ids": batch.segments} if name == "Bert" else {}
-    expected = theirs(batch.ids, attention_mask=mask, labels=batch.labels, **types).loss * 3
-    found = label_loss(net, batch)
+    batch = pairs([9, 4, 6], [0, 1, 2], pad_id=1)
+    mask = batch.tokens.real.long()
+    types = {"token_type_ids": batch.types} if name == "Bert" else {}
+    ids, labels = batch.tokens.ids, batch.targets
+    expected = theirs(ids, attention_mask=mask, labels=labels, **types).loss * 3
+    found = batch_loss(net, batch)
     torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
     found.loss.backward()
     expected.backward()
@@ -174,7 +166,7 @@ def test_scores_are_as_defined(answers: list[tuple[int, int]]) -> None:
 
 
 def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path) -> None:
-    job = job_of(tmp_path / "data", file, evaluation__metric="accuracy")
+    job = ready(tmp_path / "data", file, evaluation__metric="accuracy")
     state = torch.get_rng_state()
     found = job.evaluate()
     assert job.evaluate() == found
@@ -191,8 +183,8 @@ def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path) ->
 
 
 def test_plans_are_pure_and_whole(file: str, tmp_path: Path) -> None:
-    job = job_of(tmp_path / "data", file)
-    again = Classification(job.recipe, tmp_path / "data", lambda line: None)
+    job = ready(tmp_path / "data", file)
+    again = Ready(job.recipe, tmp_path / "data")
     for epoch in (0, 1):
         plans = [[batch.indices.tolist() for batch in each.plan(epoch)] for each in (job, again)]
         assert plans[0] == plans[1]
@@ -205,7 +197,7 @@ def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str)
     long = ("cat " * 30, "beast")
     train_file = write_tsv(tmp_path / "train.tsv", [*examples(20), long])
     test_file = write_tsv(tmp_path / "test.tsv", [("hen", "bird"), long, ("cod", "fish")])
-    job = job_of(
+    job = ready(
         tmp_path / "data",
         train_file,
         data__valid={"file": test_file},
@@ -213,7 +205,7 @@ def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str)
         data__truncation=too_long,
     )
     assert job.num_train == 20 + (too_long == "truncate")
-    assert job.stores["test"].lengths.tolist() == [3, 16, 3]
+    assert job.data.ids("test").lengths.tolist() == [3, 16, 3]
     job.finish(tmp_path)
     assert len((tmp_path / "test.output.txt").read_text().splitlines()) == 3
 
@@ -221,14 +213,14 @@ def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str)
 def test_jsonl_with_names_of_its_own(tmp_path: Path) -> None:
     rows = [{"body": text, "kind": label} for text, label in examples(30)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    job = job_of(
+    job = ready(
         tmp_path / "data",
         str(tmp_path / "train.jsonl"),
         data__train__text_field="body",
         data__train__label_field="kind",
     )
-    assert job.labels == job.card("bert").labels == ("beast", "bird", "fish")
-    assert job.sizes(job.recipe, "bert")["num_labels"] == 3
+    assert labels_of(job.data) == job.card("bert").labels == ("beast", "bird", "fish")
+    assert job.task.model_keys(job.data, "bert")["num_labels"] == 3
 
 
 # --- what is refused ------------------------------------------------------------------------
@@ -385,12 +377,13 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
     labels = ("fish", "beast", "bird")
     source = tmp_path / "source"
     saved(source, "bert", TOKENIZER, labels=labels, head="classify", num_labels=3)
-    job = Classification(recipe_of(file, source), tmp_path / "data", lambda line: None)
-    assert job.labels == job.card("bert").labels == labels
+    origin = Origin((TOKENIZER, TOKENIZER), labels=labels)
+    job = Ready(recipe_of(file, source), tmp_path / "data", origin=origin)
+    assert labels_of(job.data) == job.card("bert").labels == labels
     lines = Path(file).read_text().splitlines()
     kept = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
-    store = job.stores["train"]
-    for row, label in zip(store.ids, store.labels, strict=True):
+    stored = job.data.splits["train"].numbers("labels")
+    for row, label in zip(job.data.ids("train"), stored, strict=True):
         assert kept[job.tokenizers[0].decode(row.tolist())] == labels[label]
 
 
@@ -401,32 +394,23 @@ def test_texts_longer_than_the_source_reads_are_refused(file: str, tmp_path: Pat
         train(recipe, tmp_path / "run")
 
 
-def test_batches_know_their_labels() -> None:
-    batch = collate_labelled(pairs([3, 4, 5]), np.array([2, 0]), pad_id=0)
-    assert isinstance(batch, LabelledBatch)
-    assert batch.num_targets == 2
-    assert batch.num_tokens == 8
-
-
 def test_words_are_hidden_by_chance_and_never_marks(tmp_path: Path, file: str) -> None:
     """Anew in every epoch, and the same again for the same epoch and example."""
-    job = job_of(tmp_path / "data", file, objective={"word_dropout": 0.5})
-    job.model = SimpleNamespace(device="cpu")
-    plain = job_of(tmp_path / "plain", file)
-    plain.model = job.model
+    job = ready(tmp_path / "data", file, objective={"word_dropout": 0.5})
+    plain = ready(tmp_path / "plain", file)
     mask_id = job.tokenizers[0].specials.mask_id
     shares = []
     for item in job.plan(0):
-        before, after = plain.load(item).ids, job.load(item).ids
-        assert torch.equal(job.load(item).ids, after)
+        before, after = plain.load(item).tokens.ids, job.load(item).tokens.ids
+        assert torch.equal(job.load(item).tokens.ids, after)
         hidden = after != before
         assert set(after[hidden].tolist()) <= {mask_id}
         specials = torch.tensor(sorted(job.tokenizers[0].special_ids))
         assert not torch.isin(before[hidden], specials).any()
         shares.append(float(hidden.sum() / (~torch.isin(before, specials)).sum()))
     assert 0.4 < sum(shares) / len(shares) < 0.6
-    other = job.load(job.plan(0)[0]._replace(epoch=1)).ids
-    assert not torch.equal(other, job.load(job.plan(0)[0]).ids)
+    other = job.load(job.plan(0)[0]._replace(epoch=1)).tokens.ids
+    assert not torch.equal(other, job.load(job.plan(0)[0]).tokens.ids)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
@@ -434,17 +418,19 @@ def test_a_pair_that_is_too_long_is_cut_as_in_training(tmp_path: Path, name: str
     """The longer text gives way; nothing that the model was trained on is cut off the end."""
     model = saved(tmp_path / "model", name, TOKENIZER, labels=("a", "b"), num_labels=2)
     model.config = replace(model.config, max_length=9)
-    path = tmp_path / "data"
     rows = [("the cat runs near a house", "old owl"), ("hen", "the duck sleeps near a river")]
     for text, other in rows:
         line = write_tsv(tmp_path / "one.tsv", [(text, other, "a")])
-        labelled = read_labelled([Path(line)], text_field=1, pair_field=2, label_field=3)
-        store, _ = encode_labelled(
-            labelled, TOKENIZER, path, label_names=("a", "b"), max_length=9, too_long="truncate"
+        columns = encode_rows(
+            read_rows([Path(line)], {"text": 1, "pair": 2}),
+            {"text": TextColumn(TOKENIZER, ("text", "pair"))},
+            max_length=9,
+            truncation="truncate",
         )
         ids, types = model.encode_pairs([text], [other], "truncate")
-        assert ids == [store.ids[0].tolist()]
-        assert types == [[0] * int(store.seconds[0]) + [1] * (9 - int(store.seconds[0]))]
+        assert ids == [columns.sequences("text")[0].tolist()]
+        second = int(columns.numbers("text.second")[0])
+        assert types == [[0] * second + [1] * (9 - second)]
     assert model.num_truncated == 2
     with pytest.raises(UserError, match=r"pair 1 has .* tokens, but the model allows 9"):
         model.encode_pairs(*zip(*rows, strict=True), "error")

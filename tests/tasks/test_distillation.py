@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +15,24 @@ from torch.nn import functional as F
 
 import heedful
 import heedful.tasks.distillation as distillation
-from encoder_runs import assert_resumes, tiny
+from encoder_runs import Ready, assert_resumes, tiny
 from heedful.config import Distillation
-from heedful.data.pair_store import open_pairs
+from heedful.data.collate import collate_pairs, collate_texts, collate_windows
+from heedful.data.columns import Sequences, pack_ids
+from heedful.data.plans import plan_windows
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import batch_loss
 from heedful.inference import Translator
-from heedful.parts.tokens import Tokens
 from heedful.recipe_files import load_recipe
-from heedful.run import train
-from heedful.tasks.classification import label_loss
+from heedful.run import cache_folder, train
 from heedful.tasks.distillation import (
+    Distilled,
     copy_layers,
     cosine_loss,
-    distilled_labels,
-    distilled_loss,
-    distilled_masked,
-    distilled_pairs,
-    distilled_windows,
     soft_target_loss,
+    taught_data,
 )
-from heedful.tasks.language_modelling import window_loss
-from heedful.tasks.masked_lm import masked_loss
-from heedful.tasks.translation import pair_loss
+from heedful.tasks.task import Origin
 from heedful.zoo import bert, gpt2, vaswani2017
 from heedful.zoo.saved import load_tensors, weights_of
 
@@ -115,53 +112,43 @@ def test_the_cosine_loss_is_torchs_and_knows_no_length():
 
 
 def masked_case() -> tuple[Any, ...]:
-    from heedful.tasks.masked_lm import MaskedBatch
-
-    ids = torch.randint(4, 12, (3, 6))
-    selected = torch.zeros(3, 6, dtype=torch.bool)
-    selected[[0, 0, 1, 2], [1, 3, 2, 0]] = True
-    batch = MaskedBatch(ids, torch.tensor([6, 4, 2]), selected, ids[selected], np.arange(3), 12)
-    return batch, lambda layers: encoder(layers, "mlm"), distilled_masked, masked_loss
+    batch = collate_texts(texts([6, 4, 2]), np.arange(3), pad_id=0)
+    places = torch.tensor([1, 3, 8, 12])
+    targets = batch.tokens.ids.flatten()[places]
+    return replace(batch, places=places, targets=targets), lambda layers: encoder(layers, "mlm")
 
 
 def labels_case() -> tuple[Any, ...]:
-    from heedful.data.sequences import LabelledBatch
-
-    ids, labels = torch.randint(4, 12, (3, 6)), torch.tensor([0, 2, 1])
-    batch = LabelledBatch(ids, torch.tensor([6, 4, 2]), np.arange(3), 12, labels, None)
-    return batch, lambda layers: encoder(layers, "classify"), distilled_labels, label_loss
+    batch = collate_texts(
+        texts([6, 4, 2]), np.arange(3), pad_id=0, labels=np.array([0, 2, 1], dtype=np.int64)
+    )
+    return batch, lambda layers: encoder(layers, "classify")
 
 
 def windows_case() -> tuple[Any, ...]:
-    from heedful.data.packing import PackedBatch
-
-    ids, targets = torch.randint(4, 12, (2, 6)), torch.randint(4, 12, (2, 6))
-    scored = torch.ones(2, 6, dtype=torch.bool)
-    scored[0, 3] = False
-    documents = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
-    batch = PackedBatch(ids, targets, scored, 11, 12, documents)
+    rows = texts([5, 9])
+    (windows,) = plan_windows(rows.lengths, context=6, batch_size=4, seed=0, epoch=0, shuffle=False)
+    batch = collate_windows(rows, windows, isolate=True, pad_id=0)
 
     def net(layers: int) -> Any:
         config = gpt2.Config(12, d_model=16, num_heads=2, num_layers=layers, max_length=8)
         return gpt2.build(config)
 
-    return batch, net, distilled_windows, window_loss
+    return batch, net
 
 
 def pairs_case() -> tuple[Any, ...]:
-    from heedful.data.batches import collate
-    from heedful.data.pair_store import PairStore
-    from heedful.data.store import pack_ids
-
-    rows = [[5, 6, 7, 2], [8, 2], [9, 10, 2]]
-    store = PairStore(pack_ids(rows, 12), pack_ids(rows[::-1], 12))
-    batch = collate(store, np.arange(3), bos_id=1, pad_id=0)
+    batch = collate_pairs(texts([4, 2, 3]), texts([3, 2, 4]), np.arange(3), bos_id=1, pad_id=0)
 
     def net(layers: int) -> Any:
         depths = {"num_encoder_layers": layers, "num_decoder_layers": layers}
         return vaswani2017.build(vaswani2017.Config(12, 12, max_length=8, **depths, **TWO_STACKS))
 
-    return batch, net, distilled_pairs, pair_loss
+    return batch, net
+
+
+def texts(lengths: list[int]) -> Sequences:
+    return pack_ids([torch.randint(4, 12, (length,)).tolist() for length in lengths], 12)
 
 
 def encoder(layers: int, head: Any) -> Any:
@@ -183,13 +170,19 @@ CASES = [pairs_case, windows_case, masked_case, labels_case]
 
 def two_nets(case: Any) -> tuple[Any, ...]:
     torch.manual_seed(0)
-    batch, build, distilled, plain = case()
+    batch, build = case()
+
+    def distilled(
+        net: Any, teacher: Any, batch: Any, keys: Distillation, label_smoothing: float = 0.0
+    ) -> Any:
+        return Distilled(keys, teacher, label_smoothing)(net, batch)
+
     student, teacher = build(1).eval(), build(2).eval()
     for net in (student, teacher):
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return batch, student, teacher, distilled, plain
+    return batch, student, teacher, distilled, batch_loss
 
 
 def gradients(net: Any) -> dict[str, torch.Tensor]:
@@ -274,20 +267,6 @@ def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
     step = torch.tensor([1e-2, 0.0, 0.0])
     measured = float(loss(step) - loss(-step)) / 2e-2
     assert slope == pytest.approx(measured, rel=0.02, abs=1e-3)
-
-
-def test_classes_of_more_places_are_a_sum():
-    # One place twice weighs twice as much: the trainer divides by the number of targets.
-    batch, student, teacher, _, _ = two_nets(labels_case)
-
-    def loss(rows: list[int]) -> float:
-        def read(net: Any) -> torch.Tensor:
-            return net.encode(Tokens.of(batch.ids, batch.lengths))[rows, 0]
-
-        targets = batch.labels[rows]
-        return distilled_loss(student, teacher, read, targets, wanted(**LEVELS)).loss.item()
-
-    assert loss([0, 0, 1]) == pytest.approx(2 * loss([0]) + loss([1]), rel=1e-5)
 
 
 # --- a student of its teacher's layers ------------------------------------------------------
@@ -456,14 +435,13 @@ STEPS = {
 }
 
 
-def divergence(student: Any, teacher: Any, path: Path) -> float:
+def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
     """How far a student's translations' probabilities are from its teacher's, on training pairs."""
-    store = open_pairs(path)
-    rows = np.arange(40)
-    batch = student.collate(store, rows)
+    run = Ready(recipe, folder, origin=Origin((teacher.src_tokenizer, teacher.tgt_tokenizer)))
+    batch = run.load(np.arange(40))
+    keys = wanted(soft_weight=1.0, temperature=1.0)
     with torch.no_grad():
-        keys = wanted(soft_weight=1.0, temperature=1.0)
-        return float(distilled_pairs(student.net, teacher.net, batch, keys).loss)
+        return float(Distilled(keys, teacher.net)(student.net, batch).loss)
 
 
 def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_path):
@@ -475,7 +453,7 @@ def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_p
         recipe = student_of("translation", folder, teacher, distillation=keys, training=STEPS)
         train(recipe, tmp_path / name)
         student = heedful.load(tmp_path / name, device="cpu")
-        found[name] = divergence(student, master, tmp_path / name / "data/train")
+        found[name] = divergence(student, master, recipe, tmp_path / "data")
     assert found["soft"] < 0.6 * found["hard"], found
 
 
@@ -487,12 +465,14 @@ def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
     train(recipe, tmp_path / "run", say=said.append)
     assert any("translates" in line for line in said)
     assert any("of 64 translated" in line for line in said)
-    data = tmp_path / "run/data"
-    store, taught = open_pairs(data / "train"), open_pairs(data / "taught")
     master = heedful.load(teacher, device="cpu")
     assert isinstance(master, Translator)
+    origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
+    run = Ready(recipe, cache_folder(), origin=origin)
+    made = taught_data(run.data, run.task, master, cache_folder(), run.said.append)
+    taught, store = (data.splits["train"] for data in (made, run.data))
     expected = []
-    sources = [store.src[index].tolist() for index in range(len(store))]
+    sources = [store.sequences("src")[index].tolist() for index in range(len(store))]
     for source, (best, *_) in zip(
         sources,
         master.generations(sources, beam_size=2, stop_rule="optimal", batch_tokens=300),
@@ -501,13 +481,16 @@ def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
         if best.finished and len(best.ids) <= recipe.data.max_length:
             expected.append((source, best.ids))
     assert expected
-    found = [(taught.src[i].tolist(), taught.tgt[i].tolist()) for i in range(len(taught))]
+    found = [
+        (taught.sequences("src")[i].tolist(), taught.sequences("tgt")[i].tolist())
+        for i in range(len(taught))
+    ]
     assert found == expected
     assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in found)
-    references = [store.tgt[index].tolist() for index in range(len(store))]
+    references = [store.sequences("tgt")[index].tolist() for index in range(len(store))]
     assert [ids for _, ids in found] != references
-    told = json.loads((data / "taught/prepared.json").read_text())
-    assert told == {"beam_size": 2, "kept": len(expected), "read": 64}
+    assert made.splits["train"].report.num_lines == 64
+    assert not [line for line in run.said if "translates" in line]  # they were there already
 
 
 def test_a_resumed_run_on_sequences_ends_the_same(teachers, tmp_path):
@@ -573,7 +556,7 @@ def test_a_teacher_of_other_labels(teachers, tmp_path):
     lines = [f"{line}\t{'p' if 'dog' in line else 'q'}" for line in sentences(80)]
     recipe = student_of("classification", tmp_path, teacher)
     write(tmp_path / "train.tsv", lines)
-    refused(recipe, tmp_path, "labels x, y", "has p, q")
+    refused(recipe, tmp_path, "labels 'x', 'y'", "has 'p', 'q'")
 
 
 def test_the_task_of_denoising_has_no_teacher(teachers, tmp_path):

@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heedful
-from encoder_runs import LEARNS, assert_resumes, random_net, saved, tiny, words
-from heedful.data.store import IdStore, pack_ids
+from encoder_runs import LEARNS, Ready, assert_resumes, random_net, saved, tiny, words
+from heedful.data.collate import Batch, tokens_of
+from heedful.data.columns import Sequences, pack_ids
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import batch_loss
 from heedful.inference import MaskedLanguageModel, ModelCard, open_net
-from heedful.jobs.masked_lm import MaskedLm
-from heedful.parts.tokens import Tokens
 from heedful.run import train
-from heedful.tasks.masked_lm import MaskedBatch, masked_batch, masked_loss, token_states
+from heedful.tasks.masked_lm import masked_batch
 from heedful.tasks.masking import Masking
+from heedful.tasks.task import PlannedRows
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
 from hf_parity import imported, random_hf, transformers
@@ -42,34 +43,33 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def store(lengths: list[int], seed: int = 0) -> IdStore:
+def store(lengths: list[int], seed: int = 0) -> Sequences:
     """Texts of random words in their marks, each `length` tokens long."""
     rng = np.random.default_rng(seed)
     ordinary = sorted(set(range(TOKENIZER.vocab_size)) - SPECIAL)
-    texts = [TOKENIZER.wrap(rng.choice(ordinary, n - 2).tolist()) for n in lengths]
+    texts = [TOKENIZER.add_special_tokens(rng.choice(ordinary, n - 2).tolist()) for n in lengths]
     return pack_ids(texts, TOKENIZER.vocab_size)
 
 
-def batch_of(rows: IdStore, indices: Any, masking: Any = None, **keys: Any) -> MaskedBatch:
-    settings = {"seed": 1, "epoch": 0, **keys}
-    return masked_batch(
-        rows,
-        np.array(indices),
-        tokenizer=TOKENIZER,
-        masking=masking or Masking(fraction=0.4),
-        **settings,
-    )
+def batch_of(rows: Sequences, indices: Any, masking: Any = None, **keys: Any) -> Batch:
+    item = PlannedRows(keys.get("epoch", 0), np.array(indices))
+    masking = masking or Masking(fraction=0.4)
+    return masked_batch(rows, item, TOKENIZER, masking=masking, seed=keys.get("seed", 1))
 
 
-def job_of(folder: Path, net: Any = None, **changes: Any) -> MaskedLm:
-    """A job on prepared data, with a random model."""
-    recipe = tiny("masked_lm", **changes)
-    MaskedLm.check(recipe)
-    job = MaskedLm(recipe, folder, lambda line: None)
-    keys = {**job.sizes(recipe, "bert"), "vocab_size": job.tokenizers[0].vocab_size}
-    config, net = random_net("bert", **keys)
-    job.model = open_net(net, config, job.card("bert"), *job.tokenizers)
-    return job
+def selected(batch: Batch) -> torch.Tensor:
+    """Where something is to be said."""
+    places = torch.zeros(batch.tokens.ids.numel(), dtype=torch.bool)
+    places[batch.places] = True
+    return places.view_as(batch.tokens.ids)
+
+
+def ready(folder: Path, **changes: Any) -> Ready:
+    return Ready(tiny("masked_lm", **changes), folder, "bert")
+
+
+def rows_of(run: Ready, split: str = "train") -> Sequences:
+    return run.task.rows(run.data, split)
 
 
 # --- one batch ------------------------------------------------------------------------------
@@ -86,24 +86,24 @@ def test_a_row_is_masked_alike_in_any_batch(
     lengths: list[int], order: Any, epoch: int, whole_word: bool
 ) -> None:
     rows = store(lengths)
-    masking = Masking(0.4, 0.5, 0.3, whole_word)
+    masking = Masking(fraction=0.4, mask_share=0.5, random_share=0.3, whole_word=whole_word)
     indices = order.sample(range(len(lengths)), len(lengths))
     batch = batch_of(rows, indices, masking, epoch=epoch)
-    assert batch.num_targets == int(batch.selected.sum())
+    assert batch.num_targets == int(selected(batch).sum())
     assert batch.num_tokens == sum(lengths)
     said = 0
     for row, index in enumerate(indices):
         alone = batch_of(rows, [index], masking, epoch=epoch)
         width = lengths[index]
-        assert torch.equal(batch.ids[row, :width], alone.ids[0])
-        assert torch.equal(batch.selected[row, :width], alone.selected[0])
-        assert not batch.selected[row, width:].any()
-        count = int(alone.selected.sum())
+        assert torch.equal(batch.tokens.ids[row, :width], alone.tokens.ids[0])
+        assert torch.equal(selected(batch)[row, :width], selected(alone)[0])
+        assert not selected(batch)[row, width:].any()
+        count = int(selected(alone).sum())
         assert torch.equal(batch.targets[said : said + count], alone.targets)
         said += count
         whole = torch.from_numpy(rows[index].astype(np.int64))
-        assert torch.equal(alone.targets, whole[alone.selected[0]])
-        assert torch.equal(alone.ids[~alone.selected], whole[~alone.selected[0]])
+        assert torch.equal(alone.targets, whole[selected(alone)[0]])
+        assert torch.equal(alone.tokens.ids[~selected(alone)], whole[~selected(alone)[0]])
         assert not SPECIAL & set(alone.targets.tolist())
 
 
@@ -111,25 +111,27 @@ def test_an_epoch_masks_anew_and_a_seed_too() -> None:
     rows = store([30] * 4)
     first = batch_of(rows, [0, 1, 2, 3])
     for keys in ({"epoch": 1}, {"seed": 2}):
-        assert not torch.equal(batch_of(rows, [0, 1, 2, 3], **keys).selected, first.selected)
-    assert torch.equal(batch_of(rows, [0, 1, 2, 3]).selected, first.selected)
-    assert not torch.equal(first.selected[0], first.selected[1])
+        assert not torch.equal(selected(batch_of(rows, [0, 1, 2, 3], **keys)), selected(first))
+    assert torch.equal(selected(batch_of(rows, [0, 1, 2, 3])), selected(first))
+    assert not torch.equal(selected(first)[0], selected(first)[1])
 
 
 def test_a_replacement_is_never_special() -> None:
     rows = store([40] * 20)
     for epoch in range(10):
-        batch = batch_of(rows, range(20), Masking(1.0, 0.0, 1.0), epoch=epoch)
-        assert not SPECIAL & set(batch.ids[batch.selected].tolist())
+        batch = batch_of(
+            rows, range(20), Masking(fraction=1.0, mask_share=0.0, random_share=1.0), epoch=epoch
+        )
+        assert not SPECIAL & set(batch.tokens.ids[selected(batch)].tolist())
         assert batch.num_targets == 38 * 20
 
 
 def test_a_padded_batch_has_the_loss_of_its_rows_alone() -> None:
     rows = store([12, 3, 7, 4])
     _, net = random_net("bert", vocab_size=TOKENIZER.vocab_size, max_length=16)
-    whole = masked_loss(net, batch_of(rows, range(4)), label_smoothing=0.1, count_correct=True)
+    whole = batch_loss(net, batch_of(rows, range(4)), label_smoothing=0.1, count_correct=True)
     parts = [
-        masked_loss(net, batch_of(rows, [i]), label_smoothing=0.1, count_correct=True)
+        batch_loss(net, batch_of(rows, [i]), label_smoothing=0.1, count_correct=True)
         for i in range(4)
     ]
     for name in ("loss", "nll"):
@@ -137,16 +139,6 @@ def test_a_padded_batch_has_the_loss_of_its_rows_alone() -> None:
         assert getattr(whole, name).item() == pytest.approx(total, rel=1e-5)
     assert int(whole.correct) == sum(int(part.correct) for part in parts)
     assert whole.tokens == sum(part.tokens for part in parts)
-
-
-def test_states_that_are_there_already_are_taken() -> None:
-    batch = batch_of(store([9, 5]), [0, 1])
-    _, net = random_net("bert", vocab_size=TOKENIZER.vocab_size, max_length=16)
-    states = token_states(net, batch)
-    assert torch.equal(masked_loss(net, batch).loss, masked_loss(net, batch, states=states).loss)
-    assert not torch.equal(
-        masked_loss(net, batch).loss, masked_loss(net, batch, states=states * 0).loss
-    )
 
 
 @pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
@@ -167,15 +159,21 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str)
     lengths = torch.tensor([9, 4, 6])
     real = torch.arange(9) < lengths[:, None]
     ids[~real] = 1
-    selected = (torch.rand(3, 9, generator=generator) < 0.4) & real
-    selected[:, 0] = True
+    places = (torch.rand(3, 9, generator=generator) < 0.4) & real
+    places[:, 0] = True
     said = torch.randint(0, 19, (3, 9), generator=generator)
     said[1, 0] = 0
     expected = theirs(
-        ids, attention_mask=real.long(), labels=torch.where(selected, said, -100)
-    ).loss * int(selected.sum())
-    batch = MaskedBatch(ids, lengths, selected, said[selected], np.arange(3), 19)
-    found = masked_loss(net, batch)
+        ids, attention_mask=real.long(), labels=torch.where(places, said, -100)
+    ).loss * int(places.sum())
+    batch = Batch(
+        tokens=tokens_of(ids.numpy(), real.numpy()),
+        targets=said[places],
+        places=places.flatten().nonzero()[:, 0],
+        indices=np.arange(3),
+        num_tokens=19,
+    )
+    found = batch_loss(net, batch)
     torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
     found.loss.backward()
     expected.backward()
@@ -189,9 +187,9 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str)
 
 
 def test_rows_are_texts_or_as_many_whole_ones_as_fit(text: Path, tmp_path: Path) -> None:
-    one = job_of(tmp_path / "one", data__train={"text": str(text)})
-    packed = job_of(tmp_path / "more", data__train={"text": str(text)}, objective={"pack": True})
-    texts, rows = one.rows["train"], packed.rows["train"]
+    one = ready(tmp_path / "one", data__train={"text": str(text)})
+    packed = ready(tmp_path / "more", data__train={"text": str(text)}, objective={"pack": True})
+    texts, rows = rows_of(one), rows_of(packed)
     assert set(texts.lengths) == {8}  # six words in their marks
     assert set(rows.lengths) == {16}
     assert rows.ids.tolist() == texts.ids.tolist()
@@ -200,15 +198,14 @@ def test_rows_are_texts_or_as_many_whole_ones_as_fit(text: Path, tmp_path: Path)
 
 
 def test_plans_and_batches_are_pure(text: Path, tmp_path: Path) -> None:
-    job = job_of(tmp_path / "data", data__train={"text": str(text)})
-    again = MaskedLm(job.recipe, tmp_path / "data", lambda line: None)
-    again.model = job.model
+    job = ready(tmp_path / "data", data__train={"text": str(text)})
+    again = Ready(job.recipe, tmp_path / "data")
     for epoch in (0, 1):
         for item, same in zip(job.plan(epoch), again.plan(epoch), strict=True):
-            assert torch.equal(job.load(item).ids, again.load(same).ids)
+            assert torch.equal(job.load(item).tokens.ids, again.load(same).tokens.ids)
     assert not np.array_equal(job.plan(0)[0].indices, job.plan(1)[0].indices)
     first = [
-        job.load(item._replace(indices=np.arange(8))).selected
+        selected(job.load(item._replace(indices=np.arange(8))))
         for item in (job.plan(0)[0], job.plan(1)[0])
     ]
     assert not torch.equal(*first)
@@ -216,7 +213,7 @@ def test_plans_and_batches_are_pure(text: Path, tmp_path: Path) -> None:
 
 def test_evaluations_hide_the_same_and_draw_nothing(text: Path, tmp_path: Path) -> None:
     jobs = [
-        job_of(tmp_path / str(seed), data__train={"text": str(text)}, training__seed=seed)
+        ready(tmp_path / str(seed), data__train={"text": str(text)}, training__seed=seed)
         for seed in (1, 2)
     ]
     state = torch.get_rng_state()
@@ -231,7 +228,7 @@ def test_evaluations_hide_the_same_and_draw_nothing(text: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("metric", ["accuracy", "token_accuracy"])
 def test_the_best_model_may_be_chosen_by_accuracy(text: Path, tmp_path: Path, metric: str) -> None:
-    job = job_of(tmp_path / "data", data__train={"text": str(text)}, evaluation__metric=metric)
+    job = ready(tmp_path / "data", data__train={"text": str(text)}, evaluation__metric=metric)
     found = job.evaluate()
     assert found.value == found.token_accuracy
 
@@ -241,12 +238,12 @@ def test_the_texts_of_a_labelled_file_are_read_like_any(text: Path, tmp_path: Pa
     lines = text.read_text().splitlines()
     labelled.write_text("".join(f"label\t{line}\tmore {line}\n" for line in lines))
     fields = {"file": str(labelled), "text_field": 2, "label_field": 1}
-    plain = job_of(tmp_path / "plain", data__train={"text": str(text)})
-    same = job_of(tmp_path / "same", data__train=fields)
+    plain = ready(tmp_path / "plain", data__train={"text": str(text)})
+    same = ready(tmp_path / "same", data__train=fields)
     for name in ("train", "valid"):
-        assert same.rows[name].ids.tolist() == plain.rows[name].ids.tolist()
-    both = job_of(tmp_path / "both", data__train={**fields, "pair_field": 3})
-    decoded = [both.tokenizers[0].decode(row.tolist()) for row in list(both.rows["train"])[:2]]
+        assert rows_of(same, name).ids.tolist() == rows_of(plain, name).ids.tolist()
+    both = ready(tmp_path / "both", data__train={**fields, "pair_field": 3})
+    decoded = [both.tokenizers[0].decode(row.tolist()) for row in list(rows_of(both))[:2]]
     assert decoded == [lines[0], f"more {lines[0]}"]
     assert both.num_train + both.num_valid == 120
 
@@ -254,14 +251,13 @@ def test_the_texts_of_a_labelled_file_are_read_like_any(text: Path, tmp_path: Pa
 def test_a_text_of_unknown_words_is_left_out(text: Path, tmp_path: Path) -> None:
     valid = tmp_path / "valid.txt"
     valid.write_text("nothing known\none two\n")
-    said: list[str] = []
     recipe = tiny("masked_lm", data__train={"text": str(text)}, data__valid={"text": str(valid)})
-    job = MaskedLm(recipe, tmp_path / "data", said.append)
+    job = Ready(recipe, tmp_path / "data")
     assert job.num_valid == 1
-    assert "1 dropped as empty" in said[-1]
+    assert "1 dropped as empty" in job.said[-1]
     valid.write_text("nothing known\n")
     with pytest.raises(UserError, match="1 hold nothing that the tokenizer knows"):
-        MaskedLm(recipe, tmp_path / "again", said.append)
+        Ready(recipe, tmp_path / "data")
 
 
 @pytest.mark.parametrize(("too_long", "count"), [("drop", 58), ("truncate", 60)])
@@ -270,9 +266,9 @@ def test_long_texts(text: Path, tmp_path: Path, too_long: str, count: int) -> No
     lines[1] = lines[58] = " ".join(CIRCLE * 3)
     text.write_text("\n".join(lines) + "\n")
     data = {"train": {"text": str(text)}, "max_length": 10, "truncation": too_long}
-    job = job_of(tmp_path / "data", data=data)
+    job = ready(tmp_path / "data", data=data)
     assert job.num_train + job.num_valid == count
-    rows = job.rows["train"]
+    rows = rows_of(job)
     assert rows.lengths.max() == (10 if too_long == "truncate" else 8)
     assert all((row[0], row[-1]) == (1, 2) for row in rows)
 
@@ -283,8 +279,8 @@ def test_a_long_text_is_told_by_its_line(text: Path, tmp_path: Path, number: int
     lines = text.read_text().splitlines()
     lines[number - 1] = " ".join(CIRCLE * 3)
     text.write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=rf"train\.txt, line {number}: 26 tokens"):
-        job_of(tmp_path / "data", data__train={"text": str(text)}, data__truncation="error")
+    with pytest.raises(UserError, match=rf"train\.txt, line {number}: 26 text tokens"):
+        ready(tmp_path / "data", data__train={"text": str(text)}, data__truncation="error")
 
 
 # --- what is refused ------------------------------------------------------------------------
@@ -294,7 +290,7 @@ def test_a_long_text_is_told_by_its_line(text: Path, tmp_path: Path, number: int
     ("changes", "message"),
     [
         ({"objective": {"fractoin": 0.2}}, "unknown key objective.fractoin; did you mean fraction"),
-        ({"objective": {"fraction": 0}}, "objective.fraction must be above 0"),
+        ({"objective": {"fraction": 0}}, "objective.fraction: input should be greater than 0"),
         ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "make more than 1"),
         ({"objective": {"pack": "often"}}, "objective.pack"),
         ({"model__head": "mlm"}, "model.head follows from the task masked_lm"),
@@ -420,9 +416,7 @@ def test_embeddings_do_not_depend_on_the_company(tmp_path: Path, name: str) -> N
             torch.testing.assert_close(
                 model.embed([text], pooling=pooling)[0], vector, rtol=1e-5, atol=1e-6
             )
-            states = net.encode(Tokens.of(torch.tensor([TOKENIZER.wrap(TOKENIZER.encode(text))])))[
-                0
-            ]
+            states = net(torch.tensor([TOKENIZER.add_special_tokens(TOKENIZER.encode(text))]))[0]
             by_hand = {"mean": states.mean(0), "first": states[0], "last": states[-1]}
             torch.testing.assert_close(vector, by_hand[pooling].detach(), rtol=1e-5, atol=1e-6)
     assert (model.embed([texts[0]]) - model.embed([texts[1]])).abs().max() > 0.01

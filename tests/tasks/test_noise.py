@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
@@ -12,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chance import fits, fits_uniform
+from commands import tiny
 from heedful.errors import UserError
+from heedful.recipe_files import parse_recipe
+from heedful.tasks.denoising import Denoising
 from heedful.tasks.masking import example_rng
-from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise, read_noise
+from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
 from heedful.tasks.noise_bart import (
     delete_tokens,
     draw_span_lengths,
@@ -25,6 +27,7 @@ from heedful.tasks.noise_bart import (
     rotate,
 )
 from heedful.tasks.noise_t5 import corrupt_spans, mark_spans, span_counts, span_mask
+from heedful.tasks.task import read_objective
 
 BOS, EOS, MASK, STOP = 1, 2, 3, 4
 SENTINELS = tuple(range(999, 899, -1))  # T5's: a hundred, from the vocabulary's end down
@@ -435,31 +438,32 @@ def test_what_the_vocabulary_lacks_is_named() -> None:
         T5Noise(random_roll=False).corrupt(ids, rng_of(0), bare)
 
 
+def read(keys: dict[str, Any]) -> Noise:
+    return read_objective(parse_recipe(tiny(task="denoising", objective=keys)), Denoising.Objective)
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("keys", "message"),
     [
-        ({}, r"noise\.kind: unknown value None; known: bart, t5"),
-        ({"kind": "brt"}, r"noise\.kind: unknown value brt; did you mean bart\?"),
-        ({"kind": ["t5"]}, r"noise\.kind: unknown value \['t5'\]"),
-        ({"kind": "t5", "densty": 0.1}, r"unknown key noise\.densty; did you mean density\?"),
-        ({"kind": "t5", "infilling": 0.1}, r"unknown key noise\.infilling"),
-        ({"kind": "t5", "density": 1.0}, r"noise\.density must be at least 0 and below 1"),
-        ({"kind": "t5", "density": "all"}, r"noise\.density must be a number, not 'all'"),
-        ({"kind": "t5", "density": True}, r"noise\.density must be a number, not True"),
-        ({"kind": "t5", "mean_span_length": 0}, r"noise\.mean_span_length must be at least 1"),
-        ({"kind": "t5", "random_roll": 1}, r"noise\.random_roll must be true or false, not 1"),
-        ({"kind": "bart", "infilling": -0.1}, r"noise\.infilling must be at least 0"),
-        ({"kind": "bart", "masking": float("nan")}, r"noise\.masking must be at least 0"),
-        ({"kind": "bart", "deletion": 1.0}, r"noise\.deletion must be at least 0"),
-        ({"kind": "bart", "mean_span_length": float("inf")}, r"noise\.mean_span_length must"),
+        ({"kind": "bert"}, r"objective: input tag 'bert' .* expected tags: 'bart', 't5'"),
+        ({"density": 0.2}, r"objective: unable to extract tag .*'kind'"),
+        ({"kind": "t5", "densty": 0.2}, r"unknown key objective\.densty; did you mean density\?"),
+        ({"kind": "bart", "density": 0.2}, r"unknown key objective\.density; known: deletion"),
+        ({"kind": "t5", "density": "a"}, r"objective\.density: input should be a valid number"),
+        ({"kind": "t5", "density": 1.0}, r"objective\.density: input should be less than 1"),
+        ({"kind": "t5", "mean_span_length": 0.5}, r"objective\.mean_span_length: input should be"),
+        ({"kind": "bart", "masking": float("nan")}, r"objective\.masking: input should be"),
+        ({"kind": "bart", "deletion": 1.0}, r"objective\.deletion: input should be less than 1"),
+        ({"kind": "bart", "mean_span_length": float("inf")}, r"objective\.mean_span_length: input"),
+        ({"kind": "bart", "rotate": "maybe"}, r"objective\.rotate: input should be a valid bool"),
     ],
 )
-def test_a_wrong_recipe_is_refused_by_its_key(settings: dict[str, Any], message: str) -> None:
+def test_a_wrong_recipe_is_refused_by_its_key(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^{message}"):
-        read_noise(settings)
+        read(keys)
 
 
 def test_recipes_are_read_and_written() -> None:
-    assert read_noise({"kind": "t5", "mean_span_length": 4}) == T5Noise(mean_span_length=4.0)
+    assert read({"kind": "t5", "mean_span_length": 4}) == T5Noise(mean_span_length=4.0)
     for noise in (T5Noise(density=0.2), BartNoise(deletion=0.1, rotate=True)):
-        assert read_noise(asdict(noise)) == noise
+        assert read(noise.model_dump()) == noise

@@ -35,7 +35,7 @@ def test_a_start_that_fails_leaves_what_others_wrote_meanwhile(tmp_path):
 
     def write():
         (runs / "mine" / "recipe.yaml").write_text("task: copy")
-        (runs / "mine" / "data").mkdir()
+        (runs / "mine" / "checkpoints").mkdir()
         (runs / "mine" / "notes.txt").write_text("the user's, written meanwhile")
         (runs / "theirs").mkdir()
         (runs / "theirs" / "config.json").write_text("{}")

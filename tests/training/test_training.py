@@ -18,11 +18,11 @@ from heedful.data.batches import collate
 from heedful.data.pair_store import PairStore
 from heedful.data.store import pack_ids
 from heedful.errors import UserError
-from heedful.jobs.translation import Translation
+from heedful.evaluation.likelihood import pair_loss
 from heedful.parts.losses import LossSum
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
-from heedful.tasks.translation import pair_loss
+from heedful.tasks.synthetic import Synthetic
 from heedful.training.averaging import average_weights
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import Evaluated, RunFinished, StepDone
@@ -428,15 +428,15 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
         tiny(training__max_steps=9, evaluation__metric=metric, training__average_last=3)
     )
     judged = []
-    real = Translation.evaluate
+    real = Synthetic.evaluate
 
-    def spy(job):
-        result = real(job)
-        weights = {k: v.detach().clone() for k, v in weights_of(job.model.net).items()}
+    def spy(task, model, data):
+        result = real(task, model, data)
+        weights = {k: v.detach().clone() for k, v in weights_of(model.net).items()}
         judged.append((result.value, weights))
         return result
 
-    monkeypatch.setattr(Translation, "evaluate", spy)
+    monkeypatch.setattr(Synthetic, "evaluate", spy)
     train(recipe, tmp_path / "run")
     final = load_file(tmp_path / "run/model.safetensors")
     average = average_weights(

@@ -83,9 +83,9 @@ def _show_groups(out: Path, console: "Console") -> None:
     from rich.table import Table
 
     from heedful.data.rows import read_lines
+    from heedful.examples.date_styles import LANGUAGES
+    from heedful.examples.dates import HELD_OUT_GROUPS, generate
     from heedful.recipe_files import load_recipe
-    from heedful.tasks.date_styles import LANGUAGES
-    from heedful.tasks.dates import HELD_OUT_GROUPS, generate
 
     sizes = load_recipe(out).data.generated
     examples = generate(sizes.num_test, seed=sizes.seed, split="test")
@@ -108,7 +108,7 @@ def _show_examples(model: "Translator", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from heedful.tasks.dates import EXAMPLES_FOR_PEOPLE
+    from heedful.examples.dates import EXAMPLES_FOR_PEOPLE
 
     outputs = model.translate([example.src for example in EXAMPLES_FOR_PEOPLE], beam_size=1)
     table = Table("phrase", "translation", "expected", "", box=None, pad_edge=False)

@@ -51,6 +51,7 @@ class ModelCard:
     Attributes:
         labels: a classifier's, in the order of its logits.
         options: how the model generates where a call does not say (`heedful.options.Options`).
+        plugins: names of those that its architecture needs.
     """
 
     architecture: str
@@ -61,6 +62,7 @@ class ModelCard:
     labels: tuple[str, ...] = ()
     generation: GenerationIds = field(default_factory=GenerationIds)
     options: dict[str, Any] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in `config.json`."""
@@ -82,4 +84,5 @@ class ModelCard:
             tuple(content.get("labels", ())),
             GenerationIds(**generation),
             dict(content.get("options", {})),
+            tuple(content.get("plugins", ())),
         )

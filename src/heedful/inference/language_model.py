@@ -10,13 +10,13 @@ from torch import Tensor
 from heedful.data.packing import evaluation_batches
 from heedful.data.store import IdStore, pack_ids
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import window_loss
 from heedful.inference.decoding import STEPS_AT_FIRST, Decoding, capacity_for, left_padded
 from heedful.inference.generator import Generator
 from heedful.inference.model import Texts, by_length
 from heedful.options import Options
 from heedful.parts.losses import LossSum
 from heedful.parts.tokens import Tokens
-from heedful.tasks.language_modelling import window_loss
 
 _NEW_TOKENS = 64
 

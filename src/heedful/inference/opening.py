@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from heedful import plugins
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_json
@@ -39,6 +40,7 @@ def load(path: str | Path, *, device: str = "auto") -> Any:
             f"{directory} is in the Hugging Face format: run `heedful import hf {directory} OUT` "
             "and open OUT"
         )
+    plugins.require(map(str, content.get("plugins", ())), str(directory))
     try:
         config = make_config(content["architecture"], content["model"], str(directory / CONFIG))
         card = ModelCard.from_dict(content)

@@ -13,6 +13,7 @@ from heedful.data.batches import PairBatch, collate, plan_epoch
 from heedful.data.pair_store import PairStore
 from heedful.data.store import pack_ids
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import pair_loss
 from heedful.evaluation.metrics import perplexity, token_accuracy
 from heedful.inference.card import GenerationIds
 from heedful.inference.decoding import STEPS_AT_FIRST, Decoding, capacity_for
@@ -22,7 +23,6 @@ from heedful.inference.model import Texts, by_length
 from heedful.options import Options, TooLong
 from heedful.parts.losses import LossSum
 from heedful.parts.tokens import Tokens
-from heedful.tasks.translation import pair_loss
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from heedful import plugins
 
-_SYNTHETIC = ("dates", "copy", "reverse", "sort")
 plugins.task.declare(
     {
-        "translation": "heedful.jobs.translation:Translation",
-        "language_modelling": "heedful.jobs.language_modelling:LanguageModelling",
-        "masked_lm": "heedful.jobs.masked_lm:MaskedLm",
-        "denoising": "heedful.jobs.denoising:Denoising",
-        "classification": "heedful.jobs.classification:Classification",
-        **dict.fromkeys(_SYNTHETIC, "heedful.jobs.translation:Translation"),
+        "translation": "heedful.tasks.translation:Translation",
+        "language_modelling": "heedful.tasks.language_modelling:LanguageModelling",
+        "masked_lm": "heedful.tasks.masked_lm:MaskedLm",
+        "denoising": "heedful.tasks.denoising:Denoising",
+        "classification": "heedful.tasks.classification:Classification",
+        **dict.fromkeys(("copy", "reverse", "sort"), "heedful.tasks.synthetic:Synthetic"),
     }
 )

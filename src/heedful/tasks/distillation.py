@@ -1,39 +1,40 @@
-"""Learning from a larger model: losses against a teacher's outputs, and a student of its layers.
+"""Learning from a larger model: a wrapper of any task, and a student that begins as its layers.
 
 Sanh et al. 2019, "DistilBERT, a distilled version of BERT", sec. 2 and 3; for texts that a model
-writes Kim and Rush 2016, "Sequence-Level Knowledge Distillation", sec. 3.1, whose word-level loss
-is the first two terms.
+writes Kim and Rush 2016, "Sequence-Level Knowledge Distillation": sec. 3.1, whose word-level loss
+is the first two terms, and sec. 3.2, in which the teacher's outputs are the data.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from heedful.config import Distillation
-from heedful.data.batches import PairBatch
-from heedful.data.packing import PackedBatch
-from heedful.data.sequences import LabelledBatch
-from heedful.models.decoder_only import DecoderOnly
-from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.heads import ClassificationHead, OutputHead
+from heedful.config import Distillation, Recipe
+from heedful.data.collate import Batch
+from heedful.data.columns import Columns, open_columns, pack_ids, write_columns
+from heedful.data.prepared import content_key, prepared
+from heedful.data.report import Report
+from heedful.errors import UserError
+from heedful.evaluation.likelihood import target_states
+from heedful.inference import SavedModel, Translator
+from heedful.inference.opening import expect
+from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy
-from heedful.parts.tokens import Tokens, padding_mask
-from heedful.tasks.classification import text_states
-from heedful.tasks.masked_lm import MaskedBatch, token_states
-from heedful.zoo.saved import weights_of
+from heedful.tasks.classification import Classification
+from heedful.tasks.task import Data, Say, Task
+from heedful.zoo.saved import WEIGHTS, weights_of
 
 # Logits of each of the two models that are formed at once; both are read several times.
 _CHUNK_ELEMENTS = 5_000_000
+_REPORTS = 10  # how often progress is said
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
-
-Read = Callable[[nn.Module], Float[Tensor, "N D"]]
 
 
 def soft_target_loss(
@@ -55,131 +56,203 @@ def cosine_loss(student: Float[Tensor, "N D"], teacher: Float[Tensor, "N D"]) ->
     return (1 - F.cosine_similarity(student.float(), teacher.float(), dim=-1)).sum()
 
 
-def distilled_loss(
-    net: nn.Module,
-    teacher: nn.Module,
-    read: Read,
-    targets: Int[Tensor, "N"],
-    settings: Distillation,
-    *,
-    label_smoothing: float = 0.0,
-) -> LossSum:
-    """soft_weight · soft targets + hard_weight · targets + cosine_weight · cosine, all sums.
+class Distilled:
+    """A task's objective with a teacher: soft_weight · soft targets + hard_weight · targets +
+    cosine_weight · cosine, all sums over the places of the task's own loss.
 
-    The three are over the same N places, those of the task's own loss. Logits are formed some at a
-    time, and once more on the way back.
+    Logits are formed some at a time, and once more on the way back. Label smoothing is of the
+    targets alone.
 
     Args:
-        read: (net) -> the states at those places, on which the net's head stands.
-        teacher: in eval mode; gets no gradient.
-        label_smoothing: of the targets alone.
+        teacher: a net in eval mode; gets no gradient.
     """
-    states = read(net)
-    with torch.no_grad():
-        taught = read(teacher)
 
-    def part_loss(
-        states: Float[Tensor, "n D"], taught: Float[Tensor, "n E"], targets: Int[Tensor, "n"]
+    def __init__(self, settings: Distillation, teacher: Any, label_smoothing: float = 0.0) -> None:
+        self.settings = settings
+        self.teacher = teacher
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, net: Any, batch: Batch) -> LossSum:
+        states, targets = target_states(net, batch), batch.targets
+        with torch.no_grad():
+            taught = target_states(self.teacher, batch)
+        size = max(1, _CHUNK_ELEMENTS // _num_classes(net))
+        chunks = list(zip(states.split(size), taught.split(size), targets.split(size), strict=True))
+        if len(chunks) == 1:
+            found = [self._part(net.head, *chunks[0])]
+        else:
+            found = [checkpoint(self._part, net.head, *c, use_reentrant=False) for c in chunks]
+        loss, nll, correct = (torch.stack(column).sum() for column in zip(*found, strict=True))
+        return LossSum(loss, nll.detach(), correct, targets.numel())
+
+    def _part(
+        self, head: nn.Module, states: Tensor, taught: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        logits = net.head(states)  # type: ignore[operator]
-        hard = cross_entropy(logits, targets, label_smoothing=label_smoothing)
+        settings = self.settings
+        logits = head(states)
+        hard = cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
         loss = settings.hard_weight * hard.loss
         if settings.soft_weight:
             with torch.no_grad():
-                wanted = teacher.head(taught)  # type: ignore[operator]
+                wanted = self.teacher.head(taught)
             soft = soft_target_loss(logits, wanted, settings.temperature)
             loss = loss + settings.soft_weight * soft
         if settings.cosine_weight:
             loss = loss + settings.cosine_weight * cosine_loss(states, taught)
         return loss, hard.nll, hard.correct
 
-    size = max(1, _CHUNK_ELEMENTS // _num_classes(net))
-    chunks = list(zip(states.split(size), taught.split(size), targets.split(size), strict=True))
-    if len(chunks) == 1:
-        found = [part_loss(*chunks[0])]
-    else:
-        found = [checkpoint(part_loss, *chunk, use_reentrant=False) for chunk in chunks]
-    loss, nll, correct = (torch.stack(column).sum() for column in zip(*found, strict=True))
-    return LossSum(loss, nll.detach(), correct, targets.numel())
+
+def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
+    """Refuse settings of `distillation` that say nothing or exclude each other.
+
+    `levels` are those that the task has, none where it cannot be distilled.
+    """
+    settings = recipe.distillation
+    weights = settings.soft_weight, settings.hard_weight, settings.cosine_weight
+    problems = {
+        f"the task {recipe.task} cannot be distilled; leave out distillation": not levels,
+        f"distillation.level {settings.level} is for pairs of texts; the task {recipe.task} has "
+        "level word": settings.level not in levels,
+        "distillation.cosine_weight is of level word: at level sequence the student sees the "
+        "teacher's outputs alone; set it to 0": settings.level == "sequence"
+        and settings.cosine_weight,
+        "distillation: soft_weight, hard_weight and cosine_weight are all 0, so nothing would be "
+        "learnt; raise one": settings.level == "word" and not any(weights),
+        "init_from and distillation.copy_layers both say what the student begins as; leave one "
+        "out": settings.copy_layers and recipe.init_from is not None,
+    }
+    if settings.teacher is None:
+        problems = {
+            f"distillation.{key} is set but distillation.teacher is not: add "
+            "--set distillation.teacher=DIRECTORY": getattr(settings, key)
+            for key in ("copy_layers", "cosine_weight")
+        }
+    for message, is_wrong in problems.items():
+        if is_wrong:
+            raise UserError(message)
 
 
-def distilled_pairs(
-    net: EncoderDecoder,
-    teacher: EncoderDecoder,
-    batch: PairBatch,
-    settings: Distillation,
-    *,
-    label_smoothing: float = 0.0,
-) -> LossSum:
-    """`tasks.translation.pair_loss` with a teacher: both hear the reference up to each token."""
-    real = padding_mask(batch.tgt_lengths, batch.tgt_in.size(1))
+def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Data) -> None:
+    """Put the teacher into eval mode and without gradients.
 
-    def read(model: nn.Module) -> Tensor:
-        assert isinstance(model, EncoderDecoder)
-        source = Tokens.of(batch.src, batch.src_lengths)
-        return model.states(source, Tokens.of(batch.tgt_in, batch.tgt_lengths))[real]
+    Raises:
+        UserError: a teacher of another kind, or one whose outputs or states the student's cannot
+            be compared with.
+    """
+    recipe = task.recipe
+    settings = recipe.distillation
+    expect(teacher, type(student), f"distillation.teacher of the task {recipe.task}")
+    longest = task.model_keys(data, student.card.architecture)["max_length"]
+    if teacher.config.max_length < longest:
+        raise UserError(
+            f"distillation.teacher reads {teacher.config.max_length} tokens at most, but the data "
+            f"have up to {longest}; lower {task.length_key}"
+        )
+    for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size"):
+        own, taught = (getattr(model.config, name, None) for model in (student, teacher))
+        if own != taught:
+            raise UserError(
+                f"the student's {name} is {own} and the teacher's {taught}; both must have the "
+                "same vocabulary, so start from a model that has the teacher's"
+            )
+    widths = student.config.d_model, teacher.config.d_model
+    if settings.cosine_weight and settings.level == "word" and widths[0] != widths[1]:
+        raise UserError(
+            f"distillation.cosine_weight compares states, but the student's d_model is {widths[0]} "
+            f"and the teacher's {widths[1]}; set it to 0, or model.d_model to {widths[1]}"
+        )
+    if isinstance(task, Classification):
+        task.check_teacher(data, teacher.card.labels)
+    teacher.net.eval().requires_grad_(False)
 
-    return distilled_loss(
-        net, teacher, read, batch.tgt_out[real], settings, label_smoothing=label_smoothing
+
+def taught_data(data: Data, task: Task, teacher: Translator, cache: Path, say: Say) -> Data:
+    """The data with the teacher's translations as targets (Kim and Rush 2016, sec. 3.2).
+
+    They are made once for a teacher and kept in `cache`. A source is left out, and counted, whose
+    translation does not end within the teacher's limit for it, or is too long: it would teach
+    where to stop wrongly.
+
+    Raises:
+        UserError: no translation is left.
+    """
+    settings = task.recipe.distillation
+    longest = task.recipe.data.max_length
+    key = {
+        "prepared": data.directory.name,
+        "teacher": content_key([Path(str(settings.teacher)) / WEIGHTS]),
+        "beam_size": settings.beam_size,
+        "max_length": longest,
+    }
+
+    def fill(directory: Path) -> None:
+        columns = _translations(data, teacher, settings.beam_size, longest, say)
+        write_columns(directory / "train", columns)
+
+    columns = open_columns(prepared(cache, key, fill) / "train")
+    total, kept = len(data.splits["train"]), len(columns)
+    if kept < total:
+        say(f"           {total - kept:,} left out: too long, or without an end")
+    return replace(data, splits=data.splits | {"train": columns})
+
+
+def _translations(
+    data: Data, teacher: Translator, beam_size: int, max_length: int, say: Say
+) -> Columns:
+    sources = data.ids("train", "src")
+    total, done = len(sources), 0
+    say(f"teacher    translates {total:,} sources, beam size {beam_size}")
+
+    def progress(count: int) -> None:
+        nonlocal done
+        before, done = done, done + count
+        if done * _REPORTS // total > before * _REPORTS // total:
+            say(f"           {done:,} of {total:,} translated")
+
+    found = teacher.generations(
+        [sources[index].tolist() for index in range(total)],
+        beam_size=beam_size,
+        stop_rule="optimal",
+        progress=progress,
     )
+    kept = [
+        (sources[index].tolist(), list(best.ids))
+        for index, (best, *_) in enumerate(found)
+        if best.finished and len(best.ids) <= max_length
+    ]
+    if not kept:
+        raise UserError(
+            "distillation.teacher ends none of its translations within its length limit, so there "
+            "is nothing to learn from; train it longer, or use level word"
+        )
+    sides = {
+        name: pack_ids(side, tokenizer.vocab_size)
+        for name, side, tokenizer in zip(
+            ("src", "tgt"), zip(*kept, strict=True), data.tokenizers, strict=True
+        )
+    }
+    return Columns(sides, Report(total, len(kept), noun="pairs"))
 
 
-def distilled_windows(
-    net: DecoderOnly,
-    teacher: DecoderOnly,
-    batch: PackedBatch,
-    settings: Distillation,
-    *,
-    label_smoothing: float = 0.0,
-) -> LossSum:
-    """`tasks.language_modelling.window_loss` with a teacher."""
-    scored: Bool[Tensor, "B T"] = batch.scored
-
-    def read(model: nn.Module) -> Tensor:
-        assert isinstance(model, DecoderOnly)
-        return model.decode(Tokens.of(batch.ids, batch.lengths, segments=batch.documents))[scored]
-
-    return distilled_loss(
-        net, teacher, read, batch.targets[scored], settings, label_smoothing=label_smoothing
-    )
-
-
-def distilled_masked(
-    net: EncoderOnly,
-    teacher: EncoderOnly,
-    batch: MaskedBatch,
-    settings: Distillation,
-    *,
-    label_smoothing: float = 0.0,
-) -> LossSum:
-    """`tasks.masked_lm.masked_loss` with a teacher, at the selected places alone."""
-
-    def read(model: nn.Module) -> Tensor:
-        assert isinstance(model, EncoderOnly)
-        return token_states(model, batch)[batch.selected]
-
-    return distilled_loss(
-        net, teacher, read, batch.targets, settings, label_smoothing=label_smoothing
-    )
-
-
-def distilled_labels(
-    net: EncoderOnly,
-    teacher: EncoderOnly,
-    batch: LabelledBatch,
-    settings: Distillation,
-    *,
-    label_smoothing: float = 0.0,
-) -> LossSum:
-    """`tasks.classification.label_loss` with a teacher; states are those of the first tokens."""
-
-    def read(model: nn.Module) -> Tensor:
-        assert isinstance(model, EncoderOnly)
-        return text_states(model, batch)[:, 0]
-
-    return distilled_loss(
-        net, teacher, read, batch.labels, settings, label_smoothing=label_smoothing
-    )
+def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
+    """`copy_layers`, with what was copied said in lines; raises UserError where nothing fits."""
+    try:
+        found = copy_layers(student.net, teacher.net)
+    except ValueError as error:
+        raise UserError(
+            f"distillation.copy_layers: the student has {error}; a student cannot have more"
+        ) from None
+    if not found.num_in_layers:
+        raise UserError(
+            "distillation.copy_layers: no tensor of the teacher's layers fits the student's; "
+            "give it the teacher's d_model, num_heads and d_ff, or set copy_layers to false"
+        )
+    for stack, layers in found.layers.items():
+        say(f"student    {stack}: layers {', '.join(map(str, layers))} of the teacher")
+    others = len(found.copied) - found.num_in_layers
+    say(f"           {len(found.copied)} tensors copied, {others} of them of no layer")
+    if found.drawn:
+        say(f"           {len(found.drawn)} drawn anew: {', '.join(found.drawn)}")
 
 
 @dataclass(frozen=True)
@@ -203,7 +276,7 @@ class CopiedLayers:
 
 @torch.no_grad()
 def copy_layers(student: nn.Module, teacher: nn.Module) -> CopiedLayers:
-    """Begin a student as every so-manieth layer of its teacher, and all of what is no layer.
+    """Begin a student as every k-th layer of its teacher, and all of what is no layer.
 
     Of L teacher's layers the student's layer i of N is ⌊i · L / N⌋: every second one, from the
     first, where N is half of L (Sanh et al. 2019, sec. 3). Tensors go by name and shape, a layer's
@@ -243,10 +316,9 @@ def _depths(names: dict[str, Tensor]) -> dict[str, int]:
     return found
 
 
-def _num_classes(net: nn.Module) -> int:
+def _num_classes(net: Any) -> int:
     """How many logits the head gives."""
     head = net.head
-    if isinstance(head, ClassificationHead):
-        return head.labels.out_features
-    assert isinstance(head, OutputHead), type(head)
-    return head.out.out_features
+    out = head.labels if isinstance(head, ClassificationHead) else head.out
+    size: int = out.out_features
+    return size

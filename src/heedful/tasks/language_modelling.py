@@ -1,24 +1,152 @@
-"""Learning to go on with a text: the loss of a batch of windows."""
+"""Learning to go on with texts: packed windows, judged by windows that overlap."""
 
-from heedful.data.packing import PackedBatch
-from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.losses import LossSum, head_loss
-from heedful.parts.tokens import Tokens
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from heedful.data.collate import Batch, collate_windows
+from heedful.data.columns import Columns
+from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.plans import Windows, plan_evaluation, plan_windows
+from heedful.data.rows import Rows
+from heedful.data.tokenizer import Tokenizer
+from heedful.files import write_json, write_text
+from heedful.inference import GenerationIds, LanguageModel, ModelCard
+from heedful.parts.losses import LossSum
+from heedful.tasks.inputs import make_tokenizer
+from heedful.tasks.task import Data, FinalScores, Keys, Origin, TextTask, averages
+from heedful.training.events import Sample
+from heedful.training.trainer import Evaluation
+
+_WINDOWS = 32  # of a held-out batch
 
 
-def window_loss(
-    net: DecoderOnly,
-    batch: PackedBatch,
-    *,
-    label_smoothing: float = 0.0,
-    count_correct: bool = False,
-) -> LossSum:
-    """Each scored target from the tokens before it in its own document."""
-    states = net.decode(Tokens.of(batch.ids, batch.lengths, segments=batch.documents))
-    return head_loss(
-        net.head,
-        states[batch.scored],
-        batch.targets[batch.scored],
-        label_smoothing=label_smoothing,
-        count_correct=count_correct,
+class WindowKeys(Keys):
+    """How texts become windows, and what the samples of an evaluation are."""
+
+    context: int = Field(256, ge=1, description="tokens of a window, that the model sees at most")
+    isolate: bool = Field(True, description="texts of one window do not see each other")
+    marks: bool = Field(True, description="BOS before and EOS behind every text")
+    stride: int | None = Field(
+        None, ge=1, description="between windows of an evaluation; null: the context"
     )
+    prompt: str | None = Field(
+        None, description="what samples go on from; null: the start of a text, or a line break"
+    )
+    sample_tokens: int = Field(120, ge=1, description="how long they are")
+    temperature: float = Field(0.8, ge=0, description="how far from the likeliest; 0 is greedy")
+
+
+class LanguageModelling(TextTask):
+    """Texts laid end to end and cut into windows."""
+
+    Objective = WindowKeys
+    default_model: ClassVar[dict[str, Any]] = {"architecture": "gpt2"}
+    length_key = "objective.context"
+
+    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        template = "bos" if self.objective.marks else "none"
+        tokenizer = make_tokenizer(self.recipe, train["text"], template=template)
+        return tokenizer, tokenizer
+
+    def encode(
+        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
+    ) -> dict[str, Columns]:
+        marks = self.objective.marks
+        column = TextColumn(tokenizers[0], ("text",), "document" if marks else "none")
+        return {name: encode_rows(split, {"text": column}) for name, split in rows.items()}
+
+    def count(self, data: Data, split: str) -> int:
+        """Tokens."""
+        return data.splits[split].report.counts["text"].tokens
+
+    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+        vocab_size = 8 if data is None else data.tokenizer.vocab_size
+        return {"vocab_size": vocab_size, "max_length": self.objective.context}
+
+    def card(self, data: Data, name: str) -> ModelCard:
+        tokenizer = data.tokenizer
+        never = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id, None}
+        ids = GenerationIds(
+            start=tokenizer.prefix_ids,
+            end=(tokenizer.eos_id,),
+            never=tuple(sorted(token for token in never if token is not None)),
+        )
+        return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
+
+    def batches(self, data: Data, epoch: int) -> Sequence[Windows]:
+        training, context = self.recipe.training, self.objective.context
+        size = training.batch_sentences
+        if size is None:
+            assert training.batch_tokens is not None
+            size = max(1, training.batch_tokens // context)
+        return plan_windows(
+            data.ids("train").lengths,
+            context=context,
+            batch_size=size,
+            seed=training.seed,
+            epoch=epoch,
+        )
+
+    def collate(self, data: Data, item: Windows) -> Batch:
+        pad_id = data.tokenizer.pad_id
+        return collate_windows(
+            data.ids("train"), item, isolate=self.objective.isolate, pad_id=pad_id
+        )
+
+    def evaluate(self, model: LanguageModel, data: Data) -> Evaluation:
+        found, scores = self._scored(model, data, "valid")
+        # Without label smoothing: what a text is worth in bits is its likelihood alone.
+        return self.judged(found._replace(loss=found.nll), self._samples(model, data), scores)
+
+    def finish(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
+        found, by_size = self._scored(model, data, data.final)
+        mean = averages(found)
+        scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **by_size}
+        characters = data.splits[data.final].report.counts["text"].characters
+        content = {"set": data.final, "num_characters": characters, "scores": scores}
+        write_json(out / "scores.json", content)
+        samples = "\n\n".join(sample.output for sample in self._samples(model, data))
+        write_text(out / "samples.txt", samples + "\n")
+        return FinalScores(dict(scores))
+
+    def _scored(
+        self, model: LanguageModel, data: Data, name: str
+    ) -> tuple[LossSum, dict[str, float]]:
+        """Sums over a split, and what they are a character and a byte."""
+        keys, counts = self.objective, data.splits[name].report.counts["text"]
+        texts, pad_id = data.ids(name), data.tokenizer.pad_id
+        stride = keys.stride or keys.context
+        plan = plan_evaluation(
+            texts.lengths, context=keys.context, stride=stride, batch_size=_WINDOWS
+        )
+        # Each window is of one text, so there is nothing to keep apart.
+        found = self.sums(
+            model.net,
+            (collate_windows(texts, item, isolate=False, pad_id=pad_id) for item in plan),
+        )
+        bits = float(found.nll) / math.log(2)
+        return found, {
+            "bits_per_character": bits / counts.characters,
+            "bits_per_byte": bits / counts.bytes,
+        }
+
+    def _samples(self, model: LanguageModel, data: Data) -> list[Sample]:
+        keys, tokenizer = self.objective, data.tokenizer
+        count = self.recipe.evaluation.num_samples
+        if not count:
+            return []
+        prompt = ("" if keys.marks else "\n") if keys.prompt is None else keys.prompt
+        if not keys.marks and not tokenizer.encode(prompt):
+            prompt = tokenizer.decode(data.ids("valid").ids[:1].tolist())
+        texts = model.generations(
+            [prompt],
+            max_new_tokens=keys.sample_tokens,
+            temperature=keys.temperature or 1e-6,
+            num_return=count,
+            seed=self.recipe.training.seed,
+        )[0]
+        return [Sample(prompt, "", text.text) for text in texts]

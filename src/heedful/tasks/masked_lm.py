@@ -1,83 +1,214 @@
-"""Learning to say which tokens were hidden: a masked batch of texts, and its loss."""
+"""Learning words from the text around them: rows of texts with some tokens hidden."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, Integer
+from jaxtyping import Int64, Integer
+from pydantic import Field
 from torch import Tensor
 
-from heedful.data.sequences import collate_sequences
-from heedful.data.store import IdStore
+from heedful.config import Recipe
+from heedful.data.collate import Batch, collate_texts
+from heedful.data.columns import Columns, Sequences
+from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.plans import pack_rows
+from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import target_states
+from heedful.files import write_json
+from heedful.inference import MaskedLanguageModel, ModelCard
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.heads import MaskedTokenHead
-from heedful.parts.losses import LossSum, head_loss
-from heedful.parts.tokens import Tokens
+from heedful.parts.losses import LossSum
+from heedful.tasks.inputs import evaluation_plan, training_plan
 from heedful.tasks.masking import Masking, example_rng, mask_ids
+from heedful.tasks.task import (
+    HELD_OUT_SEED,
+    Data,
+    EncoderTask,
+    FinalScores,
+    Origin,
+    PlannedRows,
+    TextTask,
+    averages,
+)
+from heedful.training.events import Sample
+from heedful.training.trainer import Evaluation
+
+MASK = "<mask>"
 
 
-@dataclass
-class MaskedBatch:
-    """Texts with some of their tokens hidden, padded on the right.
+class MaskingKeys(Masking):
+    """How much of a text is hidden, and what a row of a batch is.
 
-    What is padding is told by `lengths`, what is to be said by `selected`, neither by ids.
+    With `pack` the texts of a row follow each other, all of them whole and each in its own special
+    tokens (FULL-SENTENCES of Liu et al. 2019, sec. 4.2); they see each other.
     """
 
-    ids: Int64[Tensor, "B T"]
-    lengths: Int64[Tensor, " B"]
-    selected: Bool[Tensor, "B T"]
-    targets: Int64[Tensor, " M"]  # what stood at the selected places, row by row
-    indices: Int64[np.ndarray, " B"]
-    num_tokens: int  # that are not padding
+    pack: bool = Field(False, description="fill each row up to data.max_length with texts")
 
-    @property
-    def num_targets(self) -> int:
-        """What a loss sums over: the selected places."""
-        return self.targets.numel()
+
+class MaskedLm(EncoderTask, TextTask):
+    """Texts, of which some tokens are hidden anew in every epoch.
+
+    Texts come from `data.train.text`, cut by `data.documents`; or from `data.train.file`, a file of
+    labelled texts (TSV or JSONL) of which the texts alone are read, so that a model can be
+    pre-trained on what it is to classify later. Of pairs both texts are taken, each for itself.
+    """
+
+    Objective = MaskingKeys
+    sources: ClassVar[tuple[str, ...]] = ("text", "file")
+    head = "mlm"
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self._packed: dict[str, Sequences] = {}
+
+    def special_tokens(self) -> Sequence[str]:
+        return (MASK,)
+
+    def encode(
+        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
+    ) -> dict[str, Columns]:
+        mask_id_of(tokenizers[0])
+        columns = {"text": TextColumn(tokenizers[0], ("text",))}
+        data = self.recipe.data
+        return {
+            name: encode_rows(
+                split,
+                columns,
+                max_length=data.max_length,
+                truncation=data.truncation,
+                drop_unknown=True,
+            )
+            for name, split in rows.items()
+        }
+
+    def count(self, data: Data, split: str) -> int:
+        """Rows of batches."""
+        return len(self.rows(data, split))
+
+    def rows(self, data: Data, split: str) -> Sequences:
+        """What stands in one row of a batch: a text, or as many as fit."""
+        if not self.objective.pack:
+            return data.ids(split)
+        if split not in self._packed:
+            texts = data.ids(split)
+            borders = pack_rows(texts.lengths, self.recipe.data.max_length)
+            self._packed[split] = Sequences(texts.ids, texts.offsets[borders])
+        return self._packed[split]
+
+    def card(self, data: Data, name: str) -> ModelCard:
+        return ModelCard(name, self.recipe.task, self.recipe.data.src_language)
+
+    def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
+        batches = training_plan(self.recipe, epoch, self.rows(data, "train").lengths)
+        return [PlannedRows(epoch, indices) for indices in batches]
+
+    def collate(self, data: Data, item: PlannedRows) -> Batch:
+        seed = self.recipe.training.seed
+        return masked_batch(
+            self.rows(data, "train"), item, data.tokenizer, masking=self.objective, seed=seed
+        )
+
+    def evaluate(self, model: MaskedLanguageModel, data: Data) -> Evaluation:
+        """Loss and accuracy at places of the held-out rows that are always the same."""
+        return self.judged(self._scored(model, data, "valid"), self._samples(model, data))
+
+    def finish(self, model: MaskedLanguageModel, data: Data, out: Path) -> FinalScores:
+        """Loss (without label smoothing), perplexity and accuracy at the hidden tokens."""
+        found = self._scored(model, data, data.final)
+        mean = averages(found)
+        scores = {"accuracy": mean.pop("token_accuracy"), **mean}
+        counts = {"num_texts": len(data.splits[data.final]), "num_masked": found.tokens}
+        write_json(out / "scores.json", {"set": data.final, **counts, "scores": scores})
+        return FinalScores(dict(scores))
+
+    def _held_out(
+        self, data: Data, rows: Sequences, indices: Int64[np.ndarray, " B"], masking: Masking
+    ) -> Batch:
+        item = PlannedRows(0, indices)
+        return masked_batch(rows, item, data.tokenizer, masking=masking, seed=HELD_OUT_SEED)
+
+    def _scored(self, model: MaskedLanguageModel, data: Data, name: str) -> LossSum:
+        rows = self.rows(data, name)
+        plan = evaluation_plan(rows.lengths)
+        return self.sums(
+            model.net, (self._held_out(data, rows, indices, self.objective) for indices in plan)
+        )
+
+    @torch.inference_mode()
+    def _samples(self, model: MaskedLanguageModel, data: Data) -> list[Sample]:
+        """The first held-out texts with all that is selected masked, and as the model fills it."""
+        tokenizer, texts, keys = data.tokenizer, data.ids("valid"), self.objective
+        first = np.arange(min(self.recipe.evaluation.num_samples, len(texts)))
+        if not len(first):
+            return []
+        masking = Masking(
+            fraction=keys.fraction, mask_share=1.0, random_share=0.0, whole_word=keys.whole_word
+        )
+        batch = self._held_out(data, texts, first, masking).to(model.device)
+        filled = fill_in(model.net, batch, tokenizer.special_ids)
+        rows = zip(batch.tokens.ids.tolist(), filled.tolist(), texts.lengths.tolist(), strict=False)
+        return [
+            Sample(
+                shown(tokenizer, ids[:length]),
+                tokenizer.decode(texts[index].tolist()),
+                tokenizer.decode(row[:length]),
+            )
+            for index, (ids, row, length) in enumerate(rows)
+        ]
+
+
+def fill_in(net: EncoderOnly, batch: Batch, never: frozenset[int]) -> Int64[Tensor, "B T"]:
+    """The texts with the likeliest token at each selected place, none of those in `never`."""
+    assert net.head is not None
+    logits = net.head(target_states(net, batch))
+    logits[:, sorted(never)] = -torch.inf
+    ids = batch.tokens.ids
+    return ids.flatten().index_copy(0, batch.places, logits.argmax(-1)).view_as(ids)
 
 
 def masked_batch(
-    rows: IdStore,
-    indices: Integer[np.ndarray, " B"],
-    *,
+    rows: Sequences,
+    item: PlannedRows,
     tokenizer: Tokenizer,
+    *,
     masking: Masking,
     seed: int,
-    epoch: int,
-    device: torch.device | str | None = None,
-) -> MaskedBatch:
-    """The rows at `indices`, each masked by what is drawn from (seed, epoch, its own index) alone.
+) -> Batch:
+    """Some rows, each masked by what is drawn from (seed, epoch, its own index) alone.
 
     Raises:
         UserError: the tokenizer has no mask.
     """
-    batch = collate_sequences(rows, indices, pad_id=tokenizer.pad_id)
-    ids = batch.ids.numpy()
+    batch = collate_texts(rows, item.indices, pad_id=tokenizer.pad_id)
+    ids = batch.tokens.ids.numpy()
     hidden, selected = ids.copy(), np.zeros(ids.shape, dtype=np.bool_)
     mask_id = mask_id_of(tokenizer)
-    for row, (index, length) in enumerate(
-        zip(indices.tolist(), batch.lengths.tolist(), strict=True)
-    ):
+    for row, index in enumerate(item.indices.tolist()):
+        length = int(rows.lengths[index])
         text = ids[row, :length]
         starts = np.array(tokenizer.word_starts(text.tolist())) if masking.whole_word else None
         hidden[row, :length], selected[row, :length] = mask_ids(
             text,
-            rng=example_rng(seed, epoch, index),
+            rng=example_rng(seed, item.epoch, index),
             masking=masking,
             mask_id=mask_id,
             vocab_size=tokenizer.vocab_size,
             special_ids=tokenizer.special_ids,
             word_starts=starts,
         )
-    return MaskedBatch(
-        ids=torch.from_numpy(hidden).to(device),
-        lengths=batch.lengths.to(device),
-        selected=torch.from_numpy(selected).to(device),
-        targets=torch.from_numpy(ids[selected]).to(device),
-        indices=batch.indices,
-        num_tokens=batch.num_tokens,
+    return replace(
+        batch,
+        tokens=replace(batch.tokens, ids=torch.from_numpy(hidden)),
+        targets=torch.from_numpy(ids[selected]),
+        places=torch.from_numpy(np.flatnonzero(selected)),
     )
 
 
@@ -91,43 +222,12 @@ def mask_id_of(tokenizer: Tokenizer) -> int:
     return tokenizer.specials.mask_id
 
 
-def token_states(net: EncoderOnly, batch: MaskedBatch) -> Float[Tensor, "B T D"]:
-    """The encoder's states of a batch: what the loss is formed of."""
-    return net.encode(Tokens.of(batch.ids, batch.lengths))
-
-
-def masked_loss(
-    net: EncoderOnly,
-    batch: MaskedBatch,
-    *,
-    states: Float[Tensor, "B T D"] | None = None,
-    label_smoothing: float = 0.0,
-    count_correct: bool = False,
-) -> LossSum:
-    """What stood at each selected place, from the whole text around it (Devlin et al. 2019, 3.1).
-
-    Logits are formed at the selected places only.
-
-    Args:
-        states: `token_states(net, batch)`, where the caller has them already.
-    """
-    assert isinstance(net.head, MaskedTokenHead), type(net.head)
-    if states is None:
-        states = token_states(net, batch)
-    return head_loss(
-        net.head,
-        states[batch.selected],
-        batch.targets,
-        label_smoothing=label_smoothing,
-        count_correct=count_correct,
-    )
-
-
-def fill_in(net: EncoderOnly, batch: MaskedBatch, never: frozenset[int]) -> Int64[Tensor, "B T"]:
-    """The texts with the likeliest token at each selected place, none of those in `never`."""
-    assert isinstance(net.head, MaskedTokenHead), type(net.head)
-    logits = net.head(token_states(net, batch)[batch.selected])
-    logits[:, sorted(never)] = -torch.inf
-    filled = batch.ids.clone()
-    filled[batch.selected] = logits.argmax(-1)
-    return filled
+def shown(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"] | list[int]) -> str:
+    """A text with the names of its masks and sentinels; other specials are left out."""
+    specials = tokenizer.specials
+    named = {*specials.sentinel_ids, specials.mask_id}
+    pieces: list[str] = []
+    for special, group in groupby(ids, key=lambda token: token in named):
+        run = list(group)
+        pieces += tokenizer.tokens(run) if special else [tokenizer.decode(run).strip()]
+    return " ".join(piece for piece in pieces if piece)

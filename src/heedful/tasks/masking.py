@@ -1,45 +1,35 @@
 """Which tokens masked language modelling hides, and what stands in their place."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from heedful.errors import UserError
 
 
-@dataclass(frozen=True)
-class Masking:
-    """BERT's masking (Devlin et al. 2019, sec. 3.1 and appendix A); the defaults are its numbers.
+class Masking(BaseModel):
+    """BERT's masking and its numbers (Devlin et al. 2019, sec. 3.1 and appendix A)."""
 
-    Args:
-        fraction: of the ordinary tokens of a text, those that are selected to be predicted.
-        mask_share: of the selected tokens, those that become the mask.
-        random_share: of the selected tokens, those that become some ordinary token; the rest is
-            kept as it is, and predicted all the same.
-        whole_word: select all pieces of a word or none.
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    Raises:
-        UserError: a share that is none; the message begins with its key.
-    """
+    fraction: float = Field(
+        0.15, gt=0, le=1, description="of the ordinary tokens, selected to be predicted"
+    )
+    mask_share: float = Field(0.8, ge=0, le=1, description="of the selected ones, masked")
+    random_share: float = Field(
+        0.1, ge=0, le=1, description="of the selected ones, replaced; the rest is kept"
+    )
+    whole_word: bool = Field(False, description="select all pieces of a word or none")
 
-    fraction: float = 0.15
-    mask_share: float = 0.8
-    random_share: float = 0.1
-    whole_word: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"fraction must be above 0 and at most 1, not {self.fraction}")
-        for key in ("mask_share", "random_share"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"{key} must be from 0 to 1, not {getattr(self, key)}")
+    @model_validator(mode="after")
+    def _shares(self) -> "Masking":
         # The room is for sums such as 0.1 + 0.9, which need not be exact.
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise UserError(
                 f"mask_share {self.mask_share} and random_share {self.random_share} make more"
                 " than 1; lower one of them"
             )
+        return self
 
 
 def example_rng(seed: int, epoch: int, index: int) -> np.random.Generator:

@@ -1,14 +1,13 @@
 """Recipes of noise for denoising: from a text to what the encoder reads and the decoder says."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Int64, Integer
+from pydantic import BaseModel, ConfigDict, Field
 
 from heedful.errors import UserError
-from heedful.plugins import nearest
 from heedful.tasks.noise_bart import (
     delete_tokens,
     find_sentence_ends,
@@ -37,31 +36,27 @@ class NoiseTokens:
     full_stop_ids: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class T5Noise:
+Share = Annotated[float, Field(ge=0, lt=1)]
+SpanLength = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class T5Noise(_Keys):
     """Span corruption (Raffel et al. 2020); see `noise_t5`. The numbers are the paper's.
 
-    Args:
-        density: the share of tokens that is dropped.
-        mean_span_length: tokens in a span on average.
-        random_roll: the authors' later option, off by default in their code. On here, because
-            without it a text of less than 31 tokens loses its last tokens and no others.
-        final_sentinel: targets end in one sentinel more, as the paper says. Set both options to
-            false for what the authors' code makes.
-
-    Raises:
-        UserError: a number out of range; the message begins with its key.
+    `random_roll` is the authors' later option, off by default in their code. On here, because
+    without it a text of less than 31 tokens loses its last tokens and no others. Set it and
+    `final_sentinel` to false for what the authors' code makes.
     """
 
-    kind: Literal["t5"] = "t5"
-    density: float = 0.15
-    mean_span_length: float = 3.0
-    random_roll: bool = True
-    final_sentinel: bool = True
-
-    def __post_init__(self) -> None:
-        _check_shares(self, "density")
-        _check_mean(self.mean_span_length)
+    kind: Literal["t5"] = Field("t5", description="the missing spans are written")
+    density: Share = Field(0.15, description="of the tokens, dropped in spans")
+    mean_span_length: SpanLength = Field(3.0, description="tokens in a span on average")
+    random_roll: bool = Field(True, description="every token may be dropped, not the last ones")
+    final_sentinel: bool = Field(True, description="targets end in one sentinel more")
 
     def corrupt(
         self,
@@ -89,32 +84,22 @@ class T5Noise:
         return np.concatenate([ids[:start].astype(np.int64), source]), target
 
 
-@dataclass(frozen=True)
-class BartNoise:
+class BartNoise(_Keys):
     """BART's noises (Lewis et al. 2020); see `noise_bart`. Defaults are those of its sec. 5.1.
 
     They come in the order sentence permutation, deletion, masking, infilling, rotation. Shares
     are of the tokens that the noise before has left.
-
-    Args:
-        infilling, masking, deletion: the share of tokens that the noise takes.
-        mean_span_length: of infilling's Poisson distribution.
-
-    Raises:
-        UserError: a number out of range; the message begins with its key.
     """
 
-    kind: Literal["bart"] = "bart"
-    infilling: float = 0.3
-    mean_span_length: float = 3.0
-    masking: float = 0.0
-    deletion: float = 0.0
-    permute_sentences: bool = True
-    rotate: bool = False
-
-    def __post_init__(self) -> None:
-        _check_shares(self, "infilling", "masking", "deletion")
-        _check_mean(self.mean_span_length)
+    kind: Literal["bart"] = Field("bart", description="the whole text is written")
+    infilling: Share = Field(0.3, description="of the tokens, masked in spans, one mask a span")
+    mean_span_length: SpanLength = Field(
+        3.0, description="tokens in a span on average; a span of none adds a mask"
+    )
+    masking: Share = Field(0.0, description="of the tokens, masked one by one")
+    deletion: Share = Field(0.0, description="of the tokens, gone without a trace")
+    permute_sentences: bool = Field(True, description="sentences of a text in another order")
+    rotate: bool = Field(False, description="the text begins at some other token")
 
     def corrupt(
         self,
@@ -168,48 +153,6 @@ class BartNoise:
 
 Noise = T5Noise | BartNoise
 """`noise.corrupt(ids, rng, tokens, sentence_ends) -> (source, target)`."""
-
-_KINDS: dict[str, type[T5Noise] | type[BartNoise]] = {"t5": T5Noise, "bart": BartNoise}
-
-
-def read_noise(settings: Mapping[str, Any], where: str = "noise") -> Noise:
-    """The noise of a recipe's mapping: its `kind`, and any of that kind's keys.
-
-    Raises:
-        UserError: an unknown kind or key, or a wrong value; the message begins with the key,
-            under `where`.
-    """
-    kind = str(settings.get("kind"))
-    if kind not in _KINDS:
-        raise UserError(f"{where}.kind: unknown value {kind}; {nearest(kind, [*_KINDS])}")
-    defaults = {field.name: field.default for field in fields(_KINDS[kind])}
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key not in defaults:
-            raise UserError(f"unknown key {where}.{key}; {nearest(key, [*defaults])}")
-        wanted = type(defaults[key])
-        if wanted is float and type(value) is int:
-            value = float(value)
-        # Not `isinstance`, to which true is a number.
-        if type(value) is not wanted:
-            name = "true or false" if wanted is bool else "a number"
-            raise UserError(f"{where}.{key} must be {name}, not {value!r}")
-        values[key] = value
-    try:
-        return _KINDS[kind](**values)
-    except UserError as error:
-        raise UserError(f"{where}.{error}") from None
-
-
-def _check_shares(noise: Noise, *keys: str) -> None:
-    for key in keys:
-        if not 0 <= getattr(noise, key) < 1:
-            raise UserError(f"{key} must be at least 0 and below 1, not {getattr(noise, key)}")
-
-
-def _check_mean(mean_span_length: float) -> None:
-    if not 1 <= mean_span_length < np.inf:
-        raise UserError(f"mean_span_length must be at least 1, not {mean_span_length}")
 
 
 def _text_between(ids: Integer[np.ndarray, " n"], tokens: NoiseTokens) -> tuple[int, int]:

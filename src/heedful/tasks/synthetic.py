@@ -6,10 +6,33 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from heedful.errors import UserError
+from heedful.tasks.inputs import SPLITS
+from heedful.tasks.translation import MadePairs
 
 SyntheticName = Literal["copy", "reverse", "sort"]
+RULES: dict[SyntheticName, Callable[["Source"], "Source"]] = {
+    "copy": lambda source: source,
+    "reverse": lambda source: source[::-1],
+    "sort": lambda source: tuple(sorted(source)),
+}
 Pair = tuple[str, str]
 Source = tuple[int, ...]
+
+
+class Synthetic(MadePairs):
+    """Pairs of symbol sequences; the recipe's task says by which rule."""
+
+    def make(self, split: str, count: int, unseen: set[str]) -> list[Pair]:
+        sizes = self.recipe.data.generated
+        return generate(
+            self.recipe.task,  # type: ignore[arg-type]
+            count,
+            num_symbols=sizes.num_symbols,
+            min_length=sizes.min_length,
+            max_length=sizes.max_length,
+            seed=sizes.seed + SPLITS.index(split),
+            exclude=unseen,
+        )
 
 
 def generate(
@@ -51,14 +74,7 @@ def generate(
     crowded = 2 * (count + len(taken)) > total
     draw = _draw_from_list if crowded else _draw_again
     sources = draw(random.Random(seed), count, num_symbols, lengths, taken)
-    return [(_text(source), _text(_RULES[name](source))) for source in sources]
-
-
-_RULES: dict[str, Callable[[Source], Source]] = {
-    "copy": lambda source: source,
-    "reverse": lambda source: source[::-1],
-    "sort": lambda source: tuple(sorted(source)),
-}
+    return [(_text(source), _text(RULES[name](source))) for source in sources]
 
 
 def _text(source: Source) -> str:

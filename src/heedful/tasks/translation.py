@@ -1,29 +1,170 @@
-"""Learning to turn one text into another: the loss of a batch of pairs."""
+"""Learning to turn one text into another: pairs of texts, judged by real decoding."""
 
-from heedful.data.batches import PairBatch
-from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.losses import LossSum, head_loss
-from heedful.parts.tokens import Tokens, padding_mask
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from heedful.config import OWN_METRICS, Files
+from heedful.data.collate import Batch, collate_pairs
+from heedful.data.columns import Columns
+from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.rows import Rows, hold_out, read_rows
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError
+from heedful.evaluation.metrics import Scores, corpus_scores
+from heedful.files import write_json, write_text
+from heedful.inference import Limits, ModelCard, Translator
+from heedful.plugins import metric
+from heedful.tasks.inputs import (
+    SPLITS,
+    evaluation_plan,
+    given_files,
+    listed,
+    make_tokenizer,
+    training_plan,
+)
+from heedful.tasks.task import Data, FinalScores, Origin, SeqToSeqTask
+from heedful.training.events import Sample
+from heedful.training.trainer import Evaluation
 
 
-def pair_loss(
-    net: EncoderDecoder,
-    batch: PairBatch,
-    *,
-    label_smoothing: float = 0.0,
-    count_correct: bool = False,
-) -> LossSum:
-    """Teacher forcing: each target token from the source and the target tokens before it.
+class Translation(SeqToSeqTask):
+    """Pairs of texts from files.
 
-    Padding never reaches the output projection: logits are formed at real targets only.
+    Attributes:
+        final_metrics: what outputs are scored by at the end; the first at every evaluation.
     """
-    source = Tokens.of(batch.src, batch.src_lengths)
-    states = net.states(source, Tokens.of(batch.tgt_in, batch.tgt_lengths))
-    real = padding_mask(batch.tgt_lengths, batch.tgt_in.size(1))
-    return head_loss(
-        net.head,
-        states[real],
-        batch.tgt_out[real],
-        label_smoothing=label_smoothing,
-        count_correct=count_correct,
-    )
+
+    levels: ClassVar[tuple[str, ...]] = ("word", "sequence")
+    sources: ClassVar[tuple[str, ...]] = ("src", "tgt", "file")
+    final_metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "ter")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*OWN_METRICS, *metric.names())
+
+    def read(self) -> dict[str, Rows]:
+        rows = {name: read_pairs(files, f"data.{name}") for name, files in given_files(self.recipe)}
+        if "valid" not in rows:
+            rows["train"], rows["valid"] = hold_out(rows["train"], self.recipe.data.hold_out)
+        return {name: rows[name] for name in SPLITS if name in rows}
+
+    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        if self.recipe.tokenizer.joint:
+            tokenizer = make_tokenizer(self.recipe, train["src"] + train["tgt"])
+            return tokenizer, tokenizer
+        return make_tokenizer(self.recipe, train["src"]), make_tokenizer(self.recipe, train["tgt"])
+
+    def encode(
+        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
+    ) -> dict[str, Columns]:
+        sides = {
+            side: TextColumn(tokenizer, (side,), "target")
+            for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True)
+        }
+        data = self.recipe.data
+        limits: dict[str, Any] = {"max_length": data.max_length, "truncation": data.truncation}
+        # Test sources are cut when they are decoded; none is left out.
+        return {
+            name: encode_rows(split, sides, **({} if name == "test" else limits))
+            for name, split in rows.items()
+        }
+
+    def card(self, data: Data, name: str) -> ModelCard:
+        languages = self.recipe.data.src_language, self.recipe.data.tgt_language
+        limits = Limits.of(data.ids("train", "src").lengths, data.ids("train", "tgt").lengths)
+        return ModelCard(name, self.recipe.task, *languages, limits)
+
+    def batches(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+        lengths = (data.ids("train", side).lengths for side in ("src", "tgt"))
+        return training_plan(self.recipe, epoch, *lengths)
+
+    def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
+        src, tgt = data.ids(split, "src"), data.ids(split, "tgt")
+        pad_id = data.tokenizers[1].pad_id
+        return collate_pairs(src, tgt, item, bos_id=data.start_id, pad_id=pad_id)
+
+    def evaluate(self, model: Translator, data: Data) -> Evaluation:
+        """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
+        settings = self.recipe.evaluation
+        plan = evaluation_plan(*(data.ids("valid", side).lengths for side in ("src", "tgt")))
+        found = self.sums(model.net, (self.collate(data, item, "valid") for item in plan))
+        scores: dict[str, float] = {}
+        samples: list[Sample] = []
+        if settings.decode_sentences:
+            rows = data.texts("valid", settings.decode_sentences)
+            outputs = self.decode(model, rows, settings.beam_size)
+            wanted = {*self.final_metrics[:1], settings.metric}.difference(OWN_METRICS)
+            scores = self.score(outputs, rows, sorted(wanted)).values()
+            shown = list(zip(rows, outputs, strict=True))[: settings.num_samples]
+            samples = [Sample(row["src"], row["tgt"], output) for row, output in shown]
+        return self.judged(found, samples, scores)
+
+    def finish(self, model: Translator, data: Data, out: Path) -> FinalScores:
+        """Decode the test text (the validation text where there is none) and score it."""
+        settings, rows = self.recipe.evaluation, data.texts(data.final)
+        outputs = self.decode(model, rows, settings.final_beam_size)
+        scores = self.score(outputs, rows, self.final_metrics)
+        beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
+        write_json(out / "scores.json", {"set": data.final, **beam, **scores.to_dict()})
+        write_text(out / f"{data.final}.output.txt", "".join(f"{line}\n" for line in outputs))
+        return FinalScores(scores.to_dict()["scores"])
+
+    def decode(
+        self, model: Translator, rows: Sequence[dict[str, str]], beam_size: int
+    ) -> list[str]:
+        """The model's outputs for the sources of some rows."""
+        return model.translate(
+            [row["src"] for row in rows],
+            beam_size=beam_size,
+            length_penalty=self.recipe.evaluation.length_penalty,
+            too_long="truncate",
+        )
+
+    def score(
+        self, outputs: list[str], rows: Sequence[dict[str, str]], metrics: Sequence[str]
+    ) -> Scores:
+        """Scores of outputs against the targets of their rows."""
+        references = [row["tgt"] for row in rows]
+        language = self.recipe.data.tgt_language
+        return corpus_scores(outputs, references, trg_lang=language, metrics=metrics)
+
+
+class MadePairs(Translation):
+    """A task that makes its own pairs, judged by exact match. A subclass makes them."""
+
+    sources: ClassVar[tuple[str, ...]] = ()
+    final_metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
+
+    def make(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
+        """`count` pairs of a split, the same for the same recipe; none of the sources `unseen`."""
+        raise NotImplementedError
+
+    def read(self) -> dict[str, Rows]:
+        sizes, taken = self.recipe.data.generated, set[str]()
+        rows = {}
+        for split in SPLITS:
+            pairs = self.make(split, getattr(sizes, f"num_{split}"), taken)
+            taken |= {src for src, _ in pairs}
+            src, tgt = (list(side) for side in zip(*pairs, strict=True))
+            rows[split] = Rows({"src": src, "tgt": tgt})
+        return rows
+
+
+def read_pairs(files: Files, key: str) -> Rows:
+    """Pairs of two line-parallel files, or of files of both sides.
+
+    Raises:
+        UserError: neither or both are given, or not as many of one side.
+    """
+    if files.file is not None:
+        if files.src is not None or files.tgt is not None:
+            raise UserError(f"{key}: give file, or src and tgt, not both")
+        return read_rows(listed(files.file), {"src": files.src_field, "tgt": files.tgt_field})
+    src, tgt = listed(files.src), listed(files.tgt)
+    if len(src) != len(tgt):
+        raise UserError(f"{key} names {len(src)} src files but {len(tgt)} tgt files")
+    return read_rows({"src": src, "tgt": tgt})

@@ -82,7 +82,7 @@ class CheckpointSaved:
     kind: str
 
 
-Reason = Literal["max_steps", "max_epochs", "early_stopping", "time_limit", "interrupted"]
+StopReason = Literal["max_steps", "max_epochs", "early_stopping", "time_limit", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RunFinished:
 
     step: int
     seconds: float
-    reason: Reason
+    reason: StopReason
     best: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
 

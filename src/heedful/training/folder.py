@@ -17,7 +17,7 @@ _OWN = (
     "recipe.yaml",
     "config.json",
     "tokenizer*.json",
-    "data",
+    "data.json",
     "checkpoints",
     "log.jsonl",
     "tensorboard",

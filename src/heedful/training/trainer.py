@@ -25,9 +25,9 @@ from heedful.training.events import (
     Evaluated,
     Event,
     Listener,
-    Reason,
     Sample,
     StepDone,
+    StopReason,
 )
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.schedules import LearningRate
@@ -167,7 +167,7 @@ class Trainer:
             ) from None
         return self.state.step
 
-    def run(self) -> Reason:
+    def run(self) -> StopReason:
         """Train until an end is reached or the run is interrupted; says which."""
         with self._interruptible():
             self._window.restart()
@@ -192,7 +192,7 @@ class Trainer:
         for listener in self.listeners:
             listener.on(event)
 
-    def _end(self) -> Reason | None:
+    def _end(self) -> StopReason | None:
         settings, state = self.settings, self.state
         if settings.max_steps is not None and state.step >= settings.max_steps:
             return "max_steps"

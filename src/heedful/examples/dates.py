@@ -15,8 +15,17 @@ from datetime import date
 from functools import cache
 from typing import Literal, NamedTuple, TypeVar
 
+from heedful import plugins
 from heedful.errors import UserError
-from heedful.tasks.date_styles import LANGUAGES, YEARS, Language, Style, Table, build_styles
+from heedful.examples.date_styles import (
+    LANGUAGES,
+    YEARS,
+    Language,
+    Style,
+    Table,
+    build_styles,
+)
+from heedful.tasks.translation import MadePairs
 
 Split = Literal["train", "valid", "test"]
 Group = Literal["train", "new years", "new styles", "new years and styles"]
@@ -45,6 +54,16 @@ class DateExample(NamedTuple):
     language: Language
     style: str
     group: Group
+
+
+@plugins.task("dates")
+class Dates(MadePairs):
+    """The dates task. Its held-out examples are unseen whatever the seed."""
+
+    def make(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
+        seed = self.recipe.data.generated.seed
+        examples = generate(count, seed=seed, split=split)  # type: ignore[arg-type]
+        return [(example.src, example.tgt) for example in examples]
 
 
 def generate(count: int, *, seed: int, split: Split) -> list[DateExample]:

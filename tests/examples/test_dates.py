@@ -9,9 +9,9 @@ from babel import Locale
 from babel.dates import format_date, format_skeleton
 
 from heedful.errors import UserError
-from heedful.tasks import dates
-from heedful.tasks.date_styles import LANGUAGES, YEARS
-from heedful.tasks.dates import (
+from heedful.examples import dates
+from heedful.examples.date_styles import LANGUAGES, YEARS
+from heedful.examples.dates import (
     ALPHABET,
     EXAMPLES_FOR_PEOPLE,
     HELD_OUT_GROUPS,

@@ -1,0 +1,78 @@
+"""How likely texts are to a net: the states that say a batch's targets, and sums over batches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from heedful.data.batches import PairBatch
+from heedful.data.collate import Batch
+from heedful.data.packing import PackedBatch
+from heedful.models.decoder_only import DecoderOnly
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.encoder_only import EncoderOnly
+from heedful.parts.heads import ClassificationHead
+from heedful.parts.losses import LossSum, cross_entropy, head_loss
+from heedful.parts.tokens import Tokens, padding_mask
+
+Net = EncoderDecoder | DecoderOnly | EncoderOnly
+
+
+def target_states(net: Net, batch: Batch) -> Float[Tensor, "M D"]:
+    """The net's state for each target of a batch; its head makes logits of them.
+
+    The types of pairs of texts go to nets that embed them. RoBERTa's table has one row, so that
+    there both texts are of the same type.
+    """
+    if isinstance(net, EncoderDecoder):
+        assert batch.source is not None
+        states = net.states(batch.source, batch.tokens)
+    elif isinstance(net, DecoderOnly):
+        states = net.decode(batch.tokens)
+    else:
+        types, table = batch.types, net.embedding.types
+        if types is not None and table is not None:
+            types = types.clamp(max=table.num_embeddings - 1)
+        states = net.encode(batch.tokens, types)
+    return states.flatten(0, 1).index_select(0, batch.places)
+
+
+def target_loss(
+    head: Any, states: Float[Tensor, "M D"], targets: Int64[Tensor, " M"], **options: Any
+) -> LossSum:
+    """The loss of a head's logits; those of words are never formed all at once (`head_loss`)."""
+    if isinstance(head, ClassificationHead):
+        options.pop("count_correct", None)
+        return cross_entropy(head(states), targets, **options)
+    return head_loss(head, states, targets, **options)
+
+
+def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
+    """Sums over the targets of a batch, differentiable; options as of `head_loss`."""
+    return target_loss(net.head, target_states(net, batch), batch.targets, **options)
+
+
+def pair_loss(net: EncoderDecoder, batch: PairBatch, **options: Any) -> LossSum:
+    """`head_loss` over the targets of some pairs."""
+    source = Tokens.of(batch.src, batch.src_lengths)
+    states = net.states(source, Tokens.of(batch.tgt_in, batch.tgt_lengths))
+    real = padding_mask(batch.tgt_lengths, batch.tgt_in.size(1))
+    return head_loss(net.head, states[real], batch.tgt_out[real], **options)
+
+
+def window_loss(net: DecoderOnly, batch: PackedBatch, **options: Any) -> LossSum:
+    """`head_loss` over the scored targets of some windows."""
+    states = net.decode(Tokens.of(batch.ids, batch.lengths, segments=batch.documents))
+    return head_loss(net.head, states[batch.scored], batch.targets[batch.scored], **options)
+
+
+def total(parts: Sequence[LossSum]) -> LossSum:
+    """The sums over all parts, on the CPU, in double precision."""
+    return LossSum(
+        torch.stack([part.loss for part in parts]).cpu().double().sum(),
+        torch.stack([part.nll for part in parts]).cpu().double().sum(),
+        torch.stack([part.correct for part in parts]).cpu().sum(),
+        sum(part.tokens for part in parts),
+    )

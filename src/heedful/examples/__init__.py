@@ -1,0 +1,1 @@
+"""Examples that come with heedful, loaded as any plugin is."""

@@ -1,1 +1,0 @@
-"""What a run trains on and is judged by."""

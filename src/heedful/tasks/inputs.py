@@ -1,0 +1,127 @@
+"""What tasks read and how they batch it: files of a recipe, new tokenizers, plans of epochs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from heedful.config import Files, Recipe
+from heedful.data.plans import plan_batches
+from heedful.data.rows import Rows, read_rows
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.errors import UserError
+from heedful.files import write_text
+from heedful.plugins import SHIPPED
+from heedful.recipe_files import RECIPES
+
+SPLITS = ("train", "valid", "test")
+SOURCES = ("src", "tgt", "file", "text")
+_EVALUATION_TOKENS = 8_192
+
+
+def check_sources(recipe: Recipe, sources: Sequence[str]) -> None:
+    """Refuse files that a task does not read, and a recipe without any to train on."""
+    wanted = " or ".join(sources)
+    for name, files in split_files(recipe).items():
+        given = [key for key in SOURCES if getattr(files, key) is not None]
+        for key in given:
+            if key not in sources:
+                raise UserError(
+                    f"data.{name}.{key} is of no use to the task {recipe.task}; give {wanted}"
+                )
+        if len(given) > 1 and "src" not in sources:
+            raise UserError(f"data.{name}: give {wanted}, not both")
+        if name == "train" and not given and sources:
+            example = " or ".join(f"--set data.train.{key}=FILE" for key in sources)
+            raise UserError(f"data.train is not given: add {example}")
+
+
+def split_files(recipe: Recipe) -> dict[str, Files]:
+    """The files of train, valid and test."""
+    return {name: getattr(recipe.data, name) for name in SPLITS}
+
+
+def given_files(recipe: Recipe) -> list[tuple[str, Files]]:
+    """Those that the recipe names, by split."""
+    return [
+        (name, files)
+        for name, files in split_files(recipe).items()
+        if any(getattr(files, key) is not None for key in SOURCES)
+    ]
+
+
+def read_texts(files: Files, recipe: Recipe) -> Rows:
+    """Texts of plain files, or of files of labelled texts or pairs, each text for itself."""
+    if not listed(files.file):
+        return read_rows(listed(files.text), {"text": files.text_field}, unit=recipe.data.documents)
+    rows = read_labelled(files)
+    if "pair" not in rows:
+        return Rows({"text": rows["text"]}, rows.report, rows.sources, rows.places)
+    both = [text for pair in zip(rows["text"], rows["pair"], strict=True) for text in pair]
+    places = None if rows.places is None else np.repeat(rows.places, 2, axis=1)
+    return Rows({"text": both}, None, rows.sources, places)
+
+
+def read_labelled(files: Files) -> Rows:
+    """Texts, or pairs of texts, with a label each."""
+    fields = {"text": files.text_field, "label": files.label_field}
+    if files.pair_field is not None:
+        fields["pair"] = files.pair_field
+    return read_rows(listed(files.file), fields)
+
+
+def make_tokenizer(recipe: Recipe, texts: list[str], **more: Any) -> Tokenizer:
+    """A tokenizer as the recipe wants it, learnt from some texts."""
+    settings = recipe.tokenizer
+    return train_tokenizer(
+        texts,
+        kind=settings.kind,
+        vocab_size=settings.vocab_size,
+        lowercase=settings.lowercase,
+        normalization=settings.normalization,
+        keep_whitespace=settings.keep_whitespace,
+        **more,
+    )
+
+
+def listed(paths: str | list[str] | None) -> list[Path]:
+    """The files that a recipe names, one or several; `shipped:NAME` comes with heedful."""
+    names = [paths] if isinstance(paths, str) else paths or []
+    return [
+        RECIPES / name.removeprefix(SHIPPED) if name.startswith(SHIPPED) else Path(name)
+        for name in names
+    ]
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    """Rows as they were read, one JSON object a line."""
+    names = list(rows.columns)
+    lines = (
+        json.dumps(dict(zip(names, texts, strict=True)), ensure_ascii=False) + "\n"
+        for texts in zip(*rows.columns.values(), strict=True)
+    )
+    write_text(path, "".join(lines))
+
+
+def training_plan(
+    recipe: Recipe, epoch: int, *lengths: Int64[np.ndarray, " N"]
+) -> list[Int64[np.ndarray, " n"]]:
+    """The batches of an epoch of texts, or of pairs by both their lengths."""
+    settings = recipe.training
+    return plan_batches(
+        *lengths,
+        max_tokens=settings.batch_tokens,
+        max_sentences=settings.batch_sentences,
+        seed=settings.seed,
+        epoch=epoch,
+    )
+
+
+def evaluation_plan(*lengths: Int64[np.ndarray, " N"]) -> list[Int64[np.ndarray, " n"]]:
+    """Batches of held-out texts or pairs, the longest first; one above the budget goes alone."""
+    budget = max(_EVALUATION_TOKENS, int(sum(lengths).max(initial=1)))  # type: ignore[union-attr]
+    limits = {"max_tokens": budget, "max_sentences": None, "seed": 0, "epoch": 0}
+    return plan_batches(*lengths, **limits, shuffle=False)  # type: ignore[arg-type]

@@ -1,0 +1,406 @@
+"""What every task shares: data prepared once, batches by a plan, the loss, and how it is judged."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+import heedful
+from heedful.config import OWN_METRICS, Recipe
+from heedful.data.collate import Batch
+from heedful.data.columns import Columns, Sequences, open_columns, write_columns
+from heedful.data.prepared import content_key, prepared
+from heedful.data.rows import Rows, split_tail
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError
+from heedful.evaluation.likelihood import batch_loss, total
+from heedful.evaluation.metrics import perplexity
+from heedful.inference import ModelCard
+from heedful.parts.losses import LossSum
+from heedful.plugins import SHIPPED, nearest
+from heedful.tasks.inputs import (
+    SOURCES,
+    SPLITS,
+    check_sources,
+    given_files,
+    listed,
+    make_tokenizer,
+    read_texts,
+    split_files,
+    write_rows,
+)
+from heedful.training.events import Sample
+from heedful.training.trainer import Evaluation
+from heedful.zoo import architecture
+
+Say = Callable[[str], None]
+HELD_OUT_SEED = 0  # held-out texts are masked and corrupted by it, so that runs can be compared
+
+
+class Keys(BaseModel):
+    """Keys that a task has of its own, the recipe's `objective`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run takes over from the model that it starts or learns from.
+
+    Attributes:
+        tokenizers: of both sides; None: new ones are made.
+        start_id: what a decoder of two stacks reads first; None: the tokenizer's BOS.
+        labels: names of a classifier's classes, in the order of its logits.
+    """
+
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None
+    start_id: int | None = None
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run learns from and is judged by: columns of ids, opened from a prepared folder."""
+
+    directory: Path
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    splits: dict[str, Columns]
+    start_id: int
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of a task with one side."""
+        return self.tokenizers[0]
+
+    @property
+    def final(self) -> str:
+        """The split that a finished run is scored on."""
+        return "test" if "test" in self.splits else "valid"
+
+    def ids(self, split: str, column: str = "text") -> Sequences:
+        """A column of sequences of ids."""
+        return self.splits[split].sequences(column)
+
+    def texts(self, split: str, count: int | None = None) -> list[dict[str, str]]:
+        """The held-out rows as they were read: all, or the first `count`."""
+        with (self.directory / f"{split}.jsonl").open(encoding="utf-8") as lines:
+            return [json.loads(line) for _, line in zip(range(count or 2**62), lines, strict=False)]
+
+
+class PlannedRows(NamedTuple):
+    """A planned batch: some rows as an epoch changes them."""
+
+    epoch: int
+    indices: Int64[np.ndarray, " B"]
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """What a finished run is worth: by name a number, or a mapping with "score" and details."""
+
+    by_name: dict[str, Any]
+
+    def values(self) -> dict[str, float]:
+        """Name to number alone."""
+        return {
+            name: float(entry["score"] if isinstance(entry, Mapping) else entry)
+            for name, entry in self.by_name.items()
+        }
+
+
+class Task(ABC):
+    """One task by a recipe: first its data, then a model on them.
+
+    Attributes:
+        Objective: the task's own keys.
+        default_model: `model` where a recipe says nothing of it.
+        levels: of distillation; none where the task cannot be distilled.
+        sources: the keys of `data.train` that it reads from.
+        length_key: the recipe's key that says how many tokens a model must read.
+    """
+
+    Objective: ClassVar[Any] = Keys
+    default_model: ClassVar[dict[str, Any]] = {"architecture": "bert", "size": "tiny"}
+    levels: ClassVar[tuple[str, ...]] = ("word",)
+    sources: ClassVar[tuple[str, ...]] = ("text",)
+    length_key: ClassVar[str] = "data.max_length"
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises UserError for wrong keys of the recipe's objective."""
+        self.recipe = recipe
+        self.objective: Any = read_objective(recipe, self.Objective)
+
+    # --- data first ---
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What a run can be judged by."""
+        return OWN_METRICS
+
+    def check(self) -> None:
+        """Refuse what is wrong with the recipe before any data are read; raises UserError."""
+        recipe = self.recipe
+        if recipe.evaluation.metric not in self.metrics:
+            raise UserError(
+                f"evaluation.metric {recipe.evaluation.metric} is none of the task {recipe.task}; "
+                f"use {' or '.join(self.metrics)}"
+            )
+        check_sources(recipe, self.sources)
+
+    @abstractmethod
+    def read(self) -> dict[str, Rows]:
+        """The rows of train, valid and, where given, test."""
+
+    @abstractmethod
+    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        """New tokenizers, of both sides; one task of one side has the same twice."""
+
+    @abstractmethod
+    def encode(
+        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
+    ) -> dict[str, Columns]:
+        """Each split as columns of ids."""
+
+    def key(self, origin: Origin) -> dict[str, Any]:
+        """All that prepared data depend on, as JSON."""
+        recipe = self.recipe
+        given = [tokenizer.content() for tokenizer in origin.tokenizers or ()]
+        return {
+            "heedful": heedful.__version__,
+            "task": recipe.task,
+            "plugins": content_key([Path(path) for path in recipe.plugins if SHIPPED not in path]),
+            "data": recipe.data.model_dump(exclude={"src_language", "tgt_language"}),
+            "files": [
+                content_key(listed(getattr(files, source)))
+                for files in split_files(recipe).values()
+                for source in SOURCES
+            ],
+            "tokenizer": digest(given) if given else recipe.tokenizer.model_dump(),
+            "objective": recipe.objective,
+            "labels": origin.labels,
+        }
+
+    def prepare(self, cache: Path, origin: Origin, say: Say) -> Data:
+        """The data of the recipe, made in a folder of `cache` where no run has made them before.
+
+        Raises:
+            UserError: files that cannot be read, or nothing in them to learn from.
+        """
+
+        def fill(directory: Path) -> None:
+            rows = self.read()
+            tokenizers = origin.tokenizers or self.make_tokenizers(rows["train"])
+            for name, columns in self.encode(rows, tokenizers, origin).items():
+                write_columns(directory / name, columns)
+            for name in SPLITS[1:]:
+                if name in rows:
+                    write_rows(directory / f"{name}.jsonl", rows[name])
+            for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
+                if side == "src" or tokenizer is not tokenizers[0]:
+                    tokenizer.save(directory / f"{side}.json")
+
+        data = self.open(prepared(cache, self.key(origin), fill), origin)
+        src, tgt = data.tokenizers
+        more = "" if src is tgt else f" and {tgt.vocab_size:,}"
+        say(f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}")
+        for name, columns in data.splits.items():
+            say(f"{name:<10} {columns.report.summary()}")
+        return data
+
+    def open(self, directory: Path, origin: Origin) -> Data:
+        """Open what `prepare` made."""
+        src = Tokenizer.load(directory / "src.json")
+        other = directory / "tgt.json"
+        tgt = Tokenizer.load(other) if other.is_file() else src
+        splits = {
+            name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
+        }
+        start_id = tgt.bos_id if origin.start_id is None else origin.start_id
+        return Data(directory, (src, tgt), splits, start_id)
+
+    def count(self, data: Data, split: str) -> int:
+        """How many examples a split has."""
+        return len(data.splits[split])
+
+    @abstractmethod
+    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+        """Keys of an architecture's Config that follow from the data; it may lack some.
+
+        `data` is None before they are read, for a first look at the recipe.
+
+        Raises:
+            UserError: the architecture cannot learn the task.
+        """
+
+    @abstractmethod
+    def card(self, data: Data, name: str) -> ModelCard:
+        """What the model's `config.json` will say of it."""
+
+    @abstractmethod
+    def batches(self, data: Data, epoch: int) -> Sequence[Any]:
+        """The batches of an epoch, a pure function."""
+
+    def plan(self, data: Data, epoch: int, rank: int = 0, world: int = 1) -> Sequence[Any]:
+        """The batches of an epoch that one of `world` processes takes; all are the epoch's."""
+        return self.batches(data, epoch)[rank::world]
+
+    @abstractmethod
+    def collate(self, data: Data, item: Any) -> Batch:
+        """A planned batch as tensors on the CPU, a pure function."""
+
+    # --- then the model ---
+
+    def loss(self, net: Any, batch: Batch, **options: Any) -> LossSum:
+        """Sums over a batch's targets, differentiable; options as of `head_loss`."""
+        return batch_loss(net, batch, **options)
+
+    @torch.inference_mode()
+    def sums(self, net: Any, batches: Iterable[Batch]) -> LossSum:
+        """Sums over held-out batches."""
+        net.eval()
+        device = next(net.parameters()).device
+        options = {"label_smoothing": self.recipe.training.label_smoothing, "count_correct": True}
+        return total([self.loss(net, batch.to(device), **options) for batch in batches])
+
+    @abstractmethod
+    def evaluate(self, model: Any, data: Data) -> Evaluation:
+        """What a model is worth on held-out data; draws no random numbers."""
+
+    @abstractmethod
+    def finish(self, model: Any, data: Data, out: Path) -> FinalScores:
+        """Score the run's final model and write what it says into the run's folder."""
+
+    def judged(
+        self, found: LossSum, samples: list[Sample], scores: dict[str, float] | None = None
+    ) -> Evaluation:
+        """An evaluation by the recipe's metric, from held-out sums and scores."""
+        scores = scores or {}
+        values = averages(found)
+        accuracy = scores.get("accuracy", values["token_accuracy"])
+        known = {**scores, "loss": -values["loss"], "token_accuracy": accuracy}
+        known.setdefault("accuracy", accuracy)
+        return Evaluation(
+            loss=float(found.loss) / found.tokens,
+            perplexity=values["perplexity"],
+            token_accuracy=accuracy,
+            scores=scores,
+            samples=samples,
+            value=known[self.recipe.evaluation.metric],
+        )
+
+
+class TextTask(Task):
+    """A task that learns from texts alone, of one tokenizer."""
+
+    template: ClassVar[Any] = "both"
+
+    def special_tokens(self) -> Sequence[str]:
+        """Names of special tokens that a new tokenizer gets."""
+        return ()
+
+    def read(self) -> dict[str, Rows]:
+        """The texts of all splits; without data.valid the last of train are held out."""
+        data = self.recipe.data
+        rows = {name: read_texts(files, self.recipe) for name, files in given_files(self.recipe)}
+        if "valid" not in rows:
+            unit = "line" if listed(data.train.file) else data.documents
+            rows["train"], rows["valid"] = split_tail(rows["train"], data.valid_fraction, unit)
+        return {name: rows[name] for name in SPLITS if name in rows}
+
+    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        specials = self.special_tokens()
+        tokenizer = make_tokenizer(
+            self.recipe, train["text"], extra_specials=specials, template=self.template
+        )
+        return tokenizer, tokenizer
+
+
+class EncoderTask(Task):
+    """A task of nets of one stack that reads both ways."""
+
+    head: ClassVar[str]
+
+    def check(self) -> None:
+        super().check()
+        for key in ("head", "num_labels"):
+            if key in self.recipe.model:
+                raise UserError(
+                    f"model.{key} follows from the task {self.recipe.task}; leave it out"
+                )
+
+    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+        if "head" not in architecture(name).Config.__dataclass_fields__:
+            raise UserError(
+                f"{name} is no encoder, which the task {self.recipe.task} needs; set "
+                "model.architecture to bert, roberta or distilbert, or start from such a model"
+            )
+        vocab_size = 8 if data is None else data.tokenizer.vocab_size
+        return {
+            "vocab_size": vocab_size,
+            "head": self.head,
+            "max_length": self.recipe.data.max_length,
+        }
+
+
+class SeqToSeqTask(Task):
+    """A task of nets of two stacks."""
+
+    default_model: ClassVar[dict[str, Any]] = {"architecture": "vaswani2017", "size": "tiny"}
+
+    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+        if "num_decoder_layers" not in architecture(name).Config.__dataclass_fields__:
+            raise UserError(
+                f"{name} has one stack, but the task {self.recipe.task} needs two; set "
+                "model.architecture to vaswani2017, bart, marian or t5"
+            )
+        src, tgt = (8, 8) if data is None else (each.vocab_size for each in data.tokenizers)
+        keys: dict[str, object] = {"src_vocab_size": src, "tgt_vocab_size": tgt}
+        if data is not None and data.tokenizers[0] is not data.tokenizers[1]:
+            keys |= {"tie_embeddings": "decoder"} if name == "vaswani2017" else {}
+        return keys | {"max_length": self.recipe.data.max_length}
+
+
+def read_objective(recipe: Recipe, kind: Any) -> Any:
+    """The task's own keys, a model or a union of such by `kind`; UserError names a wrong one."""
+    try:
+        return TypeAdapter(kind).validate_python(recipe.objective)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        union = get_args(next(iter(get_args(kind)), None))
+        models = {each.model_fields["kind"].default: each for each in union}
+        model = models.get(next(iter(first["loc"]), None), kind)
+        keys = [str(key) for key in first["loc"] if key not in models]
+        if first["type"] != "extra_forbidden":
+            place = ".".join(["objective", *keys])
+            raise UserError(f"{place}: {message[0].lower()}{message[1:]}") from None
+        if not model.model_fields:
+            raise UserError(
+                f"the task {recipe.task} has no objective settings; leave them out"
+            ) from None
+        raise UserError(
+            f"unknown key objective.{keys[0]}; {nearest(keys[0], model.model_fields)}"
+        ) from None
+
+
+def digest(content: Any) -> str:
+    """A short name for some JSON."""
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def averages(found: LossSum) -> dict[str, float]:
+    """Perplexity, loss (without label smoothing) and accuracy of sums over tokens."""
+    return {
+        "perplexity": perplexity(float(found.nll), found.tokens),
+        "loss": float(found.nll) / found.tokens,
+        "token_accuracy": float(found.correct) / found.tokens,
+    }
