@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -116,8 +117,8 @@ REFUSED = [  # a command, and what its one line must say
     ("score M --src two --tgt three", "2 lines", "has 3"),
     ("evaluate M --src empty --ref empty", "empty", "empty"),
     ("score M --src empty --tgt empty", "empty", "empty"),
-    ("train pairs.json --set data.train.src=empty --set data.train.tgt=empty", "corpus is empty"),
-    ("train pairs.json --set data.train.src=blank --set data.train.tgt=blank", "corpus is empty"),
+    ("train pairs.json --set data.train.src=empty --set data.train.tgt=empty", "is empty"),
+    ("train pairs.json --set data.train.src=blank --set data.train.tgt=blank", "is empty"),
     ("train pairs.json --set data.hold_out=30", "hold_out 30 of 32"),
     ("train pairs.json --set data.train.src=latin.en", "latin.en", "line 7", "UTF-8"),
     ("translate M --input latin --output out", "latin", "line 2", "UTF-8"),
@@ -136,7 +137,7 @@ REFUSED = [  # a command, and what its one line must say
         *("d_model 18", "num_heads 4", "divisible"),
     ),
     ("train tight.json", "alone takes 12 tokens", "8"),
-    ("train short.json --set data.truncation=error", "source", "tokens", "max_length 5"),
+    ("train short.json --set data.truncation=error", "src and", "tokens", "max_length 5"),
     ("train open.yaml", "open.yaml, line"),
     ("train list.yaml", "a recipe is a mapping of keys, not a list"),
     ("train latin.yaml", "cannot read the recipe"),
@@ -279,7 +280,7 @@ def test_what_was_dropped_is_told_also_where_pairs_are_held_out(commands, here, 
     ended = commands.run("train", "pairs.json", "--out", "out", cwd=here)
     assert ended.code == 0, ended.err
     counts = "source 1, target 0" if name == "a.en" else "source 0, target 1"
-    assert f"33 lines read, 28 pairs kept; 1 dropped as empty ({counts})" in ended.out
+    assert f"33 lines read, 32 pairs kept; 1 dropped as empty ({counts})" in ended.out
     assert "4 lines read, 4 pairs kept" in ended.out
 
 
@@ -317,7 +318,7 @@ def test_long_training_pairs(commands, here, way, counted):
 def test_labels_in_brackets_are_shown_as_they_are(commands, tmp_path):
     """What is found in data is no markup."""
     rows = [f"{'[/INST]' if n % 2 else '[red]'}\ttext {n}" for n in range(40)]
-    (tmp_path / "a.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n")
+    (tmp_path / "a.tsv").write_text("\n".join(rows) + "\n")
     recipe = {
         "task": "classification",
         "data": {
@@ -331,7 +332,7 @@ def test_labels_in_brackets_are_shown_as_they_are(commands, tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(recipe))
     ended = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "[red]run")
     assert ended.code == 0, ended.err
-    assert "[/INST] (20), [red] (20)" in ended.out
+    assert re.search(r"\[/INST\] \(\d+\), \[red\] \(\d+\)", ended.out)
     assert f"{tmp_path}/[red]run" in ended.out
 
 
@@ -380,11 +381,13 @@ def test_a_pickled_run_is_never_unpickled(commands, model, tmp_path):
     trace = tmp_path / "unpickled"
     newest = sorted((model / "checkpoints").glob("step-*"))[-1]
     parts = ("model.safetensors", "training.safetensors", "state.json")
-    ids = next(model.rglob("*.npy"))
+    prepared = json.loads((model / "data.json").read_text())["prepared"]
+    ids = Path(os.environ["HEEDFUL_CACHE"]) / "data" / prepared / "train/src.ids.npy"
     for file in (*(newest / name for name in parts), ids):
         whole = file.read_bytes()
         file.write_bytes(pickle.dumps(Bomb(trace)))
-        assert_refused(commands.train(model / "recipe.yaml", model, "--resume"), file)
+        named = prepared if file == ids else file
+        assert_refused(commands.train(model / "recipe.yaml", model, "--resume"), named)
         file.write_bytes(whole)
     assert not trace.exists()
 

@@ -40,7 +40,8 @@ def load(path: str | Path, *, device: str = "auto") -> Any:
             f"{directory} is in the Hugging Face format: run `heedful import hf {directory} OUT` "
             "and open OUT"
         )
-    plugins.require(map(str, content.get("plugins", ())), str(directory))
+    if isinstance(content, dict):
+        plugins.require(map(str, content.get("plugins", ())), str(directory))
     try:
         config = make_config(content["architecture"], content["model"], str(directory / CONFIG))
         card = ModelCard.from_dict(content)

@@ -69,7 +69,7 @@ class Classification(EncoderTask):
                 )
 
     def read(self) -> dict[str, Rows]:
-        rows = {name: read_labelled(files) for name, files in given_files(self.recipe)}
+        rows = self.read_files(read_labelled)
         names = label_names(rows["train"])
         for split in rows.values():
             label_ids(split, names)  # a label that is none of them is told before the work begins

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 import heedful
-from heedful.config import OWN_METRICS, Recipe
+from heedful.config import OWN_METRICS, Files, Recipe
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, open_columns, write_columns
 from heedful.data.prepared import content_key, prepared
@@ -23,6 +23,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss, total
 from heedful.evaluation.metrics import perplexity
+from heedful.files import read_json, write_json
 from heedful.inference import ModelCard
 from heedful.parts.losses import LossSum
 from heedful.plugins import SHIPPED, nearest
@@ -137,6 +138,7 @@ class Task(ABC):
         """Raises UserError for wrong keys of the recipe's objective."""
         self.recipe = recipe
         self.objective: Any = read_objective(recipe, self.Objective)
+        self._read: dict[str, str] = {}
 
     # --- data first ---
 
@@ -158,6 +160,12 @@ class Task(ABC):
     @abstractmethod
     def read(self) -> dict[str, Rows]:
         """The rows of train, valid and, where given, test."""
+
+    def read_files(self, read: Callable[[Files], Rows]) -> dict[str, Rows]:
+        """The rows of the files that the recipe names; what was found in them is said later."""
+        rows = {name: read(files) for name, files in given_files(self.recipe)}
+        self._read = {name: split.report.summary() for name, split in rows.items()}
+        return rows
 
     @abstractmethod
     def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
@@ -200,6 +208,7 @@ class Task(ABC):
             tokenizers = origin.tokenizers or self.make_tokenizers(rows["train"])
             for name, columns in self.encode(rows, tokenizers, origin).items():
                 write_columns(directory / name, columns)
+            write_json(directory / "read.json", self._read)
             for name in SPLITS[1:]:
                 if name in rows:
                     write_rows(directory / f"{name}.jsonl", rows[name])
@@ -208,6 +217,8 @@ class Task(ABC):
                     tokenizer.save(directory / f"{side}.json")
 
         data = self.open(prepared(cache, self.key(origin), fill), origin)
+        for name, summary in read_json(data.directory / "read.json").items():
+            say(f"{'data.' + name:<10} {summary}")
         src, tgt = data.tokenizers
         more = "" if src is tgt else f" and {tgt.vocab_size:,}"
         say(f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}")
@@ -309,7 +320,7 @@ class TextTask(Task):
     def read(self) -> dict[str, Rows]:
         """The texts of all splits; without data.valid the last of train are held out."""
         data = self.recipe.data
-        rows = {name: read_texts(files, self.recipe) for name, files in given_files(self.recipe)}
+        rows = self.read_files(lambda files: read_texts(files, self.recipe))
         if "valid" not in rows:
             unit = "line" if listed(data.train.file) else data.documents
             rows["train"], rows["valid"] = split_tail(rows["train"], data.valid_fraction, unit)

@@ -46,8 +46,17 @@ class Translation(SeqToSeqTask):
     def metrics(self) -> tuple[str, ...]:
         return (*OWN_METRICS, *metric.names())
 
+    def check(self) -> None:
+        super().check()
+        for name, files in given_files(self.recipe):
+            src, tgt = len(listed(files.src)), len(listed(files.tgt))
+            if files.file is not None and src + tgt:
+                raise UserError(f"data.{name}: give file, or src and tgt, not both")
+            if src != tgt:
+                raise UserError(f"data.{name} names {src} src files but {tgt} tgt files")
+
     def read(self) -> dict[str, Rows]:
-        rows = {name: read_pairs(files, f"data.{name}") for name, files in given_files(self.recipe)}
+        rows = self.read_files(read_pairs)
         if "valid" not in rows:
             rows["train"], rows["valid"] = hold_out(rows["train"], self.recipe.data.hold_out)
         return {name: rows[name] for name in SPLITS if name in rows}
@@ -154,17 +163,8 @@ class MadePairs(Translation):
         return rows
 
 
-def read_pairs(files: Files, key: str) -> Rows:
-    """Pairs of two line-parallel files, or of files of both sides.
-
-    Raises:
-        UserError: neither or both are given, or not as many of one side.
-    """
+def read_pairs(files: Files) -> Rows:
+    """Pairs of two line-parallel files, or of files of both sides."""
     if files.file is not None:
-        if files.src is not None or files.tgt is not None:
-            raise UserError(f"{key}: give file, or src and tgt, not both")
         return read_rows(listed(files.file), {"src": files.src_field, "tgt": files.tgt_field})
-    src, tgt = listed(files.src), listed(files.tgt)
-    if len(src) != len(tgt):
-        raise UserError(f"{key} names {len(src)} src files but {len(tgt)} tgt files")
-    return read_rows({"src": src, "tgt": tgt})
+    return read_rows({"src": listed(files.src), "tgt": listed(files.tgt)})
