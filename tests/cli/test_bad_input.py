@@ -430,7 +430,7 @@ def test_a_full_disk_while_translating(commands, trained, here):
     (here / "out").write_text("what was there before")
     before = tree(here)
     words = ("translate", trained, "--input", "lines", "--output", "out")
-    refused = commands.run(*words, cwd=here, file_limit=800)
+    refused = commands.run(*words, cwd=here, file_limit=200)
     assert_refused(refused, "out", "cannot write", "File too large")
     assert tree(here) == before
 
