@@ -2,12 +2,23 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_bart import BART
+from test_bert import BERT
+from test_distilbert import DISTILBERT
+from test_gpt2 import GPT2
+from test_llama import LLAMA
+from test_marian import MARIAN
+from test_mistral import MISTRAL
+from test_qwen3 import QWEN3
+from test_roberta import ROBERTA
+from test_t5 import T5
 
 import heedful.export.hf_directory as hf_directory
 from commands import tree
@@ -19,7 +30,7 @@ from heedful.export.hf import export_hf, import_hf
 from heedful.inference import GenerationIds, ModelCard, load, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
-from heedful.zoo import ARCHITECTURES, architecture
+from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from hf_parity import assert_same_net, random_hf
 
@@ -27,117 +38,63 @@ transformers = pytest.importorskip("transformers")
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
 VOCAB = 64
-TWO_STACKS = {
-    "vocab_size": VOCAB,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "max_position_embeddings": 48,
-}
-BERT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 1,
-    "intermediate_size": 32,
-    "max_position_embeddings": 48,
-    "pad_token_id": 0,
-}
-LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_hidden_layers": 1,
-    "intermediate_size": 32,
-    "max_position_embeddings": 48,
-}
 LABELS = {0: "neg", 1: "neutral", 2: "pos"}
-# Their class without its ending, their Auto class, and their configuration.
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt2": (
-        "GPT2LMHeadModel",
-        "AutoModelForCausalLM",
-        {"vocab_size": VOCAB, "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 48}
-        | {"bos_token_id": 1, "eos_token_id": 2},
-    ),
-    "llama": ("LlamaForCausalLM", "AutoModelForCausalLM", LLAMA),
-    "mistral": ("MistralForCausalLM", "AutoModelForCausalLM", LLAMA),
-    "bert": ("BertForMaskedLM", "AutoModelForMaskedLM", BERT),
+# The case of its parity tests, the Auto class, and what its configuration has besides.
+FAMILIES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "gpt2": (GPT2, "CausalLM", {"bos_token_id": 1, "eos_token_id": 2}),
+    "llama": (LLAMA, "CausalLM", {}),
+    "mistral": (MISTRAL, "CausalLM", {}),
+    "qwen3": (QWEN3, "CausalLM", {"bos_token_id": 1, "eos_token_id": 2}),
+    "bert": (BERT, "MaskedLM", {"pad_token_id": 0}),
     "bert-classes": (
-        "BertForSequenceClassification",
-        "AutoModelForSequenceClassification",
-        {**BERT, "id2label": LABELS, "label2id": {name: i for i, name in LABELS.items()}},
+        replace(BERT, hf_class=BERT.classify_class),
+        "SequenceClassification",
+        {"pad_token_id": 0, "id2label": LABELS, "label2id": {v: k for k, v in LABELS.items()}},
     ),
-    "roberta": (
-        "RobertaForMaskedLM",
-        "AutoModelForMaskedLM",
-        {**BERT, "type_vocab_size": 1, "max_position_embeddings": 49},
-    ),
-    "distilbert": (
-        "DistilBertModel",
-        "AutoModel",
-        {"vocab_size": VOCAB, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32}
-        | {"max_position_embeddings": 48},
-    ),
-    "bart": ("BartForConditionalGeneration", "AutoModelForSeq2SeqLM", TWO_STACKS),
+    "roberta": (ROBERTA, "MaskedLM", {"pad_token_id": 0, "max_position_embeddings": 49}),
+    "distilbert": (replace(DISTILBERT, hf_class=DISTILBERT.base_class), "", {}),
+    "bart": (BART, "Seq2SeqLM", {}),
     "marian": (
-        "MarianMTModel",
-        "AutoModelForSeq2SeqLM",
-        {**TWO_STACKS, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 2}
+        MARIAN,
+        "Seq2SeqLM",
+        {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 2}
         | {"forced_eos_token_id": 2},
     ),
-    "t5": (
-        "T5ForConditionalGeneration",
-        "AutoModelForSeq2SeqLM",
-        {"vocab_size": VOCAB, "d_model": 16, "num_heads": 2, "d_kv": 8, "num_layers": 1}
-        | {"d_ff": 32, "n_positions": 48, "eos_token_id": 2},
-    ),
+    "t5": (T5, "Seq2SeqLM", {"eos_token_id": 2}),
 }
-KNOWN = [name for name in FAMILIES if name.partition("-")[0] in ARCHITECTURES]
-DECODERS = [name for name in KNOWN if FAMILIES[name][1] == "AutoModelForCausalLM"]
-WRITERS = [*DECODERS, *(name for name in KNOWN if FAMILIES[name][1] == "AutoModelForSeq2SeqLM")]
+DECODERS = [name for name in FAMILIES if FAMILIES[name][1] == "CausalLM"]
+WRITERS = [*DECODERS, *(name for name in FAMILIES if FAMILIES[name][1] == "Seq2SeqLM")]
+
+
+def auto_class(name: str) -> Any:
+    """Their Auto class of a family."""
+    head = FAMILIES[name][1]
+    return getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
 
 
 def tokenizer_of(name: str) -> Tokenizer:
     """One trained here: language models' puts nothing around a text."""
-    template = "none" if FAMILIES[name][1] == "AutoModelForCausalLM" else "both"
+    template = "none" if FAMILIES[name][1] == "CausalLM" else "both"
     return train_tokenizer(
         LINES, kind="bpe", vocab_size=40, extra_specials=["<mask>"], template=template
     )
 
 
 def theirs_of(name: str) -> Any:
-    model_class, _, settings = FAMILIES[name]
-    return random_hf(
-        getattr(transformers, model_class),
-        getattr(transformers, _config_class(model_class))(**settings),
-    )
-
-
-def _config_class(model_class: str) -> str:
-    for ending in ("LMHeadModel", "ForConditionalGeneration", "ForCausalLM", "ForMaskedLM"):
-        model_class = model_class.removesuffix(ending)
-    return (
-        model_class.removesuffix("ForSequenceClassification")
-        .removesuffix("MTModel")
-        .removesuffix("Model")
-        + "Config"
-    )
+    case, _, keys = FAMILIES[name]
+    lengths = dict.fromkeys(case.sizes.keys() & {"n_positions", "max_position_embeddings"}, 48)
+    sizes = case.sizes | {"vocab_size": VOCAB} | lengths | keys
+    return random_hf(case.hf_class, case.hf_config(**sizes))
 
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A directory of each family as transformers writes it, with a tokenizer."""
     root = tmp_path_factory.mktemp("theirs")
-    for name in KNOWN:
+    for name in FAMILIES:
         theirs_of(name).save_pretrained(root / name)
         write_tokenizer(tokenizer_of(name), root / name)
-    return {name: root / name for name in KNOWN}
+    return {name: root / name for name in FAMILIES}
 
 
 def fresh(name: str, tokenizer: Tokenizer | None, card: dict[str, Any], **keys: Any) -> Any:
@@ -154,7 +111,7 @@ def fresh(name: str, tokenizer: Tokenizer | None, card: dict[str, Any], **keys: 
 # --- both ways ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_there_and_back_is_the_same_model(
     name: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -164,7 +121,7 @@ def test_there_and_back_is_the_same_model(
     assert (opened.card, opened.config) == (model.card, model.config)
 
     export_hf(opened, tmp_path / "hf")
-    auto = getattr(transformers, FAMILIES[name][1])
+    auto = auto_class(name)
     back, report = auto.from_pretrained(tmp_path / "hf", output_loading_info=True)
     allowed = {"missing_keys"} if name == "distilbert" else set()
     assert not any(found for kind, found in report.items() if kind not in allowed), report
@@ -180,7 +137,7 @@ def test_there_and_back_is_the_same_model(
     assert again.encode([text]) == opened.encode([text]) == model.encode([text])
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_exported_tokenizer_gives_the_models_ids(
     name: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -209,7 +166,7 @@ def test_a_model_writes_here_and_there_what_it_wrote(
     (theirs / "generation_config.json").write_text(json.dumps(settings))
     model = import_hf(theirs, tmp_path / "ours")
     export_hf(model, tmp_path / "hf")
-    auto = getattr(transformers, FAMILIES[name][1])
+    auto = auto_class(name)
     text = "the dog sat on the mat"
     options = {"max_new_tokens": 12, "num_beams": num_beams, "do_sample": False}
     ours = model.generations([text], max_new_tokens=12, beam_size=num_beams)[0][0].ids
@@ -422,8 +379,6 @@ def test_ids(
     directories: dict[str, Path],
     tmp_path: Path,
 ) -> None:
-    if name not in KNOWN:
-        pytest.skip(f"{name} is not registered")
     source = tmp_path / "theirs"
     shutil.copytree(directories[name], source)
     (source / "generation_config.json").unlink(missing_ok=True)
