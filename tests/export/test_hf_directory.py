@@ -2,20 +2,20 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from test_gpt2 import GPT2
 from torch import Tensor, nn
 
 import heedful.export.hf_directory as hf_directory
 from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory, write_hf_directory
-from heedful.zoo.names import Name, Names, from_hf, layer_names, to_hf
+from heedful.export.nets import net_from_hf
 
 CONFIG = {"model_type": "toy", "width": 3, "Größe": [1, None]}
 TENSORS = {"b": torch.randn(2, 3), "a": torch.randn(4).bfloat16(), "ids": torch.arange(3)}
@@ -257,116 +257,16 @@ def test_only_a_plain_name_goes_into_the_advice(tmp_path: Path, classes: Any) ->
 # --- a real one -----------------------------------------------------------------------------
 
 
-class Gpt2Weights(nn.Module):
-    """Modules for the weights of a GPT-2, every matrix as (out, in)."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        width = config.n_embd
-        self.tokens = nn.Embedding(config.vocab_size, width)
-        self.positions = nn.Embedding(config.n_positions, width)
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "norm1": nn.LayerNorm(width),
-                    "qkv": nn.Linear(width, 3 * width),
-                    "out": nn.Linear(width, width),
-                    "norm2": nn.LayerNorm(width),
-                    "up": nn.Linear(width, 4 * width),
-                    "down": nn.Linear(4 * width, width),
-                }
-            )
-            for _ in range(config.n_layer)
-        )
-        self.norm = nn.LayerNorm(width)
-
-
-LAYER = {
-    "norm1": "ln_1",
-    "qkv": "attn.c_attn",
-    "out": "attn.c_proj",
-    "norm2": "ln_2",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
-GPT2_NAMES = Names(
-    [
-        Name("tokens", "transformer.wte"),
-        Name("positions", "transformer.wpe"),
-        *layer_names("blocks.{i}", "transformer.h.{i}", LAYER, transposed=True),
-        Name("norm", "transformer.ln_f"),
-        Name("tokens", "lm_head"),
-    ],
-    prefix="transformer.",
-    buffers=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
-)
-
-
-@pytest.fixture(scope="module")
-def gpt2() -> Any:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=50,
-        n_positions=16,
-        n_embd=12,
-        n_layer=2,
-        n_head=2,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return transformers.GPT2LMHeadModel(config).eval()
-
-
 @pytest.mark.parametrize("layout", ["whole", "shards", "headless"])
-def test_a_real_gpt2_is_read_as_transformers_saves_it(
-    gpt2: Any, tmp_path: Path, layout: str
-) -> None:
-    saved = gpt2.transformer if layout == "headless" else gpt2
+def test_a_real_gpt2_is_read_as_transformers_saves_it(layout: str, tmp_path: Path) -> None:
+    model = GPT2.model()
+    saved = model.transformer if layout == "headless" else model
     saved.save_pretrained(tmp_path, max_shard_size="5KB" if layout == "shards" else "1GB")
     assert (tmp_path / "model.safetensors.index.json").exists() == (layout == "shards")
     found = read_hf_directory(tmp_path)
     assert found.config["model_type"] == "gpt2"
-    assert found.config["n_embd"] == 12
-    assert (found.generation_config.get("eos_token_id") == 1) == (layout != "headless")
-
-    net = Gpt2Weights(gpt2.config)
-    assert from_hf(net, found.tensors, GPT2_NAMES, tmp_path) == []
-    x = torch.randn(3, 12)
-    for ours, theirs in zip(net.blocks, gpt2.transformer.h, strict=True):
-        assert isinstance(ours, nn.ModuleDict)
-        torch.testing.assert_close(ours["qkv"](x), theirs.attn.c_attn(x))
-        torch.testing.assert_close(
-            ours["down"](ours["up"](x)), theirs.mlp.c_proj(theirs.mlp.c_fc(x))
-        )
-        torch.testing.assert_close(ours["norm1"](x), theirs.ln_1(x))
-    assert torch.equal(net.positions.weight, gpt2.transformer.wpe.weight)
-
-
-def test_transformers_reads_what_is_written(gpt2: Any, tmp_path: Path) -> None:
-    gpt2.save_pretrained(tmp_path / "theirs")
-    found = read_hf_directory(tmp_path / "theirs")
-    net = Gpt2Weights(gpt2.config)
-    from_hf(net, found.tensors, GPT2_NAMES, tmp_path)
-    write_hf_directory(
-        tmp_path / "ours", found.config, to_hf(net, GPT2_NAMES), found.generation_config
-    )
-    again, report = type(gpt2).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(report.values()), report
-    ids = torch.randint(0, 50, (2, 7))
+    assert bool(found.generation_config) == (layout != "headless")
+    net = net_from_hf(found, "file").net
+    ids = torch.randint(0, 23, (2, 7))
     with torch.no_grad():
-        assert torch.equal(again.eval()(ids).logits, gpt2(ids).logits)
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
-    assert same(one, other)
-
-
-def test_a_file_with_the_old_buffers_and_the_tied_head_is_read(gpt2: Any) -> None:
-    """Files of 2019 hold the causal mask of each layer; other tools write both tied names."""
-    file = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
-    assert "lm_head.weight" in file
-    for layer in range(2):
-        file[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16).tril().to(torch.uint8)
-        file[f"transformer.h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
-    assert from_hf(Gpt2Weights(gpt2.config), file, GPT2_NAMES, "file") == []
-    without = replace(GPT2_NAMES, buffers="")
-    with pytest.raises(UserError, match=r"transformer\.h\.0\.attn\.bias is uint8"):
-        from_hf(Gpt2Weights(gpt2.config), file, without, "file")
+        torch.testing.assert_close(net(ids), model(ids).logits, rtol=0, atol=1e-5)

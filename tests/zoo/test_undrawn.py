@@ -1,0 +1,45 @@
+"""A net that is opened or imported is built without drawing weights that are then overwritten."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_bart import BART
+from test_bert import BERT
+from test_distilbert import DISTILBERT
+from test_gpt3 import GPT3
+from test_llama import LLAMA
+from test_marian import MARIAN
+from test_t5 import T5
+
+from heedful.zoo import architecture
+from heedful.zoo.saved import undrawn_net
+
+CASES = {case.name: case for case in (BART, BERT, DISTILBERT, GPT3, LLAMA, MARIAN, T5)}
+
+
+def tables(net: Any) -> dict[str, torch.Tensor]:
+    """All tensors of a net that are no parameters, buffers or not."""
+    return {
+        f"{path}.{name}": value
+        for path, module in net.named_modules()
+        for name, value in {**vars(module), **module._buffers}.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trap_37_nothing_is_drawn_and_every_table_is_there(name: str) -> None:
+    case = CASES[name]
+    config = case.read(**case.hf_config(**case.sizes).to_dict())
+    before = torch.get_rng_state()
+    net = undrawn_net(name, config)
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn = architecture(name).build(config)
+    assert not torch.equal(torch.get_rng_state(), before)
+    ours, theirs = tables(net), tables(drawn)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    tied = [list(dict(each.named_parameters())) for each in (net, drawn)]
+    assert tied[0] == tied[1]
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
