@@ -40,9 +40,11 @@ class Files(_Strict):
     src: Paths = Field(None, description="sentence pairs: the sources, a file or a list of files")
     tgt: Paths = Field(None, description="and line by line their targets")
     file: Paths = Field(None, description="or one .tsv or .jsonl of pairs, or of labelled texts")
-    text: Paths = Field(None, description="texts, plain or .jsonl")
-    src_field: str = Field("src", description="key of a .jsonl line that holds the source")
-    tgt_field: str = Field("tgt", description="and the target")
+    text: Paths = Field(None, description="texts, plain, .tsv or .jsonl")
+    src_field: FieldName = Field(
+        None, description="column number or name of the source; null: the first, or `src`"
+    )
+    tgt_field: FieldName = Field(None, description="of its target; null: the second, or `tgt`")
     text_field: FieldName = Field(
         None, description="column number or name of the text; null: the first, or `text`"
     )

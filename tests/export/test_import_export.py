@@ -22,14 +22,14 @@ from test_t5 import T5
 
 import heedful.export.hf_directory as hf_directory
 from commands import tree
+from heedful.data.columns import open_columns
 from heedful.data.hf_tokenizers import write_tokenizer
-from heedful.data.pair_store import open_pairs
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
 from heedful.inference import GenerationIds, ModelCard, load, open_net
 from heedful.recipe_files import parse_recipe
-from heedful.run import train
+from heedful.run import cache_folder, train
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from hf_parity import assert_same_net, random_hf
@@ -285,10 +285,12 @@ def test_a_model_goes_on_learning_pairs_in_the_form_that_it_knows(
         "evaluation": {"decode_sentences": 0},
     }
     train(parse_recipe(content), tmp_path / "run")
-    store = open_pairs(tmp_path / "run/data/train")
+    name = json.loads((tmp_path / "run/data.json").read_text())["prepared"]
+    columns = open_columns(cache_folder() / name / "train")
+    sources, targets = columns.sequences("src"), columns.sequences("tgt")
     for row, (src, tgt) in enumerate(pairs):
-        assert store.src[row].tolist() == tokenizer(src).input_ids == model.prompt_ids([src])[0]
-        assert store.tgt[row].tolist() == tokenizer(tgt).input_ids
+        assert sources[row].tolist() == tokenizer(src).input_ids == model.prompt_ids([src])[0]
+        assert targets[row].tolist() == tokenizer(tgt).input_ids
 
 
 def test_two_tokenizers_are_two_again(tmp_path: Path) -> None:
