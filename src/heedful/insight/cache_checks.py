@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from heedful.insight.checks import Failed, Seen, Skipped, distance
+from heedful.insight.checks import Failed, Seen, Skipped, asks, distance
 from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe
 from heedful.models.decoder_only import DecoderOnly
@@ -39,6 +39,7 @@ class _Way:
     note: str = ""
 
 
+@asks("cached = uncached")
 def cached(probe: Probe) -> Seen:
     """Step by step = whole prefixes, also after rows were reordered."""
     if not probe.kind.causal:

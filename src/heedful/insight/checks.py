@@ -17,6 +17,19 @@ Seen = tuple[str, float | None]  # what was seen, and the number held against th
 Ask = Callable[[Probe], Seen]
 
 
+ASKS: dict[str, Ask] = {}  # by the name of the check
+
+
+def asks(name: str) -> Callable[[Ask], Ask]:
+    """Declares what asks the check of a name that `checks.yaml` describes."""
+
+    def wrap(ask: Ask) -> Ask:
+        ASKS[name] = ask
+        return ask
+
+    return wrap
+
+
 class Failed(Exception):
     """A check found a defect: what was seen, and the number that was too large or too small."""
 

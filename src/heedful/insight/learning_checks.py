@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.insight.checks import Failed, Seen, Skipped, distance, not_finite
+from heedful.insight.checks import Failed, Seen, Skipped, asks, distance, not_finite
 from heedful.insight.lookups import Lookups
 from heedful.insight.probe import Batch, Probe, loss_of
 
@@ -22,6 +22,7 @@ OVERFIT_SHARE = 0.1
 OVERFIT_STEPS = 300
 
 
+@asks("gradient flow")
 def gradient_flow(probe: Probe) -> Seen:
     """Each parameter that requires a gradient gets one; a shared one counts once."""
     named = dict(probe.net.named_parameters())
@@ -49,6 +50,7 @@ def gradient_flow(probe: Probe) -> Seen:
     return f"all {len(wanted)} parameters get a gradient{more}", None
 
 
+@asks("weight tying")
 def weight_tying(probe: Probe) -> Seen:
     """What is equal is one parameter, by itself and not by its memory alone."""
     names: dict[nn.Parameter, list[str]] = {}
@@ -68,6 +70,7 @@ def weight_tying(probe: Probe) -> Seen:
     return f"tied: {'; '.join(tied)}" if tied else "nothing is tied, nothing is equal", None
 
 
+@asks("bf16")
 def bf16(probe: Probe) -> Seen:
     """Under autocast, with padding where it can be shown."""
     batch, first = probe.batch(3), probe.kind.sides[0]
@@ -91,6 +94,7 @@ def bf16(probe: Probe) -> Seen:
     return f"finite; {probe.outputs_name} within {error:.1e} of full precision", error
 
 
+@asks("initial loss")
 def initial_loss(probe: Probe) -> Seen:
     """The expectation over labels drawn evenly: no noise from drawing them."""
     if not probe.fresh:
@@ -111,6 +115,7 @@ def initial_loss(probe: Probe) -> Seen:
     return seen, above
 
 
+@asks("one batch overfits")
 def one_batch_overfits(probe: Probe) -> Seen:
     """At one of two rates: Adam's goes down with a net's width, and deep nets want less."""
     if not probe.overfit:

@@ -4,14 +4,12 @@ from functools import partial
 
 import torch
 
-from heedful.insight.checks import Ask, Failed, Seen, Skipped, must_equal, not_finite, usable
+from heedful.insight.checks import Ask, Failed, Seen, Skipped, asks, must_equal, not_finite, usable
 from heedful.insight.kind import NAMES, Side
 from heedful.insight.probe import PADDING_SIDES, PaddingSide, Probe
 
 
-def padding_of(side: Side, where: PaddingSide) -> Ask:
-    """The check that a padded side gives what its rows give alone."""
-
+def _padding_of(side: Side, where: PaddingSide) -> Ask:
     def ask(probe: Probe) -> Seen:
         if reason := probe.cannot_pad(side, where):
             raise Skipped(reason)
@@ -32,6 +30,13 @@ def padding_of(side: Side, where: PaddingSide) -> Ask:
     return ask
 
 
+for _where in PADDING_SIDES:
+    asks(f"source padding, {_where}")(_padding_of("src", _where))
+    asks(f"target padding, {_where}")(_padding_of("tgt", _where))
+    asks(f"padding, {_where}")(_padding_of("ids", _where))
+
+
+@asks("empty rows")
 def empty_rows(probe: Probe) -> Seen:
     """A row of padding alone, on each side that can be padded."""
     first = probe.kind.sides[0]
@@ -53,6 +58,7 @@ def empty_rows(probe: Probe) -> Seen:
     return "finite forward and backward", error
 
 
+@asks("no gradient from padding")
 def padding_gradient(probe: Probe) -> Seen:
     """The loss of real tokens has no gradient at padding."""
     looked_at = []

@@ -8,6 +8,7 @@ from heedful.insight.checks import (
     Failed,
     Seen,
     Skipped,
+    asks,
     distance,
     influence,
     must_equal,
@@ -19,6 +20,7 @@ from heedful.insight.probe import Batch, Probe
 ONE_FOR_ALL = "the net has one output a text, which stands at no position"
 
 
+@asks("output shape")
 def output_shape(probe: Probe) -> Seen:
     """Also of one row with one token."""
     sides = probe.kind.sides
@@ -45,6 +47,7 @@ def output_shape(probe: Probe) -> Seen:
     return f"{called} gave {shape}, and larger batches likewise", None
 
 
+@asks("dropout off in evaluation")
 def deterministic(probe: Probe) -> Seen:
     """Dropout is off in evaluation mode; running statistics, which training moves, are put back."""
     batch = probe.batch(3)
@@ -64,6 +67,7 @@ def deterministic(probe: Probe) -> Seen:
     return f"equal; in training mode two calls {differ}", error
 
 
+@asks("batch independence")
 def batch_independence(probe: Probe) -> Seen:
     """A batch of n = n batches of one = the batch in another order."""
     batch = probe.batch(3)
@@ -81,6 +85,7 @@ def batch_independence(probe: Probe) -> Seen:
     return "rows do not depend on each other", errors[which]
 
 
+@asks("causality")
 def causality(probe: Probe) -> Seen:
     """By values, and by gradients, which show what cancels in the values."""
     if not probe.kind.causal:
@@ -108,6 +113,7 @@ def causality(probe: Probe) -> Seen:
     return "later tokens change nothing and get no gradient", error
 
 
+@asks("mask polarity")
 def mask_polarity(probe: Probe) -> Seen:
     """What must be seen is seen: of a window only the nearest tokens are asked for."""
     effects = influence(probe, probe.written)
@@ -125,6 +131,7 @@ def mask_polarity(probe: Probe) -> Seen:
     return seen, min(weakest, float(either.min()))
 
 
+@asks("sees both sides")
 def sees_both_sides(probe: Probe) -> Seen:
     """Of an encoder's position."""
     if probe.kind.causal:
@@ -145,6 +152,7 @@ def sees_both_sides(probe: Probe) -> Seen:
     return "earlier and later tokens change the outputs", min(found)
 
 
+@asks("position awareness")
 def position_awareness(probe: Probe) -> Seen:
     """Two neighbours change places, seen from next to them: a window cannot hide them both."""
     batch = probe.batch(3)
