@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from heedful import plugins
 from heedful.config import Recipe
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.evaluation.likelihood import batch_loss
 from heedful.inference import ModelCard, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
+from heedful.tasks.distillation import Distilled
 from heedful.tasks.task import Origin
 from heedful.training.events import Event, StepDone
+from heedful.training.trainer import TrainStep
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 
@@ -132,6 +136,21 @@ class Ready:
         return self.task.finish(self.model, self.data, out)
 
 
+def train_step(run: Ready) -> TrainStep:
+    """A net for a task's data with its objective, the same at every call."""
+    name = run.recipe.model["architecture"]
+    keys = run.recipe.model | run.task.model_keys(run.data, name)
+    known = architecture(name).Config.__dataclass_fields__
+    config = make_config(name, {key: value for key, value in keys.items() if key in known})
+    torch.manual_seed(0)
+    net = architecture(name).build(config)
+    settings, smoothing = run.recipe.distillation, run.recipe.training.label_smoothing
+    if settings.teacher is not None:
+        teacher = architecture(name).build(config).eval().requires_grad_(False)
+        return TrainStep(net, Distilled(settings, teacher, smoothing))
+    return TrainStep(net, lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
+
+
 def words(vocabulary: Sequence[str]) -> Tokenizer:
     """A tokenizer of whole words with a mask, as masked language models have."""
     return train_tokenizer(
@@ -158,3 +177,47 @@ def saved(folder: Path, name: str, tokenizer: Tokenizer, *, labels: Any = (), **
     model = open_net(net, config, ModelCard(name, "imported", labels=tuple(labels)), tokenizer)
     model.save(folder)
     return model
+
+
+_WORDS = ["red", "old", "big", "dog", "cat", "cow", "sees", "the"]
+TWO_STACKS = {"d_model": 16, "num_heads": 2, "d_ff": 32, "dropout": 0.1, "norm_placement": "pre"}
+
+
+def write(path: Path, lines: list[str]) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def sentences(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(_WORDS, int(rng.integers(2, 6)))) for _ in range(count)]
+
+
+def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
+    """A recipe of a task whose data lie in `folder`, with a net of two layers."""
+    lines = sentences(80)
+    keys: dict[str, Any] = {"model__num_layers": 2, "data__hold_out": 16}
+    two_stacks = {"architecture": "vaswani2017", **TWO_STACKS}
+    two_stacks |= {"num_encoder_layers": 2, "num_decoder_layers": 2}
+    if task == "translation":
+        keys = {"data__hold_out": 16, "evaluation__decode_sentences": 2}
+        keys["evaluation__final_beam_size"] = 1
+        keys["data__train"] = {
+            "src": write(folder / "src", lines),
+            "tgt": write(folder / "tgt", [" ".join(line.split()[::-1]) for line in lines]),
+        }
+        keys["model"] = two_stacks
+    elif task == "classification":
+        labelled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in lines]
+        keys["data__train__file"] = write(folder / "train.tsv", labelled)
+    else:
+        keys["data__train__text"] = write(folder / "text", lines)
+    if task == "denoising":
+        keys["model"] = two_stacks
+        del keys["model__num_layers"]
+    if task == "language_modelling":
+        keys["model__architecture"] = "gpt2"
+        del keys["data__hold_out"]
+        changes = {"model__d_ff": None} | changes
+        keys["objective"] = {"context": 8, "sample_tokens": 3}
+    return tiny(task, **(keys | changes))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import heedful
 import heedful.tasks.distillation as distillation
-from encoder_runs import Ready, assert_resumes, tiny
+from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, tiny, write
 from heedful.config import Distillation
 from heedful.data.collate import collate_pairs, collate_texts, collate_windows
 from heedful.data.columns import Sequences, pack_ids
@@ -36,9 +36,7 @@ from heedful.tasks.task import Origin
 from heedful.zoo import bert, gpt2, vaswani2017
 from heedful.zoo.saved import load_tensors, weights_of
 
-WORDS = ["red", "old", "big", "dog", "cat", "cow", "sees", "the"]
 LEVELS = {"soft_weight": 5.0, "hard_weight": 2.0, "cosine_weight": 1.0}
-TWO_STACKS = {"d_model": 16, "num_heads": 2, "d_ff": 32, "dropout": 0.1, "norm_placement": "pre"}
 
 
 def logits(seed: int, n: int = 7, classes: int = 5) -> torch.Tensor:
@@ -313,42 +311,6 @@ def test_both_stacks_have_their_own_layers_and_what_does_not_fit_is_named():
 
 
 # --- runs -----------------------------------------------------------------------------------
-
-
-def write(path: Path, lines: list[str]) -> str:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return str(path)
-
-
-def sentences(count: int) -> list[str]:
-    rng = np.random.default_rng(0)
-    return [" ".join(rng.choice(WORDS, int(rng.integers(2, 6)))) for _ in range(count)]
-
-
-def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
-    """A recipe of a task whose data lie in `folder`, with a net of two layers."""
-    lines = sentences(80)
-    keys: dict[str, Any] = {"model__num_layers": 2, "data__hold_out": 16}
-    if task == "translation":
-        keys = {"data__hold_out": 16, "evaluation__decode_sentences": 2}
-        keys["evaluation__final_beam_size"] = 1
-        keys["data__train"] = {
-            "src": write(folder / "src", lines),
-            "tgt": write(folder / "tgt", [" ".join(line.split()[::-1]) for line in lines]),
-        }
-        layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
-        keys["model"] = {"architecture": "vaswani2017", **TWO_STACKS, **layers}
-    elif task == "classification":
-        labelled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in lines]
-        keys["data__train__file"] = write(folder / "train.tsv", labelled)
-    else:
-        keys["data__train__text"] = write(folder / "text", lines)
-    if task == "language_modelling":
-        keys["model__architecture"] = "gpt2"
-        del keys["data__hold_out"]
-        changes = {"model__d_ff": None} | changes
-        keys["objective"] = {"context": 8, "sample_tokens": 3}
-    return tiny(task, **(keys | changes))
 
 
 TASKS = ["translation", "language_modelling", "masked_lm", "classification"]

@@ -1,0 +1,155 @@
+"""One step of every task: the same on two processes as on one, and without waiting for a device."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from encoder_runs import Ready, recipe_of, train_step
+from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
+from heedful.training.trainer import Trainer, Work
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
+# What a device is waited for by: a number, or a size, that the host must know.
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+
+
+def recipe_named(name: str, folder: Path, **changes: Any) -> Any:
+    """Of a task, or of the student of a teacher that is as large."""
+    task = name.removeprefix("distilled_")
+    keys = {"model__dropout": 0.0, "training__label_smoothing": 0.1}
+    if name != task:
+        keys["distillation"] = {"teacher": "a net of the test", "cosine_weight": 1.0}
+    return recipe_of(task, folder, **keys, **changes)
+
+
+NAMES = (*TASKS, *(f"distilled_{name}" for name in TASKS if name != "denoising"))
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path):
+    for name in NAMES:
+        folder = tmp_path / name
+        folder.mkdir()
+        recipe = recipe_named(name, folder)
+        (tmp_path / f"{name}.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(SUPPORT)])}
+    words = [sys.executable, str(SUPPORT / "ddp_worker.py"), str(tmp_path)]
+    others = [
+        subprocess.Popen([*words, str(rank), "2", port], env=environment) for rank in range(2)
+    ]
+    assert [other.wait(timeout=240) for other in others] == [0, 0]
+    for name in NAMES:
+        run = Ready(recipe_named(name, tmp_path / name), tmp_path / "data")
+        step = train_step(run).eval()  # without dropout
+        batches = [run.load(item) for item in run.plan(0)[:2]]
+        assert len(batches) == 2
+        targets = sum(batch.num_targets for batch in batches)
+        for batch in batches:
+            (step(batch).loss / targets).backward()
+        found = load_file(tmp_path / f"{name}.safetensors")
+        for key, weight in step.net.named_parameters():
+            if weight.grad is not None:
+                torch.testing.assert_close(found[key], weight.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_plan_is_the_same_however_many_processes_share_it(tmp_path, name):
+    run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
+    for epoch in (0, 1):
+        whole = [run.load(item).indices.tolist() for item in run.plan(epoch)]
+        for world in (2, 3):
+            shares = [run.task.plan(run.data, epoch, rank, world) for rank in range(world)]
+            dealt = [
+                run.load(shares[place % world][place // world]).indices.tolist()
+                for place in range(len(whole))
+            ]
+            assert dealt == whole
+            assert sum(map(len, shares)) == len(whole)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):  # type: ignore[no-untyped-def]
+        name = function.overloadpacket.__name__
+        self.found[name] += name in WAITING
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_between_reports_never_waits(tmp_path, name, clip):
+    recipe = recipe_named(name, tmp_path, training__clip_norm=clip)
+    run = Ready(recipe, tmp_path / "data")
+    batches = [run.load(item) for item in run.plan(0)]  # made on the CPU, beforehand
+    work = Work(
+        plan=lambda epoch: range(len(batches)),
+        load=lambda place: batches[place],
+        evaluate=lambda: pytest.fail("no evaluation is due"),
+        keep_best=lambda: None,
+    )
+    settings = recipe.training.model_copy(update={"log_every": 1000})
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
+    trainer = Trainer(train_step(run), work, settings, lambda step: 0.01, checkpoints)
+    trainer._step()  # the optimizer's state is made
+    with Waits() as waits:
+        for _ in range(3):
+            trainer._step()
+    assert +waits.found == Counter()
+    assert trainer.state.step == 4
+    with Waits() as waits:
+        trainer._report_steps()
+    assert sum(waits.found.values()) <= 1
+
+
+def test_a_run_goes_on_where_no_generator_of_its_device_was_saved():
+    """Saved on the CPU, gone on with elsewhere: a device of another kind begins anew."""
+    states = generator_states(torch.device("cpu"))
+    expected = torch.rand(3)
+    restore_generators({**states, "generator.cuda": torch.zeros(1)}, torch.device("cpu"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+class Generators:
+    """Stands for the module of a device, as `torch.mps` and `torch.cuda`."""
+
+    def __init__(self) -> None:
+        self.state, self.seed = torch.arange(4), 0
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.state = state
+
+    def manual_seed(self, seed: int) -> None:
+        self.seed = seed
+
+
+def test_the_generator_of_an_mps_device_is_saved_and_put_back(monkeypatch):
+    there = Generators()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: there)
+    device = torch.device("mps")
+    states = generator_states(device)
+    assert set(states) == {"generator.cpu", "generator.mps"}
+    there.state = torch.zeros(4)
+    restore_generators(states, device)
+    assert torch.equal(there.state, torch.arange(4))
+    restore_generators({"generator.cpu": states["generator.cpu"]}, device)
+    assert there.seed == torch.initial_seed()
