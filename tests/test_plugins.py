@@ -1,0 +1,152 @@
+"""Tasks, architectures, metrics and schedules from outside the package."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import heedful
+from commands import Commands, assert_refused
+from heedful import plugins
+from heedful.errors import UserError
+from heedful.recipe_files import parse_recipe
+from heedful.run import train
+
+PAGE = Path(heedful.__file__).parents[2] / "docs" / "plugins.md"
+RECIPE = {
+    "task": "doubling",
+    "data": {"generated": {"num_train": 60, "num_valid": 6, "num_test": 6}, "max_length": 40},
+    "tokenizer": {"kind": "word", "vocab_size": None},
+    "model": {"architecture": "tiny_pair", "d_model": 16},
+    "training": {
+        "device": "cpu",
+        "max_steps": 3,
+        "batch_sentences": 10,
+        "evaluate_every": 3,
+        "schedule": {"name": "triangle", "learning_rate": 0.01},
+    },
+    "evaluation": {"metric": "length_ratio", "decode_sentences": 3, "final_beam_size": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """The plugin that the documentation shows."""
+    _, code = PAGE.read_text(encoding="utf-8").split("```python\n", 1)
+    path = tmp_path_factory.mktemp("plugin") / "doubling.py"
+    path.write_text(code.partition("```")[0], encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+def test_a_task_and_an_architecture_from_outside_train_save_load_and_generate(plugin, tmp_path):
+    recipe = parse_recipe(RECIPE | {"plugins": [str(plugin)]})
+    result = train(recipe, tmp_path / "run")
+    assert result.scores is not None
+    assert "length_ratio" in result.scores.values()
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert model.card.architecture == "tiny_pair"
+    assert model.card.plugins == ("doubling.py",)
+    assert model.config.d_model == 16
+    source = "1 2 3"
+    assert model.translate([source]) == [model.generate([source])[0]]
+    assert model.score([source], ["1 1 2 2 3 3"])[0].num_tokens == 7
+
+
+def test_by_command_and_a_model_in_another_process(commands, plugin, tmp_path, monkeypatch):
+    (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"plugins": [str(plugin)]}))
+    ended = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    refused = commands.run("translate", tmp_path / "run", stdin=b"1 2\n")
+    assert_refused(refused, "needs the plugin doubling.py", "HEEDFUL_PLUGINS")
+    code = "from heedful.cli import main; main()"
+    words = [sys.executable, "-c", code, "translate", str(tmp_path / "run")]
+    monkeypatch.setenv("HEEDFUL_PLUGINS", str(plugin))
+    found = subprocess.run(words, input=b"1 2\n", capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout.splitlines()) == 1
+
+
+WRONG = {
+    "1 + 'a'": ", line 1: TypeError: unsupported operand",
+    "x = 1\nimport nothing_of_this_name": ", line 2: ModuleNotFoundError: No module named",
+    "def f(:\n": ", line 1: SyntaxError: invalid syntax",
+    "from heedful import plugins\n@plugins.metric('bleu')\ndef f(): ...": (
+        ", line 2: there is a metric bleu already (of heedful itself); rename yours"
+    ),
+    "from heedful import plugins\nplugins.task('new_one')(1)\nplugins.task('copy')(1)": (
+        ", line 3: there is a task copy already"
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "reason"), WRONG.items())
+def test_a_plugin_that_does_not_load_is_refused_in_one_line(code, reason, tmp_path):
+    path = tmp_path / f"wrong{abs(hash(code))}.py"
+    path.write_text(code)
+    for _ in range(2):  # what it had registered before it failed is gone, so it may be corrected
+        with pytest.raises(UserError) as refused:
+            plugins.load_plugin(path)
+        assert str(refused.value).startswith(f"plugin {path}{reason}")
+        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="no task new_one"):
+        plugins.task.get("new_one")
+
+
+def test_plugins_that_are_not_there(tmp_path, commands):
+    with pytest.raises(UserError, match=r"plugin nowhere\.py: no such file"):
+        plugins.load_plugin("nowhere.py")
+    recipe = RECIPE | {"plugins": ["nowhere.py"]}
+    (tmp_path / "r.json").write_text(json.dumps(recipe))
+    refused = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "run")
+    assert_refused(refused, tmp_path / "r.json", "plugin nowhere.py: no such file")
+    (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"task": "dubling"}))
+    refused = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "run")
+    assert_refused(refused, "task: unknown value dubling")
+
+
+def test_two_plugins_of_one_name_are_told_apart_by_none(tmp_path):
+    """A model remembers a plugin by its file's name."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same_name.py").write_text("")
+    plugins.load_plugin(tmp_path / "a/same_name.py")
+    plugins.load_plugin(tmp_path / "a/same_name.py")
+    with pytest.raises(UserError, match="has the same name; rename one"):
+        plugins.load_plugin(tmp_path / "b/same_name.py")
+
+
+def test_an_installed_package_adds_its_own(tmp_path):
+    """By an entry point of the group heedful, when a name is asked for that is not known."""
+    (tmp_path / "outside.py").write_text(
+        textwrap.dedent("""
+        from heedful import plugins
+
+        @plugins.schedule("halved")
+        def halved(settings, *, d_model, max_steps):
+            return lambda step: 0.5**step
+        """)
+    )
+    info = tmp_path / "outside-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[heedful]\noutside = outside\n")
+    code = "from heedful import plugins; halved = plugins.schedule.get('halved'); "
+    code += "print(halved(0, d_model=1, max_steps=1)(2))"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join([str(tmp_path), *sys.path]), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout == "0.25\n", found.stderr
