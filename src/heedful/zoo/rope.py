@@ -121,10 +121,7 @@ HF_SCALINGS: dict[str, dict[str, str]] = {
         "truncate": "truncate",
     },
 }
-HF_REFUSED = {
-    "dynamic": "it changes with the text's length, so that keys in a cache no longer fit",
-    "longrope": "it changes with the text's length, so that keys in a cache no longer fit",
-}
+_BY_LENGTH = ("dynamic", "longrope")
 _ORIGINAL = "original_max_position_embeddings"
 # Beside the table: the base, the type's names, whether all of a head is turned, how YaRN's
 # attention factor follows from two others, and a remark of the first YaRN models.
@@ -143,7 +140,9 @@ def rope_from_hf(given: Mapping[str, Any]) -> dict[str, Any]:
     base = inner.get("rope_theta", given.get("rope_theta", 10000.0))
     kind = inner.get("rope_type", inner.get("type", "default"))
     if kind not in HF_SCALINGS:
-        reason = HF_REFUSED.get(kind, f"known here: {', '.join(HF_SCALINGS)}")
+        reason = f"known here: {', '.join(HF_SCALINGS)}"
+        if kind in _BY_LENGTH:
+            reason = "it changes with the text's length, so that keys in a cache no longer fit"
         raise UserError(f"config.json: the rope_type of {place} is {kind!r}; {reason}")
     table = HF_SCALINGS[kind]
     for key in inner:
