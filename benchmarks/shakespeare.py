@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from common import argument_parser, command_line, facts, installed, table, write_results
-from heedful.data.documents import open_documents
+from heedful.data.columns import open_columns
+from heedful.files import read_json
 from heedful.inference import parameter_count
+from heedful.run import cache_folder
 from nanogpt import ESTIMATE_BATCHES, WINDOWS, estimates, losses_of_peer
 from runs import RUNS, Run, finished_run
 
@@ -85,7 +87,9 @@ def evaluated(runs: list[Run], count: int) -> dict[str, Any]:
     apart, overlapping, drawn = [], [], []
     for run in runs:
         model = run.model()
-        store, counts = open_documents(run.directory / "data" / "valid")
+        name = read_json(run.directory / "data.json")["prepared"]
+        columns = open_columns(cache_folder() / name / "valid")
+        store, counts = columns.sequences("text"), columns.report.counts["text"]
         context = model.config.max_length
         for stride, losses in ((context, apart), (context // 2, overlapping)):
             found = model.window_sums(store, context=context, stride=stride)
@@ -100,7 +104,7 @@ def evaluated(runs: list[Run], count: int) -> dict[str, Any]:
         "parameters": parameter_count(model.net),
         "training_tokens": runs[0].end.step * (recipe.batch_sentences or 0) * context,
         "minutes": statistics.mean(run.minutes for run in runs),
-        "held_out_characters": counts.num_characters,
+        "held_out_characters": counts.characters,
     }
 
 

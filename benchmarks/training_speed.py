@@ -29,8 +29,9 @@ from common import (
     write_results,
 )
 from heedful.config import Training
-from heedful.data.batches import PairBatch
-from heedful.evaluation.likelihood import pair_loss
+from heedful.data.collate import Batch, collate_pairs
+from heedful.data.columns import pack_ids
+from heedful.evaluation.likelihood import batch_loss
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.trainer import Trainer, TrainStep, Work
 from heedful.zoo import vaswani2017
@@ -92,41 +93,24 @@ def main() -> None:
     )
 
 
-def make_batches(size: Size) -> list[PairBatch]:
+def make_batches(size: Size) -> list[Batch]:
     """Random ids, lengths uniform in the last quarter of the width."""
     rng = np.random.default_rng(1)
     least = size.width - size.width // 4 + 1
-
-    def side() -> tuple[Tensor, Tensor]:
-        lengths = torch.from_numpy(rng.integers(least, size.width + 1, size.rows))
-        lengths[0] = size.width
-        ids = torch.from_numpy(rng.integers(EOS + 1, size.vocab_size, (size.rows, size.width)))
-        ids[torch.arange(size.width) >= lengths[:, None]] = PAD
-        return ids, lengths
-
     batches = []
     for _ in range(4):
-        (src, src_lengths), (tgt, tgt_lengths) = side(), side()
-        heard = torch.cat([torch.full((size.rows, 1), BOS), tgt[:, :-1]], dim=1)
-        heard[tgt == PAD] = PAD
-        targets = int(tgt_lengths.sum())
-        batches.append(
-            PairBatch(
-                src=src,
-                src_lengths=src_lengths,
-                tgt_in=heard,
-                tgt_out=tgt,
-                tgt_lengths=tgt_lengths,
-                indices=np.arange(size.rows),
-                num_targets=targets,
-                num_tokens=targets + int(src_lengths.sum()),
-            )
-        )
+        sides = []
+        for _ in ("source", "target"):
+            lengths = rng.integers(least, size.width + 1, size.rows)
+            lengths[0] = size.width
+            rows = [rng.integers(EOS + 1, size.vocab_size, n).tolist() for n in lengths]
+            sides.append(pack_ids(rows, size.vocab_size))
+        batches.append(collate_pairs(*sides, np.arange(size.rows), bos_id=BOS, pad_id=PAD))
     return batches
 
 
 def make_cases(
-    size: Size, batches: list[PairBatch], who: list[str], steps: int
+    size: Size, batches: list[Batch], who: list[str], steps: int
 ) -> tuple[dict[str, Case], dict[str, int]]:
     """For each implementation and precision a function that takes some steps; and its parameters.
 
@@ -144,7 +128,7 @@ def make_cases(
     return cases, parameters
 
 
-def take_steps(step: Callable[[PairBatch], None], batches: Iterator[PairBatch], count: int) -> int:
+def take_steps(step: Callable[[Batch], None], batches: Iterator[Batch], count: int) -> int:
     """The real tokens of `count` steps."""
     tokens = 0
     for batch in (next(batches) for _ in range(count)):
@@ -153,9 +137,9 @@ def take_steps(step: Callable[[PairBatch], None], batches: Iterator[PairBatch], 
     return tokens
 
 
-def heedful_step(net: Any, precision: str) -> Callable[[PairBatch], None]:
+def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
     """The trainer's own step, with all that it checks and counts in a run."""
-    upcoming: list[PairBatch] = []
+    upcoming: list[Batch] = []
     settings = Training.model_validate(
         {
             "precision": precision,
@@ -171,27 +155,30 @@ def heedful_step(net: Any, precision: str) -> Callable[[PairBatch], None]:
         keep_best=_never,
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
-    train_step = TrainStep(net, partial(pair_loss, label_smoothing=SMOOTHING))
+    train_step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
     trainer = Trainer(train_step, work, settings, lambda step: RATE, nowhere)
 
-    def step(batch: PairBatch) -> None:
+    def step(batch: Batch) -> None:
         upcoming[:] = [batch]
         trainer._step()
 
     return step
 
 
-def plain_step(net: nn.Module, precision: str) -> Callable[[PairBatch], None]:
+def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
     """A step as one writes it for any module that gives logits."""
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, betas=BETAS, eps=EPS, fused=True)
     net.train()
 
-    def step(batch: PairBatch) -> None:
+    def step(batch: Batch) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            logits = net(batch.src, batch.tgt_in)
+            assert batch.source is not None
+            logits = net(batch.source.ids, batch.tokens.ids).flatten(0, 1)
+            targets = torch.full((len(logits),), PAD)
+            targets[batch.places] = batch.targets
             loss = F.cross_entropy(
-                logits.flatten(0, 1),
-                batch.tgt_out.flatten(),
+                logits,
+                targets,
                 ignore_index=PAD,
                 label_smoothing=SMOOTHING,
             )

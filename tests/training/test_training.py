@@ -14,11 +14,10 @@ from torch.nn import functional as F
 
 from commands import Commands, assert_refused, tiny, tree, write_recipe
 from heedful.config import Optimizer, Training
-from heedful.data.batches import collate
-from heedful.data.pair_store import PairStore
-from heedful.data.store import pack_ids
+from heedful.data.collate import collate_pairs
+from heedful.data.columns import pack_ids
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import pair_loss
+from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.losses import LossSum
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
@@ -82,12 +81,10 @@ def small_net(seed=0, dropout=0.0):
 
 
 def pairs(lengths, seed=0):
-    """A store of random pairs with the given (source, target) lengths."""
+    """Random pairs with the given (source, target) lengths."""
     rng = np.random.default_rng(seed)
     sides = zip(*lengths, strict=True)
-    return PairStore(
-        *(pack_ids([rng.integers(4, VOCAB, n).tolist() for n in side], VOCAB) for side in sides)
-    )
+    return [pack_ids([rng.integers(4, VOCAB, n).tolist() for n in side], VOCAB) for side in sides]
 
 
 def found(value=0.0, loss=1.0, perplexity=2.0):
@@ -98,11 +95,11 @@ def trainer_of(net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, **
     """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
     parts = {
         "plan": plan if callable(plan) else lambda epoch: plan,
-        "load": lambda rows: collate(store, np.array(rows), bos_id=1, pad_id=0),
+        "load": lambda rows: collate_pairs(*store, np.array(rows), bos_id=1, pad_id=0),
         "evaluate": found,
         "keep_best": lambda: None,
     }
-    loss = work.pop("loss", lambda net, batch: pair_loss(net, batch, label_smoothing=smoothing))
+    loss = work.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
     trainer = Trainer(
         TrainStep(net, loss),
         Work(**(parts | work)),
@@ -157,10 +154,10 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
 def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
     store = pairs([(3, 2), (9, 12), (5, 7)])
     net = small_net()
-    batches = [collate(store, np.array([row]), bos_id=1, pad_id=0) for row in range(3)]
+    batches = [collate_pairs(*store, np.array([row]), bos_id=1, pad_id=0) for row in range(3)]
     with torch.no_grad():
-        logits = [net(b.src, b.tgt_in, b.src_lengths, b.tgt_lengths)[0] for b in batches]
-        targets = torch.cat([b.tgt_out[0] for b in batches])
+        logits = [net(b.source.ids, b.tokens.ids)[0] for b in batches]
+        targets = torch.cat([b.targets for b in batches])
         # torch's own smoothing spreads over all entries, as ours.
         expected = F.cross_entropy(torch.cat(logits), targets, label_smoothing=smoothing)
         nll = F.cross_entropy(torch.cat(logits), targets)
@@ -474,7 +471,7 @@ def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
 
     def loss(net, batch):
         modes.append(("step", net.training))
-        return pair_loss(net, batch)
+        return batch_loss(net, batch)
 
     net = small_net()
 
@@ -500,7 +497,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad
     def loss(net, batch):
         nonlocal count
         count += 1
-        value = pair_loss(net, batch)
+        value = batch_loss(net, batch)
         if count < 6:
             return value
         return LossSum(value.loss * bad, value.nll, value.correct, value.tokens)

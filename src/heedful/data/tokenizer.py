@@ -256,8 +256,6 @@ class Tokenizer:
         whole = self.add_special_tokens(ids)
         return whole if whole[-1:] == [self.eos_id] else [*whole, self.eos_id]
 
-    wrap, frame = add_special_tokens, encode_target
-
     def decode(self, ids: Sequence[int], *, keep_specials: bool = False) -> str:
         """The text of some ids; the specials are left out, or written by their names.
 

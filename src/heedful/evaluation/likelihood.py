@@ -7,15 +7,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from heedful.data.batches import PairBatch
 from heedful.data.collate import Batch
-from heedful.data.packing import PackedBatch
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy, head_loss
-from heedful.parts.tokens import Tokens, padding_mask
 
 Net = EncoderDecoder | DecoderOnly | EncoderOnly
 
@@ -52,20 +49,6 @@ def target_loss(
 def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
     """Sums over the targets of a batch, differentiable; options as of `head_loss`."""
     return target_loss(net.head, target_states(net, batch), batch.targets, **options)
-
-
-def pair_loss(net: EncoderDecoder, batch: PairBatch, **options: Any) -> LossSum:
-    """`head_loss` over the targets of some pairs."""
-    source = Tokens.of(batch.src, batch.src_lengths)
-    states = net.states(source, Tokens.of(batch.tgt_in, batch.tgt_lengths))
-    real = padding_mask(batch.tgt_lengths, batch.tgt_in.size(1))
-    return head_loss(net.head, states[real], batch.tgt_out[real], **options)
-
-
-def window_loss(net: DecoderOnly, batch: PackedBatch, **options: Any) -> LossSum:
-    """`head_loss` over the scored targets of some windows."""
-    states = net.decode(Tokens.of(batch.ids, batch.lengths, segments=batch.documents))
-    return head_loss(net.head, states[batch.scored], batch.targets[batch.scored], **options)
 
 
 def total(parts: Sequence[LossSum]) -> LossSum:

@@ -18,7 +18,7 @@ from heedful.inference.model import (
     save_description,
 )
 from heedful.inference.opening import AnyModel, expect, kind_of, load, open_net
-from heedful.inference.translator import Translator, evaluation_plan
+from heedful.inference.translator import Translator
 
 __all__ = [
     "AnyModel",
@@ -38,7 +38,6 @@ __all__ = [
     "TextScore",
     "Translator",
     "choose_device",
-    "evaluation_plan",
     "expect",
     "kind_of",
     "load",

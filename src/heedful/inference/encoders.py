@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.data.labelled import cut_pair
+from heedful.data.encoding import cut_pair
 from heedful.errors import UserError
 from heedful.inference.model import SavedModel, Texts, by_length
 from heedful.options import TooLong

@@ -1,16 +1,17 @@
 """Language models opened for use: going on with a text, and how likely a text is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.data.packing import evaluation_batches
-from heedful.data.store import IdStore, pack_ids
+from heedful.data.collate import collate_windows
+from heedful.data.columns import Sequences, pack_ids
+from heedful.data.plans import plan_evaluation
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import window_loss
+from heedful.evaluation.likelihood import batch_loss, total
 from heedful.inference.decoding import STEPS_AT_FIRST, Decoding, capacity_for, left_padded
 from heedful.inference.generator import Generator
 from heedful.inference.model import Texts, by_length
@@ -78,26 +79,21 @@ class LanguageModel(Generator):
                 if len(row) < 2:
                     scores.append(TextScore(0.0, 0))
                     continue
-                store = pack_ids([row], self.config.vocab_size)
-                found = self.window_sums(store, context=context, stride=stride or context // 2 or 1)
+                text = pack_ids([row], self.config.vocab_size)
+                found = self.window_sums(text, context=context, stride=stride or context // 2 or 1)
                 scores.append(TextScore(-float(found.nll), found.tokens))
         return scores
 
     @torch.inference_mode()
     def window_sums(
-        self, store: IdStore, *, context: int, stride: int, batch_size: int = 32
+        self, texts: Sequences, *, context: int, stride: int, batch_size: int = 32
     ) -> LossSum:
-        """Loss and correct tokens over all of a store, by windows that overlap."""
+        """Loss and correct tokens over all of some texts, by windows that overlap."""
         self.net.eval()
-        batches = evaluation_batches(
-            store,
-            context=context,
-            stride=stride,
-            batch_size=batch_size,
-            pad_id=0,
-            device=self.device,
-        )
-        return total([window_loss(self.net, batch, count_correct=True) for batch in batches])
+        plan = plan_evaluation(texts.lengths, context=context, stride=stride, batch_size=batch_size)
+        batches = (collate_windows(texts, item, isolate=False, pad_id=0) for item in plan)
+        moved = (batch.to(self.device) for batch in batches)
+        return total([batch_loss(self.net, batch, count_correct=True) for batch in moved])
 
     def batches(self, rows: list[list[int]], options: Options) -> Iterator[list[int]]:
         """Prompts that fit with what is written behind them; others with those equally long."""
@@ -117,13 +113,3 @@ class LanguageModel(Generator):
     def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
         states: Tensor = self.net.decode(Tokens.of(ids, lengths))
         return states
-
-
-def total(parts: Sequence[LossSum]) -> LossSum:
-    """The sums over all parts."""
-    return LossSum(
-        torch.stack([part.loss for part in parts]).double().sum(),
-        torch.stack([part.nll for part in parts]).double().sum(),
-        torch.stack([part.correct for part in parts]).sum(),
-        sum(part.tokens for part in parts),
-    )

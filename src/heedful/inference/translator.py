@@ -4,25 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.data.batches import PairBatch, collate, plan_epoch
-from heedful.data.pair_store import PairStore
-from heedful.data.store import pack_ids
+from heedful.data.collate import Batch, collate_pairs
+from heedful.data.columns import Sequences, pack_ids
+from heedful.data.plans import plan_batches
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import pair_loss
+from heedful.evaluation.likelihood import batch_loss, target_states, total
 from heedful.evaluation.metrics import perplexity, token_accuracy
 from heedful.inference.card import GenerationIds
 from heedful.inference.decoding import STEPS_AT_FIRST, Decoding, capacity_for
 from heedful.inference.generator import Generator
-from heedful.inference.language_model import total
 from heedful.inference.model import Texts, by_length
 from heedful.options import Options, TooLong
-from heedful.parts.losses import LossSum
 from heedful.parts.tokens import Tokens
+
+_SCORED_TOKENS = 8_192  # padded, of a batch of pairs to score
 
 
 @dataclass(frozen=True)
@@ -108,45 +107,43 @@ class Translator(Generator):
         self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"
     ) -> list[PairScore]:
         """Log-probability of each target given its source, by teacher forcing."""
-        store = self._encode_pairs(sources, targets, too_long)
-        scores = [PairScore(0.0, 0)] * len(store)
+        pairs = self._encode_pairs(sources, targets, too_long)
+        scores = [PairScore(0.0, 0)] * len(pairs[0])
         self.net.eval()
-        for rows in evaluation_plan(store):
-            batch = self.collate(store, rows)
-            logits = self.net(batch.src, batch.tgt_in, batch.src_lengths, batch.tgt_lengths)
-            log_probs = logits.log_softmax(-1).gather(-1, batch.tgt_out[..., None]).squeeze(-1)
-            for index, row in enumerate(rows):
-                length = int(batch.tgt_lengths[index])
-                scores[row] = PairScore(float(log_probs[index, :length].sum()), length)
+        for batch in self._held_out(pairs):
+            log_probs = self.net.head(target_states(self.net, batch)).log_softmax(-1)
+            told = log_probs.gather(-1, batch.targets[:, None]).squeeze(-1)
+            lengths = pairs[1].lengths[batch.indices].tolist()
+            for row, part in zip(batch.indices.tolist(), told.split(lengths), strict=True):
+                scores[row] = PairScore(float(part.sum()), len(part))
         return scores
 
+    @torch.inference_mode()
     def teacher_forced(
         self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"
     ) -> dict[str, float]:
         """Perplexity and token accuracy of the targets given their sources."""
-        found = self.teacher_forced_sums(self._encode_pairs(sources, targets, too_long))
+        self.net.eval()
+        batches = self._held_out(self._encode_pairs(sources, targets, too_long))
+        found = total([batch_loss(self.net, batch, count_correct=True) for batch in batches])
         return {
             "perplexity": perplexity(float(found.nll), found.tokens),
             "token_accuracy": token_accuracy(int(found.correct), found.tokens),
         }
 
-    @torch.inference_mode()
-    def teacher_forced_sums(self, store: PairStore, label_smoothing: float = 0.0) -> LossSum:
-        """Loss, likelihood and correct tokens, summed over the pairs of a store."""
-        self.net.eval()
-        options: dict[str, Any] = {"label_smoothing": label_smoothing, "count_correct": True}
-        plan = evaluation_plan(store)
-        return total([pair_loss(self.net, self.collate(store, rows), **options) for rows in plan])
-
-    def collate(self, store: PairStore, rows: np.ndarray) -> PairBatch:
-        """Pairs of a store as a batch for this net, on its device."""
+    def _held_out(self, pairs: tuple[Sequences, Sequences]) -> Iterator[Batch]:
+        """Batches of pairs, the longest first; one above the budget goes alone."""
+        src, tgt = pairs
+        budget = max(_SCORED_TOKENS, int((src.lengths + tgt.lengths).max()))
+        limits: dict[str, Any] = {"max_tokens": budget, "max_sentences": None, "shuffle": False}
         # What the decoder reads first: BOS, or what an imported model was trained with.
         start, pad_id = self.ids.start[-1], self.tgt_tokenizer.pad_id
-        return collate(store, rows, bos_id=start, pad_id=pad_id, device=self.device)
+        for rows in plan_batches(src.lengths, tgt.lengths, **limits, seed=0, epoch=0):
+            yield collate_pairs(src, tgt, rows, bos_id=start, pad_id=pad_id).to(self.device)
 
     def _encode_pairs(
         self, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
-    ) -> PairStore:
+    ) -> tuple[Sequences, Sequences]:
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources but {len(targets)} targets")
         if not sources:
@@ -159,20 +156,4 @@ class Translator(Generator):
             ids = [tokenizer.encode_target(line) for line in tokenizer.encode_batch(list(texts))]
             self.check_lengths(ids, what, too_long)
             sides.append(pack_ids(ids, tokenizer.vocab_size))
-        return PairStore(*sides)
-
-
-def evaluation_plan(store: PairStore, max_tokens: int = 8_192) -> list[np.ndarray]:
-    """Batches of a held-out set, the longest first; a pair above the budget goes alone."""
-    if not len(store):
-        return []
-    src, tgt = store.src_lengths, store.tgt_lengths
-    return plan_epoch(
-        src,
-        tgt,
-        max_tokens=max(max_tokens, int((src + tgt).max())),
-        max_sentences=None,
-        seed=0,
-        epoch=0,
-        shuffle=False,
-    )
+        return sides[0], sides[1]
