@@ -12,9 +12,10 @@ import heedful
 from common import argument_parser, command_line, facts, table, write_results
 from heedful.config import Recipe, changed_keys
 from heedful.evaluation.metrics import corpus_scores
+from heedful.files import read_json
 from heedful.inference import Translator, load, parameter_count
 from heedful.recipe_files import load_recipe
-from heedful.run import train
+from heedful.run import cache_folder, train
 from heedful.training.events import Evaluated, RunFinished, format_score, score_label
 from heedful.training.loggers import read_log
 from heedful.training.progress import ProgressBar
@@ -60,10 +61,16 @@ class Run:
         """The model that the run chose."""
         return load(self.directory)
 
+    @property
+    def data(self) -> Path:
+        """The prepared data that it learnt from."""
+        name: str = read_json(self.directory / "data.json")["prepared"]
+        return cache_folder() / name
+
     def pairs(self, name: str) -> list[tuple[str, str]]:
         """The raw text of "valid" or "test", as the run read it."""
-        text = (self.directory / "data" / f"{name}.jsonl").read_text(encoding="utf-8")
-        return [(src, tgt) for src, tgt in map(json.loads, text.splitlines())]
+        lines = (self.data / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        return [(row["src"], row["tgt"]) for row in map(json.loads, lines)]
 
     def changes(self, name: str) -> list[str]:
         """Where its recipe is not the shipped one; files of data and what `auto` became apart."""

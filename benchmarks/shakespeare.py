@@ -12,9 +12,7 @@ import torch
 
 from common import argument_parser, command_line, facts, installed, table, write_results
 from heedful.data.columns import open_columns
-from heedful.files import read_json
 from heedful.inference import parameter_count
-from heedful.run import cache_folder
 from nanogpt import ESTIMATE_BATCHES, WINDOWS, estimates, losses_of_peer
 from runs import RUNS, Run, finished_run
 
@@ -87,8 +85,7 @@ def evaluated(runs: list[Run], count: int) -> dict[str, Any]:
     apart, overlapping, drawn = [], [], []
     for run in runs:
         model = run.model()
-        name = read_json(run.directory / "data.json")["prepared"]
-        columns = open_columns(cache_folder() / name / "valid")
+        columns = open_columns(run.data / "valid")
         store, counts = columns.sequences("text"), columns.report.counts["text"]
         context = model.config.max_length
         for stride, losses in ((context, apart), (context // 2, overlapping)):
