@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,15 +29,9 @@ from common import (
     write_results,
 )
 from heedful.config import Training
-<<<<<<< HEAD
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
-=======
-from heedful.data.collate import Batch
-from heedful.evaluation.likelihood import batch_loss
-from heedful.parts.tokens import Tokens
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.trainer import Trainer, TrainStep, Work
 from heedful.zoo import vaswani2017
@@ -99,26 +93,12 @@ def main() -> None:
     )
 
 
-<<<<<<< HEAD
 def make_batches(size: Size) -> list[Batch]:
-=======
-class Pairs(NamedTuple):
-    """A batch as heedful reads it, and as padded ids."""
-
-    batch: Batch
-    src: Tensor
-    tgt_in: Tensor
-    tgt_out: Tensor
-
-
-def make_batches(size: Size) -> list[Pairs]:
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
     """Random ids, lengths uniform in the last quarter of the width."""
     rng = np.random.default_rng(1)
     least = size.width - size.width // 4 + 1
     batches = []
     for _ in range(4):
-<<<<<<< HEAD
         sides = []
         for _ in ("source", "target"):
             lengths = rng.integers(least, size.width + 1, size.rows)
@@ -126,30 +106,11 @@ def make_batches(size: Size) -> list[Pairs]:
             rows = [rng.integers(EOS + 1, size.vocab_size, n).tolist() for n in lengths]
             sides.append(pack_ids(rows, size.vocab_size))
         batches.append(collate_pairs(*sides, np.arange(size.rows), bos_id=BOS, pad_id=PAD))
-=======
-        (src, src_lengths), (tgt, tgt_lengths) = side(), side()
-        heard = torch.cat([torch.full((size.rows, 1), BOS), tgt[:, :-1]], dim=1)
-        heard[tgt == PAD] = PAD
-        real = (tgt != PAD).flatten()
-        batch = Batch(
-            source=Tokens.of(src, src_lengths),
-            tokens=Tokens.of(heard, tgt_lengths),
-            targets=tgt.flatten()[real],
-            places=real.nonzero()[:, 0],
-            indices=np.arange(size.rows),
-            num_tokens=int(tgt_lengths.sum() + src_lengths.sum()),
-        )
-        batches.append(Pairs(batch, src, heard, tgt))
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
     return batches
 
 
 def make_cases(
-<<<<<<< HEAD
     size: Size, batches: list[Batch], who: list[str], steps: int
-=======
-    size: Size, batches: list[Pairs], who: list[str], steps: int
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
 ) -> tuple[dict[str, Case], dict[str, int]]:
     """For each implementation and precision a function that takes some steps; and its parameters.
 
@@ -167,24 +128,16 @@ def make_cases(
     return cases, parameters
 
 
-<<<<<<< HEAD
 def take_steps(step: Callable[[Batch], None], batches: Iterator[Batch], count: int) -> int:
-=======
-def take_steps(step: Callable[[Pairs], None], batches: Iterator[Pairs], count: int) -> int:
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
     """The real tokens of `count` steps."""
     tokens = 0
     for batch in (next(batches) for _ in range(count)):
         step(batch)
-        tokens += batch.batch.num_tokens
+        tokens += batch.num_tokens
     return tokens
 
 
-<<<<<<< HEAD
 def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
-=======
-def heedful_step(net: Any, precision: str) -> Callable[[Pairs], None]:
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
     """The trainer's own step, with all that it checks and counts in a run."""
     upcoming: list[Batch] = []
     settings = Training.model_validate(
@@ -202,38 +155,23 @@ def heedful_step(net: Any, precision: str) -> Callable[[Pairs], None]:
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
     train_step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
-<<<<<<< HEAD
-    trainer = Trainer(train_step, work, settings, lambda step: RATE, nowhere)
-
-    def step(batch: Batch) -> None:
-        upcoming[:] = [batch]
-=======
     trainer = Trainer(
         train_step, work, settings, lambda step: RATE, nowhere, bf16=precision == "bf16"
     )
 
-    def step(batch: Pairs) -> None:
-        upcoming[:] = [batch.batch]
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
+    def step(batch: Batch) -> None:
+        upcoming[:] = [batch]
         trainer._step()
 
     return step
 
 
-<<<<<<< HEAD
 def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
-=======
-def plain_step(net: nn.Module, precision: str) -> Callable[[Pairs], None]:
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
     """A step as one writes it for any module that gives logits."""
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, betas=BETAS, eps=EPS, fused=True)
     net.train()
 
-<<<<<<< HEAD
     def step(batch: Batch) -> None:
-=======
-    def step(batch: Pairs) -> None:
->>>>>>> ba73225 (The training benchmark takes the trainer's step as runs do: batches of tokens, and bf16 where asked)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             assert batch.source is not None
             logits = net(batch.source.ids, batch.tokens.ids).flatten(0, 1)
