@@ -113,8 +113,9 @@ class BeamSearch(Search):
             given, ruled = self.step(beams.tokens, beams.length, beams.sentences, known)
             after, step, seen = self.advance(beams, given, ruled)
             largest_given, largest, tied, *flags = seen.tolist()
-            check_largest(largest_given, after.length)
-            check_largest(largest, after.length, "a rule", NO_NEGATIVE)
+            if self.checks_given or not self.request.rules:
+                check_largest(largest_given, after.length)
+            check_largest(largest, after.length, self.source, NO_NEGATIVE)
             if tied:
                 after, step, seen = self.advance(beams, given, ruled, exact=True)
                 flags = seen.tolist()[3:]
@@ -193,7 +194,7 @@ class BeamSearch(Search):
         after = Beams(
             beams.sentences, tokens, onward.log_prob, onward.key, is_open, *kept, length=length
         )
-        largest_given = given.amax() if self.request.rules else largest
+        largest_given = given.amax() if self.checks_given else largest
         looked = torch.stack([largest_given.to(largest.dtype), largest, tied.to(largest.dtype)])
         seen = torch.cat([looked, is_open.flatten().to(looked.dtype)])
         return after, Step(beams.sentences, onward, endings), seen

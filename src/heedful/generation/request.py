@@ -82,8 +82,22 @@ class Search:
         copies = len(tokens) // len(sentences)
         sentence = torch.tensor(sentences, device=given.device).repeat_interleave(copies)
         generated = tokens[:, tokens.shape[1] - length :]
-        context = Context(self.request.prompts, generated, sentence, self.memory, given, is_open)
+        own = [rule for rule in self.request.rules if isinstance(rule, ForcedTokens)]
+        in_place = self.state is not None and all(rule.certain for rule in own)
+        context = Context(
+            self.request.prompts, generated, sentence, self.memory, given, is_open, in_place
+        )
         return given, apply_rules(self.request.rules, given, context)
+
+    @property
+    def source(self) -> str:
+        """Where values under the rules come from, for errors."""
+        return "a rule" if self.state is None else "next_log_probs or a rule"
+
+    @property
+    def checks_given(self) -> bool:
+        """Whether what the function gives is looked at before the rules; always without a state."""
+        return bool(self.request.rules) and self.state is None
 
 
 def read_request(

@@ -28,6 +28,7 @@ class Context:
         memory: lives as long as the search, for what a rule works out once.
         given: the log-probabilities before any rule; None: those that the rule gets.
         is_open: which rows have not ended, as far as the host knows; None: all.
+        in_place: a rule may write to what it gets, which nobody needs any more.
     """
 
     prompts: list[list[int]]
@@ -36,6 +37,7 @@ class Context:
     memory: dict[object, Tensor] = field(default_factory=dict, repr=False, compare=False)
     given: Float[Tensor, "N V"] | None = None
     is_open: Sequence[bool] | None = None
+    in_place: bool = False
 
     @property
     def length(self) -> int:
@@ -50,7 +52,8 @@ class Context:
 
 
 Rule = Callable[[Float[Tensor, "N V"], Context], Float[Tensor, "N V"]]
-"""`rule(log_probs, context)`: a new tensor wherever it changes something; -inf forbids a token.
+"""`rule(log_probs, context)`: -inf forbids a token. It gives a new tensor wherever it changes one,
+unless the context lets it write in place.
 
 What a rule gives need not sum to 1; one that needs probabilities normalises for itself.
 """
@@ -253,7 +256,8 @@ class BannedTokens:
         for length, sequences in sorted(by_length.items()):
             table = context.table((id(self), length), sequences)
             if length == 0:
-                log_probs = log_probs.index_fill(1, table[:, 0], -torch.inf)
+                log_probs = log_probs if context.in_place else log_probs.clone()
+                log_probs.index_fill_(1, table[:, 0], -torch.inf)
                 continue
             history = _history(context)
             if length <= history.shape[1]:
@@ -278,11 +282,12 @@ class MinLength:
         if max(self.lengths, default=0) < least:
             return log_probs
         ends = context.table((id(self), "ends"), self.eos_ids)
+        log_probs = log_probs if context.in_place else log_probs.clone()
         if min(self.lengths) >= least:
-            return log_probs.index_fill(1, ends, -torch.inf)
+            return log_probs.index_fill_(1, ends, -torch.inf)
         lengths = context.table((id(self), "lengths"), self.lengths)
         short = lengths[context.sentence, None] >= least
-        return log_probs.index_copy(1, ends, log_probs[:, ends].masked_fill(short, -torch.inf))
+        return log_probs.index_copy_(1, ends, log_probs[:, ends].masked_fill(short, -torch.inf))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from heedful.generation.state import (
     sentences_to_keep,
     sum_dtype,
 )
+from heedful.generation.topk import first_largest
 
 End = Literal["eos", "stop", "length", "dead_end"]
 """Why a row ended: an EOS, the `stop` function, the length limit, or nothing that may come."""
@@ -228,12 +229,11 @@ class Sampler(Search):
                 )
                 if self.state is not None:
                     self.state.follow(tokens.new_zeros(len(sentences), self.num_samples))
-            best = ruled.max(dim=1, keepdim=True)  # documented to return the first of equal maxima
-            token = best.indices
+            best, token = first_largest(ruled)
             if numbers is not None:
                 token = inverse_cdf(ruled, numbers[:, number])[:, None]
-            largest = given.amax(dim=1) if self.request.rules else best.values[:, 0]
-            look = (token[:, 0], given.gather(1, token)[:, 0], largest, best.values[:, 0])
+            largest = given.amax(dim=1) if self.checks_given else best[:, 0]
+            look = (token[:, 0], given.gather(1, token)[:, 0], largest, best[:, 0])
             looks.append(torch.stack([part.to(dtype) for part in look]))
             tokens = torch.cat([tokens, token], dim=1)
         return tokens, torch.stack(looks)
@@ -251,9 +251,10 @@ class Sampler(Search):
         for row, token, part, largest, best in zip(rows, *seen, strict=True):
             if row in ended:
                 continue
-            check_largest(largest, length)
+            if self.checks_given or not self.request.rules:
+                check_largest(largest, length)
             if best != best:
-                raise UserError(f"a rule gave NaN at step {length}")
+                raise UserError(f"{self.source} gave NaN at step {length}")
             if best == -torch.inf:
                 step.ended[row] = "dead_end"
                 continue

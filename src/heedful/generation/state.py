@@ -10,7 +10,10 @@ from torch import Tensor
 from heedful.errors import UserError
 
 NextLogProbs = Callable[..., Float[Tensor, "N V"]]
-"""`f(prefixes (N, t)) -> (N, V)`, or `f(prefixes, state) -> (N, V)` for a search with a state."""
+"""`f(prefixes (N, t)) -> (N, V)`, or `f(prefixes, state) -> (N, V)` for a search with a state.
+
+With a state the result is the search's own, which writes to it.
+"""
 
 ROUNDING = 1e-3  # how far above 0 a log-probability may lie by rounding in 16-bit formats
 LOG_SOFTMAX = "log-probabilities are at most 0, so take log_softmax of the logits"

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+_BLOCK = 64  # entries of which the largest is looked for first
+
 
 def top_k(
     rows: Float[Tensor, "N V"], k: int, *, exact: bool = True
@@ -16,7 +18,7 @@ def top_k(
     """
     if exact and k < rows.shape[1]:
         rows = rows.masked_fill(~in_top_k(rows, k) & ~rows.isnan(), -torch.inf)
-    values, indices = rows.topk(min(k + 1, rows.shape[1]), dim=1)
+    values, indices = _largest(rows, min(k + 1, rows.shape[1]))
     tied = torch.zeros((), dtype=torch.bool, device=rows.device)
     if values.shape[1] > k:
         edge = values[:, k - 1]
@@ -27,9 +29,47 @@ def top_k(
     return rows.gather(1, indices), indices, tied
 
 
+def _largest(rows: Float[Tensor, "N V"], k: int) -> tuple[Float[Tensor, "N k"], Int[Tensor, "N k"]]:
+    """`rows.topk(k)`, found in the blocks whose own largest entries are the k largest.
+
+    `torch.topk` sorts on a CPU what it looks at; a maximum reads it once.
+    """
+    num_blocks = rows.shape[1] // _BLOCK
+    if num_blocks < 2 * k or rows.device.type != "cpu":
+        return rows.topk(k, dim=1)
+    whole = num_blocks * _BLOCK
+    blocks = rows[:, :whole].unflatten(1, (num_blocks, _BLOCK))
+    best = blocks.amax(dim=2).topk(k, dim=1).indices
+    places = (best[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    rest = torch.arange(whole, rows.shape[1]).expand(len(rows), -1)
+    places = torch.cat([places, rest], dim=1)
+    values, indices = rows.gather(1, places).topk(k, dim=1)
+    return values, places.gather(1, indices)
+
+
+def first_largest(
+    rows: Float[Tensor, "N V"],
+) -> tuple[Float[Tensor, "N 1"], Int[Tensor, "N 1"]]:
+    """The largest entry of each row and its index, the first of equals; NaN counts as largest."""
+    num_blocks = rows.shape[1] // _BLOCK
+    if num_blocks < 4 or rows.device.type != "cpu":
+        values, indices = rows.max(dim=1, keepdim=True)  # documented to return the first
+        return values, indices
+    whole = num_blocks * _BLOCK
+    blocks = rows[:, :whole].unflatten(1, (num_blocks, _BLOCK))
+    block = blocks.amax(dim=2).argmax(dim=1, keepdim=True)
+    values, indices = blocks[torch.arange(len(rows)), block[:, 0]].max(dim=1, keepdim=True)
+    indices += block * _BLOCK
+    if whole == rows.shape[1]:
+        return values, indices
+    rest = rows[:, whole:].max(dim=1, keepdim=True)
+    best = torch.cat([values, rest.values], dim=1).max(dim=1, keepdim=True)
+    return best.values, torch.cat([indices, rest.indices + whole], dim=1).gather(1, best.indices)
+
+
 def in_top_k(rows: Float[Tensor, "N V"], k: int) -> Bool[Tensor, "N V"]:
     """Which entries are among the `k` largest of their row: exactly k, the first of equals."""
-    edge = rows.topk(k, dim=1).values[:, -1:]
+    edge = _largest(rows, k)[0][:, -1:]
     above, level = rows > edge, rows == edge
     room = k - above.sum(dim=1, keepdim=True)
     return above | (level & (level.cumsum(dim=1) <= room))
