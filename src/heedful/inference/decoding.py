@@ -63,14 +63,12 @@ class Decoding:
             self.cache = self.net.start(texts, capacity=self.cache.capacity, beams=beams)
             self._filled, self._slots, self._left_padding = 0, 0, None
         states = self.net.decode(self._tokens(new), self.cache)[:, -1:]
-        logits: Tensor = self.net.head(states)[:, 0]
-        return logits.float().log_softmax(-1)
+        return _log_softmax(self.net.head(states)[:, 0])
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
         """Of one text: log-probabilities after each of several new tokens."""
         new = self._tokens(tokens[None].to(self.cache.used.device))
-        logits: Tensor = self.net.head(self.net.decode(new, self.cache))[0]
-        return logits.float().log_softmax(-1)
+        return _log_softmax(self.net.head(self.net.decode(new, self.cache))[0])
 
     def rewind(self, length: int) -> None:
         """Of one text: forget all but the first `length` tokens."""
@@ -93,6 +91,14 @@ class Decoding:
         if begins:
             return Tokens(new, positions.clamp(min=0), positions >= 0)
         return Tokens(new, positions)
+
+
+def _log_softmax(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+    """In place on a CPU, where new memory for so many numbers costs more than they do."""
+    logits = logits.float()
+    if torch.is_grad_enabled() or logits.device.type != "cpu":
+        return logits.log_softmax(-1)
+    return torch.log_softmax(logits, -1, out=logits)
 
 
 def capacity_for(slots: int) -> int:
