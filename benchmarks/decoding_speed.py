@@ -20,7 +20,7 @@ from common import (
     whole,
     write_results,
 )
-from heedful.generation import beam_search, greedy_search
+from heedful.generation import BannedTokens, beam_search, greedy_search
 from heedful.inference.decoding import Decoding
 from heedful.parts.tokens import Tokens
 from training_speed import BOS, EOS, LABELS, MODELS, PAD, QUICK, SIZES, Size
@@ -71,14 +71,15 @@ def case(who: str, net: nn.Module, src: Tensor, beam: int) -> Callable[[], float
 def heedful_decode(net: Any, src: Tensor, beam: int) -> float:
     """Encode, then search with the cache, as a translator does."""
     lengths = torch.full((len(src),), src.size(1))
-    cache = net.start(Tokens.of(src, lengths), capacity=NEW_TOKENS)
+    cache = net.start(Tokens.of(src, lengths), capacity=16 * beam, beams=beam)
     start = torch.full((len(src), 1), BOS)
-    state = Decoding(net, cache, never=[PAD, BOS], longest=NEW_TOKENS)
+    state = Decoding(net, cache, longest=NEW_TOKENS)
     options: dict[str, Any] = {
         "eos_id": EOS,
         "max_new_tokens": NEW_TOKENS,
         "min_new_tokens": NEW_TOKENS,
         "state": state,
+        "rules": [BannedTokens([PAD, BOS])],
     }
     if beam == 1:
         found = greedy_search(state.next_log_probs, start, **options)

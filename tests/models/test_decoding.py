@@ -202,7 +202,7 @@ def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> No
 def test_a_cache_has_the_model_s_type_its_key_heads_and_slots_for_what_it_was_made_for() -> None:
     single = Single(num_heads=4, num_kv_heads=2, windows=(None,))
     for dtype in (torch.float32, torch.bfloat16):
-        cache = decoder(single).to(dtype).start(3, capacity=Cache.capacity_for(5, 2, 4), beams=4)
+        cache = decoder(single).to(dtype).start(3, capacity=5 + 2 * 4, beams=4)
         assert cache.keys[0].shape == cache.values[0].shape == (3, 13 + 1, 2, single.head_dim)
         assert cache.keys[0].dtype == dtype
         assert (cache.num_sources, cache.beams, cache.capacity) == (3, 4, 13)

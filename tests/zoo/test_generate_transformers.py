@@ -5,136 +5,41 @@ from typing import Any
 
 import pytest
 import torch
+from test_bart import BART
+from test_gemma3 import GEMMA3
+from test_gpt import GPT
+from test_gpt2 import GPT2
+from test_gpt3 import GPT3
+from test_llama import LLAMA
+from test_marian import MARIAN
+from test_mistral import MISTRAL
+from test_qwen3 import QWEN3
+from test_t5 import T5
 
 from heedful.export.hf import export_hf, import_hf
-from hf_parity import padded, random_hf, random_rows, transformers
+from hf_parity import padded, random_hf, random_rows
 
 VOCAB = 37
 SMALL = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt": ("OpenAIGPT", "OpenAIGPTLMHeadModel", {"n_embd": 12, "n_head": 3, "n_layer": 2}),
-    "gpt2": ("GPT2", "GPT2LMHeadModel", {"n_embd": 12, "n_head": 3, "n_layer": 2}),
-    "gpt3": (
-        "GPTNeo",
-        "GPTNeoForCausalLM",
-        {
-            "hidden_size": 12,
-            "num_heads": 3,
-            "num_layers": 2,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 3,
-            "max_position_embeddings": 64,
-        },
-    ),
-    "llama": (
-        "Llama",
-        "LlamaForCausalLM",
-        {
-            "hidden_size": 24,
-            "intermediate_size": 20,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "num_hidden_layers": 2,
-        },
-    ),
-    "mistral": (
-        "Mistral",
-        "MistralForCausalLM",
-        {
-            "hidden_size": 24,
-            "intermediate_size": 20,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "num_hidden_layers": 2,
-            "sliding_window": 4,
-        },
-    ),
-    "gemma3": (
-        "Gemma3Text",
-        "Gemma3ForCausalLM",
-        {
-            "hidden_size": 24,
-            "intermediate_size": 20,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "num_hidden_layers": 3,
-            "sliding_window": 4,
-            "sliding_window_pattern": 3,
-            "final_logit_softcapping": 5.0,
-        },
-    ),
-    "qwen3": (
-        "Qwen3",
-        "Qwen3ForCausalLM",
-        {
-            "hidden_size": 24,
-            "intermediate_size": 20,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 6,
-            "num_hidden_layers": 2,
-        },
-    ),
+DECODERS = {case.name: case for case in (GPT, GPT2, GPT3, LLAMA, MISTRAL, QWEN3, GEMMA3)}
+ENCODER_DECODERS = {case.name: case for case in (BART, MARIAN, T5)}
+# What the decoder begins with, and must end with, is another one for each.
+BEGIN_AND_END: dict[str, dict[str, Any]] = {
+    "bart": {"decoder_start_token_id": 1, "forced_eos_token_id": 1},
+    "marian": {"decoder_start_token_id": 0, "forced_eos_token_id": 1},
+    "t5": {"decoder_start_token_id": 0},
 }
-ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "bart": (
-        "Bart",
-        "BartForConditionalGeneration",
-        {
-            "d_model": 12,
-            "encoder_attention_heads": 3,
-            "decoder_attention_heads": 3,
-            "encoder_layers": 2,
-            "decoder_layers": 1,
-            "encoder_ffn_dim": 16,
-            "decoder_ffn_dim": 16,
-            "max_position_embeddings": 64,
-            "decoder_start_token_id": 1,
-            "forced_eos_token_id": 1,
-        },
-    ),
-    "marian": (
-        "Marian",
-        "MarianMTModel",
-        {
-            "d_model": 12,
-            "encoder_attention_heads": 3,
-            "decoder_attention_heads": 3,
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-            "encoder_ffn_dim": 16,
-            "decoder_ffn_dim": 16,
-            "max_position_embeddings": 64,
-            "decoder_start_token_id": 0,
-            "forced_eos_token_id": 1,
-        },
-    ),
-    "t5": (
-        "T5",
-        "T5ForConditionalGeneration",
-        {
-            "d_model": 12,
-            "d_kv": 5,
-            "d_ff": 16,
-            "num_heads": 3,
-            "num_layers": 2,
-            "decoder_start_token_id": 0,
-        },
-    ),
-}
+LONG = ("n_positions", "max_position_embeddings")
 NEW = 9
 ENDS = [1, 5, 11, 17, 23]  # several, so that outputs of random weights do end
 
 
 def made(name: str, seed: int) -> Any:
     """A random model of transformers whose outputs differ, and end now and then."""
-    config, model_class, keys = (DECODERS | ENCODER_DECODERS)[name]
-    model = random_hf(
-        getattr(transformers, model_class),
-        getattr(transformers, f"{config}Config")(**SMALL | keys),
-        seed,
-    )
+    case = (DECODERS | ENCODER_DECODERS)[name]
+    long = {key: 64 for key in LONG if key in case.sizes}
+    keys = case.sizes | SMALL | long | BEGIN_AND_END.get(name, {})
+    model = random_hf(case.hf_class, case.hf_config(**keys), seed)
     with torch.no_grad():
         # At these sizes most logits are nearly equal: sharper ones leave no ties to rounding.
         model.get_input_embeddings().weight.mul_(2)

@@ -204,80 +204,56 @@ ORIGINAL = "original_max_position_embeddings"
 LINEAR = {"type": "linear", "factor": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("content", "base", "scaling"),
-    [
-        pytest.param({}, 1e4, None, id="nothing"),
-        pytest.param({"rope_theta": 5, "rope_scaling": None}, 5.0, None, id="old-default"),
-        pytest.param({"rope_parameters": {"rope_theta": 7.0}}, 7.0, None, id="new-default"),
-        pytest.param(
-            {"rope_parameters": {"rope_type": "linear", "factor": 2}, "rope_theta": 9.0},
-            9.0,
-            LINEAR,
-            id="new-with-base-outside",
-        ),
-        pytest.param({"rope_scaling": LINEAR}, 1e4, LINEAR, id="old-type"),
-        pytest.param(
-            {"rope_scaling": {"rope_type": "linear", **LINEAR}, "rope_theta": 3.0},
-            3.0,
-            LINEAR,
-            id="both-types",
-        ),
-        pytest.param(
-            {"rope_scaling": LINEAR, "rope_parameters": {"rope_theta": 7.0}},
-            1e4,
-            LINEAR,
-            id="old-wins",
-        ),
-        pytest.param(
-            {"rope_scaling": {"rope_type": "llama3", ORIGINAL: 8192, **LLAMA3}},
-            1e4,
-            {**OURS_LLAMA3, "original_length": 8192},
-            id="llama3",
-        ),
-        pytest.param(
-            {"rope_parameters": {"rope_type": "llama3", **LLAMA3}},
-            1e4,
-            {**OURS_LLAMA3, "original_length": 2048},
-            id="llama3-without-original",
-        ),
-        pytest.param(
-            {"rope_parameters": {"rope_type": "llama3", ORIGINAL: 8192, **LLAMA3}, ORIGINAL: 512},
-            1e4,
-            {**OURS_LLAMA3, "original_length": 512},
-            id="original-outside-wins",
-        ),
-        pytest.param(
-            {"rope_scaling": {"type": "yarn", "factor": 4, "finetuned": True}},
-            1e4,
-            OURS_YARN,
-            id="yarn",
-        ),
-        pytest.param(
-            {
-                "rope_parameters": {"rope_type": "yarn", "factor": None, ORIGINAL: 2048},
-                "max_position_embeddings": 8192,
-            },
-            1e4,
-            OURS_YARN,
-            id="yarn-factor-from-lengths",
-        ),
-        pytest.param(
-            {
-                "rope_scaling": {
-                    "type": "yarn",
-                    "factor": 4.0,
-                    "mscale": 1.0,
-                    "mscale_all_dim": 0.7,
-                    "attention_factor": 1.5,
-                }
-            },
-            1e4,
-            OURS_YARN | {"attention_factor": 1.5},
-            id="yarn-attention-factor-wins",
-        ),
-    ],
-)
+ROPE_FILES: dict[str, tuple[dict[str, Any], float, dict[str, Any] | None]] = {
+    "nothing": ({}, 1e4, None),
+    "old-default": ({"rope_theta": 5, "rope_scaling": None}, 5.0, None),
+    "new-default": ({"rope_parameters": {"rope_theta": 7.0}}, 7.0, None),
+    "new-with-base-outside": (
+        {"rope_parameters": {"rope_type": "linear", "factor": 2}, "rope_theta": 9.0},
+        9.0,
+        LINEAR,
+    ),
+    "old-type": ({"rope_scaling": LINEAR}, 1e4, LINEAR),
+    "both-types": (
+        {"rope_scaling": {"rope_type": "linear", **LINEAR}, "rope_theta": 3.0},
+        3.0,
+        LINEAR,
+    ),
+    "old-wins": ({"rope_scaling": LINEAR, "rope_parameters": {"rope_theta": 7.0}}, 1e4, LINEAR),
+    "llama3": (
+        {"rope_scaling": {"rope_type": "llama3", ORIGINAL: 8192, **LLAMA3}},
+        1e4,
+        {**OURS_LLAMA3, "original_length": 8192},
+    ),
+    "llama3-without-original": (
+        {"rope_parameters": {"rope_type": "llama3", **LLAMA3}},
+        1e4,
+        {**OURS_LLAMA3, "original_length": 2048},
+    ),
+    "original-outside-wins": (
+        {"rope_parameters": {"rope_type": "llama3", ORIGINAL: 8192, **LLAMA3}, ORIGINAL: 512},
+        1e4,
+        {**OURS_LLAMA3, "original_length": 512},
+    ),
+    "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4, "finetuned": True}}, 1e4, OURS_YARN),
+    "yarn-factor-from-lengths": (
+        {"rope_parameters": {"rope_type": "yarn", "factor": None, ORIGINAL: 2048}}
+        | {"max_position_embeddings": 8192},
+        1e4,
+        OURS_YARN,
+    ),
+    "yarn-attention-factor-wins": (
+        {
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5}
+            | {"mscale": 1.0, "mscale_all_dim": 0.7}
+        },
+        1e4,
+        OURS_YARN | {"attention_factor": 1.5},
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "base", "scaling"), ROPE_FILES.values(), ids=ROPE_FILES.keys())
 def test_rotary_keys_of_old_and_new_files(
     content: dict[str, Any], base: float, scaling: dict[str, Any] | None
 ) -> None:

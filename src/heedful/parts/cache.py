@@ -89,11 +89,6 @@ class Cache:
             zeros(num_sources, beams, size, dtype=torch.bool),
         )
 
-    @staticmethod
-    def capacity_for(prefix: int, new: int, beams: int = 1) -> int:
-        """Slots for `prefix` tokens that beams share and `new` tokens of each of them."""
-        return prefix + new * beams
-
     @property
     def num_sources(self) -> int:
         """B, texts decoded side by side."""
