@@ -23,6 +23,7 @@ SIZES = {
     "max_length": 48,
     "window": 3,
     "global_every": 2,
+    "num_experts": 3,
     "type_vocab_size": 2,
     "head": "mlm",
 }

@@ -283,11 +283,11 @@ def assert_drawn(net: nn.Module, std: float, ends: float | None = None) -> None:
     Args:
         ends: the size of matrices that end a residual branch; None: the same.
     """
-    last = ("sublayer.out.weight", "sublayer.down.weight")
+    last = re.compile(r".*sublayer(\..+)?\.(out|down)\.weight")
     centred = {id(part.weight) for part in net.modules() if isinstance(part, CentredRMSNorm)}
     for name, parameter in net.named_parameters():
         if parameter.dim() > 1:
-            size = ends if ends is not None and name.endswith(last) else std
+            size = ends if ends is not None and last.fullmatch(name) else std
             error = (2 * parameter.numel()) ** -0.5  # of a measured standard deviation
             assert parameter.std().item() == pytest.approx(size, rel=4 * error), name
         else:

@@ -56,7 +56,7 @@ class Mlp(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         hidden = self.dropout(self.activation(self.up(x)))
         return self.down(hidden)
 
@@ -83,7 +83,7 @@ class Gated(nn.Module):
         self.activation = GATES[gate]
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         gate, hidden = self.up(x).chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * hidden))
 

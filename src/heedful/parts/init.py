@@ -60,9 +60,10 @@ def shrink_residuals(net: nn.Module) -> None:
     """
     branches = [module.sublayer for module in net.modules() if isinstance(module, Residual)]
     for branch in branches:
-        last = branch.out if hasattr(branch, "out") else branch.down
-        assert isinstance(last, nn.Linear)
-        last.weight /= len(branches) ** 0.5
+        for name, last in branch.named_modules():
+            if name.rpartition(".")[2] in ("out", "down"):  # every expert's, where there are some
+                assert isinstance(last, nn.Linear)
+                last.weight /= len(branches) ** 0.5
 
 
 def _constant(module: nn.Module, name: str, parameter: Tensor) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from heedful.config import Training
 from heedful.errors import UserError
+from heedful.parts.experts import Experts, balance_loss, routed
 from heedful.parts.losses import LossSum
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
 from heedful.training.events import (
@@ -52,6 +53,9 @@ Objective = Callable[[Any, Any], LossSum]
 class TrainStep(nn.Module):
     """A net and what it is trained on: what DDP, FSDP2 and `torch.compile` wrap.
 
+    Where the net has experts, their balance loss is added: a mean over tokens, so once for each
+    target, by whose number the sum is divided.
+
     Args:
         objective: (net, batch) -> sums over the batch's targets, differentiable.
     """
@@ -60,10 +64,18 @@ class TrainStep(nn.Module):
         super().__init__()
         self.net = net
         self.objective = objective
+        experts = [each for each in net.modules() if isinstance(each, Experts)]
+        self._balanced = [each for each in experts if each.balance_weight]
 
     def forward(self, batch: Any) -> LossSum:
         """Sums over the targets of a batch, which is on the net's device."""
-        return self.objective(self.net, batch)
+        if not self._balanced:
+            return self.objective(self.net, batch)
+        with routed(self._balanced) as logits:
+            found = self.objective(self.net, batch)
+        like = self._balanced[0]
+        balance = like.balance_weight * balance_loss(logits, like.top_k, batch.tokens.real)
+        return found._replace(loss=found.loss + found.tokens * balance)
 
 
 @dataclass(frozen=True)
