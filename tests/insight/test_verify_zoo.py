@@ -48,6 +48,7 @@ ZOO: list[tuple[str, dict[str, Any], set[str]]] = [
     ("mistral", {"window": 3, "num_layers": 1, "num_kv_heads": 4}, SKIPPED["decoder"]),
     ("qwen3", {"num_kv_heads": 2, "head_dim": 6}, SKIPPED["decoder"]),
     ("gemma3", {"window": 3, "score_softcap": 4.0, "logit_softcap": 9.0}, SKIPPED["decoder"]),
+    ("mixtral", {"num_experts": 4}, SKIPPED["decoder"]),
     ("bert", {}, MASKED),
     ("bert", {"head": "classify", "num_labels": 3}, CLASSES),
     ("bert", {"head": "none"}, STATES),
@@ -75,6 +76,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "t5": {**TWO, "head_dim": 8},
     **{name: {**ONE, "d_ff": 64} for name in ("bert", "roberta", "distilbert")},
     "mistral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},
+    "mixtral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},
 }
 
 

@@ -13,6 +13,7 @@ from test_gpt3 import GPT3
 from test_llama import LLAMA
 from test_marian import MARIAN
 from test_mistral import MISTRAL
+from test_mixtral import MIXTRAL
 from test_qwen3 import QWEN3
 from test_t5 import T5
 
@@ -21,7 +22,7 @@ from hf_parity import padded, random_hf, random_rows
 
 VOCAB = 37
 SMALL = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-DECODERS = {case.name: case for case in (GPT, GPT2, GPT3, LLAMA, MISTRAL, QWEN3, GEMMA3)}
+DECODERS = {case.name: case for case in (GPT, GPT2, GPT3, LLAMA, MISTRAL, QWEN3, GEMMA3, MIXTRAL)}
 ENCODER_DECODERS = {case.name: case for case in (BART, MARIAN, T5)}
 # What the decoder begins with, and must end with, is another one for each.
 BEGIN_AND_END: dict[str, dict[str, Any]] = {

@@ -59,7 +59,9 @@ FAMILIES = {
     ),
     "gpt1": Family(("openaigpt",), {"unk": "<unk>"}),
     "llama": Family(
-        ("llama", "mistral"), {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, adds_bos=True
+        ("llama", "mistral", "mixtral"),
+        {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+        adds_bos=True,
     ),
     "marian": Family(("marian",), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}),
 }

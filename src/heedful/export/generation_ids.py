@@ -15,6 +15,7 @@ _CLASS_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2},
     "marian": {"eos": 0, "pad": 58100},
     "mistral": {"bos": 1, "eos": 2},
+    "mixtral": {"bos": 1, "eos": 2},
     "t5": {"eos": 1, "pad": 0},
 }
 # Which of them a decoder of two stacks begins with, and which must end with the end mark.

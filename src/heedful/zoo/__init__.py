@@ -17,6 +17,7 @@ ARCHITECTURES = (
     "mistral",
     "qwen3",
     "gemma3",
+    "mixtral",
     "gpt",
     "gpt3",
 )

@@ -1,0 +1,101 @@
+"""Mixtral (Jiang et al. 2024, "Mixtral of Experts").
+
+Mistral without its window, whose feed-forward is the sum of the two out of eight experts that a
+router chooses for each token (sec. 2.1). 8x7B has 46.7B parameters, of which a token meets 12.9B;
+8x22B is the later, larger release.
+"""
+
+from typing import Annotated, Any
+
+from heedful.models.decoder_only import DecoderOnly
+from heedful.parts.experts import Experts
+from heedful.parts.feedforward import Gated
+from heedful.zoo import mistral, rotary_decoder
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.names import Names, layer_names
+from heedful.zoo.rope import rope_from_hf
+from heedful.zoo.rotary_decoder import assemble, sizes_to_hf
+
+
+@model_config
+class Config(mistral.Config):
+    """Mistral's keys with the paper's values (Table 1); the defaults are 8x7B.
+
+    Args:
+        d_ff: width of an expert's hidden units.
+        num_experts: of each layer.
+        top_k: experts that a token meets.
+        balance_weight: in training, of the loss that keeps experts equally busy; None: none.
+    """
+
+    d_ff: int = 14336
+    window: Annotated[int | None, Hf("sliding_window")] = None
+    rope_base: float = 1000000.0
+    num_experts: Annotated[int, Hf("num_local_experts")] = 8
+    top_k: Annotated[int, Hf("num_experts_per_tok")] = 2
+    balance_weight: float | None = 0.02
+
+    def check(self) -> None:
+        """Refuse more experts of a token than there are."""
+        super().check()
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k {self.top_k} is above num_experts {self.num_experts}")
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "8x7b": {},
+    "8x22b": {"d_model": 6144, "num_heads": 48, "num_layers": 56, "d_ff": 16384}
+    | {"max_length": 65536},
+}
+
+
+def build(config: Config) -> DecoderOnly:
+    """A new model, its weights drawn as `llama.build` draws them."""
+
+    def expert() -> Gated:
+        return Gated(config.d_model, config.d_ff, config.activation)
+
+    def experts() -> Experts:
+        weight = config.balance_weight or 0.0
+        return Experts(
+            config.d_model, config.num_experts, config.top_k, expert, balance_weight=weight
+        )
+
+    return assemble(config, network=experts, window=config.window)
+
+
+_BALANCE = "router_aux_loss_coef"
+
+
+def _read(content: dict[str, Any]) -> dict[str, Any]:
+    content = {"max_position_embeddings": 131072, "rope_theta": 1000000.0} | content
+    return {"balance_weight": content.get(_BALANCE, 0.001) or None, **rope_from_hf(content)}
+
+
+def _write(config: Config) -> dict[str, Any]:
+    own = {"head_dim": config.head_dim, _BALANCE: config.balance_weight or 0.0}
+    return sizes_to_hf(config) | own
+
+
+HF = HfFormat(
+    model_type="mixtral",
+    config=Config,
+    classes={"MixtralForCausalLM": {}, "MixtralModel": {}},
+    fixed={"router_jitter_noise": 0.0},
+    defaults={"head_dim": None, "max_length": 131072},
+    read=_read,
+    write=_write,
+)
+
+
+def hf_names(config: Config) -> Names:
+    """Hugging Face tensor names, of files: in memory transformers joins the experts."""
+    ours, theirs = "feedforward.sublayer", "block_sparse_moe"
+    layer = {k: v for k, v in rotary_decoder.HF_LAYER.items() if not k.startswith(ours)}
+    layer |= {f"{ours}.router": f"{theirs}.gate"}
+    for number in range(config.num_experts):
+        expert = {"up": "{w1,w3}", "down": "w2"}
+        names = layer_names(f"{ours}.experts.{number}", f"{theirs}.experts.{number}", expert)
+        layer |= {name.ours: name.theirs for name in names}
+    return rotary_decoder.hf_names(config, layer)

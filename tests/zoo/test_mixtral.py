@@ -1,0 +1,180 @@
+"""Mixtral against transformers: experts and their balance, files both ways, sizes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from decoder_parity import DecoderCase, DecoderLaws, random_net
+from heedful.data.collate import Batch
+from heedful.evaluation.likelihood import batch_loss
+from heedful.parts.experts import Experts, balance_loss, routed
+from heedful.parts.tokens import Tokens
+from heedful.training.trainer import TrainStep
+from hf_parity import by_key, imported, padded, random_rows, transformers
+
+TINY: dict[str, Any] = {
+    "vocab_size": 19,
+    "d_model": 16,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": None,
+    "num_layers": 2,
+    "d_ff": 8,  # what transformers joins must be aligned: multiples of 4
+    "max_length": 32,
+    "num_experts": 4,
+}
+MIXTRAL = DecoderCase(
+    name="mixtral",
+    hf_config=transformers.MixtralConfig,
+    hf_class=transformers.MixtralForCausalLM,
+    sizes={
+        "vocab_size": 23,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "intermediate_size": 8,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 40,
+        "num_local_experts": 4,
+    },
+    configs=[
+        {},
+        {"num_experts_per_tok": 1, "tie_word_embeddings": True, "router_aux_loss_coef": 0.0},
+        {
+            "hidden_size": 20,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "sliding_window": 3,
+            "hidden_act": "gelu",
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0},
+        },
+    ],
+    ours=TINY,
+    kept=("sliding_window", "router_aux_loss_coef"),
+    left_out={"head_dim": None, "max_length": 131072, "balance_weight": 0.001},
+    not_built=by_key(hidden_act="tanh", router_jitter_noise=0.1),
+    other_class="MixtralForSequenceClassification",
+    impossible={
+        "top_k 9 is above num_experts 8": {"top_k": 9},
+        "num_experts must be at least 1": {"num_experts": 0},
+    },
+    published={"8x7b": 46_702_792_704, "8x22b": 140_620_634_112},
+    counted=transformers.MixtralForCausalLM,
+    tying={"tie_word_embeddings": True},
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+)
+
+
+class TestLaws(DecoderLaws):
+    case = MIXTRAL
+
+
+# The balance of experts
+
+
+def experts_of(net: Any) -> list[Experts]:
+    return [part for part in net.modules() if isinstance(part, Experts)]
+
+
+def theirs_loss(logits: list[torch.Tensor], top_k: int, mask: Any) -> torch.Tensor:
+    function = transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func
+    flat = tuple(each.flatten(0, 1) for each in logits)
+    return function(flat, logits[0].size(-1), top_k, mask)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("side", ["left", "right", None])
+def test_the_balance_loss_is_that_of_transformers(side: str | None, top_k: int) -> None:
+    """Value and gradient, with padding and without."""
+    lengths = torch.tensor([5, 2, 1]) if side else None
+    tokens = Tokens.of(torch.zeros(3, 5, dtype=torch.long), lengths, side or "right")
+    mask = None if tokens.real is None else tokens.real.long()
+    torch.manual_seed(0)
+    logits = [torch.randn(3, 5, 4, requires_grad=True) for _ in range(3)]
+    found, expected = balance_loss(logits, top_k, tokens.real), theirs_loss(logits, top_k, mask)
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(*(torch.autograd.grad(x, logits) for x in (found, expected)),
+                            strict=True):  # fmt: skip
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_equally_busy_experts_have_the_least_loss() -> None:
+    """k; as many times that as there are experts where one of them does everything."""
+    even = torch.eye(4)[None].mul(9.0)
+    assert balance_loss([even], 1).item() == pytest.approx(1.0)
+    assert balance_loss([torch.tensor([[[99.0, 0, 0, 0]] * 4])], 1).item() == pytest.approx(4.0)
+
+
+def batch_of(ids: torch.Tensor, lengths: torch.Tensor) -> Batch:
+    tokens = Tokens.of(ids, lengths, "right")
+    assert tokens.real is not None
+    real = tokens.real.clone()
+    real[:, 0] = False  # the first token of a row is predicted by nothing
+    places = real.flatten().nonzero()[:, 0]
+    return Batch(tokens=tokens, targets=ids.flatten()[places], places=places - 1,
+                 indices=torch.arange(len(ids)).numpy(), num_tokens=int(lengths.sum()))  # fmt: skip
+
+
+def test_a_training_step_is_on_the_loss_of_transformers(tmp_path: Any) -> None:
+    """With its auxiliary loss; likelihoods, evaluation and the net itself are without."""
+    model = MIXTRAL.model(output_router_logits=True, router_aux_loss_coef=0.5)
+    net = imported(model, tmp_path).net
+    ids, lengths, mask = padded(random_rows(23, [7, 9, 4]), "right")
+    theirs = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+    batch = batch_of(ids, lengths)
+    step = TrainStep(net, batch_loss)
+    found = step(batch)
+    torch.testing.assert_close(found.loss / found.tokens, theirs.loss, rtol=1e-5, atol=1e-5)
+    plain = batch_loss(net, batch)
+    torch.testing.assert_close(found.nll, plain.nll)
+    expected = 0.5 * found.tokens * theirs.aux_loss
+    torch.testing.assert_close(found.loss - plain.loss, expected, rtol=1e-4, atol=1e-4)
+    (found.loss / found.tokens).backward()
+    theirs.loss.backward()
+    for layer, block in zip(model.model.layers, net.decoder.blocks, strict=True):
+        router = block.feedforward.sublayer.router
+        torch.testing.assert_close(router.weight.grad, layer.mlp.gate.weight.grad)
+    assert all(each.collected is None for each in experts_of(net))  # nothing stays on the net
+    without = imported(MIXTRAL.model(router_aux_loss_coef=0.0), tmp_path / "without").net
+    assert torch.equal(TrainStep(without, batch_loss)(batch).loss, batch_loss(without, batch).loss)
+
+
+# Experts
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_experts_meet_only_the_tokens_that_chose_them(grad: bool) -> None:
+    """And in training each has a gradient, if only of zeros."""
+    net, _ = random_net("mixtral", **TINY | {"num_experts": 8, "num_layers": 1})
+    experts = net.decoder.blocks[0].feedforward.sublayer
+    met: list[int] = []
+    for expert in experts.experts:
+        expert.register_forward_hook(lambda module, inputs, out: met.append(inputs[0].size(0)))
+    ids = torch.stack(random_rows(19, [2]))
+    with torch.set_grad_enabled(grad), routed([experts]) as logits:
+        net(ids).sum()
+        out = net(ids).sum()
+    assert [each.shape for each in logits] == [(1, 2, 8)] * 2
+    assert sum(met) == 2 * 2 * 2
+    assert len(met) == (16 if grad else sum(1 for count in met if count))
+    if grad:
+        out.backward()
+        assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def test_every_expert_with_all_tokens_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a graph, whose shapes are fixed; gradients included."""
+    net, _ = random_net("mixtral", **TINY)
+    ids = torch.stack(random_rows(19, [7, 7]))
+
+    def found() -> list[torch.Tensor]:
+        logits = net(ids)
+        return [logits, *torch.autograd.grad(logits.square().sum(), list(net.parameters()))]
+
+    eager = found()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for one, other in zip(found(), eager, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
