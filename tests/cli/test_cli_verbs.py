@@ -1,5 +1,6 @@
 """The verbs for language models, encoders, and other formats, as commands."""
 
+import gzip
 import json
 import math
 import shutil
@@ -352,6 +353,26 @@ def test_evaluate_running_text(commands, models, opened, tmp_path):
     assert found["perplexity"] == pytest.approx(2 ** (bits / score.num_tokens), rel=1e-4)
     assert found["bits_per_character"] == pytest.approx(bits / len(text), rel=1e-4)
     assert found["bits_per_byte"] == pytest.approx(bits / (len(text) + 3), rel=1e-4)
+
+
+def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
+    """A byte order mark, Windows line ends and gzip change nothing, in running text and pairs."""
+    text = "the cat sat\na dog runs\n"
+    odd = gzip.compress(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    (tmp_path / "plain").write_text(text)
+    (tmp_path / "odd.gz").write_bytes(odd)
+    for verb in (("evaluate", "lm", "--text"), ("score", "lm", "-i")):
+        plain, other = (
+            commands.run(verb[0], models[verb[1]], verb[2], tmp_path / name)
+            for name in ("plain", "odd.gz")
+        )
+        assert (other.code, other.out) == (0, plain.out), other.err
+    for verb, second in (("evaluate", "--ref"), ("score", "--tgt")):
+        plain, other = (
+            commands.run(verb, models["own"], "--src", tmp_path / name, second, tmp_path / name)
+            for name in ("plain", "odd.gz")
+        )
+        assert (other.code, other.out) == (0, plain.out), other.err
 
 
 def test_evaluate_labelled_texts(commands, models, opened, tmp_path):
