@@ -99,8 +99,11 @@ class Data(_Strict):
 
 
 class TokenizerRecipe(_Strict):
-    """How text becomes ids."""
+    """How text becomes ids: a new tokenizer, or one that is there already."""
 
+    path: str | None = Field(
+        None, description="one's own tokenizer, its file or folder; null: a new one, as follows"
+    )
     kind: Literal["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte"] = Field(
         "bpe", description="how text is split"
     )

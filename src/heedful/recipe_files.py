@@ -21,8 +21,11 @@ from heedful.plugins import nearest
 RECIPES = Path(__file__).parent / "recipes"
 
 
-def explained(recipe: Recipe) -> str:
-    """The recipe as YAML with every key, its value and behind it what it is."""
+def explained(recipe: Recipe, objective: type[BaseModel] | None = None) -> str:
+    """The recipe as YAML with every key, its value and behind it what it is.
+
+    `objective`: the task's own keys; without it those that the recipe has stand there alone.
+    """
     content = recipe.model_dump(mode="json")
     lines = []
     for name, field, is_section in keys_of():
@@ -33,7 +36,13 @@ def explained(recipe: Recipe) -> str:
         inside: list[str] = []
         if not is_section and value and isinstance(value, dict):
             inside = [f"  {key}: {inline(each)}" for key, each in value.items()]
-        elif not is_section:
+        if name == "objective" and objective is not None and objective.model_fields:
+            values = objective.model_validate(value).model_dump(mode="json")
+            inside = [
+                f"{f'  {key}: {inline(each)}':<34}  # {describe(objective.model_fields[key])}"
+                for key, each in values.items()
+            ]
+        if not is_section and not inside:
             last = f"{last}: {inline(value)}"
         line = f"{'  ' * len(parents)}{last}{':' if is_section or inside else ''}"
         text = describe(field)

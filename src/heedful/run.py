@@ -17,6 +17,7 @@ import torch
 import heedful
 from heedful import plugins
 from heedful.config import Recipe, changed_keys
+from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import read_json, remove_unfinished, write_json, write_text
@@ -157,9 +158,10 @@ def _start(recipe: Recipe, out: Path, device: torch.device, resume: bool, say: S
     _model_config(task, None, source, teacher)
     schedule = recipe.training.schedule
     make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
+    origin = _origin(recipe.tokenizer.path, source, teacher)
     _open_folder(recipe, out, resume)
     say_new: Say = (lambda line: None) if resume else say
-    data = task.prepare(cache_folder(), _origin(source, teacher), say_new)
+    data = task.prepare(cache_folder(), origin, say_new)
     _remember_data(data, out, resume)
     torch.manual_seed(recipe.training.seed)
     model = _build(task, data, source, teacher)
@@ -254,11 +256,22 @@ def _remember_data(data: Data, out: Path, resume: bool) -> None:
     write_json(path, now)
 
 
-def _origin(source: SavedModel | None, teacher: SavedModel | None) -> Origin:
-    """What the data take over from the models that a run comes from."""
+def _origin(path: str | None, source: SavedModel | None, teacher: SavedModel | None) -> Origin:
+    """What the data take over: one's own tokenizer, or those of the models a run comes from."""
     master = teacher or source
+    own = None
+    if path is not None:
+        src = open_tokenizer(Path(path), "source")
+        tgt = open_tokenizer(Path(path), "target")
+        own = (src, src if src.content() == tgt.content() else tgt)
     if master is None:
-        return Origin()
+        return Origin(own)
+    theirs = [master.src_tokenizer.content(), master.tgt_tokenizer.content()]
+    if own is not None and [each.content() for each in own] != theirs:
+        raise UserError(
+            f"tokenizer.path: {path} is another tokenizer than that of the model which the run "
+            "comes from; leave tokenizer.path out"
+        )
     start_id = None
     if isinstance(source, Translator) and _is_imported(source):
         start_id = source.ids.start[-1]

@@ -364,12 +364,17 @@ def test_ls_lists_every_recipe_with_its_first_line(commands):
 @pytest.mark.parametrize("name", NAMES)
 def test_show_prints_every_key_with_its_value_and_what_it_is(commands, name):
     shown = commands.run("recipes", "show", name).out
-    assert parse_recipe(yaml.safe_load(shown)) == load_recipe(name)
+    recipe, again = load_recipe(name), parse_recipe(yaml.safe_load(shown))
+    assert again.model_copy(update={"objective": recipe.objective}) == recipe
+    model = plugins.task.get(recipe.task).objective_model(recipe)
+    assert model.model_validate(again.objective) == model.model_validate(recipe.objective)
+    for key, field in model.model_fields.items():
+        assert re.search(rf"^  {key}:.*  # {re.escape(describe(field))}$", shown, re.M), key
     assert shown.splitlines()[0] == (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
     for key in keys_of():
         last = key.name.rsplit(".", 1)[-1]
         text = describe(key.field)
-        end = rf".*  # {re.escape(text)}$" if text else ""
+        end = rf".*# {re.escape(text)}$" if text else ""
         assert re.search(rf"^ *{last}:{end}", shown, re.M), key.name
 
 

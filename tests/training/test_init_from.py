@@ -10,6 +10,8 @@ import torch
 
 import heedful
 from commands import Commands, assert_refused, tiny, write_recipe
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import bert
@@ -209,3 +211,23 @@ def test_a_classifier_starts_from_a_masked_language_model(tmp_path):
     unused = next(line for line in said if "not used" in line).split(": ")[1].split(", ")
     assert all(name.startswith("head.") for name in unused)
     assert Path(tmp_path / "second" / WEIGHTS).is_file()
+
+
+def test_a_run_may_have_a_tokenizer_that_is_there_already(tmp_path):
+    """Its ids are kept; beside a model of another vocabulary it is refused."""
+    own = train_tokenizer(["9 8 7 6 5 4 3 2 1 0"], kind="word", extra_specials=("<mask>",))
+    own.save(tmp_path / "tokenizer.json")
+    keys = {"tokenizer": {"path": str(tmp_path / "tokenizer.json")}, "training__max_steps": 1}
+    train(parse_recipe(tiny(**keys)), tmp_path / "run")
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert model.tokenizer.encode("9 0") == own.encode("9 0")
+    assert model.config.src_vocab_size == own.vocab_size == 15
+    train(parse_recipe(tiny(training__max_steps=1)), tmp_path / "other")
+    for path in (str(tmp_path / "other"), str(tmp_path / "run")):
+        recipe = parse_recipe(tiny(**keys, model={}, init_from=path))
+        if path.endswith("other"):
+            with pytest.raises(UserError, match=r"tokenizer\.path: .* is another tokenizer"):
+                train(recipe, tmp_path / "again")
+            assert not (tmp_path / "again").exists()
+        else:
+            train(recipe, tmp_path / "again")

@@ -37,12 +37,15 @@ def show(
 
     Example: heedful recipes show translation
     """
+    from heedful import plugins
     from heedful.recipe_files import explained, load_recipe, recipe_path
 
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
         typer.echo(line)
-    typer.echo(explained(load_recipe(name)), nl=False)
+    recipe = load_recipe(name)
+    task = plugins.task.get(recipe.task)
+    typer.echo(explained(recipe, task.objective_model(recipe)), nl=False)
 
 
 @app.command("cp")

@@ -140,6 +140,12 @@ class Task(ABC):
         self.objective: Any = read_objective(recipe, self.Objective)
         self._read: dict[str, str] = {}
 
+    @classmethod
+    def objective_model(cls, recipe: Recipe) -> type[BaseModel]:
+        """The keys that the recipe's objective may have."""
+        model: type[BaseModel] = _model_of(cls.Objective, recipe.objective.get("kind"))
+        return model
+
     # --- data first ---
 
     @property
@@ -386,10 +392,8 @@ def read_objective(recipe: Recipe, kind: Any) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")
-        union = get_args(next(iter(get_args(kind)), None))
-        models = {each.model_fields["kind"].default: each for each in union}
-        model = models.get(next(iter(first["loc"]), None), kind)
-        keys = [str(key) for key in first["loc"] if key not in models]
+        model = _model_of(kind, recipe.objective.get("kind"))
+        keys = [str(key) for key in first["loc"] if key != recipe.objective.get("kind")]
         if first["type"] != "extra_forbidden":
             place = ".".join(["objective", *keys])
             raise UserError(f"{place}: {message[0].lower()}{message[1:]}") from None
@@ -400,6 +404,12 @@ def read_objective(recipe: Recipe, kind: Any) -> Any:
         raise UserError(
             f"unknown key objective.{keys[0]}; {nearest(keys[0], model.model_fields)}"
         ) from None
+
+
+def _model_of(kind: Any, name: object) -> Any:
+    """The model of a union whose `kind` is `name`; a plain model itself."""
+    union = get_args(next(iter(get_args(kind)), None))
+    return next((each for each in union if each.model_fields["kind"].default == name), kind)
 
 
 def digest(content: Any) -> str:
