@@ -382,17 +382,6 @@ def test_no_noise_changes_nothing(ids: np.ndarray) -> None:
     assert target.tolist() == [SENTINELS[0], EOS]
 
 
-def test_sentences_may_be_told_by_position() -> None:
-    ids = np.array([BOS, 10, STOP, 11, 12, STOP, 13, STOP, EOS])
-    noise = BartNoise(infilling=0.0)
-    for ends in ([3, 6, 8], [3, 6, 9]):  # the last end before EOS, or behind it
-        for seed in range(20):
-            by_place = noise.corrupt(
-                ids, rng_of(seed), NoiseTokens(eos_id=EOS, bos_id=BOS), np.array(ends)
-            )[0]
-            assert by_place.tolist() == noise.corrupt(ids, rng_of(seed), TOKENS)[0].tolist()
-
-
 def test_barts_noises_compose_in_the_stated_order() -> None:
     ids = np.array([*range(10, 20), STOP, *range(20, 30), STOP])
     everything = BartNoise(
@@ -424,18 +413,6 @@ def test_noise_stays_the_same_from_version_to_version() -> None:
     assert target.tolist() == [999, 17, 18, 19, 998, STOP, 997, EOS]
     source, _ = BartNoise(rotate=True).corrupt(ids, example_rng(1, 0, 0), TOKENS)
     assert source.tolist() == [18, 19, 20, 21, STOP, 10, 11, MASK, STOP, 16, 17, EOS]
-
-
-def test_what_the_vocabulary_lacks_is_named() -> None:
-    ids, bare = np.arange(10, 50), NoiseTokens(eos_id=EOS)
-    with pytest.raises(UserError, match=r"^permute_sentences: nothing says where"):
-        BartNoise().corrupt(ids, rng_of(0), bare)
-    with pytest.raises(UserError, match=r"^infilling: the vocabulary has no mask"):
-        BartNoise(permute_sentences=False).corrupt(ids, rng_of(0), bare)
-    with pytest.raises(UserError, match=r"^masking: the vocabulary has no mask"):
-        BartNoise(permute_sentences=False, masking=0.1).corrupt(ids, rng_of(0), bare)
-    with pytest.raises(UserError, match=r"needs 3 sentinels, but the vocabulary has 0"):
-        T5Noise(random_roll=False).corrupt(ids, rng_of(0), bare)
 
 
 def read(keys: dict[str, Any]) -> Noise:

@@ -10,8 +10,10 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import yaml
 from babel import Locale
 
 Language = Literal["en", "de", "fr", "es", "zh"]
@@ -67,7 +69,8 @@ def _templates_of(language: Language) -> Iterator[tuple[str, str, str, dict[str,
         for name, template in _cldr_templates(locale):
             yield f"{identifier} {name}", template, "", _fields(locale)
     fields = _fields(Locale.parse(_LOCALES[language][0]))
-    for row in _TEMPLATES[language]:
+    numeric = _TEMPLATES["numeric"] if language != "zh" else []
+    for row in [*numeric, *_TEMPLATES[language]]:
         template, _, held_out = row.partition(" ! ")
         yield f"{language} {template}", template, held_out, fields
 
@@ -232,190 +235,6 @@ _LOCALES: dict[Language, tuple[str, ...]] = {
     "zh": ("zh", "zh_Hant"),
 }
 
-# The templates. Fields: {year}; {month} {mon} the month's name and CLDR's abbreviation, {mon3} that
-# without a full stop and {mon.} with one, {m} {mm} its number; {d} {dd} the day, {nth} its ordinal;
-# {weekday} {wd} {wd3} like the month's, {weekday2} another name in use. In Chinese, {cyear} {cm}
-# {cd} are in Chinese numerals, with {cyear0} for the other zero.
-#
-# After " ! " stand the writings that are held out; "all" holds out every one.
-
-_NUMERIC = (
-    "{year}-{mm}-{dd}",
-    "{year}/{mm}/{dd}",
-    "{dd}/{mm}/{year}",
-    "{d}/{m}/{year}",
-    "{dd}-{mm}-{year}",
-    "{d}-{m}-{year}",
-    "{dd}.{mm}.{year}",
+_TEMPLATES: dict[str, list[str]] = yaml.safe_load(
+    (Path(__file__).parent / "date_templates.yaml").read_text(encoding="utf-8")
 )
-
-_TEMPLATES: dict[Language, tuple[str, ...]] = {
-    "en": (
-        *_NUMERIC,
-        "{month} {nth}, {year}",
-        "{month} {nth} {year}",
-        "{month} {d} {year} ! upper",
-        "{month} {dd}, {year}",
-        "{month} the {nth}, {year}",
-        "{mon.} {d}, {year}",
-        "{mon.} {nth}, {year} ! all",
-        "{mon} {nth} {year}",
-        "{d} {month}, {year}",
-        "{d} {mon.} {year}",
-        "{nth} {month} {year}",
-        "{nth} {month}, {year} ! all",
-        "{nth} {mon} {year}",
-        "{nth} of {month} {year} ! lower",
-        "{nth} of {month}, {year}",
-        "the {nth} of {month} {year}",
-        "the {nth} of {month}, {year} ! all",
-        "the {nth} of {mon} {year}",
-        "on {month} {d}, {year}",
-        "on the {nth} of {month} {year} ! lower",
-        "on {weekday}, {month} {d}, {year} ! all",
-        "{weekday} the {nth} of {month} {year}",
-        "{weekday}, the {nth} of {month} {year}",
-        "{weekday}, {month} {nth}, {year} ! all",
-        "{weekday} {month} {d}, {year}",
-        "{weekday} {d} {month} {year}",
-        "{weekday} {nth} {month} {year}",
-        "{wd} {d} {mon} {year} ! upper",
-        "{wd}, {dd} {mon} {year}",
-        "{wd} {d}/{m}/{year}",
-        "{wd} {dd}/{mm}/{year} ! all",
-        "{weekday} {dd}-{mm}-{year}",
-        "{d}-{mon}-{year}",
-        "{dd}-{mon}-{year}",
-        "{year} {month} {d}",
-        "{year}, {month} {d}",
-    ),
-    "de": (
-        *_NUMERIC,
-        "{d}. {m}. {year}",
-        "{dd}. {mm}. {year} ! all",
-        "{d}.{month} {year}",
-        "{dd}. {month} {year}",
-        "{d} {month} {year}",
-        "{d} {mon3} {year}",
-        "{d}. {mon3} {year}",
-        "{d}. {mon.} {year} ! upper",
-        "am {d}. {mon.} {year}",
-        "den {d}. {mon3} {year} ! all",
-        "{d}-{mon3}-{year}",
-        "den {d}. {month} {year}",
-        "den {dd}. {month} {year}",
-        "am {d}. {month} {year} ! lower",
-        "am {d}.{m}.{year}",
-        "am {weekday}, dem {d}. {month} {year}",
-        "am {weekday}, {d}. {month} {year} ! all",
-        "am {weekday}, den {d}. {month} {year}",
-        "{weekday}, den {d}. {month} {year} ! upper",
-        "{weekday}, den {d}.{m}.{year}",
-        "{weekday2}, den {d}. {month} {year}",
-        "{weekday2}, {d}. {month} {year}",
-        "{weekday} den {d}. {month} {year} ! all",
-        "{weekday} {d}. {month} {year}",
-        "{wd3} den {d}. {mon3} {year}",
-        "{wd3}, {d}. {month} {year}",
-        "{wd3}, {dd}.{mm}.{year}",
-        "{wd3} {d}.{m}.{year}",
-        "{wd}, den {d}. {month} {year}",
-        "{weekday}, {dd}.{mm}.{year} ! all",
-        "{weekday}, {d}.{m}.{year}",
-    ),
-    "fr": (
-        *_NUMERIC,
-        "{nth} {month} {year}",
-        "{nth} {month}, {year} ! capital",
-        "{dd} {month} {year}",
-        "du {nth} {mon} {year} ! all",
-        "{d} {mon3} {year}",
-        "{dd} {mon3} {year}",
-        "{nth}-{mon3}-{year}",
-        "le {nth} {month} {year}",
-        "le {d} {month} {year}",
-        "le {nth} {month}, {year} ! all",
-        "le {nth} {mon} {year} ! upper",
-        "le {d} {mon3} {year}",
-        "le {dd}/{mm}/{year}",
-        "le {d}.{m}.{year}",
-        "du {nth} {month} {year}",
-        "{weekday} {nth} {month} {year}",
-        "{weekday} {dd} {month} {year}",
-        "{weekday}, {nth} {month} {year} ! all",
-        "{weekday}, le {nth} {month} {year} ! unaccented",
-        "{weekday} le {nth} {month} {year}",
-        "le {weekday} {nth} {month} {year} ! all",
-        "le {wd} {d} {mon} {year}",
-        "{wd3} {d} {mon3} {year}",
-        "{wd3} {dd}/{mm}/{year}",
-        "{weekday} {d}/{m}/{year}",
-        "{weekday} {dd}/{mm}/{year} ! all",
-    ),
-    "es": (
-        *_NUMERIC,
-        "{nth} de {month} de {year}",
-        "{dd} de {month} de {year}",
-        "{d} de {month} del {year}",
-        "{d} de {month}, {year} ! capital",
-        "{d} {month} {year}",
-        "{d} de {mon} de {year} ! upper",
-        "{d} {mon.} {year}",
-        "{d}-{mon}-{year}",
-        "{month} {d} de {year}",
-        "{month} {d}, {year}",
-        "el {d} de {month} de {year}",
-        "el {nth} de {month}, {year} ! all",
-        "el {d} de {month} del {year} ! all",
-        "el {dd}/{mm}/{year}",
-        "a {d} de {month} de {year}",
-        "{weekday} {d} de {month} de {year} ! all",
-        "{weekday} {d} de {month} del {year}",
-        "{weekday}, {d} de {month} del {year}",
-        "{weekday}, {nth} de {month} de {year}",
-        "{weekday} {d} {month} {year} ! all",
-        "el {weekday} {d} de {month} de {year} ! unaccented",
-        "el {weekday}, {d} de {month} de {year}",
-        "{wd} {d} {mon} {year}",
-        "{wd}, {d} de {month} de {year} ! upper",
-        "{wd} {d}/{m}/{year}",
-        "{weekday} {dd}/{mm}/{year}",
-        "{weekday}, {dd}/{mm}/{year} ! all",
-    ),
-    "zh": (
-        "{year}-{mm}-{dd}",
-        "{year}/{mm}/{dd}",
-        "{year}-{m}-{d}",
-        "{year}.{m}.{d}",
-        "{year}.{mm}.{dd}",
-        "{year}年{mm}月{dd}日",
-        "{year}年{m}月{d}号",
-        "{year}年{mm}月{dd}号 ! all",
-        "{year} 年 {m} 月 {d} 日",
-        "{year}年{cm}月{cd}日",
-        "{cyear}年{cm}月{cd}日",
-        "{cyear0}年{cm}月{cd}日",
-        "{cyear}年{cm}月{cd}号",
-        "{cyear0}年{cm}月{cd}号 ! all",
-        "{year}年{m}月{d}日{weekday2}",
-        "{year}年{m}月{d}日 {wd} ! all",
-        "{year}年{m}月{d}号 {wd}",
-        "{year}年{m}月{d}号{weekday}",
-        "{year}年{m}月{d}号{weekday3} ! all",
-        "{year}年{m}月{d}日{weekday3}",
-        "{year}年{mm}月{dd}日{weekday}",
-        "{year}年{m}月{d}日（{weekday}）",
-        "{year}年{m}月{d}日（{wd}） ! all",
-        "{year}年{m}月{d}日({wd})",
-        "{year}年{m}月{d}号（{wd}）",
-        "{cyear}年{cm}月{cd}日{weekday}",
-        "{cyear}年{cm}月{cd}日 {weekday} ! all",
-        "{cyear}年{cm}月{cd}日{weekday2}",
-        "{cyear}年{cm}月{cd}日（{weekday}）",
-        "{weekday}，{year}年{m}月{d}日",
-        "{wd}，{year}年{m}月{d}日",
-        "{weekday}，{cyear}年{cm}月{cd}日 ! all",
-        "{year}-{mm}-{dd} {weekday}",
-        "{year}/{m}/{d} {wd}",
-    ),
-}

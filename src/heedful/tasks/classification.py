@@ -11,15 +11,14 @@ from jaxtyping import Int64
 from pydantic import Field
 
 from heedful.data.collate import Batch, collate_texts
-from heedful.data.columns import Columns
-from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.encoding import TextColumn
 from heedful.data.labels import label_ids, label_names
 from heedful.data.report import listed as listed_names
 from heedful.data.rows import Rows, hold_out
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import target_loss, target_states, total
-from heedful.files import write_json, write_text
+from heedful.files import write_text
 from heedful.inference import Classifier, ModelCard
 from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import (
@@ -83,25 +82,19 @@ class Classification(EncoderTask):
         tokenizer = make_tokenizer(self.recipe, texts, extra_specials=[MASK], template="both")
         return tokenizer, tokenizer
 
-    def encode(
-        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
-    ) -> dict[str, Columns]:
+    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+        paired = self.recipe.data.train.pair_field is not None
+        return {"text": TextColumn(tokenizers[0], ("text", "pair") if paired else ("text",))}
+
+    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
         names = self._names
         if sorted(origin.labels) == sorted(names):  # in the order of the model that is gone on with
             names = tuple(origin.labels)
-        texts = ("text", "pair") if "pair" in rows["train"] else ("text",)
-        cut = self.recipe.data.truncation
-        return {
-            name: encode_rows(
-                split,
-                {"text": TextColumn(tokenizers[0], texts)},
-                max_length=self.recipe.data.max_length,
-                truncation="truncate" if name != "train" and cut == "drop" else cut,
-                numbers={"labels": label_ids(split, names)},
-                info={"labels": names},
-            )
-            for name, split in rows.items()
-        }
+        labels = {"numbers": {"labels": label_ids(rows, names)}, "info": {"labels": names}}
+        options = super().encoding(split, rows, origin) | labels
+        if split != "train" and options["truncation"] == "drop":
+            options["truncation"] = "truncate"
+        return options
 
     def prepare(self, cache: Path, origin: Origin, say: Say) -> Data:
         data = super().prepare(cache, origin, say)
@@ -172,12 +165,10 @@ class Classification(EncoderTask):
         scores |= {"loss": float(found.nll) / found.tokens}
         names = labels_of(data)
         table = confusion(data.splits[data.final].numbers("labels"), predictions, len(names))
-        content = {"set": data.final, "num_texts": len(predictions), "scores": scores}
-        tables = {"labels": list(names), "confusion": table.tolist()}
-        write_json(out / "scores.json", content | tables)
         named = "".join(f"{names[label]}\n" for label in predictions.tolist())
         write_text(out / f"{data.final}.output.txt", named)
-        return FinalScores(dict(scores))
+        tables = {"labels": list(names), "confusion": table.tolist()}
+        return self.written(data, out, {"num_texts": len(predictions)}, scores, **tables)
 
     @torch.inference_mode()
     def _predicted(

@@ -16,12 +16,11 @@ from pydantic import Field
 
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_pairs
-from heedful.data.columns import Columns, Sequences, pack_ids
-from heedful.data.encoding import TextColumn, encode_rows
-from heedful.data.rows import Rows
+from heedful.data.columns import Sequences, pack_ids
+from heedful.data.encoding import TextColumn
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.files import write_json, write_text
+from heedful.files import write_text
 from heedful.inference import GenerationIds, Limits, ModelCard, Translator
 from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import evaluation_plan, training_plan
@@ -33,7 +32,6 @@ from heedful.tasks.task import (
     HELD_OUT_SEED,
     Data,
     FinalScores,
-    Origin,
     PlannedRows,
     SeqToSeqTask,
     TextTask,
@@ -84,22 +82,9 @@ class Denoising(SeqToSeqTask, TextTask):
     def special_tokens(self) -> Sequence[str]:
         return needed_specials(self.noise, self.recipe.data.max_length)
 
-    def encode(
-        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
-    ) -> dict[str, Columns]:
-        data = self.recipe.data
-        check_tokens(self.noise, noise_tokens(tokenizers[0]), data.max_length)
-        columns = {"text": TextColumn(tokenizers[0], ("text",), "target")}
-        return {
-            name: encode_rows(
-                split,
-                columns,
-                max_length=data.max_length,
-                truncation=data.truncation,
-                drop_unknown=True,
-            )
-            for name, split in rows.items()
-        }
+    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+        check_tokens(self.noise, noise_tokens(tokenizers[0]), self.recipe.data.max_length)
+        return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
     def card(self, data: Data, name: str) -> ModelCard:
         tokenizer, pairs = data.tokenizer, self.held_out(data, "valid")
@@ -134,16 +119,14 @@ class Denoising(SeqToSeqTask, TextTask):
     def finish(self, model: Translator, data: Data, out: Path) -> FinalScores:
         """Loss (without label smoothing), perplexity and token accuracy; the samples as text."""
         found = self._scored(model, data, data.final)
-        scores = averages(found)
         counts = {"num_texts": len(data.splits[data.final]), "num_targets": found.tokens}
-        write_json(out / "scores.json", {"set": data.final, **counts, "scores": scores})
         shown_samples = [
             f"corrupted: {sample.source}\noriginal:  {sample.reference}\n"
             f"output:    {sample.output}\n"
             for sample in self._samples(model, data)
         ]
         write_text(out / "samples.txt", "\n".join(shown_samples))
-        return FinalScores(dict(scores))
+        return self.written(data, out, counts, averages(found))
 
     def held_out(self, data: Data, split: str) -> Pairs:
         """The held-out texts as they are always corrupted."""

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from heedful.data.collate import Batch, collate_windows
-from heedful.data.columns import Columns
-from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_evaluation, plan_windows
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
-from heedful.files import write_json, write_text
+from heedful.files import write_text
 from heedful.inference import GenerationIds, LanguageModel, ModelCard
 from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import make_tokenizer
@@ -52,12 +51,12 @@ class LanguageModelling(TextTask):
         tokenizer = make_tokenizer(self.recipe, train["text"], template=template)
         return tokenizer, tokenizer
 
-    def encode(
-        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
-    ) -> dict[str, Columns]:
+    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         marks = self.objective.marks
-        column = TextColumn(tokenizers[0], ("text",), "document" if marks else "none")
-        return {name: encode_rows(split, {"text": column}) for name, split in rows.items()}
+        return {"text": TextColumn(tokenizers[0], ("text",), "document" if marks else "none")}
+
+    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
+        return {}
 
     def count(self, data: Data, split: str) -> int:
         """Tokens."""
@@ -107,11 +106,9 @@ class LanguageModelling(TextTask):
         mean = averages(found)
         scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **by_size}
         characters = data.splits[data.final].report.counts["text"].characters
-        content = {"set": data.final, "num_characters": characters, "scores": scores}
-        write_json(out / "scores.json", content)
         samples = "\n\n".join(sample.output for sample in self._samples(model, data))
         write_text(out / "samples.txt", samples + "\n")
-        return FinalScores(dict(scores))
+        return self.written(data, out, {"num_characters": characters}, scores)
 
     def _scored(
         self, model: LanguageModel, data: Data, name: str

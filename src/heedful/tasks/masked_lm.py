@@ -14,14 +14,12 @@ from torch import Tensor
 
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_texts
-from heedful.data.columns import Columns, Sequences
-from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.columns import Sequences
+from heedful.data.encoding import TextColumn
 from heedful.data.plans import pack_rows
-from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import target_states
-from heedful.files import write_json
 from heedful.inference import MaskedLanguageModel, ModelCard
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
@@ -32,7 +30,6 @@ from heedful.tasks.task import (
     Data,
     EncoderTask,
     FinalScores,
-    Origin,
     PlannedRows,
     TextTask,
     averages,
@@ -72,22 +69,9 @@ class MaskedLm(EncoderTask, TextTask):
     def special_tokens(self) -> Sequence[str]:
         return (MASK,)
 
-    def encode(
-        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
-    ) -> dict[str, Columns]:
+    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         mask_id_of(tokenizers[0])
-        columns = {"text": TextColumn(tokenizers[0], ("text",))}
-        data = self.recipe.data
-        return {
-            name: encode_rows(
-                split,
-                columns,
-                max_length=data.max_length,
-                truncation=data.truncation,
-                drop_unknown=True,
-            )
-            for name, split in rows.items()
-        }
+        return {"text": TextColumn(tokenizers[0], ("text",))}
 
     def count(self, data: Data, split: str) -> int:
         """Rows of batches."""
@@ -126,8 +110,7 @@ class MaskedLm(EncoderTask, TextTask):
         mean = averages(found)
         scores = {"accuracy": mean.pop("token_accuracy"), **mean}
         counts = {"num_texts": len(data.splits[data.final]), "num_masked": found.tokens}
-        write_json(out / "scores.json", {"set": data.final, **counts, "scores": scores})
-        return FinalScores(dict(scores))
+        return self.written(data, out, counts, scores)
 
     def _held_out(
         self, data: Data, rows: Sequences, indices: Int64[np.ndarray, " B"], masking: Masking

@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Int64, Integer
 from pydantic import BaseModel, ConfigDict, Field
 
-from heedful.errors import UserError
 from heedful.tasks.noise_bart import (
     delete_tokens,
     find_sentence_ends,
@@ -26,7 +25,7 @@ class NoiseTokens:
     Args:
         mask_id: what BART's masking and infilling write.
         sentinel_ids: what T5's spans become, in the order of their use.
-        full_stop_ids: what ends a sentence, for texts that come without `sentence_ends`.
+        full_stop_ids: what ends a sentence.
     """
 
     eos_id: int
@@ -34,6 +33,12 @@ class NoiseTokens:
     mask_id: int | None = None
     sentinel_ids: tuple[int, ...] = ()
     full_stop_ids: frozenset[int] = frozenset()
+
+    @property
+    def mask(self) -> int:
+        """The mask, of a vocabulary that has one."""
+        assert self.mask_id is not None
+        return self.mask_id
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -63,12 +68,11 @@ class T5Noise(_Keys):
         ids: Integer[np.ndarray, " n"],
         rng: np.random.Generator,
         tokens: NoiseTokens,
-        sentence_ends: Integer[np.ndarray, " sentences"] | None = None,
     ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
         """The text with sentinels, and the spans behind theirs. Both end in EOS.
 
         BOS and EOS at the ends of `ids`, where they stand, are no part of the text; a BOS stays
-        at the head of the source. Sentences do not matter here.
+        at the head of the source.
         """
         start, stop = _text_between(ids, tokens)
         source, target = corrupt_spans(
@@ -106,26 +110,14 @@ class BartNoise(_Keys):
         ids: Integer[np.ndarray, " n"],
         rng: np.random.Generator,
         tokens: NoiseTokens,
-        sentence_ends: Integer[np.ndarray, " sentences"] | None = None,
     ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-        """The noisy text and the original. Both end in EOS, and begin with BOS if `ids` does.
-
-        Args:
-            sentence_ends: positions in `ids` behind a sentence's last token; by default behind
-                the vocabulary's full stops.
-
-        Raises:
-            UserError: the vocabulary lacks the mask; nothing says where sentences end.
-        """
+        """The noisy text and the original. Both end in EOS, and begin with BOS if `ids` does."""
         start, stop = _text_between(ids, tokens)
         text = noisy = ids[start:stop].astype(np.int64)
         if self.permute_sentences:
-            if sentence_ends is None:
-                ends = _find_ends(text, tokens)
-            else:
-                # The caller counts from BOS, and may count EOS as the last sentence's.
-                ends = np.clip(sentence_ends.astype(np.int64) - start, 0, len(text))
-            noisy = permute_sentences(text, rng, sentence_ends=ends)
+            noisy = permute_sentences(
+                text, rng, sentence_ends=find_sentence_ends(text, tokens.full_stop_ids)
+            )
         noisy = self._corrupt_tokens(noisy, rng, tokens)
         head = ids[:start].astype(np.int64)
         eos = np.array([tokens.eos_id], dtype=np.int64)
@@ -138,21 +130,20 @@ class BartNoise(_Keys):
         if self.deletion:
             text = delete_tokens(text, rng, share=self.deletion)
         if self.masking:
-            mask_id = _mask_id(tokens, "masking")
-            text = mask_tokens(text, rng, share=self.masking, mask_id=mask_id)
+            text = mask_tokens(text, rng, share=self.masking, mask_id=tokens.mask)
         if self.infilling:
             text = infill_spans(
                 text,
                 rng,
                 share=self.infilling,
                 mean_length=self.mean_span_length,
-                mask_id=_mask_id(tokens, "infilling"),
+                mask_id=tokens.mask,
             )
         return rotate(text, rng) if self.rotate else text
 
 
 Noise = T5Noise | BartNoise
-"""`noise.corrupt(ids, rng, tokens, sentence_ends) -> (source, target)`."""
+"""`noise.corrupt(ids, rng, tokens) -> (source, target)`; the vocabulary has what it needs."""
 
 
 def _text_between(ids: Integer[np.ndarray, " n"], tokens: NoiseTokens) -> tuple[int, int]:
@@ -160,20 +151,3 @@ def _text_between(ids: Integer[np.ndarray, " n"], tokens: NoiseTokens) -> tuple[
     start = int(len(ids) > 0 and ids[0] == tokens.bos_id)
     has_eos = len(ids) > start and ids[-1] == tokens.eos_id
     return start, len(ids) - int(has_eos)
-
-
-def _find_ends(
-    text: Int64[np.ndarray, " n"], tokens: NoiseTokens
-) -> Int64[np.ndarray, " sentences"]:
-    if not tokens.full_stop_ids:
-        raise UserError(
-            "permute_sentences: nothing says where sentences end; give sentence_ends or the"
-            " vocabulary's full stops, or set it to false"
-        )
-    return find_sentence_ends(text, tokens.full_stop_ids)
-
-
-def _mask_id(tokens: NoiseTokens, key: str) -> int:
-    if tokens.mask_id is None:
-        raise UserError(f"{key}: the vocabulary has no mask; add one, or set {key} to 0")
-    return tokens.mask_id

@@ -17,6 +17,7 @@ import heedful
 from heedful.config import OWN_METRICS, Files, Recipe
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, open_columns, write_columns
+from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.prepared import content_key, prepared
 from heedful.data.rows import Rows, split_tail
 from heedful.data.tokenizer import Tokenizer
@@ -178,10 +179,13 @@ class Task(ABC):
         """New tokenizers, of both sides; one task of one side has the same twice."""
 
     @abstractmethod
-    def encode(
-        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
-    ) -> dict[str, Columns]:
-        """Each split as columns of ids."""
+    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+        """How the columns of ids are made of a row's texts."""
+
+    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
+        """Options of `encode_rows` for a split."""
+        data = self.recipe.data
+        return {"max_length": data.max_length, "truncation": data.truncation}
 
     def key(self, origin: Origin) -> dict[str, Any]:
         """All that prepared data depend on, as JSON."""
@@ -212,8 +216,10 @@ class Task(ABC):
         def fill(directory: Path) -> None:
             rows = self.read()
             tokenizers = origin.tokenizers or self.make_tokenizers(rows["train"])
-            for name, columns in self.encode(rows, tokenizers, origin).items():
-                write_columns(directory / name, columns)
+            columns = self.columns(tokenizers)
+            for name, split in rows.items():
+                options = self.encoding(name, split, origin)
+                write_columns(directory / name, encode_rows(split, columns, **options))
             write_json(directory / "read.json", self._read)
             for name in SPLITS[1:]:
                 if name in rows:
@@ -313,6 +319,14 @@ class Task(ABC):
             value=known[self.recipe.evaluation.metric],
         )
 
+    def written(
+        self, data: Data, out: Path, counts: dict[str, Any], scores: dict[str, float], **more: Any
+    ) -> FinalScores:
+        """The scores of the run's final model, written into `scores.json`."""
+        content = {"set": data.final, **counts, "scores": scores, **more}
+        write_json(out / "scores.json", content)
+        return FinalScores(dict(scores))
+
 
 class TextTask(Task):
     """A task that learns from texts alone, of one tokenizer."""
@@ -322,6 +336,9 @@ class TextTask(Task):
     def special_tokens(self) -> Sequence[str]:
         """Names of special tokens that a new tokenizer gets."""
         return ()
+
+    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
+        return super().encoding(split, rows, origin) | {"drop_unknown": True}
 
     def read(self) -> dict[str, Rows]:
         """The texts of all splits; without data.valid the last of train are held out."""

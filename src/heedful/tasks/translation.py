@@ -9,8 +9,7 @@ from jaxtyping import Int64
 
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
-from heedful.data.columns import Columns
-from heedful.data.encoding import TextColumn, encode_rows
+from heedful.data.encoding import TextColumn
 from heedful.data.rows import Rows, hold_out, read_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -67,20 +66,15 @@ class Translation(SeqToSeqTask):
             return tokenizer, tokenizer
         return make_tokenizer(self.recipe, train["src"]), make_tokenizer(self.recipe, train["tgt"])
 
-    def encode(
-        self, rows: dict[str, Rows], tokenizers: tuple[Tokenizer, Tokenizer], origin: Origin
-    ) -> dict[str, Columns]:
-        sides = {
+    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+        return {
             side: TextColumn(tokenizer, (side,), "target")
             for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True)
         }
-        data = self.recipe.data
-        limits: dict[str, Any] = {"max_length": data.max_length, "truncation": data.truncation}
+
+    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
         # Test sources are cut when they are decoded; none is left out.
-        return {
-            name: encode_rows(split, sides, **({} if name == "test" else limits))
-            for name, split in rows.items()
-        }
+        return {} if split == "test" else super().encoding(split, rows, origin)
 
     def card(self, data: Data, name: str) -> ModelCard:
         languages = self.recipe.data.src_language, self.recipe.data.tgt_language
