@@ -12,8 +12,12 @@ import heedful
 from commands import Commands, assert_refused
 from heedful import plugins
 from heedful.errors import UserError
+from heedful.export.hf import export_hf, import_hf
+from heedful.export.hf_directory import write_hf_directory
+from heedful.export.nets import net_to_hf
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
+from heedful.zoo import gpt2
 
 PAGE = Path(heedful.__file__).parents[2] / "docs" / "plugins.md"
 RECIPE = {
@@ -112,6 +116,31 @@ def test_plugins_that_are_not_there(tmp_path, commands):
     (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"task": "dubling"}))
     refused = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "run")
     assert_refused(refused, "task: unknown value dubling")
+
+
+def test_an_architecture_from_outside_is_imported_and_exported(tmp_path):
+    """By the model type that its `HF` names; the model remembers the plugin."""
+    (tmp_path / "toy.py").write_text(
+        textwrap.dedent("""
+        from dataclasses import replace
+
+        from heedful import plugins
+        from heedful.zoo import gpt2
+
+        @plugins.architecture("toy")
+        class Toy:
+            Config, HF = gpt2.Config, replace(gpt2.HF, model_type="toy")
+            build, hf_names = staticmethod(gpt2.build), staticmethod(gpt2.hf_names)
+        """)
+    )
+    plugins.load_plugin(tmp_path / "toy.py")
+    config = gpt2.Config(vocab_size=9, d_model=4, num_heads=1, num_layers=1, max_length=8)
+    net = gpt2.build(config)
+    write_hf_directory(tmp_path / "hf", *net_to_hf("toy", config, net))
+    model = import_hf(tmp_path / "hf", tmp_path / "ours")
+    assert (model.card.architecture, model.card.plugins) == ("toy", ("toy.py",))
+    export_hf(heedful.load(tmp_path / "ours", device="cpu"), tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "toy"
 
 
 def test_two_plugins_of_one_name_are_told_apart_by_none(tmp_path):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from heedful import plugins
 from heedful.data.hf_tokenizers import read_tokenizer, write_tokenizer
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -143,9 +144,11 @@ def _card(
     task = "translation" if made.architecture == "marian" else _TASKS[kind]
     keys: dict[str, Any] = {}
     notices: list[str] = []
+    if plugin := plugins.architecture.plugin_of(made.architecture):
+        keys["plugins"] = (plugin,)
     if kind is Translator and (directory / _TOKENIZER_CONFIG).is_file():
         said = read_json(directory / _TOKENIZER_CONFIG)
-        keys = {f"{ours}_language": said.get(f"{theirs}_lang") for ours, theirs in _SIDES.items()}
+        keys |= {f"{ours}_language": said.get(f"{theirs}_lang") for ours, theirs in _SIDES.items()}
     if issubclass(kind, Generator):
         size = "tgt_vocab_size" if kind is Translator else "vocab_size"
         vocab_size = getattr(made.config, size)

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from heedful import plugins
 from heedful.errors import UserError
 from heedful.export.hf_directory import HfDirectory
-from heedful.zoo import ARCHITECTURES, architecture
+from heedful.zoo import architecture
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf
 from heedful.zoo.names import from_hf, to_hf
 from heedful.zoo.saved import make_config, undrawn_net
@@ -23,12 +24,10 @@ class ImportedNet(NamedTuple):
 
 
 def architecture_of(model_type: str, where: str) -> str:
-    """The name of the architecture that a model type of theirs is; raises UserError."""
-    known = {}
-    for name in ARCHITECTURES:
-        format = getattr(architecture(name), "HF", None)
-        if format is not None:
-            known[format.model_type] = name
+    """The name of the architecture, also a plugin's, that a model type is; raises UserError."""
+    names = plugins.architecture.names()
+    formats = {name: getattr(architecture(name), "HF", None) for name in names}
+    known = {format.model_type: name for name, format in formats.items() if format is not None}
     if model_type not in known:
         raise UserError(
             f"{where}: the model type {model_type} is not known here; "
