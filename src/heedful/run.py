@@ -49,6 +49,7 @@ from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
 from heedful.training.trainer import Objective, Trainer, TrainStep, Work
 from heedful.zoo import architecture
+from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import (
     OF_WORDS,
     WEIGHTS,
@@ -56,8 +57,6 @@ from heedful.zoo.saved import (
     load_tensors,
     make_config,
     save_tensors,
-    set_weights,
-    weights_of,
 )
 
 CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data

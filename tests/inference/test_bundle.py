@@ -100,7 +100,7 @@ def test_a_tensor_that_does_not_fit_is_named(model, tmp_path, change):
         message = "no place for: stray.weight"
     else:
         tensors[name] = torch.zeros(7, 3)
-        message = rf"{name} is \(7, 3\), but the model's is"
+        message = rf"{name} is \(7, 3\), but the model's"
     save_file(tensors, file)
     with pytest.raises(UserError, match=message):
         heedful.load(tmp_path / "m", device="cpu")

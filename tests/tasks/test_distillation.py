@@ -34,7 +34,8 @@ from heedful.tasks.distillation import (
 )
 from heedful.tasks.task import Origin
 from heedful.zoo import bert, gpt2, vaswani2017
-from heedful.zoo.saved import load_tensors, weights_of
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import load_tensors
 
 LEVELS = {"soft_weight": 5.0, "hard_weight": 2.0, "cosine_weight": 1.0}
 

@@ -15,7 +15,8 @@ from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import bert
-from heedful.zoo.saved import OF_WORDS, copy_matching, load_tensors, weights_of
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import OF_WORDS, copy_matching, load_tensors
 
 WEIGHTS = "model.safetensors"
 

@@ -29,7 +29,8 @@ from heedful.training.loggers import read_log
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.trainer import Evaluation, Trainer, TrainStep, Work
 from heedful.zoo import vaswani2017
-from heedful.zoo.saved import save_tensors, weights_of
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import save_tensors
 
 VOCAB = 11
 

@@ -131,12 +131,12 @@ LLAMA = DecoderCase(
     impossible={
         "type is 'dynamic'; known": {"rope_scaling": {"type": "dynamic"}},
         "type is None; known": {"rope_scaling": {"factor": 2.0}},
-        "unknown key factr of linear; did you mean factor": {
+        "linear: unknown key factr; did you mean factor": {
             "rope_scaling": {"type": "linear", "factr": 2.0}
         },
         "original_length": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-        "factor of ntk": {"rope_scaling": {"type": "ntk", "factor": "much"}},
-        "factor of ntk must be above": {"rope_scaling": {"type": "ntk", "factor": 0}},
+        "ntk: factor: Input": {"rope_scaling": {"type": "ntk", "factor": "much"}},
+        "rope_scaling: factor must be above": {"rope_scaling": {"type": "ntk", "factor": 0}},
         "low 4.0 of llama3": {"rope_scaling": {"type": "llama3", "low": 4.0}},
         "slow 40.0 of yarn": {
             "rope_scaling": {"type": "yarn", "factor": 2, "original_length": 9, "slow": 40}

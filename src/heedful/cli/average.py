@@ -29,7 +29,8 @@ def average(
     from heedful.inference import load
     from heedful.training.averaging import average_weights
     from heedful.training.checkpoint import Checkpoints
-    from heedful.zoo.saved import WEIGHTS, set_weights
+    from heedful.zoo.names import set_weights
+    from heedful.zoo.saved import WEIGHTS
 
     model = load(run, device="cpu")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):

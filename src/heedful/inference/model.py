@@ -16,7 +16,8 @@ from heedful.files import write_json
 from heedful.inference.card import ModelCard
 from heedful.options import TooLong
 from heedful.parts.tokens import Tokens
-from heedful.zoo.saved import WEIGHTS, save_tensors, weights_of
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import WEIGHTS, save_tensors
 
 CONFIG = "config.json"
 SIDES = ("src", "tgt")

@@ -17,7 +17,8 @@ from heedful.inference.translator import Translator
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, set_weights, undrawn_net
+from heedful.zoo.names import set_weights
+from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, undrawn_net
 
 AnyModel = Translator | LanguageModel | MaskedLanguageModel | Classifier | Embedder
 

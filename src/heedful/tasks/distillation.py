@@ -29,7 +29,8 @@ from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy
 from heedful.tasks.classification import Classification
 from heedful.tasks.task import Data, Say, Task
-from heedful.zoo.saved import WEIGHTS, weights_of
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import WEIGHTS
 
 # Logits of each of the two models that are formed at once; both are read several times.
 _CHUNK_ELEMENTS = 5_000_000

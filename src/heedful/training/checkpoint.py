@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.files import read_json, remove_unfinished, write_directory, write_json
-from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors, weights_of
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 _TRAINING = "training.safetensors"
 _STATE = "state.json"

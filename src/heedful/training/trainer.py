@@ -32,7 +32,7 @@ from heedful.training.events import (
 )
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.schedules import LearningRate
-from heedful.zoo.saved import set_weights
+from heedful.zoo.names import set_weights
 
 
 class Batch(Protocol):

@@ -4,8 +4,11 @@ import math
 from dataclasses import fields
 from typing import Any, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+
+from heedful.errors import UserError
+from heedful.plugins import nearest
 
 T = TypeVar("T")
 
@@ -24,12 +27,40 @@ def _check(config: Any) -> None:
         config.check()
 
 
+def validated(cls: type[T], keys: dict[str, Any], where: str) -> T:
+    """An object of a dataclass from plain keys; raises UserError naming the first wrong one."""
+    known = [field.name for field in fields(cast(Any, cls))]
+    for key in keys:
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key}; {nearest(key, known)}")
+    try:
+        return TypeAdapter(cls).validate_python(keys)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = f"{first['loc'][0]}: " if first["loc"] else ""
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {key}{message}") from None
+
+
 def check_sizes(config: Any) -> None:
     """Refuse sizes that no model can have; raises ValueError naming the key.
 
     Whole numbers must be at least 1, dropouts in [0, 1), epsilons and bases above 0; heads must
     divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`.
     """
+    values = check_numbers(config)
+    width, heads = values["d_model"], values["num_heads"]
+    for name in ("num_heads", "num_decoder_heads"):
+        count = values.get(name)
+        if values.get("head_dim") is None and count is not None and width % count:
+            raise ValueError(f"d_model {width} is not divisible by {name} {count}")
+    groups = values.get("num_kv_heads")
+    if groups is not None and heads % groups:
+        raise ValueError(f"num_heads {heads} is not divisible by num_kv_heads {groups}")
+
+
+def check_numbers(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass, each number in the range of its kind; raises ValueError."""
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     for name, value in values.items():
         if value is None or isinstance(value, bool):
@@ -41,14 +72,7 @@ def check_sizes(config: Any) -> None:
             raise ValueError(f"{name} must be at least 1, not {value}")
         elif isinstance(value, float) and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, not {value}")
-    width, heads = values["d_model"], values["num_heads"]
-    for name in ("num_heads", "num_decoder_heads"):
-        count = values.get(name)
-        if values.get("head_dim") is None and count is not None and width % count:
-            raise ValueError(f"d_model {width} is not divisible by {name} {count}")
-    groups = values.get("num_kv_heads")
-    if groups is not None and heads % groups:
-        raise ValueError(f"num_heads {heads} is not divisible by num_kv_heads {groups}")
+    return values
 
 
 def check_one_vocabulary(config: Any) -> None:

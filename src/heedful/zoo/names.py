@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.zoo.saved import weights_of
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -94,9 +93,8 @@ def from_hf(
             The net is then as it was.
     """
     groups, zeros = _groups(net, names), _zeros(net, names)
-    known = zeros.keys() | {
-        theirs for group in groups for place in group for theirs in place.theirs
-    }
+    listed = (theirs for group in groups for place in group for theirs in place.theirs)
+    known = {*zeros, *listed}
     held, notices = _recognise(tensors, known, names, where)
     for theirs, rows in sorted(zeros.items()):
         _check_zero(theirs, held.get(theirs, rows), rows, where)
@@ -112,7 +110,7 @@ def from_hf(
             _check_equal(one, other, held, where)
     filled = [group[0] for group in present]
     for place in filled:
-        for theirs, part in zip(place.theirs, place.parts, strict=True):
+        for theirs, part in place.pairs():
             part.copy_(held[theirs])
     if left:
         notices.append(f"{where} has nothing for {_listed(left)}: left as initialised")
@@ -127,13 +125,18 @@ def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
 
     A parameter that the net shares is there once, under the first of its names.
     """
-    first = [group[0] for group in _groups(net, names)]
-    tensors = {
-        theirs: part
-        for place in first
-        for theirs, part in zip(place.theirs, place.parts, strict=True)
-    }
-    return tensors | _zeros(net, names)
+    first = (group[0] for group in _groups(net, names))
+    return {theirs: part for place in first for theirs, part in place.pairs()} | _zeros(net, names)
+
+
+def weights_of(net: nn.Module) -> dict[str, Tensor]:
+    """The net's parameters, those that are shared under their first name only."""
+    return dict(net.named_parameters())
+
+
+def set_weights(net: nn.Module, tensors: Mapping[str, Tensor], where: Path | str) -> None:
+    """Copy tensors of our own names into the net; raises UserError as `from_hf` does."""
+    from_hf(net, tensors, Names([Name(name, name) for name in weights_of(net)]), where)
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,10 @@ class _Place:
     theirs: tuple[str, ...]
     parts: tuple[Tensor, ...]
 
+    def pairs(self) -> Iterator[tuple[str, Tensor]]:
+        """Names in a file, and the part of each."""
+        return zip(self.theirs, self.parts, strict=True)
+
     def join(self, held: Mapping[str, Tensor]) -> Tensor:
         """The tensors of a file as one of ours."""
         parts = [_laid_out(held[theirs], self.name) for theirs in self.theirs]
@@ -156,7 +163,8 @@ def _groups(net: nn.Module, names: Names) -> list[list[_Place]]:
     """For each parameter its places under each of its names, in the order of the map."""
     groups: dict[int, list[_Place]] = {}
     owner: dict[str, int] = {}
-    for place in (place for name in names.names for place in _places_of(net, name)):
+    parameters = list(net.named_parameters(remove_duplicate=False))
+    for place in (place for name in names.names for place in _places_of(net, name, parameters)):
         groups.setdefault(id(place.parameter), []).append(place)
         for theirs in place.theirs:
             same = owner.setdefault(theirs, id(place.parameter)) == id(place.parameter)
@@ -168,19 +176,20 @@ def _groups(net: nn.Module, names: Names) -> list[list[_Place]]:
     return list(groups.values())
 
 
-def _places_of(net: nn.Module, name: Name) -> Iterator[_Place]:
+def _places_of(
+    net: nn.Module, name: Name, parameters: Iterable[tuple[str, nn.Parameter]]
+) -> Iterator[_Place]:
     listed = _expanded(name.theirs)
     assert "{i}" in name.ours or "{i}" not in name.theirs, f"{name}: which number?"
     number = re.escape("{i}")
     pattern = re.escape(name.ours).replace(number, r"(?P<i>\d+)", 1).replace(number, r"(?P=i)")
-    for ours, parameter in net.named_parameters(remove_duplicate=False):
-        if found := re.fullmatch(pattern + r"(?P<leaf>\.(weight|bias))?", ours):
-            layer = found.groupdict().get("i", "")
-            theirs = (each.replace("{i}", layer) + (found["leaf"] or "") for each in listed)
-            parts = _split(net, ours, len(listed))
-            yield _Place(
-                name, ours, parameter, tuple(theirs), tuple(_laid_out(x, name) for x in parts)
-            )
+    whole = re.compile(pattern + r"(?P<leaf>\.(weight|bias))?")
+    for ours, parameter in parameters:
+        if found := whole.fullmatch(ours):
+            layer, leaf = found.groupdict().get("i", ""), found["leaf"] or ""
+            theirs = tuple(each.replace("{i}", layer) + leaf for each in listed)
+            parts = tuple(_laid_out(part, name) for part in _split(net, ours, len(listed)))
+            yield _Place(name, ours, parameter, theirs, parts)
 
 
 def _expanded(name: str) -> list[str]:
@@ -194,21 +203,23 @@ def _expanded(name: str) -> list[str]:
 def _zeros(net: nn.Module, names: Names) -> dict[str, Tensor]:
     """The biases that are zero there because our modules have none."""
     return {
-        theirs.removesuffix("weight") + "bias": rows.new_zeros(rows.size(0))
+        theirs.removesuffix("weight") + "bias": part.new_zeros(
+            part.size(-1 if name.transposed else 0)
+        )
         for name in names.names
         if name.zero_bias
-        for place in _places_of(net, name)
+        for place in _places_of(net, name, net.named_parameters(remove_duplicate=False))
         if place.ours.endswith(".weight")
         and net.get_submodule(place.ours.removesuffix(".weight")).bias is None
-        for theirs, rows in zip(
-            place.theirs, _split(net, place.ours, len(place.theirs)), strict=True
-        )
+        for theirs, part in place.pairs()
     }
 
 
 def _split(net: nn.Module, ours: str, num_parts: int) -> Sequence[Tensor]:
     """Views of a parameter's parts along its first dimension."""
     weight = net.get_parameter(ours).detach()
+    if num_parts == 1:
+        return [weight]
     path = ours.rpartition(".")[0]
     modules = (net.get_submodule(path), net.get_submodule(path.rpartition(".")[0]))
     given = [getattr(module, "split_sizes", ()) for module in modules]
@@ -291,7 +302,7 @@ def _present(
 
 
 def _check_shapes(place: _Place, held: Mapping[str, Tensor], where: Path | str) -> None:
-    for theirs, part in zip(place.theirs, place.parts, strict=True):
+    for theirs, part in place.pairs():
         if held[theirs].shape != part.shape:
             whole = f"the model's {place.ours}, {_shape(place.parameter)},"
             if len(place.parts) > 1:

@@ -3,11 +3,11 @@
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator
 from torch import Tensor
 
 from heedful.errors import UserError
@@ -22,7 +22,7 @@ from heedful.parts.rotary import (
     Scaling,
     YarnScaling,
 )
-from heedful.plugins import nearest
+from heedful.zoo.checks import check_numbers, validated
 
 AnyConfig = TypeVar("AnyConfig")
 SCALINGS: dict[str, type[Scaling]] = {
@@ -44,28 +44,12 @@ def scaling_of(keys: Mapping[str, Any] | None) -> Scaling | None:
     kind = given.pop("type", None)
     if kind not in SCALINGS:
         raise ValueError(f"type is {kind!r}; known: {', '.join(SCALINGS)}")
-    known = [field.name for field in fields(SCALINGS[kind])]
-    for key in given:
-        if key not in known:
-            raise ValueError(f"unknown key {key} of {kind}; {nearest(key, known)}")
-    try:
-        scaling: Scaling = TypeAdapter(SCALINGS[kind]).validate_python(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{first['loc'][0]} of {kind}: {first['msg']}") from None
-    _check(kind, scaling)
+    scaling = validated(SCALINGS[kind], given, kind)
+    values = check_numbers(scaling)
+    for less, more in (("low", "high"), ("slow", "fast")):
+        if less in values and values[less] >= values[more]:
+            raise ValueError(f"{less} {values[less]} of {kind} must be below {more} {values[more]}")
     return scaling
-
-
-def _check(kind: str, scaling: Scaling) -> None:
-    for key, value in asdict(scaling).items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and not 0 < value < math.inf:
-            raise ValueError(f"{key} of {kind} must be above 0, not {value}")
-    if isinstance(scaling, Llama3Scaling) and scaling.low >= scaling.high:
-        raise ValueError(f"low {scaling.low} of {kind} must be below high {scaling.high}")
-    if isinstance(scaling, YarnScaling) and scaling.slow >= scaling.fast:
-        raise ValueError(f"slow {scaling.slow} of {kind} must be below fast {scaling.fast}")
 
 
 def _whole(keys: dict[str, Any] | None) -> dict[str, Any] | None:

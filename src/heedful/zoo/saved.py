@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -14,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
 from heedful.files import write_file
-from heedful.plugins import nearest
 from heedful.zoo import architecture
+from heedful.zoo.checks import validated
+from heedful.zoo.names import weights_of
 
 WEIGHTS = "model.safetensors"
 # Names of tensors with a row for each entry of the vocabulary.
@@ -24,17 +24,7 @@ OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:
     """The frozen Config of an architecture from plain keys; raises UserError naming a wrong one."""
-    config_type = architecture(name).Config
-    try:
-        return TypeAdapter(config_type).validate_python(keys)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0]) if first["loc"] else ""
-        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            known = list(config_type.__dataclass_fields__)
-            raise UserError(f"{where}: unknown key {key}; {nearest(key, known)}") from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{where}: {key + ': ' if key else ''}{message}") from None
+    return validated(architecture(name).Config, keys, where)
 
 
 def save_tensors(
@@ -63,11 +53,6 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path} is no whole safetensors file (truncated, or another format): {error}"
         ) from None
-
-
-def weights_of(net: nn.Module) -> dict[str, Tensor]:
-    """The net's parameters, those that are shared under their first name only."""
-    return dict(net.named_parameters())
 
 
 class _Undrawn(TorchFunctionMode):
@@ -107,23 +92,3 @@ def copy_matching(
     for name in loaded:
         own[name].copy_(given[name])
     return loaded, sorted(own.keys() - set(loaded)), sorted(given.keys() - set(loaded))
-
-
-@torch.no_grad()
-def set_weights(net: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """Copy tensors into the net; one too many, too few or of a wrong shape is named."""
-    own = weights_of(net)
-    for problem, names in (
-        ("lacks the tensor", own.keys() - tensors.keys()),
-        ("holds a tensor that the model has no place for:", tensors.keys() - own.keys()),
-    ):
-        if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise UserError(f"{where} {problem} {min(names)}{more}")
-    for name, parameter in own.items():
-        if parameter.shape != tensors[name].shape:
-            raise UserError(
-                f"{where}: {name} is {tuple(tensors[name].shape)}, "
-                f"but the model's is {tuple(parameter.shape)}"
-            )
-        parameter.copy_(tensors[name])
