@@ -220,9 +220,9 @@ def test_tensorboard_missing_says_what_to_install(
         TensorBoardLog(tmp_path)
 
 
-def shown(events: list[Event], *, terminal: bool, quiet: bool = False, width: int = 100) -> str:
+def shown(events: list[Event], *, terminal: bool, width: int = 100) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
-    bar = ProgressBar(console, quiet=quiet, line_seconds=15)
+    bar = ProgressBar(console, line_seconds=15)
     for event in events:
         bar.on(event)
     bar.close()
@@ -258,11 +258,6 @@ def test_in_a_terminal_the_bar_comes_down_before_the_end() -> None:
 def test_markup_in_names_is_not_interpreted() -> None:
     event = Evaluated(1, 1, 1.0, 1.0, 1.0, 0.5, {"[red]x[/red]": 1.0})
     assert "[red]x[/red] 1.00" in shown([START, event], terminal=False)
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_quiet_is_quiet(terminal: bool) -> None:
-    assert shown([*a_run(), RunFinished(1, 1.0, "max_steps")], terminal=terminal, quiet=True) == ""
 
 
 def test_numbers_as_people_read_them() -> None:

@@ -1,10 +1,11 @@
 """A run says whether its held-out loss is in the band that its recipe names."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from commands import tiny
+from commands import tiny, tree
 from heedful.config import Expectation
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
@@ -87,6 +88,23 @@ def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
         f"is it right? step 6: loss {found[6]:.3f} is below 40 to 50",
         f"is it right? step 9: loss {found[9]:.3f} is above 0 to 1e-06",
     ]
+
+
+def test_bands_change_nothing_of_a_run(tmp_path: Path) -> None:
+    """No checkpoint, no best and no patience hangs on their steps, so that a resume may differ."""
+    bands = [{"step": step, "low": 0.0, "high": 50.0} for step in (1, 5, 8)]
+    keys = {"training__early_stopping": 2, "training__max_steps": 30}
+    for name, expect in (("with", bands), ("without", [])):
+        train(parse_recipe(tiny(expect=expect, **keys)), tmp_path / name)
+    left, right = (tree(tmp_path / side / "checkpoints") for side in ("with", "without"))
+    assert left.keys() == right.keys()
+    for name, content in left.items():
+        if content is not None and name.endswith("state.json"):
+            states = [json.loads(each) for each in (content, right[name] or b"")]
+            assert [state.pop("seconds") > 0 for state in states] == [True, True]
+            assert states[0] == states[1]
+        else:
+            assert content == right[name], name
 
 
 def test_a_run_without_bands_says_nothing_of_them(tmp_path: Path) -> None:

@@ -27,18 +27,16 @@ class ProgressBar:
     """Shows steps in a live bar, with each evaluation as a line above it ("*" marks the best).
 
     Where `console` is no terminal, a step's line is printed every `line_seconds` of training
-    instead, without control codes. With `quiet` nothing is printed.
+    instead, without control codes.
     """
 
     def __init__(
         self,
         console: Console | None = None,
         *,
-        quiet: bool = False,
         line_seconds: float = 15.0,
     ) -> None:
         self._console = console or Console()
-        self._quiet = quiet
         self._line_seconds = line_seconds
         self._progress: Progress | None = None
         self._task = TaskID(0)
@@ -50,7 +48,7 @@ class ProgressBar:
 
     def on(self, event: Event) -> None:
         """Shows the event; checkpoints are not shown, as they come with every evaluation."""
-        if self._quiet or isinstance(event, CheckpointSaved):
+        if isinstance(event, CheckpointSaved):
             return
         if isinstance(event, RunStarted):
             self._start(event)
@@ -107,8 +105,7 @@ class ProgressBar:
         return max(0, self._total - event.step) * seconds / steps
 
     def _print(self, line: str) -> None:
-        if not self._quiet:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _stop_bar(self) -> None:
         if self._progress is not None:
