@@ -77,7 +77,7 @@ def components(config: Config) -> dict[str, int]:
     """Parameters by component, in the order of the net: of one layer, and of each whole stack."""
     with torch.device("meta"):
         net = build(config)
-    assert net.head.weight is net.src_embedding.tokens.weight
+    assert net.head.out.weight is net.src_embedding.tokens.weight
     found = {"embedding, shared with the output": size_of(net.src_embedding)}
     total = size_of(net.src_embedding)
     for side, stack in (("encoder", net.encoder), ("decoder", net.decoder)):

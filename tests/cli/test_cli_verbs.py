@@ -453,7 +453,7 @@ def test_every_task_says_how_its_model_is_used():
     assert all(set(use.split()) & verbs for use in USE.values())
     assert USE.keys() <= set(plugins.task.names())
     # Those that are not named are translated.
-    assert set(plugins.task.names()) - USE.keys() == {"dates", "copy", "reverse", "sort"}
+    assert set(plugins.task.names()) - USE.keys() - {"dates"} == {"copy", "reverse", "sort"}
 
 
 # --- bad input ------------------------------------------------------------------------------
