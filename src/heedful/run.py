@@ -36,7 +36,7 @@ from heedful.tasks.distillation import (
     begin_as_layers,
     check_distillation,
     ready_teacher,
-    taught_data,
+    sequence_distillation,
 )
 from heedful.tasks.task import Data, FinalScores, Origin, Say, Task
 from heedful.training.averaging import average_weights
@@ -176,7 +176,7 @@ def _start(recipe: Recipe, out: Path, device: torch.device, resume: bool, say: S
             objective = Distilled(recipe.distillation, teacher.net, recipe.training.label_smoothing)
         else:
             assert isinstance(teacher, Translator)
-            data = taught_data(data, task, teacher, cache_folder(), say)
+            data = sequence_distillation(data, task, teacher, cache_folder(), say)
     model.net.to(device)
     save_description(model, out)
     task.plan(data, 0)  # an example above the batch's limit is told now

@@ -29,8 +29,8 @@ from heedful.tasks.distillation import (
     Distilled,
     copy_layers,
     cosine_loss,
+    sequence_distillation,
     soft_target_loss,
-    taught_data,
 )
 from heedful.tasks.task import Origin
 from heedful.zoo import bert, gpt2, vaswani2017
@@ -432,7 +432,7 @@ def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
     assert isinstance(master, Translator)
     origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
     run = Ready(recipe, cache_folder(), origin=origin)
-    made = taught_data(run.data, run.task, master, cache_folder(), run.said.append)
+    made = sequence_distillation(run.data, run.task, master, cache_folder(), run.said.append)
     taught, store = (data.splits["train"] for data in (made, run.data))
     expected = []
     sources = [store.sequences("src")[index].tolist() for index in range(len(store))]

@@ -26,7 +26,7 @@ from heedful.tasks.noise_bart import (
     permute_sentences,
     rotate,
 )
-from heedful.tasks.noise_t5 import corrupt_spans, mark_spans, span_counts, span_mask
+from heedful.tasks.noise_t5 import mark_spans, span_counts, span_mask
 from heedful.tasks.task import read_objective
 
 BOS, EOS, MASK, STOP = 1, 2, 3, 4
@@ -50,6 +50,21 @@ def rng_of(seed: int) -> np.random.Generator:
 
 
 # T5
+
+
+def corrupt_spans(
+    ids: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    density: float,
+    mean_length: float,
+    random_roll: bool = False,
+    **marks: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    mask = span_mask(
+        len(ids), rng=rng, density=density, mean_length=mean_length, random_roll=random_roll
+    )
+    return mark_spans(ids, mask, **marks)
 
 
 def test_the_example_of_the_paper() -> None:

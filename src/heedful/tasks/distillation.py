@@ -76,9 +76,9 @@ class Distilled:
     def __call__(self, net: Any, batch: Batch) -> LossSum:
         states, targets = target_states(net, batch), batch.targets
         with torch.no_grad():
-            taught = target_states(self.teacher, batch)
+            wanted = target_states(self.teacher, batch)
         size = max(1, _CHUNK_ELEMENTS // _num_classes(net))
-        chunks = list(zip(states.split(size), taught.split(size), targets.split(size), strict=True))
+        chunks = list(zip(states.split(size), wanted.split(size), targets.split(size), strict=True))
         if len(chunks) == 1:
             found = [self._part(net.head, *chunks[0])]
         else:
@@ -87,7 +87,7 @@ class Distilled:
         return LossSum(loss, nll.detach(), correct, targets.numel())
 
     def _part(
-        self, head: nn.Module, states: Tensor, taught: Tensor, targets: Tensor
+        self, head: nn.Module, states: Tensor, wanted: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         settings = self.settings
         logits = head(states)
@@ -95,11 +95,11 @@ class Distilled:
         loss = settings.hard_weight * hard.loss
         if settings.soft_weight:
             with torch.no_grad():
-                wanted = self.teacher.head(taught)
-            soft = soft_target_loss(logits, wanted, settings.temperature)
+                soft_logits = self.teacher.head(wanted)
+            soft = soft_target_loss(logits, soft_logits, settings.temperature)
             loss = loss + settings.soft_weight * soft
         if settings.cosine_weight:
-            loss = loss + settings.cosine_weight * cosine_loss(states, taught)
+            loss = loss + settings.cosine_weight * cosine_loss(states, wanted)
         return loss, hard.nll, hard.correct
 
 
@@ -150,10 +150,10 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
             f"have up to {longest}; lower {task.length_key}"
         )
     for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size"):
-        own, taught = (getattr(model.config, name, None) for model in (student, teacher))
-        if own != taught:
+        own, theirs = (getattr(model.config, name, None) for model in (student, teacher))
+        if own != theirs:
             raise UserError(
-                f"the student's {name} is {own} and the teacher's {taught}; both must have the "
+                f"the student's {name} is {own} and the teacher's {theirs}; both must have the "
                 "same vocabulary, so start from a model that has the teacher's"
             )
     widths = student.config.d_model, teacher.config.d_model
@@ -167,7 +167,9 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
     teacher.net.eval().requires_grad_(False)
 
 
-def taught_data(data: Data, task: Task, teacher: Translator, cache: Path, say: Say) -> Data:
+def sequence_distillation(
+    data: Data, task: Task, teacher: Translator, cache: Path, say: Say
+) -> Data:
     """The data with the teacher's translations as targets (Kim and Rush 2016, sec. 3.2).
 
     They are made once for a teacher and kept in `cache`. A source is left out, and counted, whose

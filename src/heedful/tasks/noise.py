@@ -15,7 +15,7 @@ from heedful.tasks.noise_bart import (
     permute_sentences,
     rotate,
 )
-from heedful.tasks.noise_t5 import corrupt_spans
+from heedful.tasks.noise_t5 import mark_spans, span_mask
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,18 @@ class T5Noise(_Keys):
         at the head of the source.
         """
         start, stop = _text_between(ids, tokens)
-        source, target = corrupt_spans(
-            ids[start:stop],
+        mask = span_mask(
+            stop - start,
             rng=rng,
             density=self.density,
             mean_length=self.mean_span_length,
+            random_roll=self.random_roll,
+        )
+        source, target = mark_spans(
+            ids[start:stop],
+            mask,
             sentinel_ids=tokens.sentinel_ids,
             eos_id=tokens.eos_id,
-            random_roll=self.random_roll,
             final_sentinel=self.final_sentinel,
         )
         return np.concatenate([ids[:start].astype(np.int64), source]), target

@@ -13,30 +13,6 @@ from jaxtyping import Bool, Int64, Integer
 from heedful.errors import UserError
 
 
-def corrupt_spans(
-    ids: Integer[np.ndarray, " n"],
-    *,
-    rng: np.random.Generator,
-    density: float,
-    mean_length: float,
-    sentinel_ids: Sequence[int],
-    eos_id: int,
-    random_roll: bool = False,
-    final_sentinel: bool = True,
-) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-    """Inputs and targets of a text without specials: `mark_spans` of a new `span_mask`.
-
-    Raises:
-        UserError: the text has more spans than there are sentinels.
-    """
-    mask = span_mask(
-        len(ids), rng=rng, density=density, mean_length=mean_length, random_roll=random_roll
-    )
-    return mark_spans(
-        ids, mask, sentinel_ids=sentinel_ids, eos_id=eos_id, final_sentinel=final_sentinel
-    )
-
-
 def span_counts(length: int, *, density: float, mean_length: float) -> tuple[int, int]:
     """How many of `length` tokens are noise, and in how many spans.
 

@@ -4,8 +4,7 @@ An event is a frozen dataclass and one line of JSON; a run's log is the list of 
 """
 
 import json
-import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol
 
@@ -123,8 +122,9 @@ def to_json(event: Event) -> str:
 
     JSON has no NaN or infinity: such numbers become the strings "NaN", "Infinity", "-Infinity".
     """
-    record = {"event": _NAMES[type(event)], **asdict(event)}
-    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+    from pydantic_core import to_json as dump
+
+    return dump({"event": _NAMES[type(event)], **vars(event)}, inf_nan_mode="strings").decode()
 
 
 def from_json(line: str) -> Event:
@@ -176,13 +176,3 @@ def _reader(name: str) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(_KINDS[name])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

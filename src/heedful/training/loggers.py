@@ -119,20 +119,12 @@ class TensorBoardLog:
 
 def _scalars(event: Event) -> dict[str, float]:
     if isinstance(event, StepDone):
-        return {
-            "train/loss": event.loss,
-            "train/nll": event.nll,
-            "train/grad_norm": event.grad_norm,
-            "train/learning_rate": event.learning_rate,
-            "train/tokens_per_second": event.tokens_per_second,
-        }
+        steps = ("loss", "nll", "grad_norm", "learning_rate", "tokens_per_second")
+        return {f"train/{name}": getattr(event, name) for name in steps}
     if isinstance(event, Evaluated):
-        return {
-            "valid/loss": event.loss,
-            "valid/perplexity": event.perplexity,
-            "valid/token_accuracy": event.token_accuracy,
-            **{f"valid/{name}": value for name, value in event.scores.items()},
-        }
+        names = ("loss", "perplexity", "token_accuracy")
+        values = {name: getattr(event, name) for name in names} | event.scores
+        return {f"valid/{name}": value for name, value in values.items()}
     return {}
 
 
