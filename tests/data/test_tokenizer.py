@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
 
 from heedful.data.tokenizer import (
     KINDS,
     SPECIALS,
     Specials,
-    Template,
     Tokenizer,
     train_tokenizer,
 )
@@ -260,7 +261,7 @@ def test_broken_files_are_the_users_errors(tmp_path: Path) -> None:
         b"[]",
         json.dumps(bare).encode(),
         json.dumps(damaged).encode(),
-        whole.replace(b"tokenizer-2", b"tokenizer-1"),
+        whole.replace(b"tokenizer-3", b"tokenizer-2"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"t\.json"):
@@ -372,14 +373,9 @@ def test_templates(template: Any, one: list[int], two: list[int], tmp_path: Path
 
 
 def test_a_template_without_a_form_for_pairs() -> None:
-    backend = TRAINED["char"]._backend
-    tokenizer = Tokenizer(
-        backend,
-        "imported",
-        specials=Specials(),
-        special_ids=frozenset(),
-        template=Template((1,), (), None),
-    )
+    backend = Backend.from_str(TRAINED["char"]._backend.to_str())
+    backend.post_processor = processors.TemplateProcessing("<s> $A", "$A $B", [("<s>", 1)])
+    tokenizer = Tokenizer(backend, "imported", {})
     assert tokenizer.add_special_tokens([5]) == [1, 5]
     with pytest.raises(UserError, match="no form for a pair"):
         tokenizer.add_special_tokens([5], [6])

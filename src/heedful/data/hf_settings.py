@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, models, processors
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.tokenizer import Specials, Template
+from heedful.data.tokenizer import ROLES
 from heedful.errors import UserError
 from heedful.files import read_json
-
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,9 @@ FAMILIES = {
         {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
         adds_bos=True,
     ),
-    "marian": Family(("marian",), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}),
+    "marian": Family(
+        ("marian",), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, "$A eos", "$A $B eos"
+    ),
 }
 PLAIN = Family((), {})  # nothing is taken for granted
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -158,19 +158,12 @@ class Settings:
                 backend.add_special_tokens([token])
                 known.add(token.content)
 
-    def specials(self, id_of: Callable[[str], int | None]) -> Specials:
-        """The specials by their roles; `id_of` gives the id of a piece."""
-        ids = {
-            f"{role}_id": id_of(token.content)
-            for role, token in self.names.items()
-            if token is not None
-        }
-        if ids.get("unk_id") in (ids.get("bos_id"), ids.get("eos_id")):
-            ids["unk_id"] = None  # GPT-2's one special is an end; its bytes leave nothing unknown
-        sentinels = [_numbered(name, id_of) for name in ("<extra_id_{}>", "<extra_{}>")]
-        return Specials(**ids, sentinel_ids=sentinels[0] or sentinels[1])
+    @property
+    def roles(self) -> dict[str, str]:
+        """The special of each role that has one."""
+        return {role: token.content for role, token in self.names.items() if token is not None}
 
-    def set_template(self, backend: Backend) -> None:
+    def set_template(self, backend: Backend, id_of: Callable[[str], int | None]) -> None:
         """What the family puts around a text, where no `tokenizer.json` says it."""
         family = FAMILIES.get(self.family or "", PLAIN)
         single, pair = family.single, family.pair
@@ -178,15 +171,24 @@ class Settings:
             bos = "bos " * bool(self.config.get("add_bos_token", family.adds_bos))
             eos = " eos" * bool(self.config.get("add_eos_token", False))
             single, pair = f"{bos}$A{eos}", f"{bos}$A{eos} {bos}$B{eos}"
-
         parts = {part for part in f"{single} {pair}".split() if part[0] != "$"}
         names = {part: self.name(part.removesuffix(":1")) for part in parts}
-        ends = {part: ":1" * part.endswith(":1") for part in parts}
+        ids = {name: id_of(name) for name in sorted(set(names.values()))}
+        for name, i in ids.items():
+            if i is None:
+                raise UserError(
+                    f"the vocabulary lacks {name}, which its model expects around a text"
+                )
 
         def filled(template: str) -> list[str]:
-            return [names[p] + ends[p] if p in names else p for p in template.split()]
+            return [
+                names[part] + ":1" * part.endswith(":1") if part in names else part
+                for part in template.split()
+            ]
 
-        _set(backend, filled(single), filled(pair), set(names.values()))
+        backend.post_processor = processors.TemplateProcessing(
+            filled(single), filled(pair), list(ids.items())
+        )
 
 
 def read_settings(directory: Path) -> Settings:
@@ -222,35 +224,6 @@ def read_settings(directory: Path) -> Settings:
     return Settings(directory, config, model, named, family, names, frozenset(stated), extra, added)
 
 
-def set_own_template(backend: Backend, template: Template) -> None:
-    """Make the backend's `encode` with specials do what `Tokenizer.add_special_tokens` does."""
-    before, middle, after = (
-        [str(backend.id_to_token(i)) for i in ids or ()]
-        for ids in (template.prefix_ids, template.pair_middle_ids, template.suffix_ids)
-    )
-    pair = [*before, "$A", *middle, "$B", *after]
-    _set(backend, [*before, "$A", *after], pair, {*before, *middle, *after})
-
-
-def template_of(backend: Backend) -> Template:
-    """What the backend puts around any text, found by letting it do so."""
-    probe = Backend(models.WordLevel({"a": 0}, unk_token="a"))
-
-    def parts(is_pair: bool) -> list[tuple[int, ...]]:
-        done = backend.post_process(
-            probe.encode("a"), probe.encode("a") if is_pair else None, add_special_tokens=True
-        )
-        found: list[tuple[int, ...]] = [()]
-        for i, sequence in zip(done.ids, done.sequence_ids, strict=True):
-            found = [*found, ()] if sequence is not None else [*found[:-1], (*found[-1], i)]
-        return found
-
-    prefix, suffix = parts(False)
-    pair_prefix, middle, pair_suffix = parts(True)
-    fits = (pair_prefix, pair_suffix) == (prefix, suffix)
-    return Template(prefix, suffix, middle if fits else None)
-
-
 def _family(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str | None, str | None]:
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     if named is None or named in _GENERIC:
@@ -276,20 +249,3 @@ def _special(name: Any) -> AddedToken | None:
 def _added(token: Mapping[str, Any]) -> AddedToken:
     flags = ("lstrip", "rstrip", "normalized", "single_word", "special")
     return AddedToken(token["content"], **{flag: token[flag] for flag in flags if flag in token})
-
-
-def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
-    found: list[int] = []
-    while (i := id_of(name.format(len(found)))) is not None:
-        found.append(i)
-    return tuple(found)
-
-
-def _set(backend: Backend, single: list[str], pair: list[str], names: set[str]) -> None:
-    ids = {name: backend.token_to_id(name) for name in sorted(names)}
-    for name, i in ids.items():
-        if i is None:
-            raise UserError(f"the vocabulary lacks {name}, which its model expects around a text")
-    backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=list(ids.items())
-    )

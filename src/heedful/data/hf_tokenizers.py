@@ -1,6 +1,5 @@
 """Tokenizers of Hugging Face directories: read into ours, and written for `transformers`."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,7 @@ from typing import Any, Literal, TypeVar
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.hf_settings import (
-    ROLES,
-    Settings,
-    read_settings,
-    set_own_template,
-    template_of,
-)
+from heedful.data.hf_settings import Settings, read_settings
 from heedful.data.sentencepieces import (
     CONTROL,
     UNKNOWN,
@@ -24,7 +17,7 @@ from heedful.data.sentencepieces import (
     read_sentencepiece,
     sentencepiece_backend,
 )
-from heedful.data.tokenizer import IMPORTED, Template, Tokenizer
+from heedful.data.tokenizer import IMPORTED, ROLES, Tokenizer
 from heedful.errors import UserError
 from heedful.files import read_json, replacing, write_json
 
@@ -213,18 +206,9 @@ def _read_marian(settings: Settings, side: Side) -> Tokenizer:
     languages = [piece for piece in piece_ids if piece.startswith(">>") and piece.endswith("<<")]
     backend.add_tokens([AddedToken(name, normalized=False) for name in languages])
     replace(settings, added={}, stated=frozenset(ROLES)).register(backend)
-    specials = settings.specials(piece_ids.get)
-    end = () if specials.eos_id is None else (specials.eos_id,)
-    extra = {piece_ids[t.content] for t in settings.extra if t.content in piece_ids}
-    return Tokenizer(
-        backend,
-        IMPORTED,
-        specials=specials,
-        special_ids=specials.ids | extra,
-        template=Template((), end, ()),
-        piece_ids=piece_ids,
-        files={file.name: file.read_bytes() for file in (path, vocab_path)},
-    )
+    settings.set_template(backend, piece_ids.get)
+    files = {file.name: file.read_bytes() for file in (path, vocab_path)}
+    return Tokenizer(backend, IMPORTED, settings.roles, piece_ids=piece_ids, files=files)
 
 
 def _finished(backend: Backend, settings: Settings, *, has_template: bool = False) -> Tokenizer:
@@ -233,32 +217,9 @@ def _finished(backend: Backend, settings: Settings, *, has_template: bool = Fals
         settings = settings.with_ids(backend, settings.config_ids())
     settings.register(backend)
     if not has_template:
-        settings.set_template(backend)
-    specials = settings.specials(backend.token_to_id)
-    registered = backend.get_added_tokens_decoder()
-    special_ids = frozenset(i for i, token in registered.items() if token.special)
-    template = template_of(backend)
-    if settings.config.get("split_special_tokens", False):
-        backend = _without_specials(backend)
-    return Tokenizer(
-        backend,
-        IMPORTED,
-        specials=specials,
-        special_ids=special_ids | specials.ids,
-        template=template,
-    )
-
-
-def _without_specials(backend: Backend) -> Backend:
-    """A backend for which the names of specials are text, but of those beside the vocabulary."""
-    content = json.loads(backend.to_str())
-    vocab = backend.get_vocab(with_added_tokens=False)
-    content["added_tokens"] = [
-        token
-        for token in content["added_tokens"]
-        if not token["special"] or token["content"] not in vocab
-    ]
-    return Backend.from_str(json.dumps(content))
+        settings.set_template(backend, backend.token_to_id)
+    as_text = bool(settings.config.get("split_special_tokens", False))
+    return Tokenizer(backend, IMPORTED, settings.roles, specials_are_text=as_text)
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
@@ -279,18 +240,8 @@ def _write_one(tokenizer: Tokenizer, directory: Path) -> None:
     if tokenizer.files:
         _write_marian(tokenizer, tokenizer, directory)
         return
-    backend = Backend.from_str(json.dumps(tokenizer.content()["tokenizer"]))
-    config = _config(tokenizer)
-    registered = backend.get_added_tokens_decoder()
-    if not tokenizer.special_ids <= registered.keys():
-        # Ours are out of reach of text; transformers has to know them, and to leave text alone.
-        config["split_special_tokens"] = True
-        backend.add_special_tokens(tokenizer.tokens(sorted(tokenizer.special_ids)))
-    if backend.post_processor is None:
-        set_own_template(backend, tokenizer.template)
-    with replacing(directory / "tokenizer.json") as file:
-        file.write(backend.to_str(pretty=True).encode())
-    write_json(directory / "tokenizer_config.json", config)
+    write_json(directory / "tokenizer.json", tokenizer.content()["tokenizer"])
+    write_json(directory / "tokenizer_config.json", _config(tokenizer))
 
 
 def _write_marian(tokenizer: Tokenizer, target: Tokenizer, directory: Path) -> None:
@@ -318,5 +269,6 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
         **names,
         "additional_special_tokens": tokenizer.tokens(others),
         "model_input_names": inputs,
+        "split_special_tokens": tokenizer.specials_are_text,
         "clean_up_tokenization_spaces": False,
     }

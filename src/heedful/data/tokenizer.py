@@ -2,14 +2,13 @@
 
 import base64
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Backend
 
 from heedful.data.pieces import Pieces
@@ -26,20 +25,22 @@ from heedful.files import replacing
 __all__ = [
     "IMPORTED",
     "KINDS",
+    "ROLES",
     "SPECIALS",
     "Normalization",
     "Specials",
-    "Template",
     "Tokenizer",
     "train_tokenizer",
 ]
 
 IMPORTED = "imported"  # the kind of a tokenizer that was not trained here
 
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # what a special may be
+
 # What a tokenizer may keep of the directory that it comes from: Marian's.
 KEPT_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
 
-_FORMAT = "heedful-tokenizer-2"
+_FORMAT = "heedful-tokenizer-3"
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,6 @@ class Specials:
         """All of them."""
         single = (i for i in vars(self).values() if isinstance(i, int))
         return frozenset((*single, *self.sentinel_ids))
-
-
-@dataclass(frozen=True)
-class Template:
-    """What a model expects around one text, and between the two of a pair.
-
-    `pair_middle_ids` is `None` where the form of a pair does not begin and end as that of one text.
-    """
-
-    prefix_ids: tuple[int, ...] = ()
-    suffix_ids: tuple[int, ...] = ()
-    pair_middle_ids: tuple[int, ...] | None = ()
 
 
 def train_tokenizer(
@@ -130,19 +119,15 @@ def train_tokenizer(
         min_frequency,
         tuple(extra_specials),
         keep_whitespace,
+        template,
     )
-    if template not in ("none", "bos", "eos", "both"):
-        raise UserError(f"unknown template {template!r}; choose none, bos, eos or both")
     backend = train_backend(list(texts), plan)
-    special_ids = frozenset(range(len(plan.specials)))
-    both = template == "both"
-    return Tokenizer(
-        backend,
-        kind,
-        specials=_own_specials(plan.specials, classifies=both),
-        special_ids=special_ids,
-        template=_own_template(template),
-    )
+    roles = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
+    if "<mask>" in plan.specials:
+        roles["mask"] = "<mask>"
+    if template == "both":
+        roles |= {"cls": roles["bos"], "sep": roles["eos"]}
+    return Tokenizer(backend, kind, roles, specials_are_text=True)
 
 
 class Tokenizer:
@@ -152,33 +137,48 @@ class Tokenizer:
     (for kind `word`: words) are known, which those of the training text are.
 
     Args:
-        special_ids: those that decoding leaves out.
+        backend: its special tokens are what decoding leaves out, and its post-processor says what
+            the model expects around a text and between the two of a pair.
+        roles: the special of each of `ROLES` that there is.
+        specials_are_text: whether a special's name in a text is text like any other, as it is for
+            those trained here.
         piece_ids: ids by piece where they are not the backend's own (Marian's); a piece that it
             lacks is unknown.
         files: files of the directory that it was imported from, kept because only they say to
             `transformers` what this tokenizer does.
+
+    Attributes:
+        special_ids: those that decoding leaves out.
+        prefix_ids, suffix_ids: what the model expects before and after a text.
+        pair_middle_ids: what it expects between the two texts of a pair; `None` where a pair does
+            not begin and end as one text does.
     """
 
     def __init__(
         self,
         backend: Backend,
         kind: str,
+        roles: Mapping[str, str],
         *,
-        specials: Specials,
-        special_ids: frozenset[int],
-        template: Template,
+        specials_are_text: bool = False,
         piece_ids: Mapping[str, int] | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
+        backend.encode_special_tokens = specials_are_text
         self._backend = backend
         self.kind = kind
-        self.specials = specials
-        self.special_ids = special_ids
-        self.template = template
+        self.roles = dict(roles)
+        self.specials_are_text = specials_are_text
         self._piece_ids = piece_ids
         self._pieces = None if piece_ids is None else {i: piece for piece, i in piece_ids.items()}
         self.files = dict(files or {})
         self._spelling = Pieces(backend)
+        id_of = backend.token_to_id if piece_ids is None else piece_ids.get
+        self.specials = _specials(self.roles, id_of)
+        added = backend.get_added_tokens_decoder().values()
+        special_ids = {id_of(token.content) for token in added if token.special}
+        self.special_ids = self.specials.ids | frozenset(i for i in special_ids if i is not None)
+        self.prefix_ids, self.suffix_ids, self.pair_middle_ids = _template(backend)
 
     @property
     def pad_id(self) -> int:
@@ -199,21 +199,6 @@ class Tokenizer:
     def unk_id(self) -> int:
         """What stands for anything unknown; -1, which no text gives, where nothing is unknown."""
         return -1 if self.specials.unk_id is None else self.specials.unk_id
-
-    @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """What the model expects before a text."""
-        return self.template.prefix_ids
-
-    @property
-    def suffix_ids(self) -> tuple[int, ...]:
-        """What the model expects after a text."""
-        return self.template.suffix_ids
-
-    @property
-    def pair_middle_ids(self) -> tuple[int, ...] | None:
-        """What the model expects between the two texts of a pair."""
-        return self.template.pair_middle_ids
 
     @cached_property
     def vocab_size(self) -> int:
@@ -312,9 +297,8 @@ class Tokenizer:
         content = {
             "format": _FORMAT,
             "kind": self.kind,
-            "specials": asdict(self.specials),
-            "special_ids": sorted(self.special_ids),
-            "template": asdict(self.template),
+            "roles": self.roles,
+            "specials_are_text": self.specials_are_text,
             "tokenizer": json.loads(self._backend.to_str()),
         }
         if self._piece_ids is not None:
@@ -340,16 +324,11 @@ class Tokenizer:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise UserError(f"{path} is not a tokenizer written by heedful ({_FORMAT})")
         try:
-            tokenizer = _from_content(content, path)
+            return _from_content(content, path)
         except UserError:
             raise
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"{path} is damaged: {error!r}; save the tokenizer again") from error
-        names = [tokenizer._backend.id_to_token(i) for i in range(len(SPECIALS))]
-        ours = tokenizer.kind in KINDS and names == list(SPECIALS)
-        if not ours and tokenizer.kind != IMPORTED:
-            raise UserError(f"{path} is damaged: its kind or its specials are not ours")
-        return tokenizer
 
     def _ids(self, encoding: Any) -> list[int]:
         if self._piece_ids is None:
@@ -369,40 +348,47 @@ class Tokenizer:
         return special_id
 
 
-def _own_specials(names: Sequence[str], *, classifies: bool = False) -> Specials:
-    sentinels = [name for name in names if re.fullmatch(r"<extra_\d+>", name)]
-    pad, bos, eos, unk = range(len(SPECIALS))
-    return Specials(
-        pad,
-        bos,
-        eos,
-        unk,
-        mask_id=names.index("<mask>") if "<mask>" in names else None,
-        sentinel_ids=tuple(
-            names.index(name) for name in sorted(sentinels, key=lambda name: int(name[7:-1]))
-        ),
-        cls_id=bos if classifies else None,
-        sep_id=eos if classifies else None,
-    )
+def _specials(roles: Mapping[str, str], id_of: Callable[[str], int | None]) -> Specials:
+    ids = {f"{role}_id": id_of(name) for role, name in roles.items()}
+    if ids.get("unk_id") in (ids.get("bos_id"), ids.get("eos_id")):
+        ids["unk_id"] = None  # GPT-2's one special is an end; its bytes leave nothing unknown
+    sentinels = [_numbered(name, id_of) for name in ("<extra_id_{}>", "<extra_{}>")]
+    return Specials(**ids, sentinel_ids=sentinels[0] or sentinels[1])
 
 
-def _own_template(name: str) -> Template:
-    prefix = (1,) if name in ("bos", "both") else ()
-    suffix = (2,) if name in ("eos", "both") else ()
-    return Template(prefix, suffix, suffix or prefix)
+def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
+    found: list[int] = []
+    while (i := id_of(name.format(len(found)))) is not None:
+        found.append(i)
+    return tuple(found)
+
+
+def _template(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
+    """What the backend puts before, after and between texts, found by letting it do so."""
+    text = Backend(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
+
+    def parts(pair: Encoding | None) -> list[tuple[int, ...]]:
+        done = backend.post_process(text, pair, add_special_tokens=True)
+        found: list[tuple[int, ...]] = [()]
+        for i, sequence in zip(done.ids, done.sequence_ids, strict=True):
+            found = [*found, ()] if sequence is not None else [*found[:-1], (*found[-1], i)]
+        return found
+
+    prefix, suffix = parts(None)
+    pair_prefix, middle, pair_suffix = parts(text)
+    fits = (pair_prefix, pair_suffix) == (prefix, suffix)
+    return prefix, suffix, middle if fits else None
 
 
 def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
-    backend = Backend.from_str(json.dumps(content["tokenizer"]))
     files = {name: base64.b64decode(text) for name, text in content.get("files", {}).items()}
     for name in files.keys() - KEPT_FILES:  # an export writes them: they are names, never paths
         raise UserError(f"{path} holds a file {name!r}, which is of no tokenizer; do not use it")
     return Tokenizer(
-        backend,
+        Backend.from_str(json.dumps(content["tokenizer"])),
         content["kind"],
-        specials=TypeAdapter(Specials).validate_python(content["specials"]),
-        special_ids=frozenset(content["special_ids"]),
-        template=TypeAdapter(Template).validate_python(content["template"]),
+        content["roles"],
+        specials_are_text=content["specials_are_text"],
         piece_ids=content.get("piece_ids"),
         files=files,
     )

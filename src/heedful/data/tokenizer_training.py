@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from heedful.errors import UserError
@@ -20,6 +20,12 @@ Normalization = Literal["nfc", "nfkc", "none"]
 _SUBWORDS = ("bpe", "unigram", "wordpiece", "byte_bpe")
 _BYTES = ("byte_bpe", "byte")
 _UNK = SPECIALS[3]
+_TEMPLATES = {  # around one text, and around a pair
+    "none": ("$A", "$A $B"),
+    "bos": ("<s> $A", "<s> $A <s> $B"),
+    "eos": ("$A </s>", "$A </s> $B </s>"),
+    "both": ("<s> $A </s>", "<s> $A </s> $B </s>"),
+}
 _CONTINUES = "##"  # a WordPiece piece that does not begin its word
 
 # A name that starts with a bracket and holds a letter or a digit is never one piece of any text.
@@ -46,6 +52,7 @@ class Plan:
     min_frequency: int
     extra_specials: tuple[str, ...]
     keep_whitespace: bool
+    template: str
 
     def __post_init__(self) -> None:
         _check(self)
@@ -74,6 +81,11 @@ def train_backend(lines: list[str], plan: Plan) -> Backend:
     if plan.kind != "byte":
         _train(backend, lines, plan)
     backend = _canonical(backend, plan)
+    # Only so that decoding knows them: Tokenizer has their names in a text read as text.
+    backend.add_special_tokens(list(plan.specials))
+    single, pair = _TEMPLATES[plan.template]
+    ids = [(name, SPECIALS.index(name)) for name in ("<s>", "</s>")]
+    backend.post_processor = processors.TemplateProcessing(single, pair, ids)
     if plan.kind in _SUBWORDS:
         _check_size(int(backend.get_vocab_size()), plan)
     return backend
@@ -96,6 +108,8 @@ def _check(plan: Plan) -> None:
         raise UserError(f"unknown tokenizer kind {kind!r}; choose one of {', '.join(KINDS)}")
     if plan.normalization not in (None, "nfc", "nfkc", "none"):
         raise UserError(f"unknown normalization {plan.normalization!r}; choose nfc, nfkc or none")
+    if plan.template not in _TEMPLATES:
+        raise UserError(f"unknown template {plan.template!r}; choose none, bos, eos or both")
     if kind in _SUBWORDS and size is None:
         raise UserError(f"tokenizer kind {kind} needs a vocab_size, such as 8000")
     if kind == "byte" and size is not None:
@@ -245,12 +259,7 @@ def _continuing(backend: Backend, alphabet: list[str]) -> list[str]:
 
 
 def _canonical(backend: Backend, plan: Plan) -> Backend:
-    """The trained tokenizer without added tokens and without traces of chance.
-
-    Trainers register the specials as added tokens, which the library finds in raw text before
-    anything else: a user's "</s>" would end the sentence. Left in the vocabulary alone they are
-    out of reach, because no piece of text is cut that way.
-    """
+    """The trained tokenizer without added tokens and without traces of chance."""
     content = json.loads(backend.to_str())
     content["added_tokens"] = []
     if plan.kind == "unigram":
