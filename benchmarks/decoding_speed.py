@@ -20,7 +20,8 @@ from common import (
     whole,
     write_results,
 )
-from heedful.generation import BannedTokens, beam_search, greedy_search
+from heedful.generation import beam_search, greedy_search
+from heedful.generation.rules import BannedTokens
 from heedful.inference.decoding import Decoding
 from heedful.parts.tokens import Tokens
 from training_speed import BOS, EOS, LABELS, MODELS, PAD, QUICK, SIZES, Size

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation import NoRepeatNgram, RepetitionPenalty, beam_search
+from heedful.generation import beam_search
+from heedful.generation.rules import NoRepeatNgram, RepetitionPenalty
 from tables import Remembered, remembering
 
 EOS, SIZE = 0, 7

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation import (
+from heedful.generation.rules import (
     BannedTokens,
     Context,
     ForcedTokens,

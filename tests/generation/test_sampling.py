@@ -13,24 +13,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation import (
+from heedful.generation import Hypothesis, greedy_search, sample, sample_steps
+from heedful.generation.rules import (
     BannedTokens,
     ForcedTokens,
-    Hypothesis,
     NoRepeatNgram,
     PrefixFunction,
     RepetitionPenalty,
-    SampledStep,
-    StopStrings,
     Temperature,
     TopK,
-    cut,
-    greedy_search,
-    sample,
-    sample_steps,
     sampling_rules,
 )
-from heedful.generation.sampling import inverse_cdf
+from heedful.generation.sampling import SampledStep, StopStrings, cut, inverse_cdf
 from tables import Remembered, remembering
 
 INF = math.inf

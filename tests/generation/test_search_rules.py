@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation import (
+from heedful.generation import beam_search, greedy_search
+from heedful.generation.rules import (
     BannedTokens,
     ForcedTokens,
     NoRepeatNgram,
@@ -21,8 +22,6 @@ from heedful.generation import (
     RepetitionPenalty,
     Temperature,
     TopK,
-    beam_search,
-    greedy_search,
 )
 
 SIZE = 5

@@ -8,14 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.generation import (
-    BannedTokens,
-    Hypothesis,
-    NoRepeatNgram,
-    RepetitionPenalty,
-    beam_search,
-    greedy_search,
-)
+from heedful.generation import Hypothesis, beam_search, greedy_search
+from heedful.generation.rules import BannedTokens, NoRepeatNgram, RepetitionPenalty
 
 transformers = pytest.importorskip("transformers")
 

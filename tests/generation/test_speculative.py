@@ -15,6 +15,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation import greedy_search
+from heedful.generation.request import StopFunction
 from heedful.generation.rules import (
     Context,
     ForcedTokens,
@@ -25,7 +26,7 @@ from heedful.generation.rules import (
     TopK,
     TopP,
 )
-from heedful.generation.sampling import StopFunction, sample
+from heedful.generation.sampling import sample
 from heedful.generation.speculative import (
     Draft,
     DraftModel,

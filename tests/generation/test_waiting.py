@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.generation import beam_search, sample, sampling_rules
+from heedful.generation import beam_search, sample
+from heedful.generation.rules import sampling_rules
 from tables import Remembered
 
 # Operators that give the host a number, or a tensor whose size depends on the numbers.

@@ -7,18 +7,18 @@ The host looks once a step, and sentences that are done leave when enough of the
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from heedful.generation.hypotheses import Hypothesis, added_up
+from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.request import Search
 from heedful.generation.state import check_largest, sentences_to_keep, sum_dtype
-from heedful.generation.stopping import Divisor, StopRule
 from heedful.generation.topk import top_k
 
+Stop = Literal["optimal", "beam_full", "heuristic"]
 NO_NEGATIVE = "a beam search cannot rank values above 0, so take no negative penalty"
 
 
@@ -64,38 +64,40 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What one step chose, for the result: how its sentences went on, and what endings it met."""
+    """What one step chose, for the result: how its sentences went on, and what endings it met.
+
+    `onward.row` counts within the sentence.
+    """
 
     sentences: list[int]
     onward: Choice
     endings: Choice
 
     @cached_property
-    def place(self) -> dict[int, int]:
-        """Where each sentence stands in the step."""
-        return {sentence: place for place, sentence in enumerate(self.sentences)}
-
-    @cached_property
-    def on_host(self) -> tuple[list[Any], list[Any]]:
-        """Rows, tokens and their log-probabilities: of what goes on, and of endings."""
+    def on_host(self) -> dict[int, tuple[Any, Any]]:
+        """Of each sentence what goes on, and the endings: rows, tokens and log-probabilities."""
         onward, endings = (
-            [of.tolist() for of in choice[:3]] for choice in (self.onward, self.endings)
+            zip(*(of.tolist() for of in choice[:3]), strict=True)
+            for choice in (self.onward, self.endings)
         )
-        return onward, endings
+        return dict(zip(self.sentences, zip(onward, endings, strict=True), strict=True))
 
-    def entry(self, of_ending: bool, sentence: int, *place: int) -> tuple[int, int, float]:
+    def entry(self, of_ending: bool, sentence: int, group: int, place: int) -> tuple[Any, ...]:
         """The row, the token and its log-probability at a group's place."""
-        rows, tokens, parts = self.on_host[of_ending]
-        group, index = place
-        at = self.place[sentence]
-        return rows[at][group][index], tokens[at][group][index], parts[at][group][index]
+        return tuple(of[group][place] for of in self.on_host[sentence][of_ending])
 
 
 @dataclass
 class BeamSearch(Search):
-    """One beam search; `width` is of each group."""
+    """One beam search by one of the stop rules that `beam_search` describes.
 
-    stop: StopRule
+    Each group has `width` hypotheses, and keeps the `capacity` best of those that it finds, under
+    `beam_full` the first.
+    """
+
+    stop: Stop | str
+    score: LengthScore
+    capacity: int
     width: int
     num_groups: int = 1
     diversity_penalty: float = 0.0
@@ -126,8 +128,6 @@ class BeamSearch(Search):
                 for group in (group for group, open_ in enumerate(groups) if not open_):
                     closed_at.setdefault((sentence, group), after.length)
             parents = step.onward.row
-            if beams.length:
-                parents = parents + self._group_offsets(parents)
             keep = sentences_to_keep([any(groups) for groups in is_open])
             if keep is not None:
                 left = [place for place, groups in enumerate(is_open) if not any(groups)]
@@ -148,7 +148,7 @@ class BeamSearch(Search):
         start = self.request.start
         size = (len(start), self.num_groups)
         zero = torch.zeros(*size, 1, dtype=sum_dtype(start.device), device=start.device)
-        kept = zero.new_full((*size, self.stop.capacity), -torch.inf)
+        kept = zero.new_full((*size, self.capacity), -torch.inf)
         is_open = torch.ones(size, dtype=torch.bool, device=start.device)
         sentences = list(range(len(start)))
         return Beams(sentences, start, zero, zero, is_open, kept, torch.zeros_like(kept).long())
@@ -167,33 +167,26 @@ class BeamSearch(Search):
         """
         length = beams.length + 1
         onward, endings, largest, tied = self._choose_all(beams, log_probs, exact)
-        kept = self._keep(beams, endings, length, 0)
+        after = self._keep(beams, endings.log_prob, length, 0)
         longest = [self.request.longest[sentence] for sentence in beams.sentences]
         is_open = beams.is_open & (onward.log_prob[..., 0] > -torch.inf)
         if length in longest:
             at_limit = torch.tensor([[limit == length] for limit in longest], device=given.device)
-            places = torch.where(at_limit[..., None], onward.log_prob, -torch.inf)
-            kept = self._keep(
-                replace(beams, kept_score=kept[0], kept_ref=kept[1]),
-                onward._replace(log_prob=places),
-                length,
-                self._num_endings,
-            )
+            found = torch.where(at_limit[..., None], onward.log_prob, -torch.inf)
+            after = self._keep(after, found, length, self._num_endings)
             is_open = is_open & ~at_limit
-        best_open = onward.log_prob[..., 0]
-        if self.num_groups > 1:
-            best_open = onward.log_prob.amax(dim=2)
-
-        def final_lengths() -> tuple[Divisor, Divisor]:
-            shortest = [max(self.request.shortest[s], length + 1) for s in beams.sentences]
-            return self._divisors(shortest, best_open), self._divisors(longest, best_open)
-
-        is_open = is_open & ~self.stop.done(kept[0][..., -1], best_open, length, final_lengths)
-        rows = onward.row + self._row_offsets(beams)
-        tokens = torch.cat([beams.tokens[rows.flatten()], onward.token.reshape(-1, 1)], dim=1)
-        after = Beams(
-            beams.sentences, tokens, onward.log_prob, onward.key, is_open, *kept, length=length
-        )
+        is_open = is_open & ~self._done(after, onward.log_prob, length, longest)
+        batch, rows = len(beams.sentences), len(beams.tokens)
+        if self.num_groups > 1 and beams.length:
+            first = torch.arange(0, rows // batch, self.width, device=given.device)
+            onward = onward._replace(row=onward.row + first[:, None])
+        first = torch.arange(0, rows, rows // batch, device=given.device)
+        parents = (onward.row + first[:, None, None]).flatten()
+        tokens = torch.cat([beams.tokens[parents], onward.token.reshape(-1, 1)], dim=1)
+        after = replace(
+            after, tokens=tokens, log_prob=onward.log_prob, key=onward.key, is_open=is_open,
+            length=length,
+        )  # fmt: skip
         largest_given = given.amax() if self.checks_given else largest
         looked = torch.stack([largest_given.to(largest.dtype), largest, tied.to(largest.dtype)])
         seen = torch.cat([looked, is_open.flatten().to(looked.dtype)])
@@ -204,13 +197,13 @@ class BeamSearch(Search):
     ) -> dict[int, list[list[Hypothesis]]]:
         """What each group of some sentences kept, best first; else its best open prefix."""
         results = {}
-        scores, refs = done.kept_score.tolist(), done.kept_ref.tolist()
-        for place, sentence in enumerate(done.sentences):
+        kept = zip(done.kept_score.tolist(), done.kept_ref.tolist(), strict=True)
+        for sentence, groups in zip(done.sentences, kept, strict=True):
             results[sentence] = [
                 self._hypotheses(
-                    steps, sentence, group, closed_at[sentence, group], zip(*kept, strict=True)
+                    steps, sentence, group, closed_at[sentence, group], zip(*found, strict=True)
                 )
-                for group, kept in enumerate(zip(scores[place], refs[place], strict=True))
+                for group, found in enumerate(zip(*groups, strict=True))
             ]
         return results
 
@@ -290,7 +283,7 @@ class BeamSearch(Search):
             keys if charge is None else sums.gather(1, places).masked_fill(empty, -torch.inf),
             keys,
         )
-        if self.stop.every_ending:
+        if self.stop == "optimal":
             part = rows.index_select(2, ends).to(log_prob.dtype)
             total = (part + log_prob[..., None]).flatten(1)
             place = torch.arange(width * num_ends, device=ends.device).expand(batch, -1)
@@ -303,28 +296,44 @@ class BeamSearch(Search):
         )
         return onward, endings, largest, tied
 
-    def _keep(
-        self, beams: Beams, found: Choice, length: int, place: int
-    ) -> tuple[Float[Tensor, "B G K"], Int[Tensor, "B G K"]]:
-        """The kept hypotheses with what was found, where that is possible and its group open."""
-        scores = self.stop.score(found.log_prob, length)
+    def _keep(self, beams: Beams, found: Float[Tensor, "B G X"], length: int, place: int) -> Beams:
+        """With the log-probabilities found, where that is possible and their group open, kept."""
+        scores = self.score(found, length)
         scores = torch.where(beams.is_open[..., None], scores, -torch.inf)
         first = (length - 1) * (self._num_endings + self.width) + place
         refs = torch.arange(first, first + scores.shape[2], device=scores.device)
         scores = torch.cat([beams.kept_score, scores], dim=2)
         refs = torch.cat([beams.kept_ref, refs.expand(*scores.shape[:2], -1)], dim=2)
         ranks = scores
-        if self.stop.first_come:
+        if self.stop == "beam_full":
             kept = beams.kept_score
             earlier = torch.where(kept > -torch.inf, torch.inf, kept)
             ranks = torch.cat([earlier, scores[..., kept.shape[2] :]], dim=2)
         order = ranks.sort(dim=2, descending=True, stable=True).indices
-        order = order[..., : self.stop.capacity]
-        return scores.gather(2, order), refs.gather(2, order)
+        order = order[..., : self.capacity]
+        return replace(beams, kept_score=scores.gather(2, order), kept_ref=refs.gather(2, order))
 
-    def _divisors(self, lengths: list[int], like: Tensor) -> Divisor:
+    def _done(
+        self, beams: Beams, onward: Float[Tensor, "B G w"], length: int, longest: list[int]
+    ) -> Bool[Tensor, "B G"]:
+        """Which groups are done, by what they have kept and the log-probabilities still open.
+
+        No further token raises a log-probability, and for a fixed one the score is monotone in the
+        length, so the best score still possible lies at the shortest or the longest length.
+        """
+        worst = beams.kept_score[..., -1]  # -inf where there is room
+        if self.stop == "beam_full":
+            return worst > -torch.inf
+        best_open = onward.amax(dim=2) if self.num_groups > 1 else onward[..., 0]
+        if self.stop == "heuristic":
+            return self.score(best_open, length) <= worst
+        shortest = [max(self.request.shortest[s], length + 1) for s in beams.sentences]
+        at_shortest = best_open / self._divisors(shortest, best_open)
+        return torch.maximum(at_shortest, best_open / self._divisors(longest, best_open)) <= worst
+
+    def _divisors(self, lengths: list[int], like: Tensor) -> float | Float[Tensor, "B 1"]:
         """The score's divisor for each sentence, or the one of all."""
-        numbers = [self.stop.score.divisor(length) for length in lengths]
+        numbers = [self.score.divisor(length) for length in lengths]
         if len(set(numbers)) == 1:
             return numbers[0]
         return like.new_tensor(numbers)[:, None]
@@ -339,19 +348,6 @@ class BeamSearch(Search):
             self.memory["ends"] = torch.tensor(sorted(self.request.eos_ids), device=device)
         return self.memory["ends"]
 
-    def _row_offsets(self, beams: Beams) -> Int[Tensor, "B G 1"]:
-        """The first row of each group; all groups have one row at the start."""
-        batch, groups, width = beams.log_prob.shape
-        device = beams.tokens.device
-        if beams.length == 0:
-            return torch.arange(batch, device=device)[:, None, None].expand(-1, groups, -1)
-        return torch.arange(0, batch * groups * width, width, device=device).view(batch, groups, 1)
-
-    def _group_offsets(self, parents: Int[Tensor, "B G w"]) -> Int[Tensor, "G 1"]:
-        """The first row of each group within its sentence."""
-        last = self.num_groups * self.width
-        return torch.arange(0, last, self.width, device=parents.device)[:, None]
-
     # --- the result -----------------------------------------------------------------------------
 
     def _hypotheses(
@@ -362,33 +358,28 @@ class BeamSearch(Search):
         closed_at: int,
         kept: Iterable[tuple[float, int]],
     ) -> list[Hypothesis]:
+        places = self._num_endings + self.width
         found = sorted((one for one in kept if one[0] > -torch.inf), key=lambda one: -one[0])
-        if not found:
-            ids, parts = self._path(steps, sentence, group, closed_at - 2, 0)
-            log_prob = added_up(parts)
-            score = log_prob / self.stop.score.divisor(len(ids))
-            return [Hypothesis(ids, score, False, log_prob, parts)]
+        best_open = (closed_at - 2) * places + self._num_endings
         hypotheses = []
-        for score, ref in found:
-            number, place = divmod(ref, self._num_endings + self.width)
-            at_end = place < self._num_endings
-            place -= 0 if at_end else self._num_endings
-            row, token, part = steps[number].entry(at_end, sentence, group, place)
-            ids, parts = self._path(steps, sentence, group, number - 1, row)
+        for ref in [ref for _, ref in found] or [best_open]:
+            number, place = divmod(ref, places)
+            of_ending = place < self._num_endings
             forced = self.request.force_eos and self.request.longest[sentence] == number + 1
-            parts.append(part)
-            finished = at_end and not forced
-            hypotheses.append(Hypothesis([*ids, token], score, finished, added_up(parts), parts))
+            place -= 0 if of_ending else self._num_endings
+            path = self._path(steps[: number + 1], sentence, group, of_ending, place)
+            hypotheses.append(self.score.hypothesis(*path, of_ending and not forced))
         return hypotheses
 
     def _path(
-        self, steps: list[Step], sentence: int, group: int, last: int, row: int
+        self, steps: list[Step], sentence: int, group: int, of_ending: bool, place: int
     ) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities of the hypothesis in a row after step `last`."""
+        """Tokens and log-probabilities of the hypothesis at a place of the last of the steps."""
         ids: list[int] = []
         parts: list[float] = []
-        for number in range(last, -1, -1):
-            row, token, part = steps[number].entry(False, sentence, group, row)
+        for step in reversed(steps):
+            row, token, part = step.entry(of_ending, sentence, group, place)
             ids.append(token)
             parts.append(part)
+            of_ending, place = False, row % self.width
         return ids[::-1], parts[::-1]

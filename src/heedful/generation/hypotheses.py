@@ -1,7 +1,6 @@
 """What a search returns, and how it scores: the sum of log-probabilities, normalised by length."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -64,10 +63,9 @@ class LengthScore:
         except OverflowError:
             return math.inf
 
-
-def added_up(parts: Iterable[float]) -> float:
-    """One after the other, as a search adds them up on the device."""
-    total = 0.0
-    for part in parts:
-        total += part
-    return total
+    def hypothesis(self, ids: list[int], parts: list[float], finished: bool) -> Hypothesis:
+        """A result; its log-probabilities are added up in order, as on the device."""
+        log_prob = 0.0
+        for part in parts:
+            log_prob += part
+        return Hypothesis(ids, log_prob / self.divisor(len(ids)), finished, log_prob, parts)

@@ -1,7 +1,8 @@
 """What a caller of a search asks for, checked, and the step that all searches share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,12 @@ Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]
 EosIds = int | Sequence[int]
 
+End = Literal["eos", "stop", "length", "dead_end"]
+"""Why a row ended: an EOS, a `stop` function, the length limit, or nothing that may come."""
+
+StopFunction = Callable[[int, list[int]], bool]
+"""`stop(sentence index, new token ids) -> whether that is enough`."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -40,6 +47,15 @@ class Request:
     def batch(self) -> int:
         """B."""
         return len(self.start)
+
+    def end(self, sentence: int, ids: list[int], stop: StopFunction | None) -> End | None:
+        """Whether new tokens end with the last of them, and why."""
+        if ids[-1] in self.eos_ids:
+            return "eos"
+        long_enough = len(ids) >= self.shortest[sentence]
+        if stop is not None and long_enough and stop(sentence, list(ids)):
+            return "stop"
+        return "length" if len(ids) == self.longest[sentence] else None
 
 
 @dataclass
@@ -112,10 +128,28 @@ def read_request(
     rules: Sequence[Rule] = (),
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> Request:
-    """Check the arguments that say what may be generated; raises UserError.
+    """What any search may be asked for.
 
-    The rules in their order: no early end (first, so that a rule which keeps few tokens keeps some
-    that may come), the caller's, n-grams, the forced end, the forced prefix.
+    The rules come in this order: no early end (first, so that a rule which keeps few tokens keeps
+    some that may come), the caller's, n-grams, the forced end, the forced prefix.
+
+    Args:
+        start: `(B, t0)` ids that every hypothesis of the sentence goes on from; `t0` may be 0.
+        eos_id: what ends a hypothesis, one id or several.
+        max_new_tokens: EOS included; one number, or one for each sentence. So `min_new_tokens`
+            (which transformers counts without EOS).
+        no_repeat_ngram_size: no n-gram of this size twice in the new tokens; 0 for no rule. The
+            start does not count.
+        forced_prefix: for each sentence the first new tokens, of any length. They win over the
+            other rules, with the model's log-probabilities. EOS may only come last.
+        force_eos: at the last allowed token only EOS (the first of several) may follow, its
+            log-probability counts and the hypothesis is marked as not finished.
+        rules: logit rules, in their order.
+        prompts: the real prompt tokens of each sentence, for the rules that look at them; a search
+            itself never looks into `start`. None: no prompts.
+
+    Raises:
+        UserError: an argument out of range.
     """
     starts = _read_start(start)
     batch = len(starts)

@@ -7,15 +7,15 @@ chosen: each step where looking is free or asked for, else every few steps.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.hypotheses import Hypothesis, LengthScore, added_up
-from heedful.generation.request import Search, Starts, read_request
+from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.request import End, Search, Starts, StopFunction, read_request
 from heedful.generation.rules import PrefixFunction
 from heedful.generation.state import (
     NextLogProbs,
@@ -25,12 +25,6 @@ from heedful.generation.state import (
     sum_dtype,
 )
 from heedful.generation.topk import first_largest
-
-End = Literal["eos", "stop", "length", "dead_end"]
-"""Why a row ended: an EOS, the `stop` function, the length limit, or nothing that may come."""
-
-StopFunction = Callable[[int, list[int]], bool]
-"""`stop(sentence index, new token ids) -> whether that is enough`."""
 
 STEPS_BETWEEN_LOOKS = 8  # on a device whose answers must be waited for
 
@@ -60,57 +54,69 @@ def sample(
     """`num_samples` hypotheses for each start, those of one sentence adjacent.
 
     Each token is drawn from the distribution that the rules leave; `log_prob` and the other
-    numbers of a hypothesis are the model's, before any rule, and `score` is the mean a token.
+    numbers of a hypothesis are the model's, before any rule. `score` says how the reported score
+    follows from them; default: the mean a token. Options are those of `sample_steps`.
+    """
+    rows: dict[int, tuple[list[int], list[float]]] = {}
+    ended: dict[int, End] = {}
+    for step in sample_steps(next_log_probs, start, **options):
+        ended |= step.ended
+        for row, token, part in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
+            ids, parts = rows.setdefault(row, ([], []))
+            ids.append(token)
+            parts.append(part)
+    of_score = score or LengthScore()
+    return [
+        of_score.hypothesis(*rows.get(row, ([], [])), end in ("eos", "stop"))
+        for row, end in sorted(ended.items())
+    ]
+
+
+def sample_steps(
+    next_log_probs: NextLogProbs,
+    start: Starts,
+    *,
+    seeds: Sequence[int] | None,
+    num_samples: int = 1,
+    stop: StopFunction | None = None,
+    state: State | None = None,
+    look_every: int | None = None,
+    **asked: Any,
+) -> Iterator[SampledStep]:
+    """What `sample` gives, step by step, for output that is shown as it comes.
+
     Each row has a generator of its own and takes one number from it for each token, by the inverse
     of the cumulative distribution over the ids in their order: a sample depends on its seed and
-    its sentence, not on its batch, nor on how many other samples there are.
+    its sentence, not on its batch, nor on how many other samples there are. Arguments are checked
+    at the call, not at the first step.
 
     Args:
         next_log_probs: called first with one row a sentence, then with one for each sample, in the
             order of the results. Samples that have ended leave with the last of their sentence, in
             large batches some at a time. With a state it may look at `prefixes[:, -1:]` alone (all
             of `start` at the first call).
-        start: `(B, t0)` ids that the samples go on from, for example prompts padded on the left.
-            Sampling never looks into it.
-        score: how the reported score follows from log-probability and length.
-        options: eos_id, max_new_tokens, min_new_tokens (before which neither EOS nor `stop` ends a
-            row, but a forced EOS does), no_repeat_ngram_size, forced_prefix, rules and prompts as
-            of `beam_search`; and those of `Sampler.of`.
+        start, asked: eos_id, max_new_tokens and more, as of `read_request`. Before `min_new_tokens`
+            neither EOS nor `stop` ends a row, but a forced EOS does.
+        seeds: from 0, one for each sentence. None: no sampling; the likeliest token under the
+            rules each time, the lowest id of equals.
+        stop: asked after each token other than EOS; where it says yes the row is finished.
+        state: given to `next_log_probs`; told between two calls how rows moved.
+        look_every: after how many steps the host looks at what was chosen. Default: each step
+            where there is no state, on the CPU, or with a function to ask (`stop`,
+            `PrefixFunction`); else `STEPS_BETWEEN_LOOKS`.
 
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
             wrong shape.
     """
-    return collect(Sampler.of(next_log_probs, start, **options), score or LengthScore())
-
-
-def sample_steps(
-    next_log_probs: NextLogProbs, start: Starts, **options: Any
-) -> Iterator[SampledStep]:
-    """What `sample` does, step by step, for output that is shown as it comes.
-
-    The arguments are those of `sample`; they are checked at the call, not at the first step.
-    """
-    return Sampler.of(next_log_probs, start, **options).steps()
-
-
-def collect(sampler: "Sampler", score: LengthScore) -> list[Hypothesis]:
-    """The whole of each row."""
-    rows: dict[int, tuple[list[int], list[float]]] = {}
-    ended: dict[int, End] = {}
-    for step in sampler.steps():
-        ended |= step.ended
-        for row, token, part in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
-            ids, parts = rows.setdefault(row, ([], []))
-            ids.append(token)
-            parts.append(part)
-    found = []
-    for row, end in sorted(ended.items()):
-        ids, parts = rows.get(row, ([], []))
-        log_prob = added_up(parts)
-        value = log_prob / score.divisor(len(ids))
-        found.append(Hypothesis(ids, value, end in ("eos", "stop"), log_prob, parts))
-    return found
+    request = read_request(start, **asked)
+    if num_samples < 1:
+        raise UserError(f"num_samples must be at least 1, not {num_samples}")
+    if seeds is None and num_samples > 1:
+        raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
+    generators = None if seeds is None else _generators(seeds, request.batch, num_samples)
+    numbers = num_samples, stop, look_every
+    return Sampler(next_log_probs, state, request, generators, *numbers).steps()
 
 
 @dataclass(frozen=True)
@@ -145,38 +151,6 @@ class Sampler(Search):
     num_samples: int = 1
     stop: StopFunction | None = None
     look_every: int | None = None
-
-    @classmethod
-    def of(
-        cls,
-        next_log_probs: NextLogProbs,
-        start: Starts,
-        *,
-        seeds: Sequence[int] | None,
-        num_samples: int = 1,
-        stop: StopFunction | None = None,
-        state: State | None = None,
-        look_every: int | None = None,
-        **options: Any,
-    ) -> "Sampler":
-        """Raises UserError for arguments out of range.
-
-        Args:
-            seeds: from 0, one for each sentence. None: no sampling; the likeliest token under the
-                rules each time, the lowest id of equals.
-            stop: asked after each token other than EOS; where it says yes the row is finished.
-            state: given to `next_log_probs`; told between two calls how rows moved.
-            look_every: after how many steps the host looks at what was chosen. Default: each step
-                where there is no state, on the CPU, or with a function to ask (`stop`,
-                `PrefixFunction`); else `STEPS_BETWEEN_LOOKS`.
-        """
-        request = read_request(start, **options)
-        if num_samples < 1:
-            raise UserError(f"num_samples must be at least 1, not {num_samples}")
-        if seeds is None and num_samples > 1:
-            raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
-        generators = None if seeds is None else _generators(seeds, request.batch, num_samples)
-        return cls(next_log_probs, state, request, generators, num_samples, stop, look_every)
 
     def steps(self) -> Iterator[SampledStep]:
         """Until every row has ended."""
@@ -264,20 +238,11 @@ class Sampler(Search):
             step.sentences.append(sentence)
             step.tokens.append(int(token))
             step.token_log_probs.append(part)
-            end = self._end(sentence, ids[row])
+            end = self.request.end(sentence, ids[row], self.stop)
             if end is not None:
                 step.ended[row] = end
         ended |= step.ended
         return step
-
-    def _end(self, sentence: int, ids: list[int]) -> End | None:
-        """Whether a row ends with its newest token, and why."""
-        if ids[-1] in self.request.eos_ids:
-            return "eos"
-        asked = self.stop is not None and len(ids) >= self.request.shortest[sentence]
-        if asked and self.stop is not None and self.stop(sentence, list(ids)):
-            return "stop"
-        return "length" if len(ids) == self.request.longest[sentence] else None
 
     def _rows(self, sentences: list[int]) -> list[int]:
         """The numbers of the sentences' rows among the results."""

@@ -1,19 +1,16 @@
 """Beam and greedy search over any function that gives next-token log-probabilities."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from heedful.errors import UserError
-from heedful.generation.beam import BeamSearch
+from heedful.generation.beam import BeamSearch, Stop
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
-from heedful.generation.request import EosIds, PerSentence, Starts, read_request
-from heedful.generation.rules import Rule
+from heedful.generation.request import Starts, read_request
 from heedful.generation.sampling import sample
 from heedful.generation.state import NextLogProbs, State
-from heedful.generation.stopping import Stop, StopRule
 
 
 def beam_search(
@@ -21,21 +18,15 @@ def beam_search(
     start: Starts,
     *,
     beam_size: int,
-    eos_id: EosIds,
-    max_new_tokens: PerSentence,
-    min_new_tokens: PerSentence = 0,
     length_penalty: float = 1.0,
     normalization: Normalization | str = "average",
     stop: Stop | str = "optimal",
     num_return: int = 1,
-    no_repeat_ngram_size: int = 0,
-    forced_prefix: Sequence[Sequence[int]] | None = None,
     force_eos: bool | None = None,
-    rules: Sequence[Rule] = (),
-    prompts: Sequence[Sequence[int]] | None = None,
     num_groups: int = 1,
     diversity_penalty: float = 0.5,
     state: State | None = None,
+    **asked: Any,
 ) -> list[list[Hypothesis]]:
     """For each start up to `num_return` hypotheses, best first, and at least one.
 
@@ -69,23 +60,11 @@ def beam_search(
             the order of `start`. Rows that a sentence cannot fill repeat its first row; sentences
             that are done leave, in large batches some at a time. With a state it may look at
             `prefixes[:, -1:]` alone (all of `start` at the first call).
-        start: `(B, t0)` ids that every hypothesis of the sentence goes on from; `t0` may be 0.
-        eos_id: what ends a hypothesis, one id or several.
-        max_new_tokens: EOS included; one number, or one for each sentence. So `min_new_tokens`
-            (which transformers counts without EOS).
+        start, asked: eos_id, max_new_tokens and more, as of `read_request`. `forced_prefix` and the
+            rules count: log-probabilities and scores are those under the rules, which may not lift
+            one above 0.
         length_penalty: the exponent of the length; see `LengthScore`.
-        no_repeat_ngram_size: no n-gram of this size twice in the new tokens; 0 for no rule. The
-            start does not count.
-        forced_prefix: for each sentence the first new tokens, of any length; their
-            log-probabilities count. They win over the other rules. EOS may only come last.
-        force_eos: at the last allowed token only EOS (the first of several) may follow, its
-            log-probability counts and the hypothesis is marked as not finished. By default so in
-            `beam_full` alone.
-        rules: logit rules, in their order, before `no_repeat_ngram_size` and the rules below it.
-            The log-probabilities and scores of a search are those under its rules, which may not
-            lift one above 0. `forced_prefix` takes its values from the model.
-        prompts: the real prompt tokens of each sentence, for the rules that look at them; the
-            search itself never looks into `start`. None: no prompts.
+        force_eos: as of `read_request`; by default so in `beam_full` alone.
         num_groups: a divisor of `beam_size`.
         diversity_penalty: nats that a token costs for each hypothesis of an earlier group that
             takes it in the same step; 0 or more, without effect in a single group.
@@ -103,21 +82,15 @@ def beam_search(
         raise UserError(f"num_groups must divide beam_size = {beam_size}, not {num_groups}")
     if not 0 <= diversity_penalty < math.inf:
         raise UserError(f"diversity_penalty must be a number from 0, not {diversity_penalty}")
-    request = read_request(
-        start,
-        eos_id=eos_id,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        forced_prefix=forced_prefix,
-        force_eos=stop == "beam_full" if force_eos is None else force_eos,
-        rules=rules,
-        prompts=prompts,
-    )
+    if stop not in get_args(Stop):
+        raise UserError(f"stop must be one of {', '.join(get_args(Stop))}, not {stop!r}")
+    forced = stop == "beam_full" if force_eos is None else force_eos
+    request = read_request(start, force_eos=forced, **asked)
     width = beam_size // num_groups
     capacity = min(num_return, width) if stop == "optimal" else width
-    rule = StopRule(stop, capacity, LengthScore(normalization, length_penalty))
-    search = BeamSearch(next_log_probs, state, request, rule, width, num_groups, diversity_penalty)
+    score = LengthScore(normalization, length_penalty)
+    groups = num_groups, diversity_penalty
+    search = BeamSearch(next_log_probs, state, request, stop, score, capacity, width, *groups)
     with torch.no_grad():
         return [_merged(groups)[:num_return] for groups in search.run()]
 
@@ -135,8 +108,7 @@ def greedy_search(
     It takes what a beam of 1 takes under `beam_full` without a forced EOS. (A beam of 1 under
     `optimal` goes on past an EOS that is likeliest, because a longer hypothesis may score better.)
     Log-probabilities are the model's, before any rule; the penalty and the normalisation change
-    the reported score alone. Options are those of `beam_search` that do not shape a beam: eos_id,
-    max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_prefix, rules, prompts, state.
+    the reported score alone. Options: `state`, and those of `read_request`.
     """
     score = LengthScore(normalization, length_penalty)
     found = sample(next_log_probs, start, seeds=None, score=score, **options)

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
-from heedful.generation.hypotheses import Hypothesis, added_up
-from heedful.generation.request import EosIds, read_request
-from heedful.generation.rules import Context, Rule, apply_rules
-from heedful.generation.sampling import StopFunction
+from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.request import StopFunction, read_request
+from heedful.generation.rules import Context, apply_rules
 from heedful.generation.state import check_largest
 
 
@@ -84,13 +83,12 @@ class Speculation:
     Args:
         target: whose greedy continuation or samples are wanted.
         prompt: at least one token.
-        eos_id: the token that ends the output, or several of them.
-        max_new_tokens: EOS included.
         num_draft_tokens: how many tokens the draft may propose for each call of the target.
-        rules: change log-probabilities, of the draft and of the target alike, in this order.
         seed: of the random numbers of sampling; None for greedy decoding.
         stop: asked after each token other than EOS, with 0 (the sentence) and all new tokens;
             where it says yes the output is finished.
+        asked: eos_id, max_new_tokens and more, as of `read_request`; rules change
+            log-probabilities of the draft and of the target alike.
     """
 
     def __init__(
@@ -99,14 +97,12 @@ class Speculation:
         draft: Draft,
         prompt: Sequence[int],
         *,
-        eos_id: EosIds,
-        max_new_tokens: int,
         num_draft_tokens: int = 4,
-        rules: Sequence[Rule] = (),
         seed: int | None = None,
         stop: StopFunction | None = None,
+        **asked: Any,
     ) -> None:
-        request = read_request([prompt], eos_id=eos_id, max_new_tokens=max_new_tokens)
+        self._request = read_request([prompt], **{"prompts": [prompt]} | asked)
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens must be at least 1, not {num_draft_tokens}")
         if not len(prompt):
@@ -116,9 +112,8 @@ class Speculation:
         if seed is not None and seed < 0:
             raise UserError(f"seed must be 0 or more, not {seed}")
         self._target, self._draft = _Reader(target, "the target"), draft
-        self._prompt = [int(token) for token in prompt]
-        self._eos_ids, self._longest = request.eos_ids, max_new_tokens
-        self._num_draft_tokens, self._rules, self._stop = num_draft_tokens, rules, stop
+        self._prompt, self._longest = list(map(int, prompt)), self._request.longest[0]
+        self._num_draft_tokens, self._stop = num_draft_tokens, stop
         self._greedy, self._uniform = seed is None, random.Random(seed or 0).random
         self._memories: tuple[dict[object, Tensor], ...] = ({}, {})  # of target and draft
         self._vocab_size: int | None = None
@@ -136,11 +131,8 @@ class Speculation:
 
     def result(self) -> SpeculativeResult:
         """What there is by now."""
-        log_prob = added_up(self.token_log_probs)
-        score = log_prob / max(1, len(self.ids))
-        return SpeculativeResult(
-            self.ids, score, self.finished, log_prob, self.token_log_probs, *self._counts
-        )
+        found = LengthScore().hypothesis(self.ids, self.token_log_probs, self.finished)
+        return SpeculativeResult(*vars(found).values(), *self._counts)
 
     def _round(self) -> None:
         """Propose, call the target once, and add what it accepts and one token of its own."""
@@ -165,7 +157,10 @@ class Speculation:
             else:
                 token, accepted = verify(*proposal, probs, self._uniform)
             self._counts[2] += accepted
-            self._add(token, row[token].item())
+            self.ids.append(token)
+            self.token_log_probs.append(row[token].item())
+            end = self._request.end(0, self.ids, self._stop)
+            self.ended, self.finished = end is not None, end in ("eos", "stop")
             if self.ended or not accepted:
                 return
 
@@ -195,18 +190,18 @@ class Speculation:
             probs = self._probs(row)
             proposals.append((draw(probs, self._uniform()), probs))
             ids.append(proposals[-1][0])
-            if ids[-1] in self._eos_ids:
+            if ids[-1] in self._request.eos_ids:
                 break
         return proposals
 
     def _ruled(self, row: Float[Tensor, "V"], ids: list[int], whose: int) -> Float[Tensor, "V"]:
         """The log-probabilities after the new tokens `ids` under the rules."""
-        if not self._rules:
+        if not self._request.rules:
             return row
         generated = torch.tensor([ids], dtype=torch.long, device=row.device)
         sentence = torch.zeros(1, dtype=torch.long, device=row.device)
-        context = Context([self._prompt], generated, sentence, self._memories[whose])
-        return apply_rules(self._rules, row[None], context)[0]
+        context = Context(self._request.prompts, generated, sentence, self._memories[whose])
+        return apply_rules(self._request.rules, row[None], context)[0]
 
     def _probs(self, row: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
         """What the next token is drawn from: the row normalised, or its first largest alone.
@@ -217,37 +212,15 @@ class Speculation:
             return one_hot(row.argmax().cpu(), len(row)).double()
         return row.cpu().double().softmax(dim=0)
 
-    def _add(self, token: int, log_prob: float) -> None:
-        self.ids.append(token)
-        self.token_log_probs.append(log_prob)
-        stopped = self._stop is not None and self._stop(0, list(self.ids))
-        self.finished = token in self._eos_ids or stopped
-        self.ended = self.finished or len(self.ids) == self._longest
-
     def _read_vocab_size(self, rows: Float[Tensor, "t V"]) -> int:
         """The size of the vocabulary, which must hold every id that is known."""
-        size, largest = rows.shape[1], max([*self._prompt, *self._eos_ids])
+        size, largest = rows.shape[1], max(*self._prompt, self._request.largest_id)
         if largest >= size:
             raise UserError(
-                f"token id {largest} (prompt or EOS) is outside the vocabulary: "
+                f"token id {largest} (prompt, EOS or forced) is outside the vocabulary: "
                 f"the target gives {size} log-probabilities"
             )
         return size
-
-
-class DraftModel:
-    """A smaller language model as a draft, with its own memory.
-
-    The scorer belongs to the draft: it is rewound to nothing now, and to what is still right after
-    each rejection. It never holds more than `len(prompt) + max_new_tokens - 2` tokens.
-    """
-
-    def __init__(self, scorer: Scorer) -> None:
-        self._reader = _Reader(scorer, "the draft")
-
-    def next_log_probs(self, ids: Sequence[int], vocab_size: int) -> Float[Tensor, "V"]:
-        """The model's log-probabilities of the token after `ids`."""
-        return self._reader.log_probs(list(ids), 1)[0]
 
 
 @dataclass(frozen=True)
@@ -295,7 +268,7 @@ class PromptLookup:
 class _Reader:
     """A scorer together with the tokens it holds, so that it is fed only what is new."""
 
-    def __init__(self, scorer: Scorer, name: str) -> None:
+    def __init__(self, scorer: Scorer, name: str = "the draft") -> None:
         scorer.rewind(0)
         self._scorer = scorer
         self._name = name
@@ -319,6 +292,18 @@ class _Reader:
         rows = rows[-count:]
         check_largest(rows.amax().item(), len(ids), self._name)
         return rows
+
+
+class DraftModel(_Reader):
+    """A smaller language model as a draft, with its own memory.
+
+    The scorer belongs to the draft: it is rewound to nothing now, and to what is still right after
+    each rejection. It never holds more than `len(prompt) + max_new_tokens - 2` tokens.
+    """
+
+    def next_log_probs(self, ids: Sequence[int], vocab_size: int) -> Float[Tensor, "V"]:
+        """The model's log-probabilities of the token after `ids`."""
+        return self.log_probs(list(ids), 1)[0]
 
 
 def verify(

@@ -8,23 +8,10 @@ import torch
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation import (
-    Draft,
-    DraftModel,
-    ForcedTokens,
-    Hypothesis,
-    LengthScore,
-    PromptLookup,
-    Rule,
-    Speculation,
-    StopStrings,
-    beam_search,
-    cut,
-    sample,
-    sample_steps,
-    sampling_rules,
-)
-from heedful.generation.rules import IN_ORDER
+from heedful.generation import Hypothesis, LengthScore, beam_search, sample, sample_steps
+from heedful.generation.rules import IN_ORDER, ForcedTokens, Rule, sampling_rules
+from heedful.generation.sampling import StopStrings, cut
+from heedful.generation.speculative import Draft, DraftModel, PromptLookup, Speculation
 from heedful.inference.card import GenerationIds
 from heedful.inference.decoding import Decoding
 from heedful.inference.model import SavedModel, Texts
