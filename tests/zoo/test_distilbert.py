@@ -101,4 +101,4 @@ def test_trap_the_table_of_a_file_is_the_one_that_is_used(tmp_path: Path) -> Non
 
 def test_trap_the_classifier_is_relu_whatever_the_layers_are() -> None:
     classify = ["DistilBertForSequenceClassification"]
-    assert DISTILBERT.net(architectures=classify).net.head.activation is torch.relu
+    assert DISTILBERT.net(architectures=classify).net.head.activation is torch.nn.functional.relu

@@ -1,6 +1,5 @@
 """What stands on a stack: states in, logits (or nothing else than the states) out."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -28,11 +27,14 @@ class MaskedTokenTransform(nn.Module):
 
     Args:
         norm: over the transformed states.
+        bias: of the matrix.
     """
 
-    def __init__(self, d_model: int, norm: nn.Module, activation: Activation = "gelu") -> None:
+    def __init__(
+        self, d_model: int, norm: nn.Module, activation: Activation = "gelu", *, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.dense = nn.Linear(d_model, d_model)
+        self.dense = nn.Linear(d_model, d_model, bias=bias)
         self.activation = ACTIVATIONS[activation]
         self.norm = norm
 
@@ -82,13 +84,11 @@ def tied_linear(weight: Tensor, *, bias: bool = False, tied: bool = True) -> nn.
     return out
 
 
-POOL_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
-
-
 class ClassificationHead(nn.Module):
     """Logits of C classes from a sequence's first state: act(x₀ W + b), dropout, and a matrix.
 
-    BERT and RoBERTa use tanh (Devlin et al. 2019, their code's "pooler"), DistilBERT ReLU.
+    BERT and RoBERTa use tanh (Devlin et al. 2019, their code's "pooler"), DistilBERT ReLU,
+    ModernBERT GELU and a `norm` before the dropout.
     """
 
     def __init__(
@@ -96,17 +96,20 @@ class ClassificationHead(nn.Module):
         d_model: int,
         num_labels: int,
         *,
-        activation: Literal["tanh", "relu"] = "tanh",
+        activation: Literal["tanh"] | Activation = "tanh",
+        bias: bool = True,
+        norm: nn.Module | None = None,
         dropout: float = 0.0,
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.input_dropout = Dropout(input_dropout)
-        self.dense = nn.Linear(d_model, d_model)
-        self.activation = POOL_ACTIVATIONS[activation]
+        self.dense = nn.Linear(d_model, d_model, bias=bias)
+        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
+        self.norm = nn.Identity() if norm is None else norm
         self.dropout = Dropout(dropout)
         self.labels = nn.Linear(d_model, num_labels)
 
     def forward(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         hidden = self.activation(self.dense(self.input_dropout(x)))
-        return self.labels(self.dropout(hidden))
+        return self.labels(self.dropout(self.norm(hidden)))

@@ -122,6 +122,7 @@ def encoder_only(
     *,
     encoder: Stack | None = None,
     head_activation: Activation | None = None,
+    head_bias: bool = True,
     classifier: Keys = NONE,
     types: nn.Embedding | None = None,
     draw: Draw | None = None,
@@ -131,6 +132,7 @@ def encoder_only(
     Args:
         encoder: default: BERT's, with norms after the sums.
         head_activation: of the head for masked tokens; default: the layers'.
+        head_bias: of its first matrix.
         classifier: further arguments of `ClassificationHead`.
         types: BERT's embedding of which text a token is of; default: none.
         draw: fills a new weight; default: N(0, 0.02²).
@@ -144,7 +146,8 @@ def encoder_only(
     if config.head == "mlm":
         out = tied_linear(tokens.weight, bias=True, tied=config.tie_embeddings)
         activation = head_activation or config.activation
-        head = MaskedTokenHead(out, MaskedTokenTransform(width, norm.build(width), activation))
+        before = MaskedTokenTransform(width, norm.build(width), activation, bias=head_bias)
+        head = MaskedTokenHead(out, before)
     elif config.head == "classify":
         keys = {"dropout": classifier_dropout(config), **classifier}
         head = ClassificationHead(width, config.num_labels, **keys)

@@ -13,7 +13,6 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
 from heedful.parts.norms import RMSNorm
 from heedful.parts.residual import SandwichNorm
-from heedful.parts.rotary import Rotary
 from heedful.zoo import rotary_decoder
 from heedful.zoo.build import Keys
 from heedful.zoo.checks import model_config
@@ -85,12 +84,11 @@ LAYERS = LocalLayers(
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying."""
     norm, width = RMSNorm(config.norm_eps, centred=True), head_width(config)
-    near = Rotary(config.local_rope_base).build(config.num_heads, width, causal=True)
+    attention = LAYERS.attention(config, config.window)
 
     def layer(number: int) -> Keys:
         norms = {"query_norm": norm.build(width), "key_norm": norm.build(width)}
-        is_global = LAYERS.is_global(number, config.global_every)
-        return norms if is_global else {**norms, "position": near, "window": config.window}
+        return {**norms, **attention(number)}
 
     return assemble(
         config,

@@ -5,6 +5,12 @@ from typing import Any
 
 from heedful.zoo.names import Name, Names, layer_names
 
+EMBEDDINGS = {
+    "tokens": "word_embeddings",
+    "positions": "position_embeddings",
+    "types": "token_type_embeddings",
+    "norm": "LayerNorm",
+}
 HF_LAYER = {
     "self_attention.sublayer.qkv": "attention.self.{query,key,value}",
     "self_attention.sublayer.out": "attention.output.dense",
@@ -44,6 +50,7 @@ def encoder_names(
     layer: tuple[str, Mapping[str, str]],
     heads: Mapping[str, Mapping[str, str]],
     unused: str,
+    embeddings: Mapping[str, str] = EMBEDDINGS,
 ) -> Names:
     """The names of BERT and its descendants.
 
@@ -51,13 +58,8 @@ def encoder_names(
         layer: their name of a layer, and those of its modules.
         heads: for each head the names of its modules.
         unused: what modules of other heads match.
+        embeddings: the names of their modules.
     """
-    embeddings = {
-        "tokens": "word_embeddings",
-        "positions": "position_embeddings",
-        "types": "token_type_embeddings",
-        "norm": "LayerNorm",
-    }
     return Names(
         layer_names("embedding", f"{prefix}.embeddings", embeddings)
         + layer_names("encoder.blocks.{i}", f"{prefix}.{layer[0]}", layer[1])

@@ -1,11 +1,13 @@
-"""Stacks of global and local layers in the Hugging Face format: which is which, and their rope."""
+"""Stacks of global and local layers: which is which, and the rotary positions of either."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from heedful.errors import UserError
-from heedful.zoo.rope import rope_from_hf
+from heedful.parts.rotary import Rotary
+from heedful.zoo.build import Keys
+from heedful.zoo.rope import head_width, rope_from_hf, scaling_of
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
@@ -24,6 +26,22 @@ class LocalLayers:
     every: tuple[str, int]
     global_base: tuple[str, float]
     local_base: tuple[str, float]
+
+    def attention(self, config: Any, window: int) -> Callable[[int], Keys]:
+        """Position and window of a layer by its number, as `stack` takes them."""
+        schemes = (
+            Rotary(config.rope_base, scaling=scaling_of(getattr(config, "rope_scaling", None))),
+            Rotary(config.local_rope_base),
+        )
+        width = head_width(config)
+        far, near = (each.build(config.num_heads, width, causal=True) for each in schemes)
+
+        def of(number: int) -> Keys:
+            if self.is_global(number, config.global_every):
+                return {"position": far}
+            return {"position": near, "window": window}
+
+        return of
 
     def read(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Our `global_every`, `rope_base`, `rope_scaling` and `local_rope_base`.

@@ -66,7 +66,7 @@ RopeScaling = Annotated[dict[str, Any] | None, AfterValidator(_whole)]
 
 def head_width(config: Any) -> int:
     """E: `head_dim`, or what the heads leave each other of `d_model`."""
-    width: int = config.head_dim or config.d_model // config.num_heads
+    width: int = getattr(config, "head_dim", None) or config.d_model // config.num_heads
     return width
 
 
