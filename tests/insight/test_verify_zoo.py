@@ -57,6 +57,9 @@ ZOO: list[tuple[str, dict[str, Any], set[str]]] = [
     ("distilbert", {"positions": "sinusoidal"}, MASKED),
     ("distilbert", {"positions": "sinusoidal", "head": "classify"}, CLASSES),
     ("distilbert", {"head": "none"}, STATES),
+    ("modernbert", {"global_every": 2, "window": 4}, MASKED),
+    ("modernbert", {"head": "classify", "num_labels": 3}, CLASSES),
+    ("modernbert", {"head": "none"}, STATES),
     ("bart", {}, set()),
     ("marian", {}, set()),
     ("t5", {}, set()),
@@ -74,7 +77,7 @@ LEARN: list[tuple[str, dict[str, Any]]] = [
 SMALL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bart", "marian", "vaswani2017"), TWO),
     "t5": {**TWO, "head_dim": 8},
-    **{name: {**ONE, "d_ff": 64} for name in ("bert", "roberta", "distilbert")},
+    **{name: {**ONE, "d_ff": 64} for name in ("bert", "roberta", "distilbert", "modernbert")},
     "mistral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},
     "mixtral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},
 }

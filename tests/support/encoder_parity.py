@@ -35,6 +35,8 @@ class EncoderCase(Case):
         mlm_tensors, classify_tensors: what the names of a head's tensors begin with over there.
         norm_eps: of all norms, as published.
         std: of all new matrices.
+        shrinks: whether new weights that end a residual branch are smaller.
+        new_in_classifier: what a classifier lacks that is opened from a masked language model.
         counts_by_pad: whether theirs counts positions by the padding's id, which no text may hold.
     """
 
@@ -44,6 +46,8 @@ class EncoderCase(Case):
     classify_tensors: str
     norm_eps: float
     std: float = 0.02
+    shrinks: bool = False
+    new_in_classifier: str = "head.dense.bias, head.dense.weight, head.labels.bias and 1 more"
     counts_by_pad: bool = False
 
     @property
@@ -104,10 +108,8 @@ class EncoderLaws(Laws):
         assert_same_encoder(found.net, imported(model, tmp_path).net)
         out, left = found.notices
         assert f"no place for: {self.case.mlm_tensors}" in out
-        assert left.endswith(
-            "has nothing for head.dense.bias, head.dense.weight, head.labels.bias and 1 more: "
-            "left as initialised"
-        )
+        lacks = self.case.new_in_classifier
+        assert left.endswith(f"has nothing for {lacks}: left as initialised")
         assert found.net.head.labels.weight.shape == (3, 8)
         assert 0 < found.net.head.labels.weight.abs().max() < 0.1
         assert not found.net.head.labels.bias.any()
@@ -158,7 +160,8 @@ class EncoderLaws(Laws):
         sizes = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "vocab_size": 500}
         kinds = {"tie_embeddings": True, "head": "mlm"} | kind
         net = self.case.module.build(self.case.module.Config(**sizes, **kinds))
-        assert_drawn(net, self.case.std)
+        std = self.case.std
+        assert_drawn(net, std, std / 2**0.5 if self.case.shrinks else None)
 
 
 def output(model: Any, ids: Tensor, mask: Tensor | None = None, **inputs: Any) -> Tensor:
@@ -172,7 +175,7 @@ def assert_same_outputs(
     model: Any, net: nn.Module, rows: list[Tensor], types: list[Tensor] | None = None
 ) -> None:
     """Our net on rows that are padded on either side says what theirs says of them on the right."""
-    pad_id = model.config.pad_token_id
+    pad_id = model.config.pad_token_id or 0
     ids, lengths, mask = padded(rows, "right", pad_id)
     theirs_types = {} if types is None else {"token_type_ids": padded(types, "right")[0]}
     theirs = output(model, ids, mask, **theirs_types)

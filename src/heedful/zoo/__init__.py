@@ -10,6 +10,7 @@ ARCHITECTURES = (
     "bert",
     "roberta",
     "distilbert",
+    "modernbert",
     "bart",
     "marian",
     "t5",

@@ -1,0 +1,135 @@
+"""ModernBERT against transformers: local and global layers, packed texts, files both ways."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from encoder_parity import EncoderCase, EncoderLaws, assert_same_outputs
+from heedful.parts.tokens import Tokens
+from hf_parity import CLOSE, by_key, imported, millions, random_rows, transformers
+
+MODERNBERT = EncoderCase(
+    name="modernbert",
+    hf_config=transformers.ModernBertConfig,
+    hf_class=transformers.ModernBertForMaskedLM,
+    classify_class=transformers.ModernBertForSequenceClassification,
+    base_class=transformers.ModernBertModel,
+    sizes={
+        "vocab_size": 23,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 4,
+        "intermediate_size": 13,
+        "max_position_embeddings": 400,
+        "local_attention": 4,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+    },
+    configs=[
+        {},
+        {
+            "hidden_size": 12,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "hidden_activation": "silu",
+            "classifier_activation": "relu",
+            "num_labels": 3,
+            "local_attention": 3,
+        },
+        {
+            "num_hidden_layers": 2,
+            "global_attn_every_n_layers": 1,
+            "norm_eps": 1e-2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+            },
+            "tie_word_embeddings": False,
+        },
+    ],
+    kept=("layer_types", "rope_parameters", "local_attention", "num_labels"),
+    mlm_tensors="decoder.",
+    classify_tensors="classifier.bias",
+    new_in_classifier="head.labels.bias, head.labels.weight",
+    norm_eps=1e-5,
+    shrinks=True,
+    not_built=by_key(hidden_activation="tanh", norm_bias=True, mlp_bias=True, decoder_bias=False)
+    | {
+        "layer_types is sliding_attention, full_attention": {
+            "layer_types": ["sliding_attention", "full_attention"]
+        },
+        "classifier_pooling is 'mean'": {
+            "classifier_pooling": "mean",
+            "architectures": ["ModernBertForSequenceClassification"],
+        },
+        "does not stretch": {
+            "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}
+        },
+        "rope_type of sliding_attention is linear": {
+            "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+        },
+    },
+    other_class="ModernBertForTokenClassification",
+    impossible={
+        "d_model 768 is not divisible by num_heads 7": {"num_heads": 7},
+        "even head_dim, not 1": {"d_model": 12},
+        "global_every must be at least 1": {"global_every": 0},
+    },
+    published={"base": millions(149, 1), "large": millions(395, 1)},
+    counted=transformers.ModernBertForMaskedLM,
+    tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+)
+
+
+class TestLaws(EncoderLaws):
+    case = MODERNBERT
+
+
+@torch.no_grad()
+def test_a_text_much_longer_than_the_window(tmp_path: Path) -> None:
+    """So long that attention of local layers takes the queries in several parts."""
+    model = MODERNBERT.model()
+    assert_same_outputs(model, imported(model, tmp_path).net, random_rows(23, [300, 131]))
+
+
+@pytest.mark.parametrize("size", [9, 300])
+@torch.no_grad()
+def test_texts_side_by_side_are_what_each_is_alone(size: int, tmp_path: Path) -> None:
+    """Unpadded: several texts in a row, also where local layers take it in parts."""
+    net = imported(MODERNBERT.model(), tmp_path).net
+    lengths = [size, 4, 1, size // 2]
+    rows = random_rows(23, lengths)
+    segments = torch.arange(4).repeat_interleave(torch.tensor(lengths))[None]
+    states = net.encode(Tokens.of(torch.cat(rows)[None], segments=segments))[0]
+    for row, found in zip(rows, states.split(lengths), strict=True):
+        torch.testing.assert_close(found, net.encode(Tokens.of(row[None]))[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_a_pooling_of_published_files_matters_to_classifiers_alone() -> None:
+    """The published base model's says mean, which its masked language model does not use."""
+    published: dict[str, Any] = {
+        "architectures": ["ModernBertForMaskedLM"],
+        "classifier_pooling": "mean",
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_attention": 128,
+        "local_rope_theta": 10000.0,
+    }
+    assert MODERNBERT.read(**published) == MODERNBERT.module.Config()
+
+
+@torch.no_grad()
+def test_a_local_layer_sees_half_a_window_on_either_side() -> None:
+    """And every third layer the whole text."""
+    sizes: dict[str, Any] = {"vocab_size": 23, "d_model": 8, "num_heads": 2, "d_ff": 6}
+    config = MODERNBERT.module.Config(**sizes, num_layers=4, window=5)
+    blocks = MODERNBERT.module.build(config).encoder.blocks
+    windows = [block.self_attention.sublayer.window for block in blocks]
+    assert windows == [None, 3, 3, None]  # its own and two on each side
