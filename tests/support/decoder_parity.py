@@ -5,14 +5,17 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory
-from heedful.export.nets import ImportedNet, net_from_hf
+from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.tokens import Tokens
 from heedful.zoo import architecture
+from heedful.zoo.rope import to_half_layout
 from heedful.zoo.saved import make_config
 from hf_parity import (
     CLOSE,
@@ -27,6 +30,27 @@ from hf_parity import (
     random_rows,
     randomised,
 )
+
+# Of LLaMA and its descendants: a tiny configuration of theirs, and keys of another of ours.
+HF_SIZES: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "intermediate_size": 7,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 40,
+}
+TINY: dict[str, Any] = {
+    "vocab_size": 19,
+    "d_model": 16,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": None,
+    "num_layers": 2,
+    "d_ff": 5,
+    "max_length": 32,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +107,36 @@ class DecoderLaws(Laws):
         keys = self.case.ours | {"vocab_size": 99, "d_model": 96, "d_ff": 99, "num_layers": 2}
         net = self.case.module.build(make_config(self.case.name, keys))
         assert_drawn(net, 0.02, 0.02 / 2 if self.case.shrinks else None)
+
+
+class RotaryLaws(DecoderLaws):
+    """LLaMA and its descendants."""
+
+    @pytest.mark.parametrize("bias", [False, True])
+    @torch.no_grad()
+    def test_trap_13_an_interleaved_layout_becomes_half(self, bias: bool, tmp_path: Path) -> None:
+        """The rows of query and key change places, those of the value do not; so do their norms'.
+
+        Logits are the same; without the change they are not.
+        """
+        name, fields = self.case.name, self.case.module.Config.__dataclass_fields__
+        keys = self.case.ours | {"d_model": 32, "rope_layout": "interleaved"}
+        keys |= {"attention_bias": bias} if "attention_bias" in fields else {}
+        net, config = random_net(name, **keys)
+        with pytest.raises(UserError, match=r"rope_layout interleaved; .*rope\.to_half_layout"):
+            net_to_hf(name, config, net)
+        before = {name: weight.clone() for name, weight in net.named_parameters()}
+        half, changed = to_half_layout(net, config)
+        assert changed == replace(config, rope_layout="half")
+        ids = torch.stack(random_rows(19, [12]))
+        torch.testing.assert_close(half(ids), net(ids), **CLOSE)
+        model = exported(ImportedNet(name, changed, half, []), tmp_path, self.case.hf_class)
+        assert_same_logits(model, net, random_rows(19, [12, 5, 9]))
+        assert all(torch.equal(weight, before[name]) for name, weight in net.named_parameters())
+        unchanged = self.case.module.build(changed).eval()
+        unchanged.load_state_dict(net.state_dict())
+        assert (unchanged(ids) - net(ids)).abs().max() > 1e-2
+        assert to_half_layout(half, changed) == (half, changed)
 
 
 @torch.no_grad()

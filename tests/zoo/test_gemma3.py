@@ -2,12 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from decoder_parity import (
+    HF_SIZES,
+    TINY,
     DecoderCase,
     DecoderLaws,
     assert_cached_is_uncached,
@@ -18,36 +19,15 @@ from heedful.errors import UserError
 from heedful.export.nets import net_to_hf
 from hf_parity import by_key, imported, millions, random_rows, transformers
 
-TINY: dict[str, Any] = {
-    "vocab_size": 19,
-    "d_model": 16,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": None,
-    "num_layers": 3,
-    "d_ff": 5,
-    "max_length": 32,
-    "window": 3,
-    "global_every": 2,
-}
 LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
+OURS = TINY | {"num_layers": 3, "window": 3, "global_every": 2}
 GEMMA3 = DecoderCase(
     name="gemma3",
     hf_config=transformers.Gemma3TextConfig,
     hf_class=transformers.Gemma3ForCausalLM,
-    sizes={
-        "vocab_size": 23,
-        "hidden_size": 12,
-        "num_hidden_layers": 3,
-        "intermediate_size": 7,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "head_dim": 6,
-        "max_position_embeddings": 400,
-        "sliding_window": 3,
-        "query_pre_attn_scalar": 5,
-        "sliding_window_pattern": 2,
-    },
+    sizes=HF_SIZES
+    | {"num_hidden_layers": 3, "head_dim": 6, "max_position_embeddings": 400, "sliding_window": 3}
+    | {"query_pre_attn_scalar": 5, "sliding_window_pattern": 2},
     configs=[
         {},
         {
@@ -72,7 +52,7 @@ GEMMA3 = DecoderCase(
             "tie_word_embeddings": False,
         },
     ],
-    ours=TINY,
+    ours=OURS,
     shrinks=False,
     by_rule={"head_dim": 4},
     kept=("sliding_window", "layer_types", "rope_parameters", "final_logit_softcapping"),
@@ -146,7 +126,7 @@ def test_old_files_say_the_same() -> None:
 
 @torch.no_grad()
 def test_only_every_kth_layer_sees_beyond_the_window() -> None:
-    net, _ = random_net("gemma3", **TINY | {"num_layers": 4})
+    net, _ = random_net("gemma3", **OURS | {"num_layers": 4})
     attentions = [block.self_attention.sublayer for block in net.decoder.blocks]
     assert [attention.window for attention in attentions] == [3, None, 3, None]
     local, other = (attentions[number].position.table for number in (0, 1))
@@ -154,6 +134,6 @@ def test_only_every_kth_layer_sees_beyond_the_window() -> None:
 
 
 def test_a_width_that_their_config_refuses_is_not_exported() -> None:
-    net, config = random_net("gemma3", **TINY | {"d_model": 15, "head_dim": 4})
+    net, config = random_net("gemma3", **OURS | {"d_model": 15, "head_dim": 4})
     with pytest.raises(UserError, match="d_model 15 is not divisible by num_heads 4"):
         net_to_hf("gemma3", config, net)

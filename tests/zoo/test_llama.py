@@ -1,7 +1,7 @@
 """LLaMA against transformers: logits, rotary positions of all kinds, files both ways, sizes."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,38 +9,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoder_parity import DecoderCase, DecoderLaws, assert_same_logits, random_net
+from decoder_parity import (
+    HF_SIZES,
+    TINY,
+    DecoderCase,
+    RotaryLaws,
+    assert_same_logits,
+    random_net,
+)
 from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory
 from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.parts.rotary import YarnScaling
-from heedful.zoo import llama, rope
+from heedful.zoo import rope
 from heedful.zoo.rope import head_width, rope_to_hf, rotary, scaling_of
 from heedful.zoo.saved import make_config
-from hf_parity import CLOSE, by_key, exported, random_rows, transformers
+from hf_parity import by_key, exported, random_rows, transformers
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
-TINY: dict[str, Any] = {
-    "vocab_size": 19,
-    "d_model": 16,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "num_layers": 2,
-    "d_ff": 5,
-    "max_length": 32,
-}
 LLAMA = DecoderCase(
     name="llama",
     hf_config=transformers.LlamaConfig,
     hf_class=transformers.LlamaForCausalLM,
-    sizes={
-        "vocab_size": 23,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "intermediate_size": 7,
-        "num_attention_heads": 3,
-        "max_position_embeddings": 40,
-    },
+    sizes=HF_SIZES | {"num_key_value_heads": None},
     configs=[
         {"num_key_value_heads": 1},
         {
@@ -172,7 +163,7 @@ LLAMA = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestLaws(RotaryLaws):
     case = LLAMA
 
 
@@ -309,26 +300,6 @@ def test_ntk_is_a_larger_base_over_there(tmp_path: Path) -> None:
     assert torch.equal(again.net(ids), net(ids))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@torch.no_grad()
-def test_trap_13_an_interleaved_layout_becomes_half(bias: bool, tmp_path: Path) -> None:
-    """The rows of query and key change places, those of the value do not; logits are the same."""
-    keys = TINY | {"d_model": 32, "attention_bias": bias, "rope_layout": "interleaved"}
-    net, config = random_net("llama", **keys)
-    before = {name: weight.clone() for name, weight in net.named_parameters()}
-    half, changed = rope.to_half_layout(net, config)
-    assert changed == replace(config, rope_layout="half")
-    rows = random_rows(19, [12, 5, 9])
-    ids = torch.stack(random_rows(19, [12]))
-    torch.testing.assert_close(half(ids), net(ids), **CLOSE)
-    assert_same_logits(in_hf(half, changed, tmp_path), net, rows)
-    assert all(torch.equal(weight, before[name]) for name, weight in net.named_parameters())
-    unchanged = llama.build(changed).eval()
-    unchanged.load_state_dict(net.state_dict())
-    assert (unchanged(ids) - net(ids)).abs().max() > 1e-2
-    assert rope.to_half_layout(half, changed) == (half, changed)
-
-
 @torch.no_grad()
 def test_where_the_rows_of_an_interleaved_layout_go() -> None:
     """Two query heads, one key head, one value head, each of 6."""
@@ -340,12 +311,6 @@ def test_where_the_rows_of_an_interleaved_layout_go() -> None:
     rows: Tensor = half.decoder.blocks[0].self_attention.sublayer.qkv.weight[:, 0]
     heads = [[0, 2, 4, 1, 3, 5], [6, 8, 10, 7, 9, 11], [12, 14, 16, 13, 15, 17]]
     assert rows.tolist() == [*heads[0], *heads[1], *heads[2], *range(18, 24)]
-
-
-def test_an_interleaved_layout_is_exported_only_when_converted() -> None:
-    net, config = random_net("llama", **TINY, rope_layout="interleaved")
-    with pytest.raises(UserError, match=r"rope_layout interleaved; .*rope\.to_half_layout"):
-        net_to_hf("llama", config, net)
 
 
 def test_trap_14_angles_are_formed_in_fp32_whatever_the_net_computes_in() -> None:

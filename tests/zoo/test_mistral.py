@@ -1,48 +1,28 @@
 """Mistral against transformers: sliding windows with either padding, files both ways, sizes."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from decoder_parity import (
+    HF_SIZES,
+    TINY,
     DecoderCase,
-    DecoderLaws,
+    RotaryLaws,
     assert_cached_is_uncached,
     assert_same_logits,
     random_net,
 )
-from heedful.errors import UserError
-from heedful.export.nets import net_to_hf
-from heedful.zoo import llama, rope
-from hf_parity import CLOSE, by_key, imported, random_rows, transformers
+from heedful.zoo import llama
+from hf_parity import by_key, imported, random_rows, transformers
 
-TINY: dict[str, Any] = {
-    "vocab_size": 19,
-    "d_model": 16,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": None,
-    "num_layers": 2,
-    "d_ff": 5,
-    "max_length": 32,
-    "window": 3,
-}
+OURS = TINY | {"window": 3}
 MISTRAL = DecoderCase(
     name="mistral",
     hf_config=transformers.MistralConfig,
     hf_class=transformers.MistralForCausalLM,
-    sizes={
-        "vocab_size": 23,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "intermediate_size": 7,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 400,
-        "sliding_window": 3,
-    },
+    sizes=HF_SIZES | {"max_position_embeddings": 400, "sliding_window": 3},
     configs=[
         {},
         {
@@ -73,7 +53,7 @@ MISTRAL = DecoderCase(
             },
         },
     ],
-    ours=TINY,
+    ours=OURS,
     by_rule={"head_dim": 4},
     kept=("sliding_window",),
     left_out={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
@@ -95,7 +75,7 @@ MISTRAL = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestLaws(RotaryLaws):
     case = MISTRAL
 
 
@@ -111,7 +91,7 @@ def test_a_text_much_longer_than_the_window(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_trap_18_a_window_counts_the_query_itself(window: int) -> None:
     """With one layer the token `window` places back is the first that changes nothing."""
-    net, _ = random_net("mistral", **TINY | {"num_layers": 1, "window": window})
+    net, _ = random_net("mistral", **OURS | {"num_layers": 1, "window": window})
     ids = torch.stack(random_rows(19, [8]))
     for back in range(8):
         other = ids.clone()
@@ -122,21 +102,9 @@ def test_trap_18_a_window_counts_the_query_itself(window: int) -> None:
 
 @torch.no_grad()
 def test_without_a_window_it_is_llama() -> None:
-    net, config = random_net("mistral", **TINY | {"window": None})
-    keys = {key: value for key, value in TINY.items() if key != "window"}
+    net, config = random_net("mistral", **OURS | {"window": None})
+    keys = {key: value for key, value in OURS.items() if key != "window"}
     other = llama.build(llama.Config(**keys, norm_eps=config.norm_eps)).eval()
     other.load_state_dict(net.state_dict())
     ids = torch.stack(random_rows(19, [12]))
     assert torch.equal(other(ids), net(ids))
-
-
-@torch.no_grad()
-def test_trap_13_an_interleaved_layout_becomes_half() -> None:
-    keys = TINY | {"d_model": 32, "rope_layout": "interleaved"}
-    net, config = random_net("mistral", **keys)
-    with pytest.raises(UserError, match="to_half_layout"):
-        net_to_hf("mistral", config, net)
-    half, changed = rope.to_half_layout(net, config)
-    ids = torch.stack(random_rows(19, [12]))
-    torch.testing.assert_close(half(ids), net(ids), **CLOSE)
-    assert net_to_hf("mistral", changed, half)[0]["sliding_window"] == 3

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from decoder_parity import DecoderCase, DecoderLaws, random_net
+from decoder_parity import (
+    HF_SIZES,
+    TINY,
+    DecoderCase,
+    RotaryLaws,
+    random_net,
+)
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.experts import Experts, balance_loss, routed
@@ -13,31 +19,12 @@ from heedful.parts.tokens import Tokens
 from heedful.training.trainer import TrainStep
 from hf_parity import by_key, imported, padded, random_rows, transformers
 
-TINY: dict[str, Any] = {
-    "vocab_size": 19,
-    "d_model": 16,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": None,
-    "num_layers": 2,
-    "d_ff": 8,  # what transformers joins must be aligned: multiples of 4
-    "max_length": 32,
-    "num_experts": 4,
-}
+OURS = TINY | {"num_experts": 4, "d_ff": 8}  # what transformers joins: multiples of 4
 MIXTRAL = DecoderCase(
     name="mixtral",
     hf_config=transformers.MixtralConfig,
     hf_class=transformers.MixtralForCausalLM,
-    sizes={
-        "vocab_size": 23,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "intermediate_size": 8,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 40,
-        "num_local_experts": 4,
-    },
+    sizes=HF_SIZES | {"intermediate_size": 8, "num_local_experts": 4},
     configs=[
         {},
         {"num_experts_per_tok": 1, "tie_word_embeddings": True, "router_aux_loss_coef": 0.0},
@@ -52,7 +39,7 @@ MIXTRAL = DecoderCase(
             "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0},
         },
     ],
-    ours=TINY,
+    ours=OURS,
     kept=("sliding_window", "router_aux_loss_coef"),
     left_out={"head_dim": None, "max_length": 131072, "balance_weight": 0.001},
     not_built=by_key(hidden_act="tanh", router_jitter_noise=0.1),
@@ -68,7 +55,7 @@ MIXTRAL = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestLaws(RotaryLaws):
     case = MIXTRAL
 
 
@@ -148,7 +135,7 @@ def test_a_training_step_is_on_the_loss_of_transformers(tmp_path: Any) -> None:
 @pytest.mark.parametrize("grad", [True, False])
 def test_experts_meet_only_the_tokens_that_chose_them(grad: bool) -> None:
     """And in training each has a gradient, if only of zeros."""
-    net, _ = random_net("mixtral", **TINY | {"num_experts": 8, "num_layers": 1})
+    net, _ = random_net("mixtral", **OURS | {"num_experts": 8, "num_layers": 1})
     experts = net.decoder.blocks[0].feedforward.sublayer
     met: list[int] = []
     for expert in experts.experts:
@@ -167,7 +154,7 @@ def test_experts_meet_only_the_tokens_that_chose_them(grad: bool) -> None:
 
 def test_every_expert_with_all_tokens_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a graph, whose shapes are fixed; gradients included."""
-    net, _ = random_net("mixtral", **TINY)
+    net, _ = random_net("mixtral", **OURS)
     ids = torch.stack(random_rows(19, [7, 7]))
 
     def found() -> list[torch.Tensor]:

@@ -1,37 +1,21 @@
 """Qwen3 against transformers: normalised queries and keys, files both ways, sizes."""
 
-from typing import Any
-
 import torch
 
-from decoder_parity import DecoderCase, DecoderLaws, random_net
-from heedful.zoo import rope
-from hf_parity import CLOSE, by_key, transformers
+from decoder_parity import (
+    HF_SIZES,
+    TINY,
+    DecoderCase,
+    RotaryLaws,
+    random_net,
+)
+from hf_parity import by_key, transformers
 
-TINY: dict[str, Any] = {
-    "vocab_size": 19,
-    "d_model": 16,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": None,
-    "num_layers": 2,
-    "d_ff": 5,
-    "max_length": 32,
-}
 QWEN3 = DecoderCase(
     name="qwen3",
     hf_config=transformers.Qwen3Config,
     hf_class=transformers.Qwen3ForCausalLM,
-    sizes={
-        "vocab_size": 23,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "intermediate_size": 7,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "head_dim": 6,
-        "max_position_embeddings": 40,
-    },
+    sizes=HF_SIZES | {"head_dim": 6},
     configs=[
         {},
         {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -66,7 +50,7 @@ QWEN3 = DecoderCase(
 )
 
 
-class TestLaws(DecoderLaws):
+class TestLaws(RotaryLaws):
     case = QWEN3
 
 
@@ -82,12 +66,3 @@ def test_the_size_of_queries_and_keys_does_not_matter() -> None:
         query *= torch.tensor([1.0, 3, 5, 7]).repeat_interleave(4)[:, None] * 1e4
         key *= 1e4
     assert (net(ids) - before).abs().max() < 1e-2
-
-
-@torch.no_grad()
-def test_trap_13_an_interleaved_layout_becomes_half() -> None:
-    """The norms' weights of each dimension go with it."""
-    net, config = random_net("qwen3", **TINY | {"rope_layout": "interleaved"})
-    half, _ = rope.to_half_layout(net, config)
-    ids = torch.arange(9)[None]
-    torch.testing.assert_close(half(ids), net(ids), **CLOSE)
