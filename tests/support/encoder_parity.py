@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.export.hf_directory import write_hf_directory
-from heedful.export.nets import net_to_hf
 from hf_parity import (
     CLOSE,
     Case,
@@ -164,6 +162,40 @@ class EncoderLaws(Laws):
         assert_drawn(net, std, std / 2**0.5 if self.case.shrinks else None)
 
 
+class BertLaws(EncoderLaws):
+    """BERT and RoBERTa, whose base models have a pooler and whose output has two biases."""
+
+    def pooled(self) -> Any:
+        return self.case.base_class.base_class
+
+    @torch.no_grad()
+    def test_the_pooler_alone_is_lost_without_a_head(self, tmp_path: Path) -> None:
+        """Of a file of the base model, whose states are as before."""
+        model = self.case.model(self.pooled())
+        found = imported(model, tmp_path)
+        (notice,) = found.notices
+        pooler = ["pooler.dense.bias", "pooler.dense.weight"]
+        assert notice.endswith(f"left out what the model has no place for: {', '.join(pooler)}")
+        back = exported(found, tmp_path / "exported", self.pooled(), missing=set(pooler))
+        ids = torch.stack(self.case.rows(model, [9, 9]))
+        torch.testing.assert_close(output(back, ids), output(model, ids), **CLOSE)
+
+    @torch.no_grad()
+    def test_an_untied_output_reads_the_bias_beside_its_matrix(self, tmp_path: Path) -> None:
+        """transformers keeps a second one, which nothing reads."""
+        (other,) = (name for name in self.case.tied.values() if name.endswith("bias"))
+        model = self.case.model(tie_word_embeddings=False)
+        found = imported(model, tmp_path)
+        assert found.net.head.out.weight is not found.net.embedding.tokens.weight
+        assert [notice.split(": ")[-1] for notice in found.notices] == [other]
+        self.assert_same(model, found.net)
+        again = reread(found, {})
+        assert again.config == found.config
+        assert_same_net(found.net, again.net)
+        back = exported(found, tmp_path / "exported", self.case.hf_class, missing={other})
+        self.assert_same(back, found.net)
+
+
 def output(model: Any, ids: Tensor, mask: Tensor | None = None, **inputs: Any) -> Tensor:
     """Logits of a model of theirs, or its states where it has no head."""
     found = model(ids, attention_mask=mask, **inputs)
@@ -194,44 +226,3 @@ def assert_same_encoder(one: nn.Module, other: nn.Module) -> None:
     """Bit-equal embeddings and layers, whatever the heads."""
     for part in ("embedding", "encoder"):
         assert_same_net(one.get_submodule(part), other.get_submodule(part))
-
-
-# Of BERT and RoBERTa
-
-
-@torch.no_grad()
-def assert_the_pooler_alone_is_lost(case: EncoderCase, base_class: Any, directory: Path) -> None:
-    """Of a file of their base model; their states are as before."""
-    model = case.model(base_class)
-    found = imported(model, directory)
-    (notice,) = found.notices
-    pooler = ["pooler.dense.bias", "pooler.dense.weight"]
-    assert notice.endswith(f"left out what the model has no place for: {', '.join(pooler)}")
-    exported(found, directory / "exported", case.base_class)
-    back, report = base_class.from_pretrained(directory / "exported", output_loading_info=True)
-    assert sorted(report["missing_keys"]) == pooler
-    assert not report["unexpected_keys"]
-    ids = torch.stack(case.rows(model, [9, 9]))
-    torch.testing.assert_close(output(back.eval(), ids), output(model, ids), **CLOSE)
-
-
-@torch.no_grad()
-def assert_an_untied_output_reads_the_bias_beside_its_matrix(
-    laws: EncoderLaws, other: str, directory: Path
-) -> None:
-    """transformers keeps a second one, `other`, which nothing reads."""
-    model = laws.case.model(tie_word_embeddings=False)
-    found = imported(model, directory)
-    assert found.net.head.out.weight is not found.net.embedding.tokens.weight
-    assert [notice.split(": ")[-1] for notice in found.notices] == [other]
-    laws.assert_same(model, found.net)
-    again = reread(found, {})
-    assert again.config == found.config
-    assert_same_net(found.net, again.net)
-    config, tensors = net_to_hf(found.architecture, found.config, found.net)
-    write_hf_directory(directory / "exported", config, tensors)
-    hf_class = laws.case.hf_class
-    back, report = hf_class.from_pretrained(directory / "exported", output_loading_info=True)
-    assert set(report["missing_keys"]) == {other}
-    assert not report["unexpected_keys"]
-    laws.assert_same(back.eval(), found.net)

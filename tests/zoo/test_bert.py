@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from encoder_parity import (
+    BertLaws,
     EncoderCase,
-    EncoderLaws,
     Poolerless,
-    assert_an_untied_output_reads_the_bias_beside_its_matrix,
     assert_same_outputs,
-    assert_the_pooler_alone_is_lost,
 )
 from heedful.parts.dropout import Dropout
 from heedful.zoo import bert
@@ -92,17 +90,8 @@ BERT = EncoderCase(
 )
 
 
-class TestLaws(EncoderLaws):
+class TestLaws(BertLaws):
     case = BERT
-
-
-def test_the_pooler_alone_is_lost_without_a_head(tmp_path: Path) -> None:
-    assert_the_pooler_alone_is_lost(BERT, transformers.BertModel, tmp_path)
-
-
-def test_an_untied_output_reads_the_bias_beside_its_matrix(tmp_path: Path) -> None:
-    other = "cls.predictions.bias"
-    assert_an_untied_output_reads_the_bias_beside_its_matrix(TestLaws(), other, tmp_path)
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """Marian against transformers: logits, padding, caches, both ways of the weights, its sizes."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from heedful.errors import UserError
 from heedful.zoo import marian
 from hf_parity import by_key, millions, transformers, written
-from seq2seq_parity import Seq2SeqCase, Seq2SeqLaws, assert_needs_no_logits_bias, random_bias
+from seq2seq_parity import BART_NOT_BUILT, BART_SIZES, BartLaws, Seq2SeqCase, random_bias, tied_to
 
 SRC_VOCAB, TGT_VOCAB = 23, 29
 SEPARATE: dict[str, Any] = {
@@ -32,21 +31,9 @@ MARIAN = Seq2SeqCase(
     hf_class=transformers.MarianMTModel,
     base_class=transformers.MarianModel,
     base_configs=({}, SEPARATE),
-    sizes={
-        "vocab_size": SRC_VOCAB,
-        "pad_token_id": 22,
-        "decoder_start_token_id": 22,
-        "max_position_embeddings": 12,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16,
-        "encoder_attention_heads": 3,
-        "decoder_attention_heads": 3,
-        "d_model": 12,
-        "scale_embedding": True,
-        "activation_function": "swish",
-    },
+    sizes=BART_SIZES
+    | {"pad_token_id": 22, "decoder_start_token_id": 22, "scale_embedding": True}
+    | {"activation_function": "swish"},
     configs=[
         {},
         SEPARATE | {"activation_function": "gelu", "decoder_layers": 1},
@@ -73,18 +60,7 @@ MARIAN = Seq2SeqCase(
         "activation": "gelu",
         "scale_embeddings": False,
     },
-    not_built=by_key(
-        tie_word_embeddings=False,
-        encoder_layerdrop=0.1,
-        decoder_layerdrop=0.1,
-        is_decoder=True,
-        is_encoder_decoder=False,
-        normalize_before=True,
-        normalize_embedding=True,
-        add_final_layer_norm=True,
-        static_position_embeddings=False,
-        activation_function="tanh",
-    ),
+    not_built=BART_NOT_BUILT | by_key(normalize_embedding=True, static_position_embeddings=False),
     other_class="MarianForCausalLM",
     impossible={
         "src_vocab_size is 7 and tgt_vocab_size 58101": {"src_vocab_size": 7},
@@ -94,11 +70,7 @@ MARIAN = Seq2SeqCase(
     published={"base": millions(73.9), "big": millions(235.9)},
     beyond=lambda config: -config.tgt_vocab_size,  # the bias is no parameter over there
     counted=transformers.MarianMTModel,
-    tied={
-        "model.encoder.embed_tokens.weight": "model.shared.weight",
-        "model.decoder.embed_tokens.weight": "model.shared.weight",
-        "lm_head.weight": "model.shared.weight",
-    },
+    tied=tied_to("model.shared.weight", "model."),
     buffers={
         "model.encoder.embed_positions.weight": torch.zeros(12, 12),
         "model.decoder.embed_positions.weight": torch.zeros(12, 12),
@@ -107,12 +79,8 @@ MARIAN = Seq2SeqCase(
 )
 
 
-class TestLaws(Seq2SeqLaws):
+class TestLaws(BartLaws):
     case = MARIAN
-
-
-def test_a_file_without_the_bias_on_the_logits_has_none(tmp_path: Path) -> None:
-    assert_needs_no_logits_bias(MARIAN, tmp_path)
 
 
 @pytest.mark.parametrize(

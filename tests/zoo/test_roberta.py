@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from encoder_parity import (
+    BertLaws,
     EncoderCase,
-    EncoderLaws,
     Poolerless,
-    assert_an_untied_output_reads_the_bias_beside_its_matrix,
-    assert_the_pooler_alone_is_lost,
     output,
 )
 from heedful.errors import UserError
@@ -88,17 +86,8 @@ ROBERTA = EncoderCase(
 )
 
 
-class TestLaws(EncoderLaws):
+class TestLaws(BertLaws):
     case = ROBERTA
-
-
-def test_the_pooler_alone_is_lost_without_a_head(tmp_path: Path) -> None:
-    assert_the_pooler_alone_is_lost(ROBERTA, transformers.RobertaModel, tmp_path)
-
-
-def test_an_untied_output_reads_the_bias_beside_its_matrix(tmp_path: Path) -> None:
-    other = "lm_head.bias"
-    assert_an_untied_output_reads_the_bias_beside_its_matrix(TestLaws(), other, tmp_path)
 
 
 def test_a_base_models_pooler_is_no_classifier(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from hf_parity import (
     transformers,
     written,
 )
-from seq2seq_parity import Seq2SeqCase, Seq2SeqLaws, assert_same_logits
+from seq2seq_parity import Seq2SeqCase, Seq2SeqLaws, assert_same_logits, tied_to
 
 VOCAB = 23
 V1_1: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -102,11 +102,7 @@ T5 = Seq2SeqCase(
         "1.1-xl": 2_849_757_184,
         "1.1-xxl": 11_135_332_352,
     },
-    tied={
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-        "lm_head.weight": "shared.weight",
-    },
+    tied=tied_to("shared.weight"),
 )
 
 
