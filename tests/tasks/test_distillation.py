@@ -361,18 +361,6 @@ def test_a_student_learns_and_a_resumed_run_ends_the_same(task, teachers, tmp_pa
 WEIGHTS = "model.safetensors"
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_what_was_copied_is_said(task, teachers, tmp_path):
-    folder, teacher = teachers(task)
-    said: list[str] = []
-    recipe = student_of(task, folder, teacher, training__max_steps=1)
-    train(recipe, tmp_path / "run", say=said.append)
-    text = "\n".join(said)
-    stacks = {"translation": 2}.get(task, 1)
-    assert text.count("layers 0 of the teacher") == stacks
-    assert "tensors copied" in text
-
-
 def test_without_steps_the_student_is_its_teachers_layers(teachers, tmp_path):
     """A rate of almost nothing leaves what was copied."""
     folder, teacher = teachers("masked_lm")
