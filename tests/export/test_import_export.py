@@ -12,10 +12,13 @@ from safetensors.torch import load_file, save_file
 from test_bart import BART
 from test_bert import BERT
 from test_distilbert import DISTILBERT
+from test_gemma3 import GEMMA3
 from test_gpt2 import GPT2
 from test_llama import LLAMA
 from test_marian import MARIAN
 from test_mistral import MISTRAL
+from test_mixtral import MIXTRAL
+from test_modernbert import MODERNBERT
 from test_qwen3 import QWEN3
 from test_roberta import ROBERTA
 from test_t5 import T5
@@ -45,6 +48,8 @@ FAMILIES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "llama": (LLAMA, "CausalLM", {}),
     "mistral": (MISTRAL, "CausalLM", {}),
     "qwen3": (QWEN3, "CausalLM", {"bos_token_id": 1, "eos_token_id": 2}),
+    "gemma3": (GEMMA3, "CausalLM", {"bos_token_id": 1, "eos_token_id": 2}),
+    "mixtral": (MIXTRAL, "CausalLM", {}),
     "bert": (BERT, "MaskedLM", {"pad_token_id": 0}),
     "bert-classes": (
         replace(BERT, hf_class=BERT.classify_class),
@@ -52,6 +57,7 @@ FAMILIES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {"pad_token_id": 0, "id2label": LABELS, "label2id": {v: k for k, v in LABELS.items()}},
     ),
     "roberta": (ROBERTA, "MaskedLM", {"pad_token_id": 0, "max_position_embeddings": 49}),
+    "modernbert": (MODERNBERT, "MaskedLM", {}),
     "distilbert": (replace(DISTILBERT, hf_class=DISTILBERT.base_class), "", {}),
     "bart": (BART, "Seq2SeqLM", {}),
     "marian": (

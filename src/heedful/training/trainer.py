@@ -53,8 +53,8 @@ Objective = Callable[[Any, Any], LossSum]
 class TrainStep(nn.Module):
     """A net and what it is trained on: what DDP, FSDP2 and `torch.compile` wrap.
 
-    Where the net has experts, their balance loss is added: a mean over tokens, so once for each
-    target, by whose number the sum is divided.
+    Where the net has experts, their balance loss is added: a mean over the batch's tokens, so once
+    for each target, by whose number the sum is divided.
 
     Args:
         objective: (net, batch) -> sums over the batch's targets, differentiable.
