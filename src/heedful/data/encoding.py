@@ -1,7 +1,7 @@
 """One loop from rows of text to columns of ids: encode, cut or leave out, count, report."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -112,34 +112,23 @@ def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int],
     return first[:size], second[: room - size]
 
 
-def over_long(place: str, lengths: Mapping[str, int], max_length: int) -> UserError:
-    """What is said of a row that is too long; `lengths` of its sequences in tokens."""
-    told = " and ".join(f"{size} {name}" for name, size in lengths.items())
-    return UserError(
-        f"{place}: {told} tokens (special ones counted), more than max_length {max_length};"
-        " raise it, or set truncation to drop or truncate"
-    )
-
-
+@dataclass
 class _Encoder:
     """The loop's state: sequences that are kept, and what is counted."""
 
-    def __init__(
-        self,
-        columns: Mapping[str, TextColumn],
-        max_length: int | None,
-        truncation: Truncation,
-        drop_unknown: bool,
-    ) -> None:
-        self.columns, self.max_length = columns, max_length
-        self.truncation, self.drop_unknown = truncation, drop_unknown
-        self.parts: dict[str, list[Sequences]] = {name: [] for name in columns}
-        self.seconds: dict[str, list[int]] = {
-            name: [] for name, column in columns.items() if len(column.texts) > 1
-        }
-        self.unknown = dict.fromkeys(columns, 0)
-        self.kept: list[int] = []
-        self.num_over = self.num_bare = 0
+    columns: Mapping[str, TextColumn]
+    max_length: int | None
+    truncation: Truncation
+    drop_unknown: bool
+    kept: list[int] = field(default_factory=list)
+    num_over: int = 0
+    num_bare: int = 0
+
+    def __post_init__(self) -> None:
+        self.parts: dict[str, list[Sequences]] = {name: [] for name in self.columns}
+        pairs = [name for name, column in self.columns.items() if len(column.texts) > 1]
+        self.seconds: dict[str, list[int]] = {name: [] for name in pairs}
+        self.unknown = dict.fromkeys(self.columns, 0)
 
     def encode(self, rows: Rows, start: int, stop: int) -> None:
         """Take in the rows from `start` to `stop`."""
@@ -196,7 +185,12 @@ class _Encoder:
         if self.max_length is not None and max(lengths.values()) > self.max_length:
             self.num_over += 1
             if self.truncation == "error":
-                raise over_long(rows.place(index), lengths, self.max_length)
+                told = " and ".join(f"{size} {name}" for name, size in lengths.items())
+                raise UserError(
+                    f"{rows.place(index)}: {told} tokens (special ones counted), more than"
+                    f" max_length {self.max_length}; raise it, or set truncation to drop or"
+                    " truncate"
+                )
             if self.truncation == "drop":
                 return None
             for name, texts in row.items():

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +87,10 @@ def _digest(path: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> AbstractContextManager[Any]:
     """Wait for the lock of a file; the system frees it when a process ends, however that is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
-        lock.acquire()
+        return FileLock(path).acquire()
     except OSError as error:
         raise UserError(f"cannot write {path.parent}: {error.strerror or error}") from None
-    try:
-        yield
-    finally:
-        lock.release()

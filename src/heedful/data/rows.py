@@ -5,9 +5,8 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from fractions import Fraction
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from math import floor
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias, cast
@@ -123,15 +122,7 @@ def read_rows(
         found = [(str(path), _entries(path, fields, unit, format)) for path in files]
     if not found:
         raise UserError("no file is named; name at least one")
-    reader = _Reader(columns, keep_empty)
-    for number, (name, entries) in enumerate(found):
-        reader.read(number, name, entries)
-    return Rows(
-        dict(zip(columns, reader.texts, strict=True)),
-        reader.report,
-        [name for name, _ in found],
-        np.array(reader.places, dtype=np.int64).reshape(-1, 2).T.copy(),
-    )
+    return _collected(columns, found, keep_empty)
 
 
 def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
@@ -224,52 +215,41 @@ class _Entry(NamedTuple):
     texts: Sequence[str]  # one a column; none: lines that are no row
 
 
-class _Reader:
-    """Takes rows in, leaves the empty ones out, and counts."""
-
-    def __init__(self, columns: Sequence[str], keep_empty: bool) -> None:
-        self.columns, self.keep_empty = columns, keep_empty
-        self.texts: list[list[str]] = [[] for _ in columns]
-        self.places: list[tuple[int, int]] = []
-        self.report = Report(0, 0, noun="pairs" if "tgt" in columns else "texts")
-
-    def read(self, source: int, name: str, entries: Iterable[_Entry]) -> None:
-        before, num_lines, num_empty = len(self.places), 0, 0
-        empty = dict.fromkeys(self.columns, 0) | dict(self.report.empty)
+def _collected(
+    columns: Sequence[str], found: Sequence[tuple[str, Iterable[_Entry]]], keep_empty: bool
+) -> Rows:
+    """The entries of sources by name: the empty ones are left out, and all are counted."""
+    rows: dict[str, list[str]] = {column: [] for column in columns}
+    places: list[tuple[int, int]] = []
+    empty = dict.fromkeys(columns, 0)
+    num_lines = num_empty = 0
+    noun = "pairs" if "tgt" in columns else "texts"
+    for source, (name, entries) in enumerate(found):
+        before, lines_before = len(places), num_lines
         for line, size, texts in entries:
             num_lines += size
-            if not texts:
-                continue
-            lacking = [
-                column
-                for column, text in zip(self.columns, texts, strict=True)
-                if column != LABEL and not text.strip()
-            ]
-            if lacking and not self.keep_empty:
-                num_empty += 1
+            row = dict(zip(columns, texts, strict=bool(texts)))
+            lacking = [c for c, text in row.items() if c != LABEL and not text.strip()]
+            if not row or (lacking and not keep_empty):
+                num_empty += bool(row)
                 for column in lacking:
                     empty[column] += 1
                 continue
-            for column, kept, text in zip(self.columns, self.texts, texts, strict=True):
-                if column == LABEL:
-                    text = text.strip()
-                    if not text:
-                        raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
-                kept.append(text)
-            self.places.append((source, line))
-        if len(self.places) == before:
-            what = {"pairs": "pair with text on both sides", "texts": "text"}[self.report.noun]
+            if LABEL in row:
+                row[LABEL] = row[LABEL].strip()
+                if not row[LABEL]:
+                    raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
+            for column, text in row.items():
+                rows[column].append(text)
+            places.append((source, line))
+        if len(places) == before:
+            what = {"pairs": "pair with text on both sides", "texts": "text"}[noun]
             raise UserError(
-                f"{name} is empty: it holds no {'labelled ' * (LABEL in self.columns)}{what} in"
-                f" {num_lines} lines; leave it out, or name another file"
+                f"{name} is empty: it holds no {'labelled ' * (LABEL in columns)}{what} in"
+                f" {num_lines - lines_before} lines; leave it out, or name another file"
             )
-        self.report = replace(
-            self.report,
-            num_lines=self.report.num_lines + num_lines,
-            num_kept=len(self.places),
-            num_empty=self.report.num_empty + num_empty,
-            empty=empty,
-        )
+    report = Report(num_lines, len(places), num_empty, noun=noun, empty=empty)
+    return Rows(rows, report, [name for name, _ in found], np.array(places, dtype=np.int64).T)
 
 
 @contextmanager
@@ -318,18 +298,10 @@ def _plain_lines(path: Path) -> Iterator[_Entry]:
 
 
 def _paragraphs(path: Path) -> Iterator[_Entry]:
-    lines: list[str] = []
-    number = 0
-    for number, line in enumerate(read_lines(path), 1):
-        if line.strip():
-            lines.append(line)
-            continue
-        if lines:
-            yield _Entry(number - len(lines), len(lines), ["\n".join(lines)])
-        yield _Entry(number, 1, [])
-        lines = []
-    if lines:
-        yield _Entry(number - len(lines) + 1, len(lines), ["\n".join(lines)])
+    numbered = enumerate(read_lines(path), 1)
+    for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
+        numbers, lines = zip(*group, strict=True)
+        yield _Entry(numbers[0], len(lines), ["\n".join(lines)] if has_text else [])
 
 
 def _whole(path: Path) -> Iterator[_Entry]:

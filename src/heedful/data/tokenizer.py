@@ -20,7 +20,7 @@ from heedful.data.tokenizer_training import (
     train_backend,
 )
 from heedful.errors import UserError
-from heedful.files import replacing
+from heedful.files import read_json, write_json
 
 __all__ = [
     "IMPORTED",
@@ -102,7 +102,7 @@ def train_tokenizer(
             often than this are not learnt.
         extra_specials: names for the ids from 4 on, such as "<sep>". "<mask>" becomes
             `specials.mask_id`, and "<extra_0>", "<extra_1>" … in their order `sentinel_ids`.
-        template: which of `<s>` and `</s>` `wrap` puts around a text; "both" is BERT's form.
+        template: which of `<s>` and `</s>` stand around a text; "both" is BERT's form.
         keep_whitespace: keep every newline and run of spaces, so that decoding gives them back
             (U+2581 as a space, but for `char`); then no space is put before a text either. The
             kinds of bytes always do, `word` never can.
@@ -111,15 +111,9 @@ def train_tokenizer(
         UserError: an unknown kind or normalisation; a vocabulary larger than the text gives, or
             too small for its characters; no text; a setting that the kind cannot use.
     """
+    extra = tuple(extra_specials)
     plan = Plan(
-        kind,
-        vocab_size,
-        lowercase,
-        normalization,
-        min_frequency,
-        tuple(extra_specials),
-        keep_whitespace,
-        template,
+        kind, vocab_size, lowercase, normalization, min_frequency, extra, keep_whitespace, template
     )
     backend = train_backend(list(texts), plan)
     roles = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
@@ -289,8 +283,7 @@ class Tokenizer:
         Raises:
             UserError: the file cannot be written.
         """
-        with replacing(path) as file:
-            file.write(json.dumps(self.content(), ensure_ascii=False, indent=1).encode())
+        write_json(path, self.content())
 
     def content(self) -> dict[str, Any]:
         """What `save` writes, as JSON; equal for tokenizers that do the same."""
@@ -315,12 +308,7 @@ class Tokenizer:
         Raises:
             UserError: the file is missing, cut short, or not one of ours.
         """
-        try:
-            content = json.loads(path.read_bytes())
-        except OSError as error:
-            raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
-        except ValueError as error:  # both broken UTF-8 and broken JSON
-            raise UserError(f"{path} is not a tokenizer file, or is cut short: {error}") from error
+        content = read_json(path)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise UserError(f"{path} is not a tokenizer written by heedful ({_FORMAT})")
         try:
