@@ -117,6 +117,16 @@ class Options:
         return cls(**given)
 
     @property
+    def rows(self) -> int:
+        """Beams or samples of each prompt."""
+        return max(self.beam_size or 1, self.num_return)
+
+    @property
+    def row_tokens(self) -> int:
+        """Padded tokens of prompts that are worked on at once."""
+        return max(1, self.batch_tokens // self.rows)
+
+    @property
     def draws(self) -> bool:
         """Whether tokens are drawn, not chosen."""
         if self.temperature is not None:

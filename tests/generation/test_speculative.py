@@ -264,28 +264,22 @@ def test_greedy_is_that_of_sampling_and_of_search() -> None:
     for case in range(40):
         rows = random_rows(case, 6, None)
         prompt, rules = [1, case % 6], RULES[case % len(RULES)]
+        options = {
+            "eos_id": 0, "max_new_tokens": 9, "rules": rules, "min_new_tokens": case % 3 * 3,
+            "no_repeat_ngram_size": case % 4 and 3, "forced_prefix": [[2, case % 5 + 1]],
+        }  # fmt: skip
 
         def next_log_probs(prefixes: Tensor, rows: Rows = rows) -> Tensor:
             return torch.stack([rows(tuple(ids)) for ids in prefixes.tolist()])
 
-        [expected] = sample(
-            next_log_probs,
-            [prompt],
-            rules=rules,
-            eos_id=0,
-            max_new_tokens=9,
-            seeds=None,
-            prompts=[prompt],
-        )
+        [expected] = sample(next_log_probs, [prompt], seeds=None, prompts=[prompt], **options)
         draft = DraftModel(Table(noisy(rows, case, 0.5)))
-        result = speculative_decode(
-            Table(rows), draft, prompt, eos_id=0, max_new_tokens=9, rules=rules
-        )
+        result = speculative_decode(Table(rows), draft, prompt, **options)
         assert (result.ids, result.finished) == (expected.ids, expected.finished)
         assert result.token_log_probs == pytest.approx(expected.token_log_probs)
         assert result.log_prob == pytest.approx(expected.log_prob)
         if not rules:
-            [[found]] = greedy_search(next_log_probs, [prompt], eos_id=0, max_new_tokens=9)
+            [[found]] = greedy_search(next_log_probs, [prompt], **options)
             assert (result.ids, result.finished) == (found.ids, found.finished)
 
 

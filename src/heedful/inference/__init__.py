@@ -9,8 +9,8 @@ from heedful.inference.encoders import (
     Filling,
     MaskedLanguageModel,
 )
-from heedful.inference.generator import Generation, Generator
-from heedful.inference.language_model import LanguageModel, TextScore
+from heedful.inference.generator import Generation, Generator, TextScore
+from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import (
     SavedModel,
     choose_device,

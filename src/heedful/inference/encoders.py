@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from heedful.data.encoding import cut_pair
 from heedful.errors import UserError
-from heedful.inference.model import SavedModel, Texts, by_length
+from heedful.inference.model import SavedModel, Texts
 from heedful.options import TooLong
 
 MASK_NAMES = ("<mask>", "[MASK]")
@@ -108,17 +109,13 @@ class MaskedLanguageModel(Encoder):
             logits[:, sorted(self.tokenizer.special_ids)] = -math.inf
             found = logits[places].softmax(-1).topk(min(top_k, logits.size(-1)))
         fillings = []
-        for place, chances, tokens in zip(
+        for place, *candidates in zip(
             places, found.values.tolist(), found.indices.tolist(), strict=True
         ):
             row = []
-            for chance, token in zip(chances, tokens, strict=True):
-                filled = [*ids[:place], token, *ids[place + 1 :]]
-                row.append(
-                    Filling(
-                        self.tokenizer.decode([token]).strip(), chance, self._shown(filled), token
-                    )
-                )
+            for chance, token in zip(*candidates, strict=True):
+                text = self._shown([*ids[:place], token, *ids[place + 1 :]])
+                row.append(Filling(self.tokenizer.decode([token]).strip(), chance, text, token))
             fillings.append(row)
         return fillings
 
@@ -158,31 +155,15 @@ class Classifier(Encoder):
         """Names of the classes, in the order of the logits."""
         return self.card.labels or tuple(map(str, range(self.config.num_labels)))
 
-    def classify(
-        self,
-        texts: Texts,
-        *,
-        pairs: Sequence[str] | None = None,
-        too_long: TooLong = "truncate",
-        batch_tokens: int = 8_192,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Classification]:
-        """The likeliest class of each text, in order, with the probabilities of all.
-
-        Args:
-            pairs: for each text the one that goes with it, for models trained on pairs.
-            too_long: what to do with a text longer than the net allows.
-        """
+    def classify(self, texts: Texts, **options: Any) -> list[Classification]:
+        """The likeliest class of each text, with the probabilities of all; see `class_logits`."""
         found = []
-        for row in self.class_logits(
-            texts, pairs=pairs, too_long=too_long, batch_tokens=batch_tokens, progress=progress
-        ).softmax(-1):
+        for row in self.class_logits(texts, **options).softmax(-1):
             chances = dict(zip(self.labels, row.tolist(), strict=True))
             label = self.labels[int(row.argmax())]
             found.append(Classification(label, chances[label], chances))
         return found
 
-    @torch.inference_mode()
     def class_logits(
         self,
         texts: Texts,
@@ -192,25 +173,27 @@ class Classifier(Encoder):
         batch_tokens: int = 8_192,
         progress: Callable[[int], None] | None = None,
     ) -> Float[Tensor, "N C"]:
-        """What the head says of each text."""
+        """What the head says of each text, in order.
+
+        Args:
+            pairs: for each text the one that goes with it, for models trained on pairs.
+            too_long: what to do with a text longer than the net allows.
+        """
         rows, types = self.encode_pairs(texts, pairs, too_long)
         for number, row in enumerate(rows, 1):
             if not row:
                 raise UserError(f"text {number} is empty")
-        self.net.eval()
-        logits = torch.zeros(len(rows), len(self.labels))
-        for chosen in by_length(rows, batch_tokens):
-            ids, lengths = self.batch([rows[row] for row in chosen])
+        table = self.net.embedding.types
+
+        def logits(chosen: list[int], ids: Tensor, lengths: Tensor) -> Tensor:
             kinds = None
-            table = self.net.embedding.types
             if types is not None and table is not None:
-                # RoBERTa has one type alone.
-                last = table.num_embeddings - 1
+                last = table.num_embeddings - 1  # RoBERTa has one type alone.
                 kinds = self.batch([types[row] for row in chosen])[0].clamp(max=last)
-            logits[chosen] = self.net(ids, lengths, types=kinds).float().cpu()
-            if progress is not None:
-                progress(len(chosen))
-        return logits
+            found: Tensor = self.net(ids, lengths, types=kinds)
+            return found
+
+        return self.in_batches(rows, len(self.labels), logits, batch_tokens, progress)
 
 
 class Embedder(Encoder):

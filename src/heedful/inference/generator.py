@@ -1,6 +1,6 @@
 """Models that write text: one call for what goes on with a prompt and what answers a source."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -14,7 +14,7 @@ from heedful.generation.sampling import StopStrings, cut
 from heedful.generation.speculative import Draft, DraftModel, PromptLookup, Speculation
 from heedful.inference.card import GenerationIds
 from heedful.inference.decoding import Decoding
-from heedful.inference.model import SavedModel, Texts
+from heedful.inference.model import SavedModel, Texts, by_length
 from heedful.options import Options
 
 Step = TypeVar("Step")
@@ -33,6 +33,14 @@ class Generation:
     score: float
     log_prob: float
     finished: bool
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """How likely a text is: the sum of its tokens' natural log-probabilities, and their number."""
+
+    log_prob: float
+    num_tokens: int
 
 
 class Generator(SavedModel):
@@ -116,9 +124,9 @@ class Generator(SavedModel):
         """Most new tokens for a prompt."""
         raise NotImplementedError
 
-    def batches(self, rows: list[list[int]], options: Options) -> Iterator[list[int]]:
-        """Numbers of the prompts that are worked on together."""
-        raise NotImplementedError
+    def batches(self, rows: Sequence[Sequence[int]], options: Options) -> Iterator[list[int]]:
+        """Numbers of the prompts that are worked on together, the longest first."""
+        return by_length(rows, options.row_tokens)
 
     def seen(self, rows: list[list[int]]) -> list[list[int]]:
         """Tokens before the new ones, for the rules that look at them."""
@@ -147,7 +155,7 @@ class Generator(SavedModel):
                 list(speculation)
                 found.append([speculation.result()])
             return found
-        size = max(options.beam_size or 1, options.num_return)
+        size = options.rows
         function, start, common = self._search(rows, numbers, options, size)
         length_score = LengthScore(options.normalization or "average", options.length_penalty or 0)
         if (options.beam_size or 1) > 1:
@@ -177,22 +185,28 @@ class Generator(SavedModel):
     def _search(
         self, rows: list[list[int]], numbers: list[int], options: Options, beams: int
     ) -> tuple[Any, Tensor, dict[str, Any]]:
-        """The function, the start and the arguments that all searches share."""
+        """The function, the start and the arguments that searches in batches share."""
         limits = [self.length_limit(row, options) for row in rows]
         start, state = self.open(rows, max(limits), beams)
-        common: dict[str, Any] = {
+        common = self._asked(rows, numbers, options, limits) | {"state": state}
+        return state.next_log_probs, start, common
+
+    def _asked(
+        self, rows: list[list[int]], numbers: list[int], options: Options, limits: list[int]
+    ) -> dict[str, Any]:
+        """What every search is asked for (`read_request`)."""
+        asked: dict[str, Any] = {
             "eos_id": self.end_ids(),
             "max_new_tokens": limits,
             "min_new_tokens": options.min_new_tokens,
             "rules": self._rules(options, numbers, limits),
             "prompts": self.seen(rows),
-            "state": state,
         }
         if options.prefixes is not None:
             first = [] if self.ids.first is None else [self.ids.first]
-            asked = [self.tgt_tokenizer.encode(options.prefixes[number]) for number in numbers]
-            common["forced_prefix"] = [[*first, *prefix] for prefix in asked]
-        return state.next_log_probs, start, common
+            prefixes = [self.tgt_tokenizer.encode(options.prefixes[number]) for number in numbers]
+            asked["forced_prefix"] = [[*first, *prefix] for prefix in prefixes]
+        return asked
 
     def _runs(self, row: list[int], options: Options) -> Iterator[tuple[list[int], bool]]:
         """Tokens as they are written, and whether they were the last."""
@@ -236,12 +250,10 @@ class Generator(SavedModel):
             target,
             draft,
             start,
-            eos_id=self.end_ids(),
-            max_new_tokens=limit,
             num_draft_tokens=options.num_draft_tokens,
-            rules=self._rules(options, [number], [limit]),
             seed=seed,
             stop=self._stop(options),
+            **self._asked([row], [number], options, [limit]),
         )
 
     def _scorer(self, row: list[int], limit: int) -> tuple[list[int], Decoding]:
@@ -261,12 +273,7 @@ class Generator(SavedModel):
         it costs no log-probability.
         """
         asked = options.prefix_function
-        function: Callable[[int, list[int]], Sequence[int]] | None = None
-        if asked is not None:
-
-            def function(sentence: int, ids: list[int]) -> Sequence[int]:
-                return asked(numbers[sentence], ids)
-
+        function = asked and (lambda sentence, ids: asked(numbers[sentence], ids))
         banned = [
             self.tgt_tokenizer.encode(entry) if isinstance(entry, str) else entry
             for entry in options.banned

@@ -1,7 +1,6 @@
 """Language models opened for use: going on with a text, and how likely a text is."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -13,24 +12,13 @@ from heedful.data.plans import plan_evaluation
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss, total
 from heedful.inference.decoding import STEPS_AT_FIRST, Decoding, capacity_for, left_padded
-from heedful.inference.generator import Generator
-from heedful.inference.model import Texts, by_length
+from heedful.inference.generator import Generator, TextScore
+from heedful.inference.model import Texts
 from heedful.options import Options
 from heedful.parts.losses import LossSum
 from heedful.parts.tokens import Tokens
 
 _NEW_TOKENS = 64
-
-
-@dataclass(frozen=True)
-class TextScore:
-    """How likely a text is: its tokens' summed natural log-probabilities, and how many there are.
-
-    The first token counts only where the model has a mark before it.
-    """
-
-    log_prob: float
-    num_tokens: int
 
 
 class LanguageModel(Generator):
@@ -68,6 +56,8 @@ class LanguageModel(Generator):
     def score(self, texts: Texts, *, stride: int | None = None) -> list[TextScore]:
         """Log-probability of each text, each token told from those before it.
 
+        The first one counts only where the model has a mark before it.
+
         `stride`: how far windows over a text longer than the net are apart; default: half the
         net's length.
         """
@@ -95,18 +85,18 @@ class LanguageModel(Generator):
         moved = (batch.to(self.device) for batch in batches)
         return total([batch_loss(self.net, batch, count_correct=True) for batch in moved])
 
-    def batches(self, rows: list[list[int]], options: Options) -> Iterator[list[int]]:
+    def batches(self, rows: Sequence[Sequence[int]], options: Options) -> Iterator[list[int]]:
         """Prompts that fit with what is written behind them; others with those equally long."""
         new = options.max_new_tokens or _NEW_TOKENS
         fitting = [row if len(row) + new <= self.config.max_length else [] for row in rows]
-        budget = max(1, options.batch_tokens // max(options.beam_size or 1, options.num_return))
-        # The longest first, by the memory that they will need.
-        yield from by_length([range(len(row) + new) if row else () for row in fitting], budget)
+        # By the memory that they will need.
+        sizes = [range(len(row) + new) if row else () for row in fitting]
+        yield from super().batches(sizes, options)
         by_size: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
             if not fitting[number]:
                 by_size.setdefault(len(row), []).append(number)
-        count = max(1, budget // self.config.max_length)
+        count = max(1, options.row_tokens // self.config.max_length)
         for numbers in by_size.values():
             yield from (numbers[place : place + count] for place in range(0, len(numbers), count))
 

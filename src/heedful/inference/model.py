@@ -1,6 +1,6 @@
 """What all saved models share: a net, its tokenizers, its card, and how they are written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 import heedful
 from heedful.data.tokenizer import Tokenizer
@@ -94,14 +95,30 @@ class SavedModel:
         if pooling not in ("mean", "first", "last"):
             raise UserError(f"pooling must be mean, first or last, not {pooling!r}")
         rows = self.encode(texts)
-        vectors = torch.zeros(len(rows), self.config.d_model)
+
+        def vectors(_: list[int], ids: Tensor, lengths: Tensor) -> Tensor:
+            return _pooled(self.states(ids, lengths), lengths, pooling)
+
+        return self.in_batches(rows, self.config.d_model, vectors, batch_tokens)
+
+    def in_batches(
+        self,
+        rows: list[list[int]],
+        width: int,
+        answers: Callable[[list[int], Tensor, Tensor], Float[Tensor, "B D"]],
+        batch_tokens: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> Float[Tensor, "N D"]:
+        """What `answers(numbers of the rows, ids, lengths)` gives for each row, on the CPU."""
+        found = torch.zeros(len(rows), width)
         self.net.eval()
         with torch.inference_mode():
             for chosen in by_length(rows, batch_tokens):
                 ids, lengths = self.batch([rows[row] for row in chosen])
-                states = self.states(ids, lengths)
-                vectors[chosen] = _pooled(states, lengths, pooling).float().cpu()
-        return vectors
+                found[chosen] = answers(chosen, ids, lengths).float().cpu()
+                if progress is not None:
+                    progress(len(chosen))
+        return found
 
     def encode(self, texts: Texts, *, too_long: TooLong = "error") -> list[list[int]]:
         """Ids of each text with what the model expects around it; ids stay as they are."""
@@ -130,21 +147,17 @@ class SavedModel:
                     f"{what} {number} has {len(ids)} tokens, but the model allows {longest}; "
                     'split it, or ask for it to be cut (--truncate, or too_long="truncate")'
                 )
-            suffix = self._kept_suffix(ids)
+            specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
+            suffix = ids[-1:] if ids[-1] in specials else []
             ids[longest - len(suffix) :] = suffix
             self.num_truncated += 1
 
-    def batch(self, rows: list[list[int]], side: str = "right") -> tuple[Tensor, Tensor]:
-        """Rows as padded ids and their lengths, on the net's device."""
+    def batch(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Rows as ids padded on the right and their lengths, on the net's device."""
         lengths = torch.tensor([len(ids) for ids in rows], device=self.device)
         pad_id = self._src_tokenizer.pad_id if self._src_tokenizer is not None else 0
-        width = max(map(len, rows))
-        ids = torch.full((len(rows), width), pad_id)
-        for row, tokens in zip(ids, rows, strict=True):
-            if tokens:
-                place = slice(len(tokens)) if side == "right" else slice(-len(tokens), None)
-                row[place] = torch.tensor(tokens)
-        return ids.to(self.device), lengths
+        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+        return pad_sequence(ids, True, pad_id).to(self.device), lengths
 
     def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
         """The states that `embed` pools."""
@@ -155,11 +168,6 @@ class SavedModel:
         """Write `config.json`, `model.safetensors` and the tokenizers; the weights come last."""
         save_description(self, directory)
         save_tensors(directory / WEIGHTS, weights_of(self.net))
-
-    def _kept_suffix(self, ids: list[int]) -> list[int]:
-        """The special tokens at the end of a row, which cutting it must leave there."""
-        specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
-        return ids[-1:] if ids[-1] in specials else []
 
     def _or_error(self, tokenizer: Tokenizer | None) -> Tokenizer:
         if tokenizer is None:

@@ -1,7 +1,7 @@
 """Models of two stacks opened for use: text in, text out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,20 +16,12 @@ from heedful.evaluation.likelihood import batch_loss, target_states, total
 from heedful.evaluation.metrics import perplexity, token_accuracy
 from heedful.inference.card import GenerationIds
 from heedful.inference.decoding import STEPS_AT_FIRST, Decoding, capacity_for
-from heedful.inference.generator import Generator
-from heedful.inference.model import Texts, by_length
+from heedful.inference.generator import Generator, TextScore
+from heedful.inference.model import Texts
 from heedful.options import Options, TooLong
 from heedful.parts.tokens import Tokens
 
 _SCORED_TOKENS = 8_192  # padded, of a batch of pairs to score
-
-
-@dataclass(frozen=True)
-class PairScore:
-    """How likely a given target is: the sum of natural log-probabilities, EOS included."""
-
-    log_prob: float
-    num_tokens: int
 
 
 class Translator(Generator):
@@ -87,10 +79,6 @@ class Translator(Generator):
         cache = self.net.start(Tokens.of(src, lengths), capacity=size, beams=beams)
         return begin, Decoding(self.net, cache, longest=capacity + begin.size(1) - 1)
 
-    def batches(self, rows: list[list[int]], options: Options) -> Iterator[list[int]]:
-        beams = max(options.beam_size or 1, options.num_return)
-        return by_length(rows, max(1, options.batch_tokens // beams))
-
     def seen(self, rows: list[list[int]]) -> list[list[int]]:
         """Rules look at what is written, not at the source."""
         return [list(self.ids.start) for _ in rows]
@@ -105,17 +93,17 @@ class Translator(Generator):
     @torch.inference_mode()
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"
-    ) -> list[PairScore]:
-        """Log-probability of each target given its source, by teacher forcing."""
+    ) -> list[TextScore]:
+        """Log-probability of each target given its source, EOS included, by teacher forcing."""
         pairs = self._encode_pairs(sources, targets, too_long)
-        scores = [PairScore(0.0, 0)] * len(pairs[0])
+        scores = [TextScore(0.0, 0)] * len(pairs[0])
         self.net.eval()
         for batch in self._held_out(pairs):
             log_probs = self.net.head(target_states(self.net, batch)).log_softmax(-1)
             told = log_probs.gather(-1, batch.targets[:, None]).squeeze(-1)
             lengths = pairs[1].lengths[batch.indices].tolist()
             for row, part in zip(batch.indices.tolist(), told.split(lengths), strict=True):
-                scores[row] = PairScore(float(part.sum()), len(part))
+                scores[row] = TextScore(float(part.sum()), len(part))
         return scores
 
     @torch.inference_mode()
