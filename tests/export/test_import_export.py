@@ -1,6 +1,7 @@
 """Whole models from and to the Hugging Face format, against `transformers`: text, ids, labels."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from heedful.recipe_files import parse_recipe
 from heedful.run import cache_folder, train
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
-from hf_parity import assert_same_net, random_hf
+from hf_parity import assert_same_net, changed, random_hf, randomised
 
 transformers = pytest.importorskip("transformers")
 
@@ -103,15 +104,16 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in FAMILIES}
 
 
-def fresh(name: str, tokenizer: Tokenizer | None, card: dict[str, Any], **keys: Any) -> Any:
-    """A new model of heedful's own."""
-    config: Any = make_config(name, keys)
-    torch.manual_seed(0)
-    net = architecture(name).build(config).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return open_net(net, config, ModelCard(name, "test", **card), tokenizer)
+def fresh(name: str, tokenizer: Tokenizer | None = None, card: Any = None, **keys: Any) -> Any:
+    """A new model of heedful's own, of some tiny sizes where `keys` do not say."""
+    fields = architecture(name).Config.__dataclass_fields__
+    size = 40 if tokenizer is None else tokenizer.vocab_size
+    tiny = dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size"), size)
+    tiny |= {"d_model": 16, "num_heads": 2, "head_dim": 8, "d_ff": 32, "max_length": 40}
+    tiny |= dict.fromkeys(("num_layers", "num_encoder_layers", "num_decoder_layers"), 1)
+    config: Any = make_config(name, {k: v for k, v in tiny.items() if k in fields} | keys)
+    net = randomised(architecture(name).build(config))
+    return open_net(net, config, ModelCard(name, "test", **card or {}), tokenizer)
 
 
 # --- both ways ------------------------------------------------------------------------------
@@ -184,14 +186,11 @@ def test_a_model_writes_here_and_there_what_it_wrote(
         assert writer.generate(**inputs, **options)[0][start:].tolist() == ours, directory.name
 
 
-@pytest.mark.parametrize("name", ["bert-classes"])
-def test_labels_and_probabilities_are_theirs(
-    name: str, directories: dict[str, Path], tmp_path: Path
-) -> None:
-    model = import_hf(directories[name], tmp_path / "ours")
+def test_labels_and_probabilities_are_theirs(directories: dict[str, Path], tmp_path: Path) -> None:
+    model = import_hf(directories["bert-classes"], tmp_path / "ours")
     assert model.labels == ("neg", "neutral", "pos")
     export_hf(model, tmp_path / "hf")
-    for directory in (directories[name], tmp_path / "hf"):
+    for directory in (directories["bert-classes"], tmp_path / "hf"):
         auto = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
         assert auto.config.id2label == LABELS
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -209,18 +208,7 @@ def test_labels_and_probabilities_are_theirs(
 
 def test_the_second_text_of_a_pair_has_its_type_over_there(tmp_path: Path) -> None:
     tokenizer = tokenizer_of("bert-classes")
-    model = fresh(
-        "bert",
-        tokenizer,
-        {"labels": ("yes", "no")},
-        vocab_size=tokenizer.vocab_size,
-        d_model=16,
-        num_heads=2,
-        num_layers=1,
-        d_ff=32,
-        max_length=40,
-        head="classify",
-    )
+    model = fresh("bert", tokenizer, {"labels": ("yes", "no")}, head="classify")
     export_hf(model, tmp_path / "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     inputs = theirs("the cat", "a dog runs", return_tensors="pt")
@@ -242,18 +230,7 @@ def test_a_translator_of_our_own_starts_over_there_as_it_does_here(
 ) -> None:
     """Its card has no ids: begin, end and what is never written are the tokenizer's."""
     tokenizer = train_tokenizer(LINES, kind="bpe", vocab_size=40)
-    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "num_heads": 2}
-    model = fresh(
-        name,
-        tokenizer,
-        {},
-        src_vocab_size=40,
-        tgt_vocab_size=40,
-        d_ff=32,
-        max_length=40,
-        **sizes,
-        **({"head_dim": 8} if name == "t5" else {}),
-    )
+    model = fresh(name, tokenizer)
     export_hf(model, tmp_path / "hf")
     again = import_hf(tmp_path / "hf", tmp_path / "again")
     assert again.ids == model.ids == GenerationIds(start=(1,), end=(2,), never=(0, 1))
@@ -324,19 +301,15 @@ def test_roberta_whose_positions_transformers_would_count_otherwise_is_refused(
 ) -> None:
     """Over there positions count from the padding's id: another token of that id would shift."""
     tokenizer = tokenizer_of("roberta")
-    keys: dict[str, Any] = {"vocab_size": 41, "d_model": 16, "num_heads": 2, "num_layers": 1}
-    keys |= {"d_ff": 32, "max_length": 40}
     with pytest.raises(UserError, match=r"train it with model\.position_offset=1$"):
-        export_hf(fresh("roberta", tokenizer, {}, **keys), tmp_path / "hf")
+        export_hf(fresh("roberta", tokenizer), tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
-    export_hf(fresh("roberta", tokenizer, {}, **keys, position_offset=1), tmp_path / "hf")
+    export_hf(fresh("roberta", tokenizer, position_offset=1), tmp_path / "hf")
 
 
 def test_vaswani2017_has_no_counterpart(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"src_vocab_size": 9, "tgt_vocab_size": 9, "d_model": 8, "num_heads": 2}
-    keys |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 8}
     with pytest.raises(UserError, match="vaswani2017 has no counterpart"):
-        export_hf(fresh("vaswani2017", None, {}, **keys), tmp_path / "hf")
+        export_hf(fresh("vaswani2017"), tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -470,45 +443,36 @@ def test_a_head_for_another_problem_is_told(directories: dict[str, Path], tmp_pa
 # --- what is refused, and what stays --------------------------------------------------------
 
 
-def broken(directory: Path, to: Path, how: str) -> str:
-    """A directory that is wrong in one way, and what must be said of it."""
-    shutil.copytree(directory, to)
-    weights = to / "model.safetensors"
-    tensors = load_file(weights)
-    name = "transformer.h.1.mlp.c_fc.weight"
-    if how == "pickled":
-        weights.rename(to / "pytorch_model.bin")
-        return "pickled"
-    if how == "model type":
-        (to / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-        return "the model type mamba is not known"
-    if how == "tokenizer":
-        (to / "tokenizer.json").write_text('{"version": "1.0", "model"')
-        return "tokenizer.json is no JSON"
-    if how == "tokenizer content":
-        (to / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
-        return "tokenizer.json is damaged"
-    if how == "many":
-        tensors["transformer.stray"] = torch.zeros(2)
-    elif how == "few":
-        del tensors[name]
-    else:
-        tensors[name] = tensors[name][:, :-1].contiguous()
-    save_file(tensors, weights)
-    return "transformer.stray" if how == "many" else name
+WEIGHT = "transformer.h.1.mlp.c_fc.weight"
+# What must be said of a directory with other tensors, or with a file of this content.
+OTHER_TENSORS: dict[str, dict[str, torch.Tensor | None]] = {
+    "no place for: transformer.stray": {"transformer.stray": torch.zeros(2)},
+    f"lacks the tensor {WEIGHT}": {WEIGHT: None},
+    f"{WEIGHT} is (3, 4)": {WEIGHT: torch.zeros(3, 4)},
+}
+OTHER_FILES = {
+    "the model type mamba is not known": ("config.json", {"model_type": "mamba"}),
+    "tokenizer.json is no JSON": ("tokenizer.json", None),
+    "tokenizer.json is damaged": ("tokenizer.json", {"version": "1.0", "model": {"type": "BPE"}}),
+}
 
 
-WAYS = ["pickled", "model type", "tokenizer", "tokenizer content", "many", "few", "shape"]
-
-
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("message", ["pickled", *OTHER_TENSORS, *OTHER_FILES])
 def test_a_broken_directory_is_refused_and_nothing_is_written(
-    how: str, directories: dict[str, Path], tmp_path: Path
+    message: str, directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    message = broken(directories["gpt2"], tmp_path / "theirs", how)
-    with pytest.raises(UserError) as error:
-        import_hf(tmp_path / "theirs", tmp_path / "out")
-    assert message in str(error.value)
+    source = tmp_path / "theirs"
+    shutil.copytree(directories["gpt2"], source)
+    weights = source / "model.safetensors"
+    if message in OTHER_FILES:
+        name, content = OTHER_FILES[message]
+        (source / name).write_text("{" if content is None else json.dumps(content))
+    elif message in OTHER_TENSORS:
+        save_file(changed(load_file(weights), OTHER_TENSORS[message]), weights)
+    else:
+        weights.rename(source / "pytorch_model.bin")
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        import_hf(source, tmp_path / "out")
     assert "\n" not in str(error.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
 
