@@ -18,13 +18,7 @@ from heedful.parts.positions import Learned
 from heedful.zoo.build import encoder_only
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
-from heedful.zoo.hf_encoders import (
-    HF_LAYER,
-    encoder_names,
-    labels_from_hf,
-    labels_to_hf,
-    output_names,
-)
+from heedful.zoo.hf_encoders import HF_LAYER, encoder_classes, encoder_names, output_names
 from heedful.zoo.names import Names
 
 Head = Literal["mlm", "classify", "none"]
@@ -93,19 +87,12 @@ def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:
 HF = HfFormat(
     model_type="bert",
     config=Config,
-    classes={
-        "BertForMaskedLM": {"head": "mlm"},
-        "BertForPreTraining": {"head": "mlm"},
-        "BertForSequenceClassification": {"head": "classify"},
-        "BertModel": {"head": "none"},
-    },
+    classes=encoder_classes("Bert") | {"BertForPreTraining": {"head": "mlm"}},
     fixed={
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
     },
-    read=labels_from_hf,
-    write=labels_to_hf,
 )
 
 

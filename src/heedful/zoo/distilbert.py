@@ -21,7 +21,7 @@ from heedful.zoo.bert import Head
 from heedful.zoo.build import encoder_only
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
-from heedful.zoo.hf_encoders import encoder_names, labels_from_hf, labels_to_hf
+from heedful.zoo.hf_encoders import encoder_classes, encoder_names
 from heedful.zoo.names import Names
 
 HF_POSITIONS = {False: "learned", True: "sinusoidal"}
@@ -29,18 +29,10 @@ HF_POSITIONS = {False: "learned", True: "sinusoidal"}
 
 @model_config
 class Config:
-    """The paper's sizes and choices; the defaults are its model.
+    """The paper's sizes and choices; the defaults are its model. As BERT's, and:
 
     Args:
         positions: learned, as the teacher's; sinusoidal: a table that is not trained.
-        head: mlm: logits of the token at each position; classify: logits of the text's class, from
-            the state of its first token; none: the states.
-        num_labels: classes of the text; of the head classify alone.
-        max_length: longest text, or pair of texts, in tokens.
-        dropout: on embeddings and sub-layers' outputs.
-        attention_dropout: on the attention weights.
-        classifier_dropout: on what the matrix of classes reads.
-        tie_embeddings: one matrix for input and output; of the head mlm alone.
     """
 
     vocab_size: Annotated[int, Hf("vocab_size")] = 30522
@@ -85,13 +77,7 @@ def _fix(positions: nn.Module | None) -> None:
 HF = HfFormat(
     model_type="distilbert",
     config=Config,
-    classes={
-        "DistilBertForMaskedLM": {"head": "mlm"},
-        "DistilBertForSequenceClassification": {"head": "classify"},
-        "DistilBertModel": {"head": "none"},
-    },
-    read=labels_from_hf,
-    write=labels_to_hf,
+    classes=encoder_classes("DistilBert"),
 )
 HF_LAYER = {
     "self_attention.sublayer.qkv": "attention.{q,k,v}_lin",

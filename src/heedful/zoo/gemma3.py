@@ -14,12 +14,10 @@ from heedful.parts.feedforward import Gate
 from heedful.parts.norms import RMSNorm
 from heedful.parts.residual import SandwichNorm
 from heedful.zoo import rotary_decoder
-from heedful.zoo.build import Keys
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import GATES, Hf, HfFormat
 from heedful.zoo.local_layers import LocalLayers
 from heedful.zoo.names import Names
-from heedful.zoo.rope import head_width
 from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf
 
 
@@ -83,25 +81,17 @@ LAYERS = LocalLayers(
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    norm, width = RMSNorm(config.norm_eps, centred=True), head_width(config)
-    attention = LAYERS.attention(config, config.window)
-
-    def layer(number: int) -> Keys:
-        norms = {"query_norm": norm.build(width), "key_norm": norm.build(width)}
-        return {**norms, **attention(number)}
-
     return assemble(
         config,
-        norm=norm,
+        norm=RMSNorm(config.norm_eps, centred=True),
+        qk_norm=True,
         residual=SandwichNorm,
-        layer=layer,
+        layer=LAYERS.attention(config, config.window),
         outside={
             "scale": config.d_model**0.5,
             "output": {"softcap": config.logit_softcap},
             "shrinks": False,
         },
-        bias=config.attention_bias,
-        out_bias=config.attention_bias,
         scale=config.query_scalar**-0.5,
         softcap=config.score_softcap,
     )
@@ -126,8 +116,6 @@ HF = HfFormat(
     write=_write,
 )
 HF_LAYER = rotary_decoder.HF_LAYER | {
-    "self_attention.sublayer.query_norm": "self_attn.q_norm",
-    "self_attention.sublayer.key_norm": "self_attn.k_norm",
     "self_attention.output_norm": "post_attention_layernorm",
     "feedforward.norm": "pre_feedforward_layernorm",
     "feedforward.output_norm": "post_feedforward_layernorm",

@@ -98,6 +98,8 @@ def config_keys_from_hf(
         known = ", ".join(format.classes)
         raise UserError(f"{where}: no place for the class {names[0]}; known here: {known}")
     ours = {**format.defaults, **format.classes[names[0]]}
+    if hasattr(format.config, "num_labels"):  # they leave the names of two classes out
+        ours["num_labels"] = len(content.get("id2label") or ()) or content.get("num_labels") or 2
     for name, hf in _annotated(format.config).items():
         if hf.keys[0] in content:
             ours[name] = hf.read(content[hf.keys[0]], where)
@@ -113,6 +115,9 @@ def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:
     content |= format.fixed
     for key, hf in _annotated(format.config).items():
         content |= hf.write(ours[key])
+    if ours.get("num_labels", 2) != 2:  # the names alone say how many classes there are
+        labels = {str(label): f"LABEL_{label}" for label in range(ours["num_labels"])}
+        content |= {"id2label": labels, "label2id": {name: int(k) for k, name in labels.items()}}
     return content | format.write(config)
 
 

@@ -1,4 +1,4 @@
-"""What the Hugging Face formats of BERT and its descendants share: labels and tensor names."""
+"""What the Hugging Face formats of BERT and its descendants share: classes and tensor names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,17 +21,10 @@ HF_LAYER = {
 }
 
 
-def labels_from_hf(content: Mapping[str, Any]) -> dict[str, Any]:
-    """How many classes `config.json` has names for; it leaves them out where there are two."""
-    return {"num_labels": len(content.get("id2label") or ()) or content.get("num_labels") or 2}
-
-
-def labels_to_hf(config: Any) -> dict[str, Any]:
-    """Names for the classes, by which alone `config.json` says how many there are."""
-    if config.num_labels == 2:
-        return {}
-    names = {str(label): f"LABEL_{label}" for label in range(config.num_labels)}
-    return {"id2label": names, "label2id": {name: int(label) for label, name in names.items()}}
+def encoder_classes(name: str) -> dict[str, dict[str, Any]]:
+    """Their classes of a model, and the head of each."""
+    ends = {"ForMaskedLM": "mlm", "ForSequenceClassification": "classify", "Model": "none"}
+    return {f"{name}{end}": {"head": head} for end, head in ends.items()}
 
 
 def output_names(config: Any, theirs: str) -> dict[str, str]:

@@ -64,8 +64,7 @@ def build(config: Config) -> DecoderOnly:
     The papers do not say how theirs were drawn. Here as in GPT-2: N(0, 0.02²), those that end a
     residual branch divided by √(2L).
     """
-    bias = config.attention_bias
-    return assemble(config, mlp_bias=config.mlp_bias, bias=bias, out_bias=bias)
+    return assemble(config)
 
 
 HF = HfFormat(

@@ -20,7 +20,7 @@ from heedful.zoo.bert import Head
 from heedful.zoo.build import Keys, encoder_only, stack
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfFormat
-from heedful.zoo.hf_encoders import encoder_names, labels_from_hf, labels_to_hf
+from heedful.zoo.hf_encoders import encoder_classes, encoder_names
 from heedful.zoo.local_layers import LocalLayers
 from heedful.zoo.names import Names
 from heedful.zoo.rope import check_rope
@@ -108,22 +108,18 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
     keys = LAYERS.read(content)
     if keys.pop("rope_scaling") is not None:
         raise UserError("config.json: heedful's modernbert does not stretch its rotary positions")
-    return keys | labels_from_hf(content)
+    return keys
 
 
 HF = HfFormat(
     model_type="modernbert",
     config=Config,
-    classes={
-        "ModernBertForMaskedLM": {"head": "mlm"},
-        "ModernBertForSequenceClassification": {"head": "classify"},
-        "ModernBertModel": {"head": "none"},
-    },
+    classes=encoder_classes("ModernBert"),
     fixed=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False)
     | {"decoder_bias": True},
     read=_read,
     # The padding's id: their default may be beyond the vocabulary; a tokenizer's takes its place.
-    write=lambda c: labels_to_hf(c) | LAYERS.write(c) | {"pad_token_id": None},
+    write=lambda c: LAYERS.write(c) | {"pad_token_id": None},
 )
 HF_LAYER = {
     "self_attention.norm": "attn_norm",

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.norms import RMSNorm
-from heedful.zoo import rotary_decoder
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import Hf, HfFormat
-from heedful.zoo.names import Names
-from heedful.zoo.rope import head_width, rope_from_hf
-from heedful.zoo.rotary_decoder import Base, assemble, sizes_to_hf
+from heedful.zoo.rope import rope_from_hf
+from heedful.zoo.rotary_decoder import Base, assemble, hf_names, sizes_to_hf
+
+__all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
 
 @model_config
@@ -56,13 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 1, and the parameters of each
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn as `llama.build` draws them."""
-    bias = config.attention_bias
-
-    def norms(number: int) -> dict[str, Any]:
-        norm, width = RMSNorm(config.norm_eps), head_width(config)
-        return {"query_norm": norm.build(width), "key_norm": norm.build(width)}
-
-    return assemble(config, layer=norms, bias=bias, out_bias=bias)
+    return assemble(config, qk_norm=True)
 
 
 def _read(content: dict[str, Any]) -> dict[str, Any]:
@@ -84,10 +77,3 @@ HF = HfFormat(
     read=_read,
     write=sizes_to_hf,
 )
-
-
-def hf_names(config: Config) -> Names:
-    """LLaMA's, and those of the norms of queries and keys."""
-    norms = {"query_norm": "q_norm", "key_norm": "k_norm"}
-    more = {f"self_attention.sublayer.{o}": f"self_attn.{t}" for o, t in norms.items()}
-    return rotary_decoder.hf_names(config, rotary_decoder.HF_LAYER | more)

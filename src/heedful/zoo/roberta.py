@@ -22,13 +22,7 @@ from heedful.parts.positions import Learned
 from heedful.zoo import bert
 from heedful.zoo.build import classifier_dropout, encoder_only
 from heedful.zoo.checks import model_config
-from heedful.zoo.hf_encoders import (
-    HF_LAYER,
-    encoder_names,
-    labels_from_hf,
-    labels_to_hf,
-    output_names,
-)
+from heedful.zoo.hf_encoders import HF_LAYER, encoder_classes, encoder_names, output_names
 from heedful.zoo.names import Names
 
 
@@ -68,14 +62,13 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
         raise UserError("config.json: pad_token_id is null, but RoBERTa counts positions from it")
     offset = pad_id + 1
     length = content.get("max_position_embeddings", 512) - offset
-    return {"position_offset": offset, "max_length": length, **labels_from_hf(content)}
+    return {"position_offset": offset, "max_length": length}
 
 
 def _write(config: Config) -> dict[str, Any]:
     return {
         "pad_token_id": config.position_offset - 1,
         "max_position_embeddings": config.max_length + config.position_offset,
-        **labels_to_hf(config),
     }
 
 
@@ -83,11 +76,7 @@ HF = replace(
     bert.HF,
     model_type="roberta",
     config=Config,
-    classes={
-        "RobertaForMaskedLM": {"head": "mlm"},
-        "RobertaForSequenceClassification": {"head": "classify"},
-        "RobertaModel": {"head": "none"},
-    },
+    classes=encoder_classes("Roberta"),
     defaults={"norm_eps": 1e-12, "type_vocab_size": 2},
     read=_read,
     write=_write,

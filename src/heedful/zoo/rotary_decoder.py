@@ -69,31 +69,39 @@ class Base:
 def assemble(
     config: Base,
     *,
-    mlp_bias: bool = False,
     norm: Norm | None = None,
     residual: type[Residual] = PreNorm,
     layer: Callable[[int], Keys] = lambda number: NONE,
     network: Callable[[], nn.Module] | None = None,
+    qk_norm: bool = False,
     outside: Keys = NONE,
     **attention: Any,
 ) -> DecoderOnly:
-    """LLaMA or a descendant.
+    """LLaMA or a descendant; biases where its Config has `attention_bias` and `mlp_bias`.
 
     Args:
         norm: default: RMSNorm.
         layer, network, attention: further arguments as of `stack`.
+        qk_norm: queries and keys are normalised, each head for itself.
         outside: further arguments of `decoder_only`.
     """
     position = rotary_module(config)
     keys: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-    keys |= {"dropout": config.attention_dropout, "bias": False, "out_bias": False}
+    bias = getattr(config, "attention_bias", False)
+    keys |= {"dropout": config.attention_dropout, "bias": bias, "out_bias": bias}
+    norm, width = norm or RMSNorm(config.norm_eps), head_width(config)
+
+    def of(number: int) -> Keys:
+        norms = {f"{name}_norm": norm.build(width) for name in ("query", "key") if qk_norm}
+        return {"position": position, **norms, **layer(number)}
+
     blocks = stack(
         config,
         residual=residual,
-        norm=norm or RMSNorm(config.norm_eps),
+        norm=norm,
         attention=keys | attention,
-        layer=lambda number: {"position": position, **layer(number)},
-        mlp={"d_ff": _hidden(config), "bias": mlp_bias},
+        layer=of,
+        mlp={"d_ff": _hidden(config), "bias": getattr(config, "mlp_bias", False)},
         network=network,
         final_norm=True,
     )
@@ -128,6 +136,8 @@ def divided_sizes_to_hf(config: Base) -> dict[str, Any]:
 HF_LAYER = {
     "self_attention.norm": "input_layernorm",
     "self_attention.sublayer.qkv": "self_attn.{q,k,v}_proj",
+    "self_attention.sublayer.query_norm": "self_attn.q_norm",
+    "self_attention.sublayer.key_norm": "self_attn.k_norm",
     "self_attention.sublayer.out": "self_attn.o_proj",
     "feedforward.norm": "post_attention_layernorm",
     "feedforward.sublayer.up": "mlp.{gate,up}_proj",
