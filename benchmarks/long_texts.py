@@ -118,10 +118,7 @@ def decode(contexts: tuple[int, ...], rounds: int) -> dict[str, dict[str, float]
 
         shape = (1, config.num_heads, 1, config.d_model // config.num_heads)
         query = torch.randn(shape)
-        stored = [
-            (keys.transpose(1, 2), values.transpose(1, 2))
-            for keys, values in zip(cache.keys, cache.values, strict=True)
-        ]
+        stored = [store.transpose(1, 2).chunk(2, dim=1) for store in cache.stores]
 
         def read(stored: Any = stored, query: Tensor = query) -> None:
             for keys, values in stored:

@@ -151,13 +151,14 @@ def test_rows_come_and_go_in_one_cache_while_others_go_on(name: str) -> None:
             other, (texts[row],) = begun(net, [text], "left", 16, 1)
             cache.put(torch.tensor([row]), other)
             left[row] = int(torch.randint(1, 9, ()))
-        untouched = [(t[row].clone(), row) for row in free for t in (cache.keys[0], cache.positions)
+        stores = (cache.stores[0], cache.positions)
+        untouched = [(t[row].clone(), row) for row in free for t in stores
                      if not left[row]]  # fmt: skip
         counts = [int(n > 0) for n in left]
         if any(counts):
             texts = extend(net, cache, texts, random_rows(counts, len(waiting)), "right")
         left = [max(0, n - 1) for n in left]
-        stores = iter([cache.keys[0], cache.positions] * 4)
+        stores = iter([cache.stores[0], cache.positions] * 4)
         for before, row in untouched:  # a row that has ended writes nothing
             assert torch.equal(next(stores)[row, :-1], before[:-1])
 
@@ -181,7 +182,7 @@ def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> No
     """Sources are projected once; following another beam moves no key."""
     net = two_stacks(Single())
     cache, _ = begun(net, texts_of([3, 2]), "right", 16, 3)
-    stores = [*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values]
+    stores = [*cache.stores, *cache.cross]
     before = [store.data_ptr() for store in stores]
     assert all(store.size(0) == 2 for store in stores)
     with pytest.MonkeyPatch.context() as patch:
@@ -193,7 +194,7 @@ def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> No
             assert all(torch.equal(*pair) for pair in zip(stores, kept, strict=True))
             ids = torch.full((6, 1), step)
             net.decode(Tokens(ids, torch.tensor([3, 3, 3, 2, 2, 2])[:, None] + step), cache)
-    stores = [*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values]
+    stores = [*cache.stores, *cache.cross]
     assert [store.data_ptr() for store in stores] == before
     assert cache.used.tolist() == [3 + 9, 2 + 9]
 
@@ -203,8 +204,8 @@ def test_a_cache_has_the_model_s_type_its_key_heads_and_slots_for_what_it_was_ma
     single = Single(num_heads=4, num_kv_heads=2, windows=(None,))
     for dtype in (torch.float32, torch.bfloat16):
         cache = decoder(single).to(dtype).start(3, capacity=5 + 2 * 4, beams=4)
-        assert cache.keys[0].shape == cache.values[0].shape == (3, 13 + 1, 2, single.head_dim)
-        assert cache.keys[0].dtype == dtype
+        assert cache.stores[0].shape == (3, 13 + 1, 2 * 2, single.head_dim)
+        assert cache.stores[0].dtype == dtype
         assert (cache.num_sources, cache.beams, cache.capacity) == (3, 4, 13)
 
 

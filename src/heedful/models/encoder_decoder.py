@@ -95,6 +95,5 @@ class EncoderDecoder(nn.Module):
             attention = block.cross_attention.sublayer  # type: ignore[union-attr]
             assert isinstance(attention, CrossAttention)
             projected.append(attention.project_memory(states))
-        keys, values = (list(side) for side in zip(*projected, strict=True))
         cache = Cache.empty(self.decoder.cache_shapes, states.size(0), capacity, beams, states)
-        return replace(cache, cross_keys=keys, cross_values=values, source_real=span.real)
+        return replace(cache, cross=projected, source_real=span.real)

@@ -311,7 +311,7 @@ class CrossAttention(MultiHead):
         x: Float[Tensor, "N T D"],
         visible: Visibility,
         memory: Float[Tensor, "B S D"] | None = None,
-        projected: tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]] | None = None,
+        projected: Float[Tensor, "B both S E"] | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Attention output; zero where nothing of the source is visible.
 
@@ -324,15 +324,13 @@ class CrossAttention(MultiHead):
         if projected is None:
             assert memory is not None, "give the source's states, or its keys and values"
             projected = self.project_memory(memory)
-        query = self._split(self.q(x))
-        return self._merge(self._attend_by_source(query, *projected, visible), visible)
+        key, value = projected.chunk(2, dim=1)
+        heads = self._attend_by_source(self._split(self.q(x)), key, value, visible)
+        return self._merge(heads, visible)
 
-    def project_memory(
-        self, memory: Float[Tensor, "B S D"]
-    ) -> tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]:
-        """Keys and values of a source, computed once for a whole decoding."""
-        key, value = self._split(self.kv(memory)).chunk(2, dim=1)
-        return key, value
+    def project_memory(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B both S E"]:
+        """Keys and, behind them, values of a source, computed once for a whole decoding."""
+        return self._split(self.kv(memory))
 
 
 def _join(pieces: Sequence[Tensor], places: range) -> Tensor:

@@ -16,19 +16,19 @@ FREE = 2**31 - 1  # position of a slot that holds nothing: after every query, so
 class LayerCache(NamedTuple):
     """One layer's keys and values, and the slots that a pass writes to."""
 
-    keys: Float[Tensor, "B C G E"]
-    values: Float[Tensor, "B C G E"]
+    store: Float[Tensor, "B C both E"]
     slots: Int[Tensor, "n"]
-    cross: tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]] | None
+    cross: Float[Tensor, "B both S E"] | None
 
     def update(
         self, keys: Float[Tensor, "N G T E"], values: Float[Tensor, "N G T E"]
     ) -> tuple[Float[Tensor, "B G C E"], Float[Tensor, "B G C E"]]:
         """Write the keys and values of new tokens; returns all that the layer holds."""
-        for store, new in ((self.keys, keys), (self.values, values)):
-            rows = new.transpose(1, 2).flatten(0, 1).flatten(1)
-            store.view(-1, rows.size(1)).index_copy_(0, self.slots, rows.to(store.dtype))
-        return self.keys.transpose(1, 2), self.values.transpose(1, 2)
+        rows = torch.cat([keys, values], dim=1).transpose(1, 2).flatten(2).flatten(0, 1)
+        flat = self.store.view(-1, rows.size(1))
+        flat.index_copy_(0, self.slots, rows.to(self.store.dtype))
+        keys, values = self.store.transpose(1, 2).chunk(2, dim=1)
+        return keys, values
 
 
 class Pass(NamedTuple):
@@ -49,21 +49,20 @@ class Cache:
     copied, and a prompt is stored once for all its beams. Rows N = B · W, beams side by side.
 
     Attributes:
-        keys, values: of each layer, (B, C + 1, G, E); the last slot takes what must not be written.
+        stores: keys and values of each layer, (B, C + 1, 2·G, E), the keys first; the last slot
+            takes what must not be written.
         positions: (B, C + 1), position of the token in each slot; `FREE` where there is none.
         used: (B,), slots in use.
         seen: (B, W, C + 1), which slots belong to the text of each beam.
-        cross_keys, cross_values: of each layer, (B, G, S, E); empty for one stack.
+        cross: keys and values of the sources in each layer, (B, 2·G, S, E); empty for one stack.
         source_real: (B, S), False at the padding of sources; None: there is none.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    stores: list[Tensor]
     positions: Int[Tensor, "B C"]
     used: Int[Tensor, "B"]
     seen: Bool[Tensor, "B W C"]
-    cross_keys: list[Tensor] = field(default_factory=list)
-    cross_values: list[Tensor] = field(default_factory=list)
+    cross: list[Tensor] = field(default_factory=list)
     source_real: Bool[Tensor, "B S"] | None = None
 
     @classmethod
@@ -82,8 +81,7 @@ class Cache:
 
         size = capacity + 1
         return cls(
-            [zeros(num_sources, size, *shape, dtype=like.dtype) for shape in shapes],
-            [zeros(num_sources, size, *shape, dtype=like.dtype) for shape in shapes],
+            [zeros(num_sources, size, 2 * g, e, dtype=like.dtype) for g, e in shapes],
             zeros(num_sources, size, dtype=torch.int64).fill_(FREE),
             zeros(num_sources, dtype=torch.int64),
             zeros(num_sources, beams, size, dtype=torch.bool),
@@ -125,8 +123,8 @@ class Cache:
             queries, Span(self.positions), causal=True, allowed=allowed, tokens=span
         )
         across = None
-        if self.cross_keys:
-            places = torch.arange(self.cross_keys[0].size(2), device=self.used.device)[None]
+        if self.cross:
+            places = torch.arange(self.cross[0].size(2), device=self.used.device)[None]
             sources = Span(places, self.source_real)
             across = Visibility(queries, sources, causal=False, tokens=span, rows_per_source=beams)
         return Pass(self._layers(slots), visible, across)
@@ -142,34 +140,24 @@ class Cache:
             return tensor.index_select(0, sources)
 
         return Cache(
-            [of(store) for store in self.keys],
-            [of(store) for store in self.values],
+            [of(store) for store in self.stores],
             of(self.positions),
             of(self.used),
             of(self.seen),
-            [of(store) for store in self.cross_keys],
-            [of(store) for store in self.cross_values],
+            [of(store) for store in self.cross],
             None if self.source_real is None else of(self.source_real),
         )
 
     def grow(self, capacity: int) -> "Cache":
         """The same with a larger capacity."""
-        shapes = [(store.size(2), store.size(3)) for store in self.keys]
-        grown = Cache.empty(shapes, self.num_sources, capacity, self.beams, self.keys[0])
+        shapes = [(store.size(2) // 2, store.size(3)) for store in self.stores]
+        grown = Cache.empty(shapes, self.num_sources, capacity, self.beams, self.stores[0])
         size = self.capacity  # without the last slot, which holds nothing
-        for large, small in zip(
-            [*grown.keys, *grown.values], [*self.keys, *self.values], strict=True
-        ):
+        for large, small in zip(grown.stores, self.stores, strict=True):
             large[:, :size] = small[:, :size]
         grown.positions[:, :size] = self.positions[:, :size]
         grown.seen[:, :, :size] = self.seen[:, :, :size]
-        return replace(
-            grown,
-            used=self.used,
-            cross_keys=self.cross_keys,
-            cross_values=self.cross_values,
-            source_real=self.source_real,
-        )
+        return replace(grown, used=self.used, cross=self.cross, source_real=self.source_real)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens of every text; for one beam."""
@@ -199,17 +187,15 @@ class Cache:
     def _layers(self, slots: Int[Tensor, "B n"]) -> list[LayerCache]:
         first = torch.arange(self.num_sources, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
-        cross = list(zip(self.cross_keys, self.cross_values, strict=True))
         return [
-            LayerCache(keys, values, flat, cross[index] if cross else None)
-            for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True))
+            LayerCache(store, flat, self.cross[index] if self.cross else None)
+            for index, store in enumerate(self.stores)
         ]
 
     def _tensors(self) -> list[Tensor]:
         """All tensors; each has the texts in its first dimension."""
         real = [] if self.source_real is None else [self.source_real]
-        stores = [*self.keys, *self.values, *self.cross_keys, *self.cross_values]
-        return [*stores, self.positions, self.used, self.seen, *real]
+        return [*self.stores, *self.cross, self.positions, self.used, self.seen, *real]
 
 
 torch.export.register_dataclass(Cache)  # so that an exported step takes it
