@@ -251,10 +251,3 @@ def test_evaluation_scores_each_token_once_with_the_context_that_the_stride_allo
     if stride == context:
         used = sorted(s + i for s, size, _ in windows for i in range(size))
         assert len(used) == len(set(used)) == len(scored)
-
-
-def test_evaluation_of_a_small_text() -> None:
-    assert evaluation([10], 4, 2) == [(0, 4, 1), (2, 4, 3), (4, 4, 3), (6, 3, 3)]
-    assert evaluation([9], 4, 4) == [(0, 4, 1), (4, 4, 1)]
-    assert evaluation([3], 4, 4) == [(0, 2, 1)]
-    assert evaluation([1], 4, 4) == evaluation([0], 4, 4) == []

@@ -342,18 +342,11 @@ def test_tails_of_small_texts() -> None:
         train, held_out = split_tail(Rows({"text": texts}), fraction, unit)
         return train["text"], held_out["text"]
 
-    assert tail(["0123456789"], 0.1, "file") == (["012345678"], ["9"])
     assert tail(["0123456789"], 0.9, "file") == (["0"], ["123456789"])  # not 0.99 of one
-    assert tail(["01234", "56789"], 0.5, "file") == (["01234"], ["56789"])
-    assert tail(["01234", "56789"], 0.3, "file") == (["01234", "56"], ["789"])
     assert tail(["0123", "45", "6789"], 0.5, "line") == (["0123", "45"], ["6789"])  # a tie
-    for texts, fraction, unit, side in (
-        (["0123456789"], 0.1, "line", "hold out"),
-        (["0123456789"], 0.9, "line", "train on"),
-        (["0"], 0.5, "file", "train on"),
-    ):
+    for fraction, side in ((0.1, "hold out"), (0.9, "train on")):
         with pytest.raises(UserError, match=f"leaves none to {side}"):
-            tail(texts, fraction, unit)
+            tail(["0123456789"], fraction, "line")
     for fraction in (0.0, 1.0, -0.1, 1.5, float("nan")):
         with pytest.raises(UserError, match="set it between 0 and 1"):
             tail(["a", "b"], fraction, "line")
