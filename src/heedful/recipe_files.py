@@ -5,7 +5,6 @@ nearest right one; a value of the wrong kind is an error that names its key. The
 saved with a run, so that the run can be repeated from its folder alone.
 """
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -119,9 +118,10 @@ def recipe_path(recipe: str | Path) -> Path:
     names = shipped_recipes()
     if str(recipe) in names:
         return RECIPES / f"{recipe}.yaml"
-    close = difflib.get_close_matches(str(recipe), names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"shipped recipes: {', '.join(names)}"
-    raise UserError(f"no recipe {recipe}: no such file, and no shipped recipe of that name; {hint}")
+    raise UserError(
+        f"no recipe {recipe}: no such file, and no shipped recipe of that name; "
+        f"{nearest(str(recipe), names)}"
+    )
 
 
 def shipped_recipes() -> list[str]:

@@ -59,7 +59,7 @@ MISTRAL = DecoderCase(
     left_out={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
     not_built=by_key(hidden_act="tanh")
     | {
-        "layer_types is set": {"layer_types": ["full_attention"]},
+        "layer_types has full_attention": {"layer_types": ["full_attention"]},
         "'dynamic'": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         "window must be at least 1": {"sliding_window": 0},
     },

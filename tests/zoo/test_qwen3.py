@@ -34,7 +34,7 @@ QWEN3 = DecoderCase(
     left_out={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
     | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False, "rope_base": 10000.0},
     not_built=by_key(hidden_act="tanh", use_sliding_window=True)
-    | {"layer_types is not full_attention": {"layer_types": ["sliding_attention"]}},
+    | {"layer_types has sliding_attention": {"layer_types": ["sliding_attention"]}},
     other_class="Qwen3ForSequenceClassification",
     impossible={"num_heads 16 is not divisible by num_kv_heads 5": {"num_kv_heads": 5}},
     published={

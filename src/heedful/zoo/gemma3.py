@@ -97,10 +97,6 @@ def build(config: Config) -> DecoderOnly:
     )
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
-    return LAYERS.read({"max_position_embeddings": 131072} | content)
-
-
 def _write(config: Config) -> dict[str, Any]:
     return divided_sizes_to_hf(config) | LAYERS.write(config)
 
@@ -112,7 +108,7 @@ HF = HfFormat(
     fixed={"use_bidirectional_attention": False},
     defaults={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
     | {"d_ff": 9216, "max_length": 131072, "window": 4096},
-    read=_read,
+    read=LAYERS.read,
     write=_write,
 )
 HF_LAYER = rotary_decoder.HF_LAYER | {

@@ -77,7 +77,7 @@ HF = HfFormat(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    read=lambda content: {"bias": content.get(NO_BIAS, True)},
+    read=lambda content, ours: {"bias": content.get(NO_BIAS, True)},
     write=lambda config: {} if config.bias else {NO_BIAS: False},
 )
 

@@ -86,9 +86,9 @@ def _layers(num_layers: int, window: int | None) -> list[str]:
     return [turns[layer % len(turns)] for layer in range(num_layers)]
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     types = content.get("attention_types", [[["global", "local"], 12]])
-    num_layers = content.get("num_layers", 24)
+    num_layers = ours["num_layers"]
     layers = [kind for kinds, times in types for kind in kinds * times]
     for window in (content.get("window_size", 256), None):
         if layers == _layers(num_layers, window):

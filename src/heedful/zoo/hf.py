@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from heedful.errors import UserError
 from heedful.parts.feedforward import Activation, Gate
 
+Keys = dict[str, Any]
 # Of several names for one of ours the first is written.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -70,8 +71,8 @@ class HfFormat:
         fixed: their key -> the value that we build. Any other is refused on import; it is written
             on export.
         defaults: our key -> its value where a file leaves it out, if that is not our default.
-        read, write: what is beyond annotations: our keys from their whole content, and theirs from
-            our config; they win.
+        read, write: what is beyond annotations: our keys from their whole content and from what is
+            known of ours (defaults included), and theirs from our config; they win.
     """
 
     model_type: str
@@ -79,7 +80,7 @@ class HfFormat:
     classes: Mapping[str, Mapping[str, Any]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    read: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {}
+    read: Callable[[Keys, Keys], dict[str, Any]] = lambda content, ours: {}
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
@@ -103,7 +104,8 @@ def config_keys_from_hf(
     for name, hf in _annotated(format.config).items():
         if hf.keys[0] in content:
             ours[name] = hf.read(content[hf.keys[0]], where)
-    return ours | format.read(dict(content))
+    usual = {each.name: each.default for each in fields(format.config)}
+    return ours | format.read(dict(content), usual | ours)
 
 
 def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:

@@ -36,16 +36,14 @@ T5_FEEDFORWARDS: dict[str, Activation | Gate] = {
 }
 
 
-def read_decoder(content: dict[str, Any]) -> dict[str, Any]:
+def read_decoder(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Our keys of what the decoder has for itself."""
-    ours: dict[str, Any] = {}
-    for name, key, large in (
-        ("num_decoder_heads", "attention_heads", 16),
-        ("decoder_d_ff", "ffn_dim", 4096),
-    ):
-        size = content.get(f"decoder_{key}", large)
-        ours[name] = None if size == content.get(f"encoder_{key}", large) else size
-    return ours
+    heads = content.get("decoder_attention_heads", 16)
+    d_ff = content.get("decoder_ffn_dim", 4096)
+    return {
+        "num_decoder_heads": None if heads == ours["num_heads"] else heads,
+        "decoder_d_ff": None if d_ff == ours["d_ff"] else d_ff,
+    }
 
 
 def write_decoder(config: Any) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def bart_names(*, shared: bool) -> Names:
     )
 
 
-def read_t5(content: dict[str, Any]) -> dict[str, Any]:
+def read_t5(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Transformers 5 says by `scale_decoder_outputs` what older files say by `tie_word_embeddings`.
 
     It writes that all matrices are tied, whatever they are; only the tensors tell (`hf_names`).
@@ -97,7 +95,7 @@ def read_t5(content: dict[str, Any]) -> dict[str, Any]:
             "config.json: scale_decoder_outputs is True where tie_word_embeddings is False; "
             "heedful's t5 scales the output of one shared matrix alone"
         )
-    layers = content.get("num_decoder_layers") or content.get("num_layers", 6)
+    layers = content.get("num_decoder_layers") or ours["num_encoder_layers"]
     return {"num_decoder_layers": layers, "tie_embeddings": scaled}
 
 

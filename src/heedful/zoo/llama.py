@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import Hf, HfFormat
-from heedful.zoo.rope import rope_from_hf
-from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf, hf_names
+from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf, hf_names, read_rotary
 
 __all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
@@ -72,6 +71,6 @@ HF = HfFormat(
     config=Config,
     classes={"LlamaForCausalLM": {}, "LlamaModel": {}},
     defaults={"d_ff": 11008},
-    read=lambda content: rope_from_hf({"max_position_embeddings": 2048} | content),
+    read=read_rotary,
     write=divided_sizes_to_hf,
 )

@@ -43,7 +43,7 @@ class LocalLayers:
 
         return of
 
-    def read(self, content: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, content: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
         """Our `global_every`, `rope_base`, `rope_scaling` and `local_rope_base`.
 
         Raises UserError for layers without such a rule, and as `rope_from_hf`; old files have bases
@@ -62,7 +62,8 @@ class LocalLayers:
                     "rope_theta": content.get(*base),
                     "rope_parameters": given.get(kind),
                     "rope_scaling": scaling,
-                }
+                },
+                ours["max_length"],
             )
             for kind, base, scaling in (
                 (GLOBAL, self.global_base, content.get("rope_scaling")),

@@ -80,7 +80,7 @@ def init_weight(module: nn.Module, name: str, parameter: Tensor) -> None:
         xavier(module, name, parameter)
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     shared = content.get("share_encoder_decoder_embeddings", True)
     tied = content.get("tie_word_embeddings", True)
     if shared and not tied:
@@ -88,11 +88,10 @@ def _read(content: dict[str, Any]) -> dict[str, Any]:
             "config.json: tie_word_embeddings is False where share_encoder_decoder_embeddings is "
             "True; heedful builds all matrices shared, target and output shared, or none"
         )
-    source = content.get("vocab_size", Config.src_vocab_size)
     return {
-        "tgt_vocab_size": content.get("decoder_vocab_size") or source,
+        "tgt_vocab_size": content.get("decoder_vocab_size") or ours["src_vocab_size"],
         "tie_embeddings": "all" if shared else "decoder" if tied else "none",
-        **read_decoder(content),
+        **read_decoder(content, ours),
     }
 
 

@@ -13,12 +13,10 @@ configuration; the window alone does not limit it.
 
 from typing import Annotated, Any
 
-from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import Hf, HfFormat
-from heedful.zoo.rope import rope_from_hf
-from heedful.zoo.rotary_decoder import Base, assemble, hf_names, sizes_to_hf
+from heedful.zoo.rotary_decoder import Base, assemble, hf_names, read_rotary, sizes_to_hf
 
 __all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
@@ -51,20 +49,11 @@ def build(config: Config) -> DecoderOnly:
     return assemble(config, window=config.window)
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
-    if content.get("layer_types"):
-        raise UserError(
-            "config.json: layer_types is set, but all layers of heedful's mistral are alike; "
-            "sliding_window says of which kind"
-        )
-    return rope_from_hf({"max_position_embeddings": 131072} | content)
-
-
 HF = HfFormat(
     model_type="mistral",
     config=Config,
     classes={"MistralForCausalLM": {}, "MistralModel": {}},
     defaults={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
-    read=_read,
+    read=read_rotary,
     write=sizes_to_hf,
 )

@@ -14,8 +14,7 @@ from heedful.zoo import mistral, rotary_decoder
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.names import Names, layer_names
-from heedful.zoo.rope import rope_from_hf
-from heedful.zoo.rotary_decoder import assemble, sizes_to_hf
+from heedful.zoo.rotary_decoder import assemble, read_rotary, sizes_to_hf
 
 
 @model_config
@@ -68,9 +67,9 @@ def build(config: Config) -> DecoderOnly:
 _BALANCE = "router_aux_loss_coef"
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
-    content = {"max_position_embeddings": 131072, "rope_theta": 1000000.0} | content
-    return {"balance_weight": content.get(_BALANCE, 0.001) or None, **rope_from_hf(content)}
+def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    weight = content.get(_BALANCE, 0.001) or None
+    return {"balance_weight": weight, **read_rotary({"rope_theta": 1000000.0} | content, ours)}
 
 
 def _write(config: Config) -> dict[str, Any]:

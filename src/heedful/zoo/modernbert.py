@@ -98,14 +98,14 @@ def build(config: Config) -> EncoderOnly:
     return net
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     classes = "ModernBertForSequenceClassification" in (content.get("architectures") or ())
     if classes and content.get("classifier_pooling", "cls") != "cls":
         raise UserError(
             f"config.json: classifier_pooling is {content['classifier_pooling']!r}, but heedful's "
             "classifiers read the state of the first token alone ('cls')"
         )
-    keys = LAYERS.read(content)
+    keys = LAYERS.read(content, ours)
     if keys.pop("rope_scaling") is not None:
         raise UserError("config.json: heedful's modernbert does not stretch its rotary positions")
     return keys

@@ -7,12 +7,10 @@ released configurations.
 
 from typing import Annotated, Any
 
-from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import Hf, HfFormat
-from heedful.zoo.rope import rope_from_hf
-from heedful.zoo.rotary_decoder import Base, assemble, hf_names, sizes_to_hf
+from heedful.zoo.rotary_decoder import Base, assemble, hf_names, read_rotary, sizes_to_hf
 
 __all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
@@ -58,15 +56,6 @@ def build(config: Config) -> DecoderOnly:
     return assemble(config, qk_norm=True)
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
-    if set(content.get("layer_types") or ()) - {"full_attention"}:
-        raise UserError(
-            "config.json: layer_types is not full_attention alone, but all layers of heedful's "
-            "qwen3 see the whole text"
-        )
-    return rope_from_hf({"max_position_embeddings": 32768} | content)
-
-
 HF = HfFormat(
     model_type="qwen3",
     config=Config,
@@ -74,6 +63,6 @@ HF = HfFormat(
     fixed={"use_sliding_window": False},
     defaults={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
     | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False},
-    read=_read,
+    read=read_rotary,
     write=sizes_to_hf,
 )

@@ -56,13 +56,11 @@ def build(config: Config) -> EncoderOnly:
     )
 
 
-def _read(content: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     pad_id = content.get("pad_token_id", 1)
     if pad_id is None:
         raise UserError("config.json: pad_token_id is null, but RoBERTa counts positions from it")
-    offset = pad_id + 1
-    length = content.get("max_position_embeddings", 512) - offset
-    return {"position_offset": offset, "max_length": length}
+    return {"position_offset": pad_id + 1, "max_length": ours["max_length"] - (pad_id + 1)}
 
 
 def _write(config: Config) -> dict[str, Any]:

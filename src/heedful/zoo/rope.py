@@ -113,8 +113,8 @@ _BESIDE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
 _BESIDE_YARN = {"mscale", "mscale_all_dim", "finetuned"}
 
 
-def rope_from_hf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Our rope keys from `config.json`; raises UserError for what we do not build.
+def rope_from_hf(given: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+    """Our rope keys from `config.json` of a model; raises UserError for what we do not build.
 
     Old files have `rope_theta` and `rope_scaling`, those of transformers 5 `rope_parameters`, which
     holds the base too.
@@ -142,10 +142,9 @@ def rope_from_hf(given: Mapping[str, Any]) -> dict[str, Any]:
     said = {key: inner[key] for key in table if inner.get(key) is not None}
     if _ORIGINAL in table:
         # In this order: it once stood beside the scaling, and is left out where nothing changed.
-        length = given.get(_ORIGINAL) or said.get(_ORIGINAL) or given["max_position_embeddings"]
-        said[_ORIGINAL] = length
+        said[_ORIGINAL] = given.get(_ORIGINAL) or said.get(_ORIGINAL) or max_length
     if kind == "yarn":
-        said |= _yarn_from_hf(inner, said, given)
+        said |= _yarn_from_hf(inner, said, max_length)
     for key in ("factor", "low_freq_factor", "high_freq_factor"):
         if key in table and key not in said:
             raise UserError(f"config.json: {place} of type {kind} lacks {key}")
@@ -154,10 +153,10 @@ def rope_from_hf(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _yarn_from_hf(
-    inner: Mapping[str, Any], said: Mapping[str, Any], given: Mapping[str, Any]
+    inner: Mapping[str, Any], said: Mapping[str, Any], max_length: int
 ) -> dict[str, Any]:
     """What YaRN's keys follow from where they are left out."""
-    factor = said.get("factor") or given["max_position_embeddings"] / said[_ORIGINAL]
+    factor = said.get("factor") or max_length / said[_ORIGINAL]
     over, under = inner.get("mscale"), inner.get("mscale_all_dim")
     if "attention_factor" in said or not (over and under):
         return {"factor": factor}

@@ -19,6 +19,7 @@ from heedful.zoo.rope import (
     RopeScaling,
     check_rope,
     head_width,
+    rope_from_hf,
     rope_to_hf,
     rotary_module,
 )
@@ -111,6 +112,16 @@ def assemble(
 def _hidden(config: Base) -> int:
     """d_ff, given or by the authors' rule."""
     return config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
+
+
+def read_rotary(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Rotary keys of layers that are all alike; raises UserError where they are not."""
+    kind = "sliding_attention" if ours.get("window") else "full_attention"
+    if other := set(content.get("layer_types") or ()) - {kind}:
+        raise UserError(
+            f"config.json: layer_types has {min(other)}, but here all layers are alike: {kind}"
+        )
+    return rope_from_hf(content, ours["max_length"])
 
 
 def sizes_to_hf(config: Base) -> dict[str, Any]:
