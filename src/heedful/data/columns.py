@@ -1,7 +1,7 @@
 """One store of columns: sequences of ids and plain numbers, memory-mapped, in a folder."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from heedful.files import read_json, write_json
 _DESCRIPTION = "columns.json"
 
 
+@dataclass(eq=False)
 class Sequences:
     """Sequences of token ids, one after the other in one array; `sequences[i]` is a view.
 
@@ -25,9 +26,8 @@ class Sequences:
         offsets: where each sequence begins in `ids`, and at the end where the last one ends.
     """
 
-    def __init__(self, ids: Integer[np.ndarray, " M"], offsets: Int64[np.ndarray, " N1"]) -> None:
-        self.ids = ids
-        self.offsets = offsets
+    ids: Integer[np.ndarray, " M"]
+    offsets: Int64[np.ndarray, " N1"]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -44,6 +44,7 @@ class Sequences:
 Column: TypeAlias = Sequences | Int64[np.ndarray, " N"]
 
 
+@dataclass(eq=False)
 class Columns:
     """Named columns of equal length, with the report of how they were made.
 
@@ -51,12 +52,11 @@ class Columns:
         info: what else belongs to them, as JSON: names of labels.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Column], report: Report, info: Mapping[str, Any] | None = None
-    ) -> None:
-        self.columns = dict(columns)
-        self.report = report
-        self.info = dict(info or {})
+    columns: Mapping[str, Column]
+    report: Report
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         assert len({len(column) for column in self.columns.values()}) == 1, self.columns
 
     def __len__(self) -> int:

@@ -103,7 +103,7 @@ def encode_rows(
     found: dict[str, Column] = {name: joined(parts) for name, parts in encoder.parts.items()}
     found |= {f"{name}.second": np.array(places) for name, places in encoder.seconds.items()}
     found |= {name: column[kept] for name, column in (numbers or {}).items()}
-    return Columns(found, report, info)
+    return Columns(found, report, info or {})
 
 
 def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:

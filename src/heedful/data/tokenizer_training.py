@@ -55,7 +55,38 @@ class Plan:
     template: str
 
     def __post_init__(self) -> None:
-        _check(self)
+        kind, size, num_specials = self.kind, self.vocab_size, len(self.specials)
+        if kind not in KINDS:
+            raise UserError(f"unknown tokenizer kind {kind!r}; choose one of {', '.join(KINDS)}")
+        if self.normalization not in (None, "nfc", "nfkc", "none"):
+            raise UserError(
+                f"unknown normalization {self.normalization!r}; choose nfc, nfkc or none"
+            )
+        if self.template not in _TEMPLATES:
+            raise UserError(f"unknown template {self.template!r}; choose none, bos, eos or both")
+        if kind in _SUBWORDS and size is None:
+            raise UserError(f"tokenizer kind {kind} needs a vocab_size, such as 8000")
+        if kind == "byte" and size is not None:
+            raise UserError(
+                f"tokenizer kind byte has its 256 bytes and {num_specials} specials;"
+                " unset vocab_size"
+            )
+        if size is not None and size <= num_specials:
+            raise UserError(
+                f"vocab_size {size} leaves no room beside the {num_specials} specials; raise it"
+            )
+        if self.min_frequency != 1 and kind in ("unigram", "byte"):
+            raise UserError(f"tokenizer kind {kind} has no use for min_frequency; unset it")
+        if self.keep_whitespace and kind == "word":
+            raise UserError(
+                "tokenizer kind word is cut at whitespace and cannot keep it;"
+                " unset keep_whitespace, or choose another kind"
+            )
+        for index, name in enumerate(self.extra_specials):
+            if not _SPECIAL_NAME.fullmatch(name):
+                raise UserError(f"special {name!r} needs a name like <mask>, in angle brackets")
+            if name in self.specials[: len(SPECIALS) + index]:
+                raise UserError(f"special {name!r} is there twice; name each once")
 
     @property
     def specials(self) -> tuple[str, ...]:
@@ -78,16 +109,25 @@ def train_backend(lines: list[str], plan: Plan) -> Backend:
     if plan.kind != "byte" and not any(given):
         raise UserError("there is no text to train a tokenizer on; give at least one line")
     backend = _untrained(plan)
+    if plan.kind == "unigram":
+        # One more, because with none to add to the characters the trainer adds all it has.
+        _check_least(len(plan.specials) + len(_alphabet(backend, lines, plan)) + 1, plan)
     if plan.kind != "byte":
-        _train(backend, lines, plan)
+        backend.train_from_iterator(lines, trainer=_trainer(backend, lines, plan))
     backend = _canonical(backend, plan)
     # Only so that decoding knows them: Tokenizer has their names in a text read as text.
     backend.add_special_tokens(list(plan.specials))
     single, pair = _TEMPLATES[plan.template]
     ids = [(name, SPECIALS.index(name)) for name in ("<s>", "</s>")]
     backend.post_processor = processors.TemplateProcessing(single, pair, ids)
-    if plan.kind in _SUBWORDS:
-        _check_size(int(backend.get_vocab_size()), plan)
+    size = int(backend.get_vocab_size())
+    if plan.vocab_size is not None and plan.kind in _SUBWORDS:
+        if size < plan.vocab_size:
+            raise UserError(
+                f"a {plan.kind} vocabulary of {plan.vocab_size} is more than the text gives: it"
+                f" gives {size}; set vocab_size to {size} or less, or train on more text"
+            )
+        _check_least(size, plan)
     return backend
 
 
@@ -102,56 +142,14 @@ def byte_pieces() -> list[str]:
     return [own[byte] if byte in own else next(others) for byte in range(256)]
 
 
-def _check(plan: Plan) -> None:
-    kind, size, num_specials = plan.kind, plan.vocab_size, len(plan.specials)
-    if kind not in KINDS:
-        raise UserError(f"unknown tokenizer kind {kind!r}; choose one of {', '.join(KINDS)}")
-    if plan.normalization not in (None, "nfc", "nfkc", "none"):
-        raise UserError(f"unknown normalization {plan.normalization!r}; choose nfc, nfkc or none")
-    if plan.template not in _TEMPLATES:
-        raise UserError(f"unknown template {plan.template!r}; choose none, bos, eos or both")
-    if kind in _SUBWORDS and size is None:
-        raise UserError(f"tokenizer kind {kind} needs a vocab_size, such as 8000")
-    if kind == "byte" and size is not None:
+def _check_least(least: int, plan: Plan) -> None:
+    if plan.vocab_size is not None and plan.vocab_size < least:
+        instead = "" if plan.kind == "byte_bpe" else ", or kind to byte_bpe"
         raise UserError(
-            f"tokenizer kind byte has its 256 bytes and {num_specials} specials; unset vocab_size"
+            f"a {plan.kind} vocabulary of {plan.vocab_size} is too small for the text: its"
+            f" characters and the {len(plan.specials)} specials need {least}; set vocab_size to"
+            f" {least} or more{instead}"
         )
-    if size is not None and size <= num_specials:
-        raise UserError(
-            f"vocab_size {size} leaves no room beside the {num_specials} specials; raise it"
-        )
-    if plan.min_frequency != 1 and kind in ("unigram", "byte"):
-        raise UserError(f"tokenizer kind {kind} has no use for min_frequency; unset it")
-    if plan.keep_whitespace and kind == "word":
-        raise UserError(
-            "tokenizer kind word is cut at whitespace and cannot keep it; unset keep_whitespace,"
-            " or choose another kind"
-        )
-    for index, name in enumerate(plan.extra_specials):
-        if not _SPECIAL_NAME.fullmatch(name):
-            raise UserError(f"special {name!r} needs a name like <mask>, in angle brackets")
-        if name in plan.specials[: len(SPECIALS) + index]:
-            raise UserError(f"special {name!r} is there twice; name each once")
-
-
-def _check_size(size: int, plan: Plan) -> None:
-    assert plan.vocab_size is not None
-    if size < plan.vocab_size:
-        raise UserError(
-            f"a {plan.kind} vocabulary of {plan.vocab_size} is more than the text gives: it gives"
-            f" {size}; set vocab_size to {size} or less, or train on more text"
-        )
-    if size > plan.vocab_size:
-        raise _too_small(size, plan)
-
-
-def _too_small(least: int, plan: Plan) -> UserError:
-    instead = "" if plan.kind == "byte_bpe" else ", or kind to byte_bpe"
-    return UserError(
-        f"a {plan.kind} vocabulary of {plan.vocab_size} is too small for the text: its characters"
-        f" and the {len(plan.specials)} specials need {least}; set vocab_size to {least} or"
-        f" more{instead}"
-    )
 
 
 def _untrained(plan: Plan) -> Backend:
@@ -210,16 +208,6 @@ def _normalizers(plan: Plan) -> list[Any]:
     elif plan.kind in ("bpe", "unigram", "wordpiece"):
         steps.append(normalizers.Replace(SPACE, " "))
     return steps
-
-
-def _train(backend: Backend, lines: list[str], plan: Plan) -> None:
-    if plan.kind == "unigram":
-        assert plan.vocab_size is not None
-        # One more, because with none to add to the characters the trainer adds all it has.
-        least = len(plan.specials) + len(_alphabet(backend, lines, plan)) + 1
-        if plan.vocab_size < least:
-            raise _too_small(least, plan)
-    backend.train_from_iterator(lines, trainer=_trainer(backend, lines, plan))
 
 
 def _trainer(backend: Backend, lines: list[str], plan: Plan) -> Any:
