@@ -141,26 +141,31 @@ def test_rows_come_and_go_in_one_cache_while_others_go_on(name: str) -> None:
     """100 texts arrive at random in a cache of four rows; a row without one takes no token."""
     net = tiny(name)
     waiting = [texts_of([int(torch.randint(1, 6, ()))], seed)[0] for seed in range(100)]
-    left = [0] * 4  # tokens that each row has yet to write
-    cache, texts = begun(net, [text._replace(ids=text.ids[:0]) for text in waiting[:4]], "right",
-                         16, 1)  # fmt: skip
-    while waiting or any(left):
-        free = [row for row in range(4) if not left[row]]
+    cache = start(net, waiting[:4], capacity=16)
+    texts: dict[int, Text] = {}  # by row, those that go on, and the logits after their tokens
+    said: dict[int, list[Tensor]] = {}
+    while waiting or texts:
+        free = [row for row in range(4) if row not in texts]
         if waiting and free and torch.rand(()) < 0.6:
             row, text = free[int(torch.randint(len(free), ()))], waiting.pop()
-            other, (texts[row],) = begun(net, [text], "left", 16, 1)
+            other, prompt = start(net, [text], capacity=16), Tokens.of(text.ids[None])
+            said[row] = [net.head(net.decode(prompt, other))[0]]
             cache.put(torch.tensor([row]), other)
-            left[row] = int(torch.randint(1, 9, ()))
-        stores = (cache.stores[0], cache.positions)
-        untouched = [(t[row].clone(), row) for row in free for t in stores
-                     if not left[row]]  # fmt: skip
-        counts = [int(n > 0) for n in left]
-        if any(counts):
-            texts = extend(net, cache, texts, random_rows(counts, len(waiting)), "right")
-        left = [max(0, n - 1) for n in left]
-        stores = iter([cache.stores[0], cache.positions] * 4)
-        for before, row in untouched:  # a row that has ended writes nothing
-            assert torch.equal(next(stores)[row, :-1], before[:-1])
+            texts[row] = text
+        real = torch.tensor([[row in texts] for row in range(4)])
+        lengths = [texts[row].ids.numel() if row in texts else 0 for row in range(4)]
+        new = Tokens(torch.randint(VOCAB, (4, 1)), torch.tensor(lengths)[:, None], real)
+        before = [store.clone() for store in (cache.stores[0], cache.positions)]
+        logits = net.head(net.decode(new, cache))
+        for row in range(4):
+            if row not in texts:  # it writes nothing
+                assert torch.equal(cache.stores[0][row, :-1], before[0][row, :-1])
+                assert torch.equal(cache.positions[row], before[1][row])
+                continue
+            said[row].append(logits[row])
+            texts[row] = texts[row].then(new.ids[row])
+            if torch.rand(()) < 0.3 or texts[row].ids.numel() == 14:
+                assert_same([torch.cat(said.pop(row))], alone(net, [texts.pop(row)]))
 
 
 @pytest.mark.parametrize("windows", [(None, 3), (1, 100)])

@@ -1,7 +1,7 @@
 """A program: nets under compilation and export. Without checked shapes, which cannot be compiled.
 
 `python compiled_nets.py NAME ...` fails where a law does not hold for one of these architectures;
-`schemes` stands for every position scheme of both families.
+`schemes` stands for every position scheme.
 """
 
 import copy
@@ -21,10 +21,10 @@ from heedful.parts.losses import LossSum, cross_entropy
 from heedful.parts.tokens import Tokens
 from heedful.training.trainer import TrainStep
 from option_space import EXACT, VOCAB
-from single_stacks import SCHEMES, Single, decoder, two_stacks
+from single_stacks import SCHEMES, Single, decoder
 
 # How many texts and tokens a batch is padded to.
-ROWS, WIDTHS = (2, 4), (8, 16)
+ROWS, WIDTHS = (2, 4), (8,)
 CAPACITY, BEAMS = 32, 2
 
 
@@ -35,8 +35,7 @@ def main(names: list[str]) -> None:
         print(name, file=sys.stderr)
         if name == "schemes":
             for scheme in SCHEMES:
-                for build in (decoder, two_stacks):
-                    export(build(Single(scheme, windows=(None, 3))))
+                export(decoder(Single(scheme, windows=(3,))))
         elif decodes(name):
             if name == "mixtral":
                 train(tiny(name))
