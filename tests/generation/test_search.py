@@ -1,8 +1,8 @@
-"""Search over tables: published numbers, exhaustive search, and laws over batches and states."""
+"""Beam and greedy search over tables: published numbers, exhaustive search, and traps."""
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,23 +11,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation import Hypothesis, beam_search, greedy_search
+from heedful.generation import beam_search, greedy_search
+from heedful.generation.rules import BannedTokens, PrefixFunction, PresencePenalty, Temperature
 from heedful.generation.topk import top_k
-from tables import INF, Remembered, Row, from_rows, random_rows, remembering
+from tables import (
+    INF,
+    Remembered,
+    Row,
+    from_rows,
+    from_table,
+    parts_of,
+    random_rows,
+    remembering,
+    whole_space,
+)
 
 EOS = 0
 
 
-def from_table(
-    table: dict[tuple[int, ...], dict[int, float]], size: int
-) -> Callable[[Tensor], Tensor]:
-    """Probabilities by prefix; what is not listed gives EOS."""
-
-    def row(prefix: tuple[int, ...]) -> list[float]:
-        given_ = table.get(prefix, {EOS: 1.0})
-        return [math.log(given_[token]) if token in given_ else -INF for token in range(size)]
-
-    return from_rows(row)
+def table_of(table: dict[tuple[int, ...], dict[int, float]], size: int) -> Callable[..., Tensor]:
+    """Probabilities by prefix and token; what is not listed gives EOS."""
+    rows = {prefix: [of.get(token, 0.0) for token in range(size)] for prefix, of in table.items()}
+    return from_table(rows, [1.0] + [0.0] * (size - 1))
 
 
 def plain_score(log_prob: float, length: int, normalization: str, penalty: float) -> float:
@@ -35,20 +40,6 @@ def plain_score(log_prob: float, length: int, normalization: str, penalty: float
         return log_prob
     base = length if normalization == "average" else (5 + length) / 6
     return log_prob / base**penalty
-
-
-def whole_space(
-    row: Row, start: tuple[int, ...], shortest: int, longest: int
-) -> Iterator[tuple[tuple[int, ...], float, bool]]:
-    """Every sequence that a search may return: ids, log-probability, finished."""
-    size = len(row(start))
-    for length in range(1, longest + 1):
-        for body in itertools.product([t for t in range(size) if t != EOS], repeat=length):
-            ends = [(*body[:-1], EOS)] if body[-1] == 1 and length >= shortest else []
-            for ids in [*ends, *([body] if length == longest else [])]:
-                parts = [row(start + ids[:i])[ids[i]] for i in range(length)]
-                if -INF not in parts:
-                    yield ids, sum(parts), ids[-1] == EOS
 
 
 def plain_beam(
@@ -102,7 +93,7 @@ FAIRSEQ = {
 def test_fairseq_table(options: dict[str, object], expected: list[tuple[list[int], float]]) -> None:
     settings_ = {"max_new_tokens": 10, "stop": "beam_full", "num_return": 2} | options
     for start in ([[]], torch.zeros(1, 0, dtype=torch.long)):
-        [found] = beam_search(from_table(FAIRSEQ, 3), start, beam_size=2, eos_id=EOS, **settings_)
+        [found] = beam_search(table_of(FAIRSEQ, 3), start, beam_size=2, eos_id=EOS, **settings_)
         assert [h.ids for h in found] == [ids for ids, _ in expected]
         for hypothesis, (_, score) in zip(found, expected, strict=True):
             assert hypothesis.score == pytest.approx(score, abs=1e-6)
@@ -114,6 +105,7 @@ searches = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 10**6),
         "size": st.integers(2, 4),
+        "num_ends": st.integers(1, 3),
         "longest": st.integers(1, 4),
         "shortest": st.integers(0, 4),
         "holes": st.sampled_from([0.0, 0.3]),
@@ -131,18 +123,18 @@ def test_optimal_finds_the_optimum_of_the_whole_space(
     row = random_rows(case["seed"], case["size"], case["holes"])
     longest, shortest = case["longest"], min(case["shortest"], case["longest"])
     scoring = (case["normalization"], case["penalty"])
-    start = (1, EOS)
+    start, ends = (1, EOS), range(min(case["num_ends"], case["size"] - 1))
     space = {
         ids: (plain_score(log_prob, len(ids), *scoring), finished and not at_limit)
-        for ids, log_prob, finished in whole_space(row, start, shortest, longest)
+        for ids, log_prob, finished in whole_space(row, start, shortest, longest, ends)
         for at_limit in [force_eos and len(ids) == longest]
-        if finished or not force_eos
+        if ids[-1] == EOS or not at_limit
     }
     [found] = beam_search(
         from_rows(row),
         [start],
         beam_size=max(num_return, case["size"] ** longest),
-        eos_id=EOS,
+        eos_id=list(ends),
         max_new_tokens=longest,
         min_new_tokens=shortest,
         normalization=scoring[0],
@@ -153,7 +145,7 @@ def test_optimal_finds_the_optimum_of_the_whole_space(
     if not space:
         assert len(found) == 1
         assert not found[0].finished
-        assert EOS not in found[0].ids
+        assert not set(ends) & set(found[0].ids)
         return
     best = sorted((score for score, _ in space.values()), reverse=True)[:num_return]
     assert [h.score for h in found] == pytest.approx(best, abs=1e-9)
@@ -205,8 +197,7 @@ def test_greedy_takes_the_likeliest_token_each_time(seed: int, size: int, longes
     [[found]] = greedy_search(from_rows(row), [[]], eos_id=EOS, max_new_tokens=longest)
     assert found.ids == ids
     assert found.finished == (ids[-1] == EOS)
-    log_prob = sum(row(tuple(ids[:i]))[ids[i]] for i in range(len(ids)))
-    assert found.score == pytest.approx(log_prob / len(ids))
+    assert found.score == pytest.approx(sum(parts_of(row, (), ids)) / len(ids))
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
@@ -215,56 +206,7 @@ def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     assert found.ids == [0, 0]
 
 
-# --- Laws over batches and states ---------------------------------------------------------------
-
-
-batches = st.fixed_dictionaries(
-    {
-        "limits": st.lists(st.integers(1, 7), min_size=1, max_size=5),
-        "seed": st.integers(0, 10**6),
-        "beam": st.integers(1, 4),
-        "options": st.fixed_dictionaries(
-            {
-                "stop": st.sampled_from(["optimal", "beam_full"]),
-                "normalization": st.sampled_from(["average", "gnmt", "none"]),
-                "length_penalty": st.sampled_from([-1.0, 0.0, 1.0]),
-                "no_repeat_ngram_size": st.integers(0, 3),
-            }
-        ),
-    }
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(case=batches, data=st.data())
-def test_a_result_depends_on_neither_batch_nor_order_nor_state(
-    case: dict, data: st.DataObject
-) -> None:
-    row = random_rows(case["seed"], 6, holes=0.3)
-    limits, beam = case["limits"], case["beam"]
-    batch = range(len(limits))
-    least = [data.draw(st.integers(0, limit)) for limit in limits]
-    forced = [
-        data.draw(st.lists(st.integers(1, 5), max_size=min(2, limit - 1))) for limit in limits
-    ]
-    options = case["options"] | {"beam_size": beam, "num_return": beam, "eos_id": EOS}
-
-    def search(of: list[int], state: Remembered | None = None) -> list[list[Hypothesis]]:
-        return beam_search(
-            from_rows(row) if state is None else remembering(row),
-            torch.tensor([[5, sentence % 3 + 1] for sentence in of]),
-            max_new_tokens=[limits[sentence] for sentence in of],
-            min_new_tokens=torch.tensor([least[sentence] for sentence in of]),
-            forced_prefix=[forced[sentence] for sentence in of],
-            state=state,
-            **options,
-        )
-
-    together = search(list(batch))
-    assert together == [search([sentence])[0] for sentence in batch]
-    order = data.draw(st.permutations(batch))
-    assert [together[sentence] for sentence in order] == search(list(order))
-    assert search(list(batch), Remembered(len(limits))) == together
+# --- States --------------------------------------------------------------------------------------
 
 
 def test_impl_trap_7_state_follows_its_beams_and_leaves_with_its_sentence() -> None:
@@ -309,7 +251,7 @@ def test_docs_trap_7_finished_hypothesis_is_kept_when_it_falls_out_of_the_beam()
     weak = dict.fromkeys(range(10), 0.1)
     table |= {prefix: weak for n in (1, 2) for prefix in itertools.product(range(1, 10), repeat=n)}
     [[found]] = beam_search(
-        from_table(table, 10), [[]], beam_size=2, eos_id=EOS, max_new_tokens=3, normalization="none"
+        table_of(table, 10), [[]], beam_size=2, eos_id=EOS, max_new_tokens=3, normalization="none"
     )
     assert (found.ids, found.finished) == ([EOS], True)
     assert found.log_prob == pytest.approx(math.log(0.21))
@@ -332,23 +274,11 @@ def test_docs_trap_7_search_ends_before_the_limit(options: dict[str, object], st
 
     def counted(prefixes: Tensor) -> Tensor:
         calls.append(len(prefixes))
-        return from_table(table, 2)(prefixes)
+        return table_of(table, 2)(prefixes)
 
     options = {"max_new_tokens": 100, "beam_size": 2, "eos_id": EOS} | options
     beam_search(counted, [[]], **options)
     assert len(calls) == steps
-
-
-def test_docs_trap_8_one_call_a_step_for_all_beams_of_all_sentences() -> None:
-    shapes = []
-
-    def counted(prefixes: Tensor) -> Tensor:
-        shapes.append(tuple(prefixes.shape))
-        return from_rows(random_rows(1, 5))(prefixes)
-
-    limits = {"max_new_tokens": [2, 4], "min_new_tokens": [2, 4]}
-    beam_search(counted, [[1], [2]], beam_size=3, eos_id=EOS, normalization="none", **limits)
-    assert shapes == [(2, 1), (6, 2), (3, 3), (3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +296,7 @@ def test_impl_trap_8_early_stop_uses_the_formula_of_the_scores(
     if penalty > 0:
         table = table | {(1,) * n: {1: 1.0} for n in range(2, 9)}
     [[found]] = beam_search(
-        from_table(table, 3), [[]], beam_size=2, eos_id=EOS, max_new_tokens=10,
+        table_of(table, 3), [[]], beam_size=2, eos_id=EOS, max_new_tokens=10,
         length_penalty=penalty,
     )  # fmt: skip
     assert found.ids == best
@@ -377,7 +307,7 @@ def test_impl_trap_9_length_counts_eos_and_not_the_start() -> None:
     options = {"beam_size": 3, "eos_id": EOS, "min_new_tokens": 2, "max_new_tokens": 2}
     for normalization, divisor in (("average", 2.0), ("gnmt", 7 / 6), ("none", 1.0)):
         found = beam_search(
-            from_table(table, 4), [[1, 2, 3]], normalization=normalization, num_return=3, **options
+            table_of(table, 4), [[1, 2, 3]], normalization=normalization, num_return=3, **options
         )
         score = {tuple(h.ids): h.score for h in found[0]}
         assert score[1, EOS] == pytest.approx(math.log(0.25) / divisor)
@@ -460,9 +390,71 @@ def test_forced_sequence_with_eos_is_scored() -> None:
     [[found]] = beam_search(
         from_rows(row), [[]], beam_size=3, eos_id=EOS, max_new_tokens=9, forced_prefix=[[3, 1, EOS]]
     )
-    parts = [row(())[3], row((3,))[1], row((3, 1))[EOS]]
     assert (found.ids, found.finished) == ([3, 1, EOS], True)
-    assert found.token_log_probs == pytest.approx(parts)
+    assert found.token_log_probs == pytest.approx(parts_of(row, (), (3, 1, EOS)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 30),
+    ends=st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True),
+    beam=st.integers(1, 3),
+    stop=st.sampled_from(["optimal", "beam_full", "heuristic"]),
+)
+def test_small_beams_go_on_beside_several_ends(
+    seed: int, ends: list[int], beam: int, stop: str
+) -> None:
+    """As many as the beam holds go on, however many ends were likelier."""
+    widths = []
+
+    def function(prefixes: Tensor) -> Tensor:
+        assert not set(prefixes.flatten().tolist()) & set(ends)
+        widths.append(len({tuple(p) for p in prefixes.tolist()}))
+        return from_rows(random_rows(seed, 5))(prefixes)
+
+    [found] = beam_search(
+        function, [[]], beam_size=beam, num_return=beam, eos_id=ends, max_new_tokens=3, stop=stop,
+        force_eos=False, length_penalty=20.0,
+    )  # fmt: skip
+    going_on = 5 - len(ends)
+    assert widths == [1, min(beam, going_on), min(beam, going_on**2)][: len(widths)]
+    assert len(widths) == 3 or stop != "optimal"  # with such a penalty the longest are the best
+    assert len({tuple(h.ids) for h in found}) == len(found)
+
+
+def test_the_first_of_several_ends_is_the_forced_one() -> None:
+    function = from_rows(random_rows(1, 5))
+    options = {"beam_size": 2, "max_new_tokens": 3, "min_new_tokens": 3, "force_eos": True}
+    for ends in ([3, 1], [1, 3]):
+        [[found]] = beam_search(function, [[]], eos_id=ends, **options)
+        assert found.ids[-1] == ends[0]
+        assert not found.finished
+    options = {"eos_id": [0, 2], "max_new_tokens": 4}
+    [[found]] = greedy_search(function, [[]], forced_prefix=[[1, 2]], **options)
+    assert (found.ids, found.finished) == ([1, 2], True)
+    with pytest.raises(UserError, match=r"holds EOS \(2\) before"):
+        greedy_search(function, [[]], forced_prefix=[[2, 1]], **options)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 30))
+def test_scores_are_those_under_the_rules(seed: int) -> None:
+    row = random_rows(seed, 5)
+    space = {
+        ids: 2 * log_prob / len(ids)
+        for ids, log_prob, _ in whole_space(row, (), 0, 3)
+        if 2 not in ids and ids[:2] != (1, 3)
+    }
+    [[found]] = beam_search(
+        from_rows(row), [[]], beam_size=125, eos_id=EOS, max_new_tokens=3,
+        rules=[
+            Temperature(0.5),
+            BannedTokens([2]),
+            PrefixFunction(lambda _, ids: [0, 1, 2, 4] if ids == [1] else range(5)),
+        ],
+    )  # fmt: skip
+    assert found.score == pytest.approx(max(space.values()))
+    assert space[tuple(found.ids)] == pytest.approx(found.score)
 
 
 # --- Ends, limits and bad input -----------------------------------------------------------------
@@ -509,11 +501,6 @@ def test_every_row_is_a_possible_prefix(seed: int, beam: int) -> None:
     beam_search(from_rows(row), [[], []], beam_size=beam, eos_id=EOS, max_new_tokens=5)
 
 
-def test_no_sentences() -> None:
-    assert beam_search(from_rows(random_rows(0, 3)), [], beam_size=2, eos_id=EOS,
-                       max_new_tokens=3) == []  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -523,41 +510,19 @@ def test_no_sentences() -> None:
         ({"normalization": "mean"}, "average, gnmt, none"),
         ({"length_penalty": math.nan}, "length_penalty"),
         ({"stop": "patience"}, "beam_full"),
-        ({"eos_id": -1}, "eos_id"),
-        ({"eos_id": 4}, "outside the vocabulary"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": [3]}, "2 sentences"),
-        ({"min_new_tokens": 6}, "above max_new_tokens"),
-        ({"min_new_tokens": -1}, "min_new_tokens"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
-        ({"forced_prefix": [[1]]}, "2 sentences"),
-        ({"forced_prefix": [[], [9]]}, "outside the vocabulary"),
-        ({"forced_prefix": [[], [-1]]}, "no token id"),
-        ({"forced_prefix": [[], [EOS, 1]]}, "before its last"),
-        ({"forced_prefix": [[], [EOS]], "min_new_tokens": 2}, "min_new_tokens"),
-        ({"forced_prefix": [[], [1] * 6]}, "leaves 5"),
         ({"forced_prefix": [[], [1] * 5], "stop": "beam_full"}, "leaves 4"),
-        ({"start": [[1], [1, 2]]}, "equally long"),
+        ({"num_groups": 3}, "num_groups must divide"),
+        ({"num_groups": 0}, "num_groups"),
+        ({"num_groups": 2, "diversity_penalty": -0.1}, "diversity_penalty"),
+        ({"num_groups": 2, "diversity_penalty": INF}, "diversity_penalty"),
+        ({"num_groups": 2, "diversity_penalty": math.nan}, "diversity_penalty"),
+        ({"rules": [PresencePenalty(-9.0)], "min_new_tokens": 5}, "a rule gave .* no negative"),
     ],
 )
 def test_bad_arguments(options: dict[str, object], says: str) -> None:
     good = {"start": [[1], [2]], "beam_size": 2, "eos_id": EOS, "max_new_tokens": 5}
     with pytest.raises(UserError, match=says):
         beam_search(from_rows(random_rows(0, 4)), **(good | options))
-
-
-def test_bad_log_probabilities() -> None:
-    def late(prefixes: Tensor) -> Tensor:
-        out = from_rows(random_rows(0, 4))(prefixes)
-        return out.index_fill(1, torch.tensor([2]), math.nan) if prefixes.shape[1] == 3 else out
-
-    options = {"beam_size": 2, "eos_id": EOS, "max_new_tokens": 5}
-    with pytest.raises(UserError, match="NaN at step 3"):
-        beam_search(late, [[1]], **options)
-    with pytest.raises(UserError, match="log_softmax"):
-        beam_search(lambda prefixes: torch.ones(len(prefixes), 4), [[1]], **options)
-    with pytest.raises(UserError, match="shape"):
-        beam_search(lambda prefixes: torch.zeros(len(prefixes), 1, 4), [[1]], **options)
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,6 +5,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -13,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import tables
 from heedful.errors import UserError
 from heedful.generation import greedy_search
 from heedful.generation.request import StopFunction
 from heedful.generation.rules import (
+    BannedTokens,
     Context,
     ForcedTokens,
+    MinLength,
     NoRepeatNgram,
     RepetitionPenalty,
     Rule,
@@ -45,20 +50,9 @@ Rows = Callable[[tuple[int, ...]], Tensor]  # log-probabilities after everything
 
 
 def random_rows(seed: int, size: int, order: int | None, holes: float = 0.0) -> Rows:
-    """A random distribution for each of the last `order` tokens; for each whole prefix if None."""
-    memory: dict[tuple[int, ...], Tensor] = {}
-
-    def rows(ids: tuple[int, ...]) -> Tensor:
-        key = ids if order is None else ids[-order:]
-        if key not in memory:
-            generator = torch.Generator().manual_seed(hash((seed, size, key)) % 2**40)
-            logits = torch.randn(size, generator=generator, dtype=torch.float64) * 2
-            keep = torch.rand(size, generator=generator) >= holes
-            keep[int(torch.randint(size, (1,), generator=generator))] = True
-            memory[key] = logits.masked_fill(~keep, -INF).log_softmax(0)
-        return memory[key]
-
-    return rows
+    """As `tables.random_rows`, as tensors."""
+    row = tables.random_rows(seed, size, holes, order=order)
+    return cache(lambda ids: torch.tensor(row(ids), dtype=torch.float64))
 
 
 def noisy(rows: Rows, seed: int, amount: float) -> Rows:
@@ -110,17 +104,6 @@ class Avoid:
         token = (sum(history) + len(history)) % log_probs.shape[1]
         log_probs = log_probs.clone()
         log_probs[:, token] -= 1.5
-        return log_probs
-
-
-class NoEosBefore:
-    def __init__(self, length: int, eos_id: int) -> None:
-        self.length, self.eos_id = length, eos_id
-
-    def __call__(self, log_probs: Tensor, context: Context) -> Tensor:
-        if context.generated.shape[1] + 1 < self.length:
-            log_probs = log_probs.clone()
-            log_probs[:, self.eos_id] = -INF
         return log_probs
 
 
@@ -214,7 +197,7 @@ RULES: list[list[Rule]] = [
     [],
     [Temperature(0.7), TopK(2)],
     [RepetitionPenalty(1.5), NoRepeatNgram(2), TopP(0.8)],
-    [Avoid(), NoEosBefore(5, 0), normalise],
+    [Avoid(), MinLength([0], [5]), normalise],
     [ForcedTokens({2: 1, 3: 3}), Avoid()],
 ]
 
@@ -233,21 +216,12 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
         eos_ids = chance.choice([0, [0, 2], [size - 1]])
         target, small = Table(rows), Table(noisy(rows, case + 1, chance.choice([0.0, 0.3, 1.0])))
         draft = chance.choice([DraftModel(small), PromptLookup(chance.randint(1, 3))])
-        speculation = Speculation(
-            target,
-            draft,
-            prompt,
-            eos_id=eos_ids,
-            max_new_tokens=longest,
-            num_draft_tokens=num_draft,
-            rules=RULES[rules],
-        )
-        runs, result = list(speculation), speculation.result()
+        options = {"eos_id": eos_ids, "max_new_tokens": longest, "num_draft_tokens": num_draft}
+        runs, result = run(target, draft, prompt, rules=RULES[rules], **options)
         ends_with = [eos_ids] if isinstance(eos_ids, int) else eos_ids
         ids, ends, parts = plain_greedy(rows, prompt, ends_with, longest, RULES[rules])
         assert (result.ids, result.finished) == (ids, ends)
         assert result.token_log_probs == parts
-        assert list(itertools.chain(*runs)) == ids
         assert all(runs) or (all(runs[:-1]) and not ends)
         check_laws(result, target, prompt, longest, num_draft)
         assert small.most <= max(0, len(prompt) + longest - 2)
@@ -283,10 +257,20 @@ def test_greedy_is_that_of_sampling_and_of_search() -> None:
             assert (result.ids, result.finished) == (found.ids, found.finished)
 
 
+def run(
+    rows: Rows | Table, draft: Draft | None = None, prompt: Sequence[int] = (1,), **options: Any
+) -> tuple[list[list[int]], SpeculativeResult]:
+    """The runs of tokens and the result; by default with a draft that knows the target."""
+    target = rows if isinstance(rows, Table) else Table(rows)
+    draft = draft or DraftModel(Table(target.rows))
+    speculation = Speculation(target, draft, prompt, **{"eos_id": 0, "max_new_tokens": 9} | options)
+    runs, result = list(speculation), speculation.result()
+    assert list(itertools.chain(*runs)) == result.ids
+    return runs, result
+
+
 def test_equal_log_probs_take_the_lower_id() -> None:
-    rows: Rows = lambda ids: torch.tensor([0.0, 0.5, 0.5]).log()  # noqa: E731
-    draft = DraftModel(Table(rows))
-    result = speculative_decode(Table(rows), draft, [2], eos_id=0, max_new_tokens=4)
+    _, result = run(lambda ids: torch.tensor([0.0, 0.5, 0.5]).log(), prompt=[2], max_new_tokens=4)
     assert result.ids == [1, 1, 1, 1]
 
 
@@ -298,17 +282,8 @@ def chain(ids: tuple[int, ...]) -> Tensor:
 
 
 def test_eos_inside_an_accepted_run_ends_it() -> None:
-    target = Table(chain)
-    speculation = Speculation(
-        target,
-        DraftModel(Table(chain)),
-        [1],
-        eos_id=0,
-        max_new_tokens=20,
-        num_draft_tokens=7,
-    )
-    runs, result = list(speculation), speculation.result()
-    assert (result.ids, result.finished) == ([2, 3, 4, 0], True)
+    runs, result = run(chain, max_new_tokens=20, num_draft_tokens=7)
+    assert result.finished
     assert runs == [[2], [3, 4, 0]]
     assert (result.num_target_calls, result.num_proposed, result.num_accepted) == (2, 3, 3)
 
@@ -317,14 +292,8 @@ def test_eos_inside_an_accepted_run_ends_it() -> None:
 @pytest.mark.parametrize("num_draft", [1, 2, 4])
 def test_target_calls_with_a_perfect_draft(longest: int, num_draft: int) -> None:
     target = Table(chain)
-    result = speculative_decode(
-        target,
-        DraftModel(Table(chain)),
-        [3, 1],
-        eos_id=5,
-        max_new_tokens=longest,
-        num_draft_tokens=num_draft,
-    )
+    options = {"eos_id": 5, "max_new_tokens": longest, "num_draft_tokens": num_draft}
+    _, result = run(target, prompt=[3, 1], **options)
     assert len(result.ids) == longest
     assert not result.finished
     assert result.num_target_calls == 1 + math.ceil((longest - 1) / (num_draft + 1))
@@ -334,9 +303,7 @@ def test_target_calls_with_a_perfect_draft(longest: int, num_draft: int) -> None
 
 def test_target_calls_with_a_draft_that_is_never_right() -> None:
     target, small = Table(chain), Table(lambda ids: chain((*ids[:-1], ids[-1] + 1)))
-    result = speculative_decode(
-        target, DraftModel(small), [1], eos_id=5, max_new_tokens=9, num_draft_tokens=3
-    )
+    _, result = run(target, DraftModel(small), eos_id=5, num_draft_tokens=3)
     assert result.ids == [2, 3, 4, 0, 1, 2, 3, 4, 0]
     assert (result.num_target_calls, result.num_accepted) == (9, 0)
     # All proposals go after each call; the last round has no room to propose.
@@ -344,27 +311,18 @@ def test_target_calls_with_a_draft_that_is_never_right() -> None:
     assert target.fed == [1, 4, 4, 4, 4, 4, 3, 2, 1]
     # The last proposal of a round is never fed to the draft, so it has one less to forget.
     assert small.rewound == [2, 2, 2, 2, 2, 1]
-    assert small.fed == [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert small.fed == [2] + [1] * 17
 
 
 def test_stop_is_asked_after_each_token_of_a_run() -> None:
+    stop: StopFunction = lambda _, ids: ids[-2:] in ([1, 2], [3, 4], [2, 2])  # noqa: E731
     for case in range(40):
         rows = random_rows(case, 5, 2)
-        stop: StopFunction = lambda _, ids: ids[-2:] in ([1, 2], [3, 4], [2, 2])  # noqa: E731
+        expected = plain_greedy(rows, [1, 2, 3], [0], 12, stop=stop)
         for draft in (DraftModel(Table(noisy(rows, case, 0.3))), PromptLookup()):
-            result = speculative_decode(
-                Table(rows), draft, [1, 2, 3], eos_id=0, max_new_tokens=12, stop=stop
-            )
-            expected = plain_greedy(rows, [1, 2, 3], [0], 12, stop=stop)
+            _, result = run(rows, draft, [1, 2, 3], max_new_tokens=12, stop=stop)
             assert (result.ids, result.finished, result.token_log_probs) == expected
-    result = speculative_decode(
-        Table(chain),
-        DraftModel(Table(chain)),
-        [1],
-        eos_id=0,
-        max_new_tokens=20,
-        stop=lambda _, ids: ids[-1] == 3,
-    )
+    _, result = run(chain, max_new_tokens=20, stop=lambda _, ids: ids[-1] == 3)
     assert (result.ids, result.finished) == ([2, 3], True)
     assert (result.num_proposed, result.num_accepted) == (3, 1)
 
@@ -374,50 +332,23 @@ def test_a_dead_end_is_cut_off() -> None:
         return log_probs - INF if context.generated.shape[1] == 2 else log_probs
 
     for draft in (DraftModel(Table(chain)), PromptLookup()):
-        speculation = Speculation(
-            Table(chain),
-            draft,
-            [1, 2, 3, 4, 0, 1],
-            eos_id=0,
-            max_new_tokens=9,
-            rules=[third_forbidden],
-        )
-        runs, result = list(speculation), speculation.result()
+        _, result = run(chain, draft, [1, 2, 3, 4, 0, 1], rules=[third_forbidden])
         assert (result.ids, result.finished) == ([2, 3], False)
-        assert list(itertools.chain(*runs)) == [2, 3]
-
-
-def test_nothing_may_come_at_all() -> None:
-    speculation = Speculation(
-        Table(chain),
-        PromptLookup(),
-        [1],
-        eos_id=0,
-        max_new_tokens=9,
-        rules=[lambda log_probs, _: log_probs - INF],
-    )
-    runs, result = list(speculation), speculation.result()
+    runs, result = run(chain, PromptLookup(), rules=[lambda log_probs, _: log_probs - INF])
     assert (result.ids, result.finished, result.log_prob, runs) == ([], False, 0.0, [[]])
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_a_draft_whose_token_is_forbidden_proposes_nothing(seed: int | None) -> None:
-    def not_3(log_probs: Tensor, _: Context) -> Tensor:
-        return log_probs.index_fill(1, torch.tensor([3]), -INF)
-
-    for rules in ([not_3], [not_3, normalise]):
-        result = speculative_decode(
-            Table(lambda ids: torch.tensor([0.02, 0.02, 0.9, 0.06]).log()),
-            PromptLookup(1),
-            [2, 3],
-            eos_id=3,
-            max_new_tokens=3,
-            rules=rules,
-            seed=seed,
-        )
-        assert result.ids[0] == 2  # and after that the lookup says 3
-        assert (len(result.ids), 3 in result.ids) == (3, False)
-        assert (result.num_target_calls, result.num_proposed) == (3, 0)
+@pytest.mark.parametrize("rules", [[BannedTokens([3])], [BannedTokens([3]), normalise]])
+def test_a_draft_whose_token_is_forbidden_proposes_nothing(
+    seed: int | None, rules: list[Rule]
+) -> None:
+    rows: Rows = lambda ids: torch.tensor([0.02, 0.02, 0.9, 0.06]).log()  # noqa: E731
+    options = {"eos_id": 3, "max_new_tokens": 3, "rules": rules, "seed": seed}
+    _, result = run(rows, PromptLookup(1), [2, 3], **options)
+    assert result.ids[0] == 2  # and after that the lookup says 3
+    assert (len(result.ids), 3 in result.ids) == (3, False)
+    assert (result.num_target_calls, result.num_proposed) == (3, 0)
 
 
 def test_what_a_rule_remembers_of_the_draft_stays_with_the_draft() -> None:
@@ -429,9 +360,7 @@ def test_what_a_rule_remembers_of_the_draft_stays_with_the_draft() -> None:
         return log_probs
 
     draft = DraftModel(Table(lambda ids: chain(ids).float()))
-    result = speculative_decode(
-        Table(chain), draft, [1], eos_id=0, max_new_tokens=9, rules=[remembering]
-    )
+    _, result = run(chain, draft, rules=[remembering])
     assert (result.ids, result.num_accepted) == ([2, 3, 4, 0], 3)
 
 
@@ -443,7 +372,7 @@ def test_scorers_may_have_been_used_before() -> None:
     draft = DraftModel(small)
     for prompt in ([1, 2], [1, 4], [5], [1, 2]):
         target.feed(torch.tensor([4, 4, 4]))
-        rules = [NoEosBefore(4, 0)]
+        rules = [MinLength([0], [4])]
         result = speculative_decode(target, draft, prompt, eos_id=0, max_new_tokens=9, rules=rules)
         assert result.ids == plain_greedy(rows, prompt, [0], 9, rules)[0]
         assert result.num_accepted == result.num_proposed
@@ -464,7 +393,7 @@ def unchecked_shapes() -> Iterator[None]:
 
 SAMPLED_RULES: dict[str, list[Rule]] = {
     "no rules": [],
-    "rules": [Avoid(), Temperature(1.3), TopK(3), NoEosBefore(2, 0)],
+    "rules": [Avoid(), Temperature(1.3), TopK(3), MinLength([0], [2])],
 }
 NUM_SAMPLES = 500
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
@@ -490,16 +419,8 @@ def samples(
     counts: Counter[tuple[int, ...]] = Counter()
     proposed = accepted = 0
     for seed in range(number):
-        result = speculative_decode(
-            Table(rows),
-            draft_named(draft, rows),
-            PROMPT,
-            eos_id=0,
-            max_new_tokens=4,
-            num_draft_tokens=2,
-            rules=rules,
-            seed=seed,
-        )
+        options = {"max_new_tokens": 4, "num_draft_tokens": 2, "rules": rules, "seed": seed}
+        _, result = run(rows, draft_named(draft, rows), PROMPT, **options)
         counts[tuple(result.ids)] += 1
         proposed += result.num_proposed
         accepted += result.num_accepted
@@ -577,24 +498,16 @@ def test_draw_gives_no_token_of_weight_0(number: float) -> None:
 
 
 def test_a_seed_repeats_its_sample() -> None:
-    def run(seed: int) -> SpeculativeResult:
-        draft = draft_named("close", TARGET)
-        return speculative_decode(
-            Table(TARGET),
-            draft,
-            PROMPT,
-            eos_id=3,
-            max_new_tokens=12,
-            rules=[NoEosBefore(12, 3)],
-            seed=seed,
-        )
+    def drawn(seed: int) -> SpeculativeResult:
+        options = {"eos_id": 3, "max_new_tokens": 12, "min_new_tokens": 12, "seed": seed}
+        return run(TARGET, draft_named("close", TARGET), PROMPT, **options)[1]
 
-    assert run(1) == run(1)
-    assert len({tuple(run(seed).ids) for seed in range(10)}) > 5
+    assert drawn(1) == drawn(1)
+    assert len({tuple(drawn(seed).ids) for seed in range(10)}) > 5
     for seed in range(10):
-        ids = run(seed).ids
+        ids = drawn(seed).ids
         parts = [TARGET(tuple(PROMPT + ids[:i]))[token].item() for i, token in enumerate(ids)]
-        assert run(seed).token_log_probs == parts
+        assert drawn(seed).token_log_probs == parts
 
 
 # --- Drafts -------------------------------------------------------------------------------------
@@ -644,11 +557,8 @@ def test_prompt_lookup_finds_the_longest_ngram(ids: list[int], sizes: list[int])
 
 
 def test_lookup_copies_from_the_prompt_in_one_call() -> None:
-    target = Table(chain)
-    prompt = [1, 2, 3, 4, 0, 1]
-    result = speculative_decode(
-        target, PromptLookup(), prompt, eos_id=5, max_new_tokens=11, num_draft_tokens=10
-    )
+    options = {"eos_id": 5, "max_new_tokens": 11, "num_draft_tokens": 10}
+    _, result = run(Table(chain), PromptLookup(), [1, 2, 3, 4, 0, 1], **options)
     assert result.ids == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
     assert (result.num_target_calls, result.num_accepted) == (2, 9)
 
@@ -660,6 +570,13 @@ def test_drafts_and_scorers_are_told_by_their_methods() -> None:
 
 
 # --- What users get wrong -----------------------------------------------------------------------
+
+
+class Flat(Table):
+    """A scorer that gives the last row alone."""
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        return super().feed(tokens)[-1]
 
 
 @pytest.mark.parametrize(
@@ -680,6 +597,7 @@ def test_drafts_and_scorers_are_told_by_their_methods() -> None:
         ({"draft": DraftModel(Table(lambda ids: chain(ids)[1:]))}, "5 tokens .* one of 6"),
         ({"rules": [lambda log_probs, _: log_probs * math.nan]}, "a rule gave NaN at step 1"),
         ({"rules": [lambda log_probs, _: log_probs[:, 1:]]}, "it must keep"),
+        ({"target": Flat(chain), "prompt": [1, 2]}, r"the target gave shape \(6,\) for 2 tokens"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
@@ -693,18 +611,6 @@ def test_mistakes_are_told(changes: dict[str, object], message: str) -> None:
     } | changes
     with pytest.raises(UserError, match=message):
         speculative_decode(**arguments)
-
-
-class Flat(Table):
-    """A scorer that gives the last row alone."""
-
-    def feed(self, tokens: Tensor) -> Tensor:
-        return super().feed(tokens)[-1]
-
-
-def test_a_scorer_of_the_wrong_shape_is_told() -> None:
-    with pytest.raises(UserError, match=r"the target gave shape \(6,\) for 2 tokens"):
-        speculative_decode(Flat(chain), PromptLookup(), [1, 2], eos_id=0, max_new_tokens=3)
 
 
 @pytest.mark.parametrize(("largest", "smallest"), [(0, 0), (2, 3), (2, 0)])

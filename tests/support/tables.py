@@ -1,7 +1,8 @@
-"""Next-token functions of random tables, and a state that shows a wrong reordering."""
+"""Next-token functions of random tables, all that they allow, and a state that shows a mistake."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,14 @@ def from_rows(row: Callable[[tuple[int, ...]], Any]) -> Callable[[Tensor], Tenso
     )
 
 
+def from_table(
+    table: dict[tuple[int, ...], list[float]], rest: list[float]
+) -> Callable[[Tensor], Tensor]:
+    """Probabilities by prefix, and those of all other prefixes."""
+    function = from_rows(lambda prefix: table.get(prefix, rest))
+    return lambda prefixes: function(prefixes).log()
+
+
 def random_rows(
     seed: int, size: int, holes: float = 0.0, *, order: int | None = None, eos_bias: float = 0.0
 ) -> Row:
@@ -34,6 +43,28 @@ def random_rows(
         return logits.masked_fill(~keep, -INF).log_softmax(0).tolist()
 
     return row if order is None else lambda prefix: row(prefix[-order:])
+
+
+def parts_of(row: Row, start: tuple[int, ...], ids: Collection[int]) -> list[float]:
+    """The log-probability of each token after the start and those before it."""
+    ids = tuple(ids)
+    return [row(start + ids[:i])[token] for i, token in enumerate(ids)]
+
+
+def whole_space(
+    row: Row, start: tuple[int, ...], shortest: int, longest: int, ends: Collection[int] = (0,)
+) -> Iterator[tuple[tuple[int, ...], float, bool]]:
+    """Every sequence that a search may return: ids, log-probability, finished."""
+    size = len(row(start))
+    for length in range(1, longest + 1):
+        for ids in itertools.product(range(size), repeat=length):
+            finished = ids[-1] in ends
+            if not set(ends) & set(ids[:-1]) and (
+                length >= shortest if finished else length == longest
+            ):
+                parts = parts_of(row, start, ids)
+                if -INF not in parts:
+                    yield ids, sum(parts), finished
 
 
 class Remembered:

@@ -167,9 +167,6 @@ def read_request(
     if no_repeat_ngram_size < 0:
         raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
     forced = _of_each("forced_prefix", "prefixes", forced_prefix, batch)
-    for sentence, tokens in enumerate(forced):
-        limits = shortest[sentence], longest[sentence]
-        _check_forced(sentence, tokens, eos_ids, *limits, force_eos)
     all_rules: list[Rule] = [MinLength(eos_ids, shortest)] if max(shortest, default=0) > 1 else []
     all_rules += rules
     if no_repeat_ngram_size:
@@ -178,9 +175,7 @@ def read_request(
         all_rules.append(
             ForcedTokens([{length - 1: eos_ids[0]} for length in longest], always=False)
         )
-    if any(forced):
-        all_rules.append(ForcedTokens([dict(enumerate(tokens)) for tokens in forced], always=False))
-    return Request(
+    request = Request(
         starts,
         _of_each("prompts", "prompts", prompts, batch),
         eos_ids,
@@ -190,6 +185,12 @@ def read_request(
         force_eos,
         max([*eos_ids, *(token for tokens in forced for token in tokens)]),
     )
+    for sentence, tokens in enumerate(forced):
+        _check_forced(request, sentence, tokens)
+    if any(forced):
+        places = [dict(enumerate(tokens)) for tokens in forced]
+        request.rules.append(ForcedTokens(places, always=False))
+    return request
 
 
 def _read_start(start: Starts) -> Int[Tensor, "B t0"]:
@@ -223,23 +224,16 @@ def _of_each(
     return [[int(token) for token in tokens] for tokens in rows]
 
 
-def _check_forced(
-    sentence: int,
-    tokens: list[int],
-    eos_ids: tuple[int, ...],
-    shortest: int,
-    longest: int,
-    force_eos: bool,
-) -> None:
+def _check_forced(request: Request, sentence: int, tokens: list[int]) -> None:
     where = f"forced_prefix of sentence {sentence}"
-    ends = bool(tokens) and tokens[-1] in eos_ids
-    early = [token for token in tokens[:-1] if token in eos_ids]
+    ends = bool(tokens) and tokens[-1] in request.eos_ids
+    early = [token for token in tokens[:-1] if token in request.eos_ids]
     if min(tokens, default=0) < 0:
         raise UserError(f"{where} holds {min(tokens)}, which is no token id")
     if early:
         raise UserError(f"{where} holds EOS ({early[0]}) before its last token")
-    if ends and len(tokens) < shortest:
+    if ends and len(tokens) < request.shortest[sentence]:
         raise UserError(f"{where} ends after {len(tokens)} tokens, below min_new_tokens")
-    limit = longest - 1 if force_eos and not ends else longest
+    limit = request.longest[sentence] - (request.force_eos and not ends)
     if len(tokens) > limit:
         raise UserError(f"{where} has {len(tokens)} tokens, but max_new_tokens leaves {limit}")

@@ -5,11 +5,9 @@ from heedful.inference.encoders import (
     Classification,
     Classifier,
     Embedder,
-    Encoder,
-    Filling,
     MaskedLanguageModel,
 )
-from heedful.inference.generator import Generation, Generator, TextScore
+from heedful.inference.generator import Generator, TextScore
 from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import (
     SavedModel,
@@ -25,9 +23,6 @@ __all__ = [
     "Classification",
     "Classifier",
     "Embedder",
-    "Encoder",
-    "Filling",
-    "Generation",
     "GenerationIds",
     "Generator",
     "LanguageModel",

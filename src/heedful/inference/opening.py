@@ -10,7 +10,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_json
 from heedful.inference.card import ModelCard
-from heedful.inference.encoders import Classifier, Embedder, Encoder, MaskedLanguageModel
+from heedful.inference.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import CONFIG, SIDES, SavedModel, choose_device
 from heedful.inference.translator import Translator
@@ -95,6 +95,3 @@ def _files(content: dict[str, Any]) -> list[str]:
     """The tokenizers' files, one for each side; none for a net without text."""
     files = content["tokenizers"]
     return [files[side] for side in SIDES] if files else []
-
-
-__all__ = ["AnyModel", "Encoder", "expect", "kind_of", "load", "open_net"]
