@@ -139,7 +139,7 @@ def test_targets_are_the_next_tokens_and_never_those_of_another_isolated_text(
     assume(sum(lengths) > context)
     texts = texts_of(lengths)
     batches = plan_windows(texts.lengths, **plan)
-    stream = [i for text in batches[0].stream.order.tolist() for i in texts[text].tolist()]
+    stream = [i for text in batches[0].order.tolist() for i in texts[text].tolist()]
     after = dict(pairwise(stream))
     text_of = np.repeat(np.arange(len(texts)), texts.lengths)
     for windows in batches:

@@ -16,7 +16,8 @@ import pytest
 
 from heedful.data.hf_tokenizers import open_tokenizer, read_tokenizer, write_tokenizer
 from heedful.data.sentencepieces import read_sentencepiece
-from heedful.data.tokenizer import KINDS, Specials, Tokenizer, train_tokenizer
+from heedful.data.tokenizer import Specials, Tokenizer, train_tokenizer
+from heedful.data.tokenizer_training import KINDS
 from heedful.errors import UserError
 
 transformers = pytest.importorskip("transformers")

@@ -164,7 +164,7 @@ def test_windows_cut_the_stream_from_a_phase_and_leave_less_than_one(
     sizes = [len(batch.starts) for batch in batches]
     assert sizes[:-1] == [plan["batch_size"]] * (len(sizes) - 1)
     assert 1 <= sizes[-1] <= plan["batch_size"]
-    order = batches[0].stream.order.tolist()
+    order = batches[0].order.tolist()
     assert sorted(order) == [i for i, length in enumerate(lengths) if length]
     starts = np.concatenate([batch.starts for batch in batches])
     first = int(starts.min())
@@ -190,9 +190,7 @@ def test_windows_and_texts_are_shuffled_and_every_phase_comes() -> None:
     drawn = starts(0, 0)
     assert abs(np.corrcoef(drawn, np.arange(len(drawn)))[0, 1]) < 0.3
     orders = {
-        tuple(
-            plan_windows(np.full(100, 5), context=8, batch_size=4, seed=s, epoch=e)[0].stream.order
-        )
+        tuple(plan_windows(np.full(100, 5), context=8, batch_size=4, seed=s, epoch=e)[0].order)
         for s, e in ((0, 0), (0, 1), (1, 0))
     }
     assert len(orders) == 3
@@ -216,7 +214,7 @@ def test_windows_that_cannot_be() -> None:
 def test_large_texts_are_planned_without_a_loop_over_tokens() -> None:
     plan = plan_windows(np.full(100_000, 1000), context=1024, batch_size=64, seed=0, epoch=0)
     assert sum(len(windows.starts) for windows in plan) in (97655, 97656)  # of 10^8 tokens
-    assert plan[0].stream is plan[-1].stream
+    assert plan[0].order is plan[-1].order
     assert sum(windows.starts.nbytes for windows in plan) < 10**6
 
 

@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from heedful.data.tokenizer import (
-    KINDS,
-    SPECIALS,
-    Specials,
-    Tokenizer,
-    train_tokenizer,
-)
+from heedful.data.tokenizer import Specials, Tokenizer, train_tokenizer
+from heedful.data.tokenizer_training import KINDS, SPECIALS
 from heedful.errors import UserError
 
 TEXT = [

@@ -1,6 +1,7 @@
 """Batches as tensors, made on the CPU so that nothing in a training step waits for the device."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,14 +42,12 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device; the indices stay."""
-        return replace(
-            self,
-            tokens=self.tokens.to(device),
-            targets=self.targets.to(device),
-            places=self.places.to(device),
-            source=None if self.source is None else self.source.to(device),
-            types=None if self.types is None else self.types.to(device),
-        )
+        moved: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | Tokens)
+        }
+        return replace(self, **moved)
 
 
 def collate_pairs(
@@ -114,13 +113,12 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
             target that is the first token of the next text does not count. Without it a window
             is text like any other, as in Radford et al. (2019).
     """
-    stream = windows.stream
-    assert stream.offsets[-1] == len(texts.ids), "the plan is of other texts"
+    assert windows.offsets[-1] == len(texts.ids), "the plan is of other texts"
     columns = np.arange(int(windows.sizes.max()) + 1)
     inside = columns <= windows.sizes[:, None]  # the inputs and the token after them
     places = windows.starts[:, None] + np.where(inside, columns, 0)
-    text = np.searchsorted(stream.offsets, places, side="right") - 1
-    found = texts.offsets[stream.order[text]] + places - stream.offsets[text]
+    text = np.searchsorted(windows.offsets, places, side="right") - 1
+    found = texts.offsets[windows.order[text]] + places - windows.offsets[text]
     ids = texts.ids[found].astype(np.int64)
     real = inside[:, 1:]
     scored = real & (columns[1:] >= windows.first_scored[:, None])
@@ -133,7 +131,7 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
         tokens=tokens_of(np.where(real, ids[:, :-1], pad_id), real, segments),
         targets=torch.from_numpy(ids[:, 1:][scored]),
         places=torch.from_numpy(np.flatnonzero(scored)),
-        indices=stream.order[text[:, 0]],
+        indices=windows.order[text[:, 0]],
         num_tokens=int(real.sum()),
     )
 

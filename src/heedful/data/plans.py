@@ -98,35 +98,23 @@ def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.n
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
-    """The texts that are not empty, laid end to end in some order."""
-
-    order: Int64[np.ndarray, " N"]  # which text stands where
-    offsets: Int64[np.ndarray, " N1"]  # where each begins in the stream, and where the last ends
-
-    @classmethod
-    def of(cls, lengths: Integer[np.ndarray, " N"], order: Int64[np.ndarray, " N"]) -> "Stream":
-        """Texts of these lengths in this order."""
-        order = order[lengths[order] > 0]
-        return cls(order, offsets_of(lengths[order].astype(np.int64)))
-
-
-@dataclass(frozen=True, eq=False)
 class Windows:
     """Windows of one batch, each of some inputs of a stream and the token after the last of them.
 
-    The targets are the tokens one place later; those from `first_scored` on count.
+    The stream is the texts that are not empty, laid end to end in some order. The targets are the
+    tokens one place later; those from `first_scored` on count.
     """
 
-    stream: Stream
-    starts: Int64[np.ndarray, " B"]  # where each begins in the stream
+    order: Int64[np.ndarray, " N"]  # which text stands where in the stream
+    offsets: Int64[np.ndarray, " N1"]  # where each begins in it, and where the last ends
+    starts: Int64[np.ndarray, " B"]  # where each window begins in the stream
     sizes: Int64[np.ndarray, " B"]  # inputs
     first_scored: Int64[np.ndarray, " B"]  # from the start of the window; 1: all targets
 
     def select(self, rows: Int64[np.ndarray, " b"] | slice) -> "Windows":
         """Some of them, in that order."""
         columns = (self.starts[rows], self.sizes[rows], self.first_scored[rows])
-        return Windows(self.stream, *columns)
+        return Windows(self.order, self.offsets, *columns)
 
     def batches(self, batch_size: int) -> "list[Windows]":
         """In this order, `batch_size` at a time; the last batch has what is left."""
@@ -167,8 +155,8 @@ def plan_windows(
         raise UserError("context must be at least 1; raise it")
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
     order = rng.permutation(len(lengths)) if shuffle else np.arange(len(lengths))
-    stream = Stream.of(lengths, order)
-    spare = int(stream.offsets[-1]) - 1 - context  # tokens beyond what one window needs
+    order, offsets = _stream(lengths, order)
+    spare = int(offsets[-1]) - 1 - context  # tokens beyond what one window needs
     if spare < 0:
         raise UserError(
             f"the text has {spare + 1 + context} tokens, but a window of context {context} needs"
@@ -178,8 +166,8 @@ def plan_windows(
     starts = phase + context * np.arange(1 + (spare - phase) // context)
     if shuffle:
         starts = rng.permutation(starts)
-    sizes = np.full_like(starts, context)
-    return Windows(stream, starts, sizes, np.ones_like(starts)).batches(batch_size)
+    sizes, first_scored = np.full_like(starts, context), np.ones_like(starts)
+    return Windows(order, offsets, starts, sizes, first_scored).batches(batch_size)
 
 
 def plan_evaluation(
@@ -199,20 +187,29 @@ def plan_evaluation(
     """
     if not 1 <= stride <= context:
         raise UserError(f"stride {stride} must be from 1 to context {context}; change one of them")
-    stream = Stream.of(lengths, np.arange(len(lengths)))
-    sizes = np.diff(stream.offsets)
+    order, offsets = _stream(lengths, np.arange(len(lengths)))
+    sizes = np.diff(offsets)
     beyond_first = np.maximum(sizes - 1 - context, 0)  # targets that the first window leaves
     counts = np.where(sizes > 1, 1 - (-beyond_first // stride), 0)
     texts = np.repeat(np.arange(len(sizes)), counts)
     number = np.arange(len(texts)) - offsets_of(counts)[texts]  # of a window in its text
     inside = number * stride
     windows = Windows(
-        stream,
-        starts=stream.offsets[texts] + inside,
+        order,
+        offsets,
+        starts=offsets[texts] + inside,
         sizes=np.minimum(context, sizes[texts] - 1 - inside),
         first_scored=np.where(number == 0, 1, context + 1 - stride),
     )
     return windows.select(np.argsort(-windows.sizes, kind="stable")).batches(batch_size)
+
+
+def _stream(
+    lengths: Integer[np.ndarray, " N"], order: Int64[np.ndarray, " N"]
+) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K1"]]:
+    """The order and the offsets of a stream of texts of these lengths."""
+    order = order[lengths[order] > 0]
+    return order, offsets_of(lengths[order].astype(np.int64))
 
 
 def _cut(

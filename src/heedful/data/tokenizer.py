@@ -12,26 +12,9 @@ from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Backend
 
 from heedful.data.pieces import Pieces
-from heedful.data.tokenizer_training import (
-    KINDS,
-    SPECIALS,
-    Normalization,
-    Plan,
-    train_backend,
-)
+from heedful.data.tokenizer_training import SPECIALS, Normalization, Plan, train_backend
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
-
-__all__ = [
-    "IMPORTED",
-    "KINDS",
-    "ROLES",
-    "SPECIALS",
-    "Normalization",
-    "Specials",
-    "Tokenizer",
-    "train_tokenizer",
-]
 
 IMPORTED = "imported"  # the kind of a tokenizer that was not trained here
 
