@@ -9,6 +9,12 @@ from heedful.plugins import nearest
 
 TooLong = Literal["error", "truncate"]
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+USUAL: Mapping[str, Any] = {  # where neither call nor card says anything
+    "length_penalty": 1.0,
+    "normalization": "average",
+    "stop_rule": "optimal",
+    "no_repeat_ngram_size": 0,
+}
 
 
 def _option(
@@ -135,7 +141,8 @@ class Options:
 
     def with_defaults(self, card: Mapping[str, Any]) -> "Options":
         """Nothing left open: what was not asked for is the card's, where it goes with the rest."""
-        taken = {name: value for name, value in card.items() if getattr(self, name) is None}
+        known = {**USUAL, **card}
+        taken = {name: value for name, value in known.items() if getattr(self, name) is None}
         by_beams = (self.beam_size or 1) > 1
         one_row = self.temperature is not None or self.draws or self.stop or self.draft is not None
         for name in DRAWING if by_beams or self.temperature == 0 else ():
@@ -146,14 +153,7 @@ class Options:
         size = self.beam_size or taken.get("beam_size") or 1
         if not drawn and self.num_return > 1 and self.beam_size != 1:
             size = max(size, self.num_return)
-        usual: dict[str, Any] = {
-            "length_penalty": 1.0,
-            "normalization": "average",
-            "stop_rule": "optimal",
-            "no_repeat_ngram_size": 0,
-        }
-        usual = {name: value for name, value in usual.items() if getattr(self, name) is None}
-        return replace(self, **usual | taken | {"beam_size": size})
+        return replace(self, **taken | {"beam_size": size})
 
     def seeds(self, count: int) -> list[int] | None:
         """One for each prompt; None where nothing is drawn."""

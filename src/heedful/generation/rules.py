@@ -223,8 +223,6 @@ class NoRepeatNgram:
         if t < self.size:
             return log_probs
         followers = tokens[:, self.size - 1 :]
-        if self.size == 1:
-            return _forbid(log_probs, followers, torch.ones_like(followers, dtype=torch.bool))
         # Windows that have a next token, against the last size - 1 tokens.
         windows = tokens[:, : t - 1].unfold(1, self.size - 1, 1)
         seen = (windows == tokens[:, None, t - self.size + 1 :]).all(dim=2)

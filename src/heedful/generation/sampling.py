@@ -130,16 +130,19 @@ class StopStrings:
     strings: Sequence[str]
 
     def __post_init__(self) -> None:
-        _check_strings(self.strings)
+        cut("", self.strings)  # which checks them
 
     def __call__(self, sentence: int, ids: list[int]) -> bool:
         text = self.decode(ids)
-        return any(string in text for string in self.strings)
+        return cut(text, self.strings) != text
 
 
 def cut(text: str, strings: Sequence[str]) -> str:
     """The text before the first place where one of the strings begins; all of it without one."""
-    _check_strings(strings)
+    if isinstance(strings, str):
+        raise UserError(f"stop strings must be a list of strings, not the string {strings!r}")
+    if "" in strings:
+        raise UserError("a stop string is empty: every text contains it")
     return text[: min((at for at in map(text.find, strings) if at >= 0), default=len(text))]
 
 
@@ -295,10 +298,3 @@ def _generators(seeds: Sequence[int], batch: int, num_samples: int) -> list[rand
     return [
         random.Random(int(seed) + (sample << 64)) for seed in seeds for sample in range(num_samples)
     ]
-
-
-def _check_strings(strings: Sequence[str]) -> None:
-    if isinstance(strings, str):
-        raise UserError(f"stop strings must be a list of strings, not the string {strings!r}")
-    if "" in strings:
-        raise UserError("a stop string is empty: every text contains it")

@@ -57,21 +57,19 @@ class Encoder(SavedModel):
         if len(others) != len(texts):
             raise UserError(f"{len(texts)} texts but {len(others)} to go with them")
         tokenizer, longest = self.tokenizer, self.config.max_length
+        num_special = len(tokenizer.add_special_tokens([], []))
         rows, types = [], []
         for text, other in zip(texts, others, strict=True):
             if not isinstance(text, str):
                 raise UserError("pairs are given as text, not as ids")
             first, second = tokenizer.encode(text), tokenizer.encode(other)
-            row = tokenizer.add_special_tokens(first, second)
-            if len(row) > longest and too_long == "truncate":
-                num_marks = len(row) - len(first) - len(second)
-                first, second = cut_pair(first, second, longest - num_marks)
-                row = tokenizer.add_special_tokens(first, second)
+            if len(first) + len(second) + num_special > longest and too_long == "truncate":
+                first, second = cut_pair(first, second, longest - num_special)
                 self.num_truncated += 1
-            rows.append(row)
-            border = len(tokenizer.prefix_ids) + len(first) + len(tokenizer.pair_middle_ids or ())
+            rows.append(tokenizer.add_special_tokens(first, second))
+            after = len(second) + len(tokenizer.suffix_ids)
             # BERT counts the mark between the texts to the first, and RoBERTa has no types.
-            types.append([0] * border + [1] * (len(rows[-1]) - border))
+            types.append([0] * (len(rows[-1]) - after) + [1] * after)
         self.check_lengths(rows, "pair", "error")
         return rows, types
 
