@@ -31,6 +31,7 @@ from heedful.inference import (
     open_net,
 )
 from heedful.inference.model import CONFIG, SIDES
+from heedful.zoo.hf import labels_to_hf
 from heedful.zoo.saved import WEIGHTS
 
 Say = Callable[[str], None]
@@ -94,7 +95,8 @@ def export_hf(model: AnyModel, out: str | Path, *, say: Say = lambda line: None)
     """
     card = model.card
     content, tensors = net_to_hf(card.architecture, model.config, model.net)
-    content |= _labels_to_hf(model)
+    if isinstance(model, Classifier):
+        content |= labels_to_hf(model.labels)
     ids, generation = generation_to_hf(model)
     for key, value in ids.items():
         if content.get(key) is None:
@@ -183,29 +185,18 @@ def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> 
     return labels
 
 
-def _labels_to_hf(model: AnyModel) -> dict[str, Any]:
-    if not isinstance(model, Classifier):
-        return {}
-    return {
-        "id2label": {str(number): label for number, label in enumerate(model.labels)},
-        "label2id": {label: number for number, label in enumerate(model.labels)},
-    }
-
-
 def _doubts(model: AnyModel, directory: Path) -> list[str]:
     """What a user should know of a model's text."""
     if not model.has_tokenizer:
         return [f"{directory} has no tokenizer files: the model takes lists of ids alone"]
-    sides: dict[str, tuple[Tokenizer, str]] = {"": (model.tgt_tokenizer, "vocab_size")}
+    sides = [("", model.tgt_tokenizer, "vocab_size")]
     if isinstance(model, Translator):
-        sides = {
-            "source ": (model.src_tokenizer, "src_vocab_size"),
-            "target ": (model.tgt_tokenizer, "tgt_vocab_size"),
-        }
+        sides = [("source ", model.src_tokenizer, "src_vocab_size")]
+        sides += [("target ", model.tgt_tokenizer, "tgt_vocab_size")]
     return [
         f"{directory}: the {side}tokenizer has {tokenizer.vocab_size:,} ids, but the net "
         f"{getattr(model.config, size):,}: text that needs the others cannot be read"
-        for side, (tokenizer, size) in sides.items()
+        for side, tokenizer, size in sides
         if tokenizer.vocab_size > getattr(model.config, size)
     ]
 

@@ -21,12 +21,6 @@ def model_config(cls: type[T]) -> type[T]:
     return cast(type[T], made)
 
 
-def _check(config: Any) -> None:
-    check_sizes(config)
-    if hasattr(config, "check"):
-        config.check()
-
-
 def validated(cls: type[T], keys: dict[str, Any], where: str) -> T:
     """An object of a dataclass from plain keys; raises UserError naming the first wrong one."""
     known = [field.name for field in fields(cast(Any, cls))]
@@ -42,8 +36,8 @@ def validated(cls: type[T], keys: dict[str, Any], where: str) -> T:
         raise UserError(f"{where}: {key}{message}") from None
 
 
-def check_sizes(config: Any) -> None:
-    """Refuse sizes that no model can have; raises ValueError naming the key.
+def _check(config: Any) -> None:
+    """Refuse what no model can have; raises ValueError naming the key.
 
     Whole numbers must be at least 1, dropouts in [0, 1), epsilons and bases above 0; heads must
     divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`.
@@ -57,6 +51,8 @@ def check_sizes(config: Any) -> None:
     groups = values.get("num_kv_heads")
     if groups is not None and heads % groups:
         raise ValueError(f"num_heads {heads} is not divisible by num_kv_heads {groups}")
+    if hasattr(config, "check"):
+        config.check()
 
 
 def check_numbers(config: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`config.json` of the Hugging Face format, both ways: what a field is called there is data."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -118,9 +118,14 @@ def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:
     for key, hf in _annotated(format.config).items():
         content |= hf.write(ours[key])
     if ours.get("num_labels", 2) != 2:  # the names alone say how many classes there are
-        labels = {str(label): f"LABEL_{label}" for label in range(ours["num_labels"])}
-        content |= {"id2label": labels, "label2id": {name: int(k) for k, name in labels.items()}}
+        content |= labels_to_hf([f"LABEL_{label}" for label in range(ours["num_labels"])])
     return content | format.write(config)
+
+
+def labels_to_hf(labels: Sequence[str]) -> dict[str, Any]:
+    """What `config.json` says of the classes' names."""
+    names = {str(number): label for number, label in enumerate(labels)}
+    return {"id2label": names, "label2id": {label: int(number) for number, label in names.items()}}
 
 
 def _annotated(config: type[Any]) -> dict[str, Hf]:
