@@ -24,7 +24,6 @@ from test_qwen3 import QWEN3
 from test_roberta import ROBERTA
 from test_t5 import T5
 
-import heedful.export.hf_directory as hf_directory
 from commands import tree
 from heedful.data.columns import open_columns
 from heedful.data.hf_tokenizers import write_tokenizer
@@ -501,18 +500,3 @@ def test_neither_direction_overwrites_what_is_not_its_own(
         import_hf(directories["gpt2"], tmp_path / "ours")
     with pytest.raises(UserError, match=r"it holds thesis\.tex"):
         export_hf(model, tmp_path / "hf")
-
-
-@pytest.mark.parametrize("fails", ["save_tensors", "write_json"])
-def test_an_export_that_fails_leaves_nothing(
-    fails: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = import_hf(directories["gpt2"], tmp_path / "ours")
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(hf_directory, fails, full)
-    with pytest.raises(UserError, match="No space left"):
-        export_hf(model, tmp_path / "hf")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["ours"]

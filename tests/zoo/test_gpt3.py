@@ -29,6 +29,13 @@ TINY: dict[str, Any] = {
     "max_length": 24,
     "window": 3,
 }
+# Local layers alone or first, fewer than there are layers, and the default with half of them.
+OTHER_TURNS: list[tuple[int, Any]] = [
+    (2, [[["local"], 2]]),
+    (2, [[TURNS[::-1], 1]]),
+    (4, [[TURNS, 1]]),
+    (12, [[TURNS, 24]]),
+]
 NEO = {"scale_scores": False, "qkv_bias": False}
 GPT3 = DecoderCase(
     name="gpt3",
@@ -72,7 +79,14 @@ GPT3 = DecoderCase(
     ours=TINY | NEO,
     kept=("attention_types",),
     left_out=NEO | {"d_model": 2048, "num_heads": 16, "num_layers": 24},
-    not_built=by_key(activation_function="tanh"),
+    not_built=by_key(activation_function="tanh")
+    | {
+        f"attention_types is {types}, but heedful's gpt3 is built for {layers} layers": {
+            "num_layers": layers,
+            "attention_types": types,
+        }
+        for layers, types in OTHER_TURNS
+    },
     other_class="GPTNeoForTokenClassification",
     impossible={"d_model 768 is not divisible by num_heads 7": {"num_heads": 7}},
     # The paper's names of them, which are rounded.
@@ -113,38 +127,13 @@ def test_layers_are_dense_and_banded_in_turn() -> None:
     assert all(block.self_attention.sublayer.window is None for block in net.decoder.blocks)
 
 
-@pytest.mark.parametrize(
-    ("content", "window"),
-    [
-        pytest.param({"num_layers": 2, "attention_types": [[TURNS, 1]]}, 256, id="turns"),
-        pytest.param(
-            {"num_layers": 2, "attention_types": [[["global"], 1], [["local"], 1]]},
-            256,
-            id="one-by-one",
-        ),
-        pytest.param({"num_layers": 3, "attention_types": [[["global"], 3]]}, None, id="dense"),
-        pytest.param({"num_layers": 24, "window_size": 9}, 9, id="left-out"),
-    ],
-)
-def test_attention_types(content: dict[str, Any], window: int | None) -> None:
-    config = GPT3.read(**content)
-    assert config.window == window
-    assert not config.scale_scores
-    assert not config.qkv_bias
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param({"num_layers": 2, "attention_types": [[["local"], 2]]}, id="local"),
-        pytest.param({"num_layers": 2, "attention_types": [[TURNS[::-1], 1]]}, id="local-first"),
-        pytest.param({"num_layers": 4, "attention_types": [[TURNS, 1]]}, id="too-few"),
-        pytest.param({"num_layers": 12}, id="default-of-24"),
-    ],
-)
-def test_other_turns_are_refused_by_their_key(content: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"attention_types is .* global and local in turn"):
-        GPT3.read(**content)
+def test_layers_may_be_listed_one_by_one_or_left_out() -> None:
+    """What is left out are 24 layers in turn, and a window of 256."""
+    listed = GPT3.read(num_layers=2, attention_types=[[["global"], 1], [["local"], 1]])
+    assert listed.window == 256
+    assert GPT3.read(window_size=9).window == 9
+    with pytest.raises(UserError, match="built for 12 layers"):
+        GPT3.read(num_layers=12)
 
 
 # --- what GPT-Neo does otherwise ------------------------------------------------------------
