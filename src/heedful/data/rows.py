@@ -273,15 +273,13 @@ def _entries(
     path: Path, fields: Mapping[str, Field | None], unit: Unit, format: Format | None
 ) -> Iterator[_Entry]:
     if format is None:
+        one = len(fields) == 1
         name = path.name.removesuffix(".gz")
-        is_text = len(fields) == 1
         if name.endswith(".jsonl"):
             format = "jsonl"
-        elif name.endswith(".tsv") and (not is_text or None not in fields.values()):
+        elif name.endswith(".tsv") and not (one and None in fields.values()):
             format = "tsv"
-        elif is_text:
-            format = "text"
-        else:
+        elif not one:
             raise UserError(
                 f"{path} is not named .tsv or .jsonl; write it as one of them, and name it so"
             )
