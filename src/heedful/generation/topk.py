@@ -35,7 +35,7 @@ def _largest(rows: Float[Tensor, "N V"], k: int) -> tuple[Float[Tensor, "N k"], 
     `torch.topk` sorts on a CPU what it looks at; a maximum reads it once.
     """
     num_blocks = rows.shape[1] // _BLOCK
-    if num_blocks < 2 * k or rows.device.type != "cpu":
+    if num_blocks < 2 * k or len(rows) < 16 or rows.device.type != "cpu":
         return rows.topk(k, dim=1)
     whole = num_blocks * _BLOCK
     blocks = rows[:, :whole].unflatten(1, (num_blocks, _BLOCK))

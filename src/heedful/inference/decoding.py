@@ -18,7 +18,7 @@ class Decoding:
 
     Args:
         net: of one stack or two, with `decode` and `head`.
-        cache: of the texts' starts; nothing but sources is in it yet. It grows by quarters.
+        cache: of the texts' starts; nothing but sources is in it yet. It grows to powers of two.
         longest: most tokens that the net has positions for. A text of one stack that outgrows them
             is gone on with from its last half alone, as often as need be; texts that may do so must
             be equally long, so that none depends on another.
@@ -85,6 +85,7 @@ class Decoding:
         self._slots += beams * count
         if self._slots > self.cache.capacity:
             self.cache = self.cache.grow(capacity_for(self._slots))
+        self.cache.limit = self._slots
         if self._left_padding is None:
             return Tokens(new, columns)
         positions = columns - self._left_padding.repeat_interleave(beams)[:, None]
@@ -102,9 +103,8 @@ def _log_softmax(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
 
 
 def capacity_for(slots: int) -> int:
-    """The capacity of a cache that must hold so many tokens: few sizes, four in each doubling."""
-    step = 1 << max(3, (slots - 1).bit_length() - 3)
-    return -(-slots // step) * step
+    """The capacity of a cache that must hold so many tokens: few sizes, powers of two."""
+    return 1 << max(4, (slots - 1).bit_length())
 
 
 def left_padded(

@@ -85,15 +85,17 @@ class Stack(nn.Module):
             cache: of the tokens before these, which are written to it.
         """
         across = layers = None
+        shape = x.shape
         if cache is not None:
             layers, visible, across = cache.begin(tokens)
+            x = x.reshape(cache.num_sources, -1, x.size(-1))
         else:
             visible = Visibility.among(tokens, causal=causal)
             if source is not None:
                 across = Visibility(tokens.span, source, causal=False)
         for index, block in enumerate(self.blocks):
             x = block(x, visible, memory, across, None if layers is None else layers[index])
-        return self.final_dropout(self.final_norm(x))
+        return self.final_dropout(self.final_norm(x)).view(shape)
 
     @property
     def cache_shapes(self) -> list[tuple[int, int]]:

@@ -121,27 +121,12 @@ class MultiHead(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _merge(
-        self, heads: Float[Tensor, "N H T E"], visible: Visibility
-    ) -> Float[Tensor, "N T D"]:
+        self, heads: Float[Tensor, "B H T E"], visible: Visibility
+    ) -> Float[Tensor, "B T D"]:
         """The output projection; zeros for queries that may attend to nothing."""
         out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         # After the projection, whose bias would otherwise reach them.
         return out if visible.real is None else out * visible.real[..., None]
-
-    def _attend_by_source(
-        self,
-        query: Float[Tensor, "N H T E"],
-        key: Float[Tensor, "B G K E"],
-        value: Float[Tensor, "B G K E"],
-        visible: Visibility,
-    ) -> Float[Tensor, "N H T E"]:
-        """Rows that share keys become further queries of these keys, which are not copied."""
-        rows, sources, length = query.size(0), key.size(0), query.size(2)
-        if rows == sources:
-            return self._attend_all(query, key, value, visible)
-        query = query.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)
-        heads = self._attend_all(query, key, value, visible)
-        return heads.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
 
     def _attend_all(
         self, query: Tensor, key: Tensor, value: Tensor, visible: Visibility
@@ -251,8 +236,8 @@ class Attention(MultiHead):
         return self.num_heads * self.head_dim, of_keys, of_keys
 
     def forward(
-        self, x: Float[Tensor, "N T D"], visible: Visibility, cache: LayerCache | None = None
-    ) -> Float[Tensor, "N T D"]:
+        self, x: Float[Tensor, "B T D"], visible: Visibility, cache: LayerCache | None = None
+    ) -> Float[Tensor, "B T D"]:
         """Attention output; zero where no key is visible.
 
         Args:
@@ -262,7 +247,7 @@ class Attention(MultiHead):
         query, key, value = self.project(x, visible)
         if cache is not None:
             key, value = cache.update(key, value)
-        return self._merge(self._attend_by_source(query, key, value, visible), visible)
+        return self._merge(self._attend_all(query, key, value, visible), visible)
 
     def with_weights(
         self, x: Float[Tensor, "B T D"], visible: Visibility
@@ -279,8 +264,8 @@ class Attention(MultiHead):
         return self._merge(heads, visible), weights
 
     def project(
-        self, x: Float[Tensor, "N T D"], visible: Visibility
-    ) -> tuple[Float[Tensor, "N H T E"], Float[Tensor, "N G T E"], Float[Tensor, "N G T E"]]:
+        self, x: Float[Tensor, "B T D"], visible: Visibility
+    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B G T E"], Float[Tensor, "B G T E"]]:
         """Queries, keys and values of `x`, split into heads; normalised and rotated where asked."""
         heads, groups = self.num_heads, self.num_kv_heads
         both, value = self._split(self.qkv(x)).split([heads + groups, groups], dim=1)
@@ -308,24 +293,23 @@ class CrossAttention(MultiHead):
 
     def forward(
         self,
-        x: Float[Tensor, "N T D"],
+        x: Float[Tensor, "B T D"],
         visible: Visibility,
         memory: Float[Tensor, "B S D"] | None = None,
         projected: Float[Tensor, "B both S E"] | None = None,
-    ) -> Float[Tensor, "N T D"]:
+    ) -> Float[Tensor, "B T D"]:
         """Attention output; zero where nothing of the source is visible.
 
         Args:
             visible: what of the source each token may attend to.
             memory: states of the sources; or
-            projected: their keys and values, by `project_memory`. N may be a multiple of B: the
-                beams of a source are then adjacent.
+            projected: their keys and values, by `project_memory`.
         """
         if projected is None:
             assert memory is not None, "give the source's states, or its keys and values"
             projected = self.project_memory(memory)
         key, value = projected.chunk(2, dim=1)
-        heads = self._attend_by_source(self._split(self.q(x)), key, value, visible)
+        heads = self._attend_all(self._split(self.q(x)), key, value, visible)
         return self._merge(heads, visible)
 
     def project_memory(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B both S E"]:

@@ -18,16 +18,17 @@ class LayerCache(NamedTuple):
 
     store: Float[Tensor, "B C both E"]
     slots: Int[Tensor, "n"]
+    limit: int | None
     cross: Float[Tensor, "B both S E"] | None
 
     def update(
-        self, keys: Float[Tensor, "N G T E"], values: Float[Tensor, "N G T E"]
+        self, keys: Float[Tensor, "B G T E"], values: Float[Tensor, "B G T E"]
     ) -> tuple[Float[Tensor, "B G C E"], Float[Tensor, "B G C E"]]:
         """Write the keys and values of new tokens; returns all that the layer holds."""
         rows = torch.cat([keys, values], dim=1).transpose(1, 2).flatten(2).flatten(0, 1)
         flat = self.store.view(-1, rows.size(1))
         flat.index_copy_(0, self.slots, rows.to(self.store.dtype))
-        keys, values = self.store.transpose(1, 2).chunk(2, dim=1)
+        keys, values = self.store[:, : self.limit].transpose(1, 2).chunk(2, dim=1)
         return keys, values
 
 
@@ -56,6 +57,8 @@ class Cache:
         seen: (B, W, C + 1), which slots belong to the text of each beam.
         cross: keys and values of the sources in each layer, (B, 2·G, S, E); empty for one stack.
         source_real: (B, S), False at the padding of sources; None: there is none.
+        limit: slots that attention reads, where the host knows that no other is in use; None: all,
+            so that every step of a compiled net has the same shapes.
     """
 
     stores: list[Tensor]
@@ -64,6 +67,7 @@ class Cache:
     seen: Bool[Tensor, "B W C"]
     cross: list[Tensor] = field(default_factory=list)
     source_real: Bool[Tensor, "B S"] | None = None
+    limit: int | None = None
 
     @classmethod
     def empty(
@@ -105,28 +109,28 @@ class Cache:
     def begin(self, tokens: Tokens) -> Pass:
         """Give slots to new tokens: of B rows, which all beams of a text share, or of B · W rows.
 
-        Padding is given none. The layers then write to them in turn.
+        Padding is given none. The rows of a text become queries of one: the layers take its tokens
+        as (B, rows · T), and write to their slots in turn.
         """
         rows, length = tokens.ids.shape
-        beams = rows // self.num_sources
-        assert rows in (self.num_sources, self.num_sources * self.beams), (rows, self.beams)
-        span = Span(tokens.positions.expand(rows, length), tokens.real)
-        queries = Span(*(None if t is None else t.reshape(self.num_sources, -1) for t in span))  # type: ignore[arg-type]
+        texts, beams = self.num_sources, rows // self.num_sources
+        assert rows in (texts, texts * self.beams), (rows, self.beams)
+        real = None if tokens.real is None else tokens.real.reshape(texts, -1)
+        queries = Span(tokens.positions.expand(rows, length).reshape(texts, -1), real)
         slots = self._take_slots(queries)
         allowed = None
         if self.beams > 1:
-            own = slots.view(self.num_sources, beams, length).expand(-1, self.beams, -1)
+            own = slots.view(texts, beams, length).expand(-1, self.beams, -1)
             self.seen.scatter_(2, own, True)
             if beams > 1:
-                allowed = self.seen if length == 1 else self.seen.repeat_interleave(length, 1)
-        visible = Visibility(
-            queries, Span(self.positions), causal=True, allowed=allowed, tokens=span
-        )
+                seen = self.seen[:, :, : self.limit]
+                allowed = seen if length == 1 else seen.repeat_interleave(length, 1)
+        held = Span(self.positions[:, : self.limit])
+        visible = Visibility(queries, held, causal=True, allowed=allowed)
         across = None
         if self.cross:
             places = torch.arange(self.cross[0].size(2), device=self.used.device)[None]
-            sources = Span(places, self.source_real)
-            across = Visibility(queries, sources, causal=False, tokens=span, rows_per_source=beams)
+            across = Visibility(queries, Span(places, self.source_real), causal=False)
         return Pass(self._layers(slots), visible, across)
 
     def follow(self, parents: Int[Tensor, "B W"]) -> None:
@@ -188,7 +192,7 @@ class Cache:
         first = torch.arange(self.num_sources, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
         return [
-            LayerCache(store, flat, self.cross[index] if self.cross else None)
+            LayerCache(store, flat, self.limit, self.cross[index] if self.cross else None)
             for index, store in enumerate(self.stores)
         ]
 

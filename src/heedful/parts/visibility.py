@@ -48,11 +48,9 @@ class Visibility:
     runs over equal finite numbers (no NaN forward or backward) and its output is multiplied by 0.
 
     Args:
-        queries: of B sources; the T tokens of the rows of a source stand behind each other.
+        queries: the tokens of a pass.
         keys: what they may attend to.
         allowed: (B, T, K), what else must hold: True = may attend.
-        tokens: the queries as the stack has them, (N, T), N a multiple of B; default: `queries`.
-        rows_per_source: N / B.
     """
 
     def __init__(
@@ -62,17 +60,14 @@ class Visibility:
         *,
         causal: bool,
         allowed: Bool[Tensor, "#B T K"] | None = None,
-        tokens: Span | None = None,
-        rows_per_source: int = 1,
     ) -> None:
         self.queries = queries
         self.keys = keys
         self.causal = causal
         self.allowed = allowed
-        self.tokens = queries if tokens is None else tokens
-        self.real = self.tokens.real
+        self.real = queries.real
         if keys.real is not None and not causal:
-            some = keys.real.any(-1, keepdim=True).repeat_interleave(rows_per_source, 0)
+            some = keys.real.any(-1, keepdim=True)
             self.real = some if self.real is None else self.real & some
         self._formed: dict[Any, Any] = {}
 
@@ -110,7 +105,7 @@ class Visibility:
         """The rotation of the pass's tokens."""
         key = id(scheme)
         if key not in self._formed:
-            self._formed[key] = scheme(self.tokens.positions)
+            self._formed[key] = scheme(self.queries.positions)
         rotation: Rotation = self._formed[key]
         return rotation
 
