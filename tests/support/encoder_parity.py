@@ -23,6 +23,15 @@ from hf_parity import (
     reread,
 )
 
+SIZES: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 13,
+    "max_position_embeddings": 16,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderCase(Case):
@@ -32,6 +41,7 @@ class EncoderCase(Case):
         classify_class, base_class: theirs that has the head classify, and none.
         mlm_tensors, classify_tensors: what the names of a head's tensors begin with over there.
         norm_eps: of all norms, as published.
+        head_dropouts: before the matrices of a classifier, where that of the layers is 0.3.
         std: of all new matrices.
         shrinks: whether new weights that end a residual branch are smaller.
         new_in_classifier: what a classifier lacks that is opened from a masked language model.
@@ -43,6 +53,7 @@ class EncoderCase(Case):
     mlm_tensors: str
     classify_tensors: str
     norm_eps: float
+    head_dropouts: tuple[float, float]
     std: float = 0.02
     shrinks: bool = False
     new_in_classifier: str = "head.dense.bias, head.dense.weight, head.labels.bias and 1 more"
@@ -151,6 +162,22 @@ class EncoderLaws(Laws):
         net = self.case.module.build(config)
         norms = [part for part in net.modules() if isinstance(part, nn.LayerNorm)]
         assert [norm.eps for norm in norms] == [self.case.norm_eps] * (1 + 2 * 2 + 1)
+
+    def test_each_dropout_is_where_the_paper_has_it(self) -> None:
+        keys = {"d_model": 8, "num_heads": 2, "num_layers": 2, "d_ff": 8, "vocab_size": 23}
+        keys |= {"head": "classify", "dropout": 0.3, "attention_dropout": 0.2}
+        net, other = (
+            self.case.module.build(self.case.module.Config(**keys, **more))
+            for more in ({}, {"classifier_dropout": 0.4})
+        )
+        assert net.embedding.dropout.p == 0.3
+        for block in net.encoder.blocks:
+            assert block.self_attention.dropout.p == block.feedforward.dropout.p == 0.3
+            assert block.self_attention.sublayer.dropout.p == 0.2
+            assert block.feedforward.sublayer.dropout.p == 0
+        first, last = self.case.head_dropouts
+        assert (net.head.input_dropout.p, net.head.dropout.p) == (first, last)
+        assert (other.head.input_dropout.p, other.head.dropout.p) == (0.4 if first else 0, 0.4)
 
     @pytest.mark.parametrize("kind", [{"tie_embeddings": False}, {"head": "classify"}])
     def test_new_weights_are_all_of_one_size(self, kind: dict[str, Any]) -> None:

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from encoder_parity import (
+    SIZES,
     BertLaws,
     EncoderCase,
     Poolerless,
     assert_same_outputs,
 )
-from heedful.parts.dropout import Dropout
 from heedful.zoo import bert
 from hf_parity import (
     CLOSE,
@@ -33,14 +33,7 @@ BERT = EncoderCase(
     hf_class=transformers.BertForMaskedLM,
     classify_class=transformers.BertForSequenceClassification,
     base_class=Poolerless(transformers.BertModel),
-    sizes={
-        "vocab_size": VOCAB,
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-        "intermediate_size": 13,
-        "max_position_embeddings": 16,
-    },
+    sizes=SIZES,
     configs=[
         {"hidden_size": 12, "num_attention_heads": 3},
         {
@@ -62,6 +55,7 @@ BERT = EncoderCase(
     mlm_tensors="cls.predictions",
     classify_tensors="classifier.bias",
     norm_eps=1e-12,
+    head_dropouts=(0, 0.3),
     std=0.02 * 0.8796,  # drawn within two standard deviations of 0.02
     kept=("num_labels",),
     not_built=by_key(
@@ -137,20 +131,6 @@ def test_names_of_the_first_release_are_read(head: str) -> None:
     again = reread(found, changes)
     assert not again.notices
     assert_same_net(found.net, again.net)
-
-
-def test_each_dropout_is_where_the_paper_has_it() -> None:
-    sizes = {"d_model": 8, "num_heads": 2, "num_layers": 2, "d_ff": 8, "vocab_size": VOCAB}
-    config = bert.Config(**sizes, head="classify", dropout=0.3, attention_dropout=0.2)
-    net = bert.build(config)
-    assert net.embedding.dropout.p == 0.3
-    for block in net.encoder.blocks:
-        assert block.self_attention.dropout.p == block.feedforward.dropout.p == 0.3
-        assert block.self_attention.sublayer.dropout.p == 0.2
-        assert block.feedforward.sublayer.dropout.p == 0
-    assert {part.p for part in net.head.modules() if isinstance(part, Dropout)} == {0, 0.3}
-    config = bert.Config(**sizes, head="classify", classifier_dropout=0.4)
-    assert bert.build(config).head.dropout.p == 0.4
 
 
 def test_new_weights_lie_within_two_standard_deviations() -> None:

@@ -32,6 +32,7 @@ DISTILBERT = EncoderCase(
     mlm_tensors="vocab_",
     classify_tensors="pre_classifier.bias",
     norm_eps=1e-12,
+    head_dropouts=(0, 0.2),
     kept=("num_labels",),
     not_built=by_key(activation="other", sinusoidal_pos_embds="other"),
     other_class="DistilBertForQuestionAnswering",
@@ -55,16 +56,6 @@ def test_a_base_model_opened_as_a_classifier(tmp_path: Path) -> None:
     (left,) = found.notices
     assert "head.dense.bias" in left
     assert_same_encoder(found.net, imported(model, tmp_path).net)
-
-
-def test_each_dropout_is_where_the_authors_have_it() -> None:
-    net = distilbert.build(distilbert.Config(**TINY, head="classify", attention_dropout=0.3))
-    block = net.encoder.blocks[0]
-    assert net.embedding.dropout.p == block.self_attention.dropout.p == 0.1
-    assert block.feedforward.dropout.p == 0.1
-    assert block.feedforward.sublayer.dropout.p == 0
-    assert block.self_attention.sublayer.dropout.p == 0.3
-    assert (net.head.input_dropout.p, net.head.dropout.p) == (0, 0.2)
 
 
 # The traps that published code fell into.

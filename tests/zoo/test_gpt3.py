@@ -77,7 +77,7 @@ GPT3 = DecoderCase(
         },
     ],
     ours=TINY | NEO,
-    kept=("attention_types",),
+    kept=("attention_layers",),
     left_out=NEO | {"d_model": 2048, "num_heads": 16, "num_layers": 24},
     not_built=by_key(activation_function="tanh")
     | {

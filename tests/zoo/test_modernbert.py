@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_parity import EncoderCase, EncoderLaws, assert_same_outputs
+from encoder_parity import (
+    SIZES,
+    EncoderCase,
+    EncoderLaws,
+    assert_same_outputs,
+)
 from heedful.parts.tokens import Tokens
 from hf_parity import CLOSE, by_key, imported, millions, random_rows, transformers
 
@@ -16,20 +21,10 @@ MODERNBERT = EncoderCase(
     hf_class=transformers.ModernBertForMaskedLM,
     classify_class=transformers.ModernBertForSequenceClassification,
     base_class=transformers.ModernBertModel,
-    sizes={
-        "vocab_size": 23,
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 4,
-        "intermediate_size": 13,
-        "max_position_embeddings": 400,
-        "local_attention": 4,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-    },
+    sizes=SIZES
+    | {"num_hidden_layers": 4, "max_position_embeddings": 400, "local_attention": 4}
+    | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    | {"cls_token_id": 1, "sep_token_id": 2},
     configs=[
         {},
         {
@@ -58,6 +53,7 @@ MODERNBERT = EncoderCase(
     classify_tensors="classifier.bias",
     new_in_classifier="head.labels.bias, head.labels.weight",
     norm_eps=1e-5,
+    head_dropouts=(0, 0.0),
     shrinks=True,
     not_built=by_key(hidden_activation="tanh", norm_bias=True, mlp_bias=True, decoder_bias=False)
     | {

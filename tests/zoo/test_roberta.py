@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from encoder_parity import (
+    SIZES,
     BertLaws,
     EncoderCase,
     Poolerless,
@@ -23,17 +24,8 @@ ROBERTA = EncoderCase(
     classify_class=transformers.RobertaForSequenceClassification,
     base_class=Poolerless(transformers.RobertaModel),
     counts_by_pad=True,
-    sizes={
-        "vocab_size": 23,
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-        "intermediate_size": 13,
-        "max_position_embeddings": 18,
-        "type_vocab_size": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    },
+    sizes=SIZES
+    | {"max_position_embeddings": 18, "type_vocab_size": 1, "bos_token_id": 0, "eos_token_id": 2},
     configs=[
         {"hidden_size": 12, "num_attention_heads": 3},
         {
@@ -61,6 +53,7 @@ ROBERTA = EncoderCase(
     mlm_tensors="lm_head.",
     classify_tensors="classifier.dense.bias",
     norm_eps=1e-5,
+    head_dropouts=(0.3, 0.3),
     kept=("num_labels", "pad_token_id", "max_position_embeddings"),
     # BERT's epsilon, and 512 rows of positions less 2.
     left_out={"norm_eps": 1e-12, "type_vocab_size": 2, "max_length": 510},
@@ -120,15 +113,6 @@ def test_the_published_config_is_ours() -> None:
         "vocab_size": 50265,
     }
     assert ROBERTA.read(**published) == roberta.Config()
-
-
-def test_a_classifier_has_dropout_before_both_matrices() -> None:
-    sizes = {"d_model": 8, "num_heads": 2, "num_layers": 1, "d_ff": 8, "vocab_size": 23}
-    head = roberta.build(roberta.Config(**sizes, head="classify", dropout=0.3)).head
-    assert head.input_dropout.p == head.dropout.p == 0.3
-    config = roberta.Config(**sizes, head="classify", classifier_dropout=0.0)
-    head = roberta.build(config).head
-    assert head.input_dropout.p == head.dropout.p == 0
 
 
 # The traps that published code fell into.

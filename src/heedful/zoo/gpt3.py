@@ -63,7 +63,6 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 2.1, and the parameters of each
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying, as GPT-2's are."""
-    kinds = _layers(config.num_layers, config.window)
     blocks = stack(
         config,
         residual=PreNorm,
@@ -74,7 +73,7 @@ def build(config: Config) -> DecoderOnly:
             "dropout": config.dropout,
             "bias": config.qkv_bias,
         },
-        layer=lambda number: {"window": config.window if kinds[number] == "local" else None},
+        layer=lambda number: {"window": config.window if number % 2 else None},
         final_norm=True,
     )
     return decoder_only(config, blocks, positions=Learned())
@@ -82,8 +81,7 @@ def build(config: Config) -> DecoderOnly:
 
 def _layers(num_layers: int, window: int | None) -> list[str]:
     """What each layer sees, in GPT-Neo's words: global or local."""
-    turns = ("global",) if window is None else ("global", "local")
-    return [turns[layer % len(turns)] for layer in range(num_layers)]
+    return ["local" if window and layer % 2 else "global" for layer in range(num_layers)]
 
 
 def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
@@ -100,10 +98,8 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(config: Config) -> dict[str, Any]:
-    turns = ["global"] if config.window is None else ["global", "local"]
-    times, rest = divmod(config.num_layers, len(turns))
-    types = ([[turns, times]] if times else []) + ([[turns[:rest], 1]] if rest else [])
-    return {"attention_types": types, "window_size": config.window or 256}
+    layers = _layers(config.num_layers, config.window)
+    return {"attention_types": [[layers, 1]], "window_size": config.window or 256}
 
 
 HF = HfFormat(
