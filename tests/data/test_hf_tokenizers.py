@@ -136,6 +136,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "gpt2": lambda d: byte_bpe(d, "gpt2", ["<|endoftext|>"]),
     "gpt2_bos": lambda d: byte_bpe(d, "gpt2", ["<|endoftext|>"], add_bos_token=True),
     "roberta": lambda d: byte_bpe(d, "roberta", FAIRSEQ),
+    "roberta_split": lambda d: byte_bpe(d, "roberta", FAIRSEQ, split_special_tokens=True),
     "roberta_mask": lambda d: byte_bpe(
         d, "roberta", FAIRSEQ, mask_token={**MASK, "__type": "AddedToken"}
     ),
@@ -484,6 +485,8 @@ def test_tokens_beside_the_vocabulary_keep_their_ids(
     assert (ours.specials.pad_id, ours.vocab_size) == (size, size + 2)
     assert_same(ours, theirs, [*TEXTS, "a<user>b [PAD]"])
     assert size + 1 not in ours.special_ids
+    write(tmp_path / "a", "tokenizer_config.json", {"split_special_tokens": True})
+    assert_same(read(tmp_path / "a"), reference(tmp_path / "a"), [*TEXTS, "a<user>b [PAD]"])
     write(tmp_path / "a", "added_tokens.json", {"[PAD]": size + 5})
     with pytest.raises(UserError, match=r"'\[PAD\]' the id"):
         read_tokenizer(tmp_path / "a")

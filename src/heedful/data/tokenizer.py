@@ -295,7 +295,18 @@ class Tokenizer:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise UserError(f"{path} is not a tokenizer written by heedful ({_FORMAT})")
         try:
-            return _from_content(content, path)
+            saved = content.get("files", {}).items()
+            files = {name: base64.b64decode(text) for name, text in saved}
+            for name in files.keys() - KEPT_FILES:  # an export writes them: names, never paths
+                raise UserError(f"{path} holds {name!r}, which is of no tokenizer; do not use it")
+            return cls(
+                Backend.from_str(json.dumps(content["tokenizer"])),
+                content["kind"],
+                content["roles"],
+                specials_are_text=content["specials_are_text"],
+                piece_ids=content.get("piece_ids"),
+                files=files,
+            )
         except UserError:
             raise
         except Exception as error:  # the library raises nothing narrower
@@ -349,17 +360,3 @@ def _template(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...], tuple
     pair_prefix, middle, pair_suffix = parts(text)
     fits = (pair_prefix, pair_suffix) == (prefix, suffix)
     return prefix, suffix, middle if fits else None
-
-
-def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
-    files = {name: base64.b64decode(text) for name, text in content.get("files", {}).items()}
-    for name in files.keys() - KEPT_FILES:  # an export writes them: they are names, never paths
-        raise UserError(f"{path} holds a file {name!r}, which is of no tokenizer; do not use it")
-    return Tokenizer(
-        Backend.from_str(json.dumps(content["tokenizer"])),
-        content["kind"],
-        content["roles"],
-        specials_are_text=content["specials_are_text"],
-        piece_ids=content.get("piece_ids"),
-        files=files,
-    )
