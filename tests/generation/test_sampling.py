@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from chance import fits_outcomes
 from heedful.errors import UserError
 from heedful.generation import Hypothesis, sample, sample_steps
 from heedful.generation.rules import (
@@ -42,15 +43,6 @@ def always(*probabilities: float) -> Callable[[Tensor], Tensor]:
 # --- Frequencies --------------------------------------------------------------------------------
 
 
-def chi_square_of(counts: Counter, probabilities: dict) -> float:
-    """The statistic, less what its mean and three times its deviation allow."""
-    total = sum(counts.values())
-    assert set(counts) <= {outcome for outcome, p in probabilities.items() if p > 0}
-    value = sum((counts[o] - total * p) ** 2 / (total * p) for o, p in probabilities.items() if p)
-    freedom = sum(p > 0 for p in probabilities.values()) - 1
-    return value - freedom - 3.5 * math.sqrt(2 * freedom)
-
-
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
@@ -69,9 +61,9 @@ def test_tokens_come_as_often_as_their_probability_says(rules: list, expected: l
     )  # fmt: skip
     counts = Counter(hypothesis.ids[0] for hypothesis in found)
     shares = dict(enumerate(p / sum(expected) for p in expected))
-    assert chi_square_of(counts, shares) < 0
+    assert fits_outcomes(counts, shares)
     wrong = shares | {2: shares[2] + 0.08, 4: shares[4] - 0.08}
-    assert 2 not in counts or chi_square_of(counts, wrong) > 0
+    assert 2 not in counts or not fits_outcomes(counts, wrong)
 
 
 def test_pairs_come_as_often_as_the_chain_says() -> None:
@@ -84,7 +76,7 @@ def test_pairs_come_as_often_as_the_chain_says() -> None:
         ids: math.exp(sum(parts_of(row, (3,), ids)))
         for ids in [(EOS,), *((a, b) for a in range(1, SIZE) for b in range(SIZE))]
     }
-    assert chi_square_of(counts, chain) < 0
+    assert fits_outcomes(counts, chain)
 
 
 @settings(max_examples=60, deadline=None)

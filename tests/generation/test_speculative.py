@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tables
+from chance import fits_outcomes
 from heedful.errors import UserError
-from heedful.generation import greedy_search
 from heedful.generation.request import StopFunction
 from heedful.generation.rules import (
     BannedTokens,
@@ -121,24 +121,15 @@ def ruled(rows: Rows, rules: Sequence[Rule], prompt: list[int], ids: list[int]) 
 
 
 def plain_greedy(
-    rows: Rows,
-    prompt: list[int],
-    eos_ids: Sequence[int],
-    longest: int,
-    rules: Sequence[Rule] = (),
-    stop: StopFunction | None = None,
+    rows: Rows, prompt: list[int], **options: Any
 ) -> tuple[list[int], bool, list[float]]:
-    ids: list[int] = []
-    parts: list[float] = []
-    while len(ids) < longest:
-        row = ruled(rows, rules, prompt, ids).tolist()
-        if max(row) == -INF:
-            break
-        parts.append(rows(tuple(prompt + ids))[row.index(max(row))].item())
-        ids.append(row.index(max(row)))
-        if ids[-1] in eos_ids or (stop is not None and stop(0, ids)):
-            return ids, True, parts
-    return ids, False, parts
+    """By the search for batches, which shares no loop with speculation."""
+
+    def next_log_probs(prefixes: Tensor) -> Tensor:
+        return torch.stack([rows(tuple(ids)) for ids in prefixes.tolist()])
+
+    [found] = sample(next_log_probs, [prompt], seeds=None, prompts=[prompt], **options)
+    return found.ids, found.finished, found.token_log_probs
 
 
 def every_outcome(
@@ -155,25 +146,6 @@ def every_outcome(
             ended = token in eos_ids or len(longer) == longest
             (outcomes if ended else open_)[longer] = before * prob
     return {ids: prob for ids, prob in outcomes.items() if prob}
-
-
-def p_value(counts: Counter[tuple[int, ...]], probs: dict[tuple[int, ...], float]) -> float:
-    """Of Pearson's chi-square test, outcomes put together into bins expected 5 times or more."""
-    total = counts.total()
-    assert set(counts) <= set(probs), "an outcome of probability 0"
-    bins, seen, expected = 0, 0.0, 0.0
-    statistic, left = 0.0, float(total)
-    for ids in sorted(probs, key=lambda ids: probs[ids]):
-        seen += counts[ids]
-        expected += probs[ids] * total
-        if expected >= 5 and (left - expected >= 5 or left - expected < 1e-6):
-            statistic += (seen - expected) ** 2 / expected
-            left -= expected
-            bins, seen, expected = bins + 1, 0.0, 0.0
-    assert bins > 3
-    assert left < 1e-6
-    half = torch.tensor([(bins - 1) / 2, statistic / 2], dtype=torch.float64)
-    return torch.special.gammaincc(half[0], half[1]).item()
 
 
 def check_laws(
@@ -216,10 +188,14 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
         eos_ids = chance.choice([0, [0, 2], [size - 1]])
         target, small = Table(rows), Table(noisy(rows, case + 1, chance.choice([0.0, 0.3, 1.0])))
         draft = chance.choice([DraftModel(small), PromptLookup(chance.randint(1, 3))])
-        options = {"eos_id": eos_ids, "max_new_tokens": longest, "num_draft_tokens": num_draft}
-        runs, result = run(target, draft, prompt, rules=RULES[rules], **options)
-        ends_with = [eos_ids] if isinstance(eos_ids, int) else eos_ids
-        ids, ends, parts = plain_greedy(rows, prompt, ends_with, longest, RULES[rules])
+        options: dict[str, Any] = {
+            "eos_id": eos_ids, "max_new_tokens": longest, "rules": RULES[rules],
+            "min_new_tokens": chance.choice([0, 0, min(3, longest)]),
+            "no_repeat_ngram_size": chance.choice([0, 0, 3]),
+            "forced_prefix": [[1, 1][: chance.choice([0, 0, 2]) * (longest > 1)]],
+        }  # fmt: skip
+        runs, result = run(target, draft, prompt, num_draft_tokens=num_draft, **options)
+        ids, ends, parts = plain_greedy(rows, prompt, **options)
         assert (result.ids, result.finished) == (ids, ends)
         assert result.token_log_probs == parts
         assert all(runs) or (all(runs[:-1]) and not ends)
@@ -231,30 +207,6 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
     assert accepted > 10
     assert rejected > 5
     assert finished > 5
-
-
-def test_greedy_is_that_of_sampling_and_of_search() -> None:
-    """Parity with what this package has for batches, which shares no loop with this one."""
-    for case in range(40):
-        rows = random_rows(case, 6, None)
-        prompt, rules = [1, case % 6], RULES[case % len(RULES)]
-        options = {
-            "eos_id": 0, "max_new_tokens": 9, "rules": rules, "min_new_tokens": case % 3 * 3,
-            "no_repeat_ngram_size": case % 4 and 3, "forced_prefix": [[2, case % 5 + 1]],
-        }  # fmt: skip
-
-        def next_log_probs(prefixes: Tensor, rows: Rows = rows) -> Tensor:
-            return torch.stack([rows(tuple(ids)) for ids in prefixes.tolist()])
-
-        [expected] = sample(next_log_probs, [prompt], seeds=None, prompts=[prompt], **options)
-        draft = DraftModel(Table(noisy(rows, case, 0.5)))
-        result = speculative_decode(Table(rows), draft, prompt, **options)
-        assert (result.ids, result.finished) == (expected.ids, expected.finished)
-        assert result.token_log_probs == pytest.approx(expected.token_log_probs)
-        assert result.log_prob == pytest.approx(expected.log_prob)
-        if not rules:
-            [[found]] = greedy_search(next_log_probs, [prompt], **options)
-            assert (result.ids, result.finished) == (found.ids, found.finished)
 
 
 def run(
@@ -318,9 +270,10 @@ def test_stop_is_asked_after_each_token_of_a_run() -> None:
     stop: StopFunction = lambda _, ids: ids[-2:] in ([1, 2], [3, 4], [2, 2])  # noqa: E731
     for case in range(40):
         rows = random_rows(case, 5, 2)
-        expected = plain_greedy(rows, [1, 2, 3], [0], 12, stop=stop)
+        options = {"eos_id": 0, "max_new_tokens": 12, "stop": stop}
+        expected = plain_greedy(rows, [1, 2, 3], **options)
         for draft in (DraftModel(Table(noisy(rows, case, 0.3))), PromptLookup()):
-            _, result = run(rows, draft, [1, 2, 3], max_new_tokens=12, stop=stop)
+            _, result = run(rows, draft, [1, 2, 3], **options)
             assert (result.ids, result.finished, result.token_log_probs) == expected
     _, result = run(chain, max_new_tokens=20, stop=lambda _, ids: ids[-1] == 3)
     assert (result.ids, result.finished) == ([2, 3], True)
@@ -372,9 +325,9 @@ def test_scorers_may_have_been_used_before() -> None:
     draft = DraftModel(small)
     for prompt in ([1, 2], [1, 4], [5], [1, 2]):
         target.feed(torch.tensor([4, 4, 4]))
-        rules = [MinLength([0], [4])]
-        result = speculative_decode(target, draft, prompt, eos_id=0, max_new_tokens=9, rules=rules)
-        assert result.ids == plain_greedy(rows, prompt, [0], 9, rules)[0]
+        options = {"eos_id": 0, "max_new_tokens": 9, "min_new_tokens": 4}
+        _, result = run(target, draft, prompt, **options)
+        assert result.ids == plain_greedy(rows, prompt, **options)[0]
         assert result.num_accepted == result.num_proposed
         for table in (target, small):
             assert table.held == (prompt + result.ids)[: table.end]
@@ -434,7 +387,7 @@ def test_samples_follow_the_target(draft: str, rules: str) -> None:
     """Chi-square over every possible output of at most 4 tokens."""
     rows = TARGET if rules == "rules" else TARGET_ORDER_2
     counts, proposed, accepted = samples(rows, draft, SAMPLED_RULES[rules], NUM_SAMPLES)
-    assert p_value(counts, every_outcome(rows, PROMPT, [0], 4, SAMPLED_RULES[rules])) > 1e-4
+    assert fits_outcomes(counts, every_outcome(rows, PROMPT, [0], 4, SAMPLED_RULES[rules]))
     assert proposed > NUM_SAMPLES / 2
     if draft == "identical":
         assert accepted == proposed
@@ -447,7 +400,7 @@ def test_chi_square_tells_another_target_apart() -> None:
     """The test above can fail: these samples are not those of the target."""
     counts, _, _ = samples(TARGET_ORDER_2, "close", [], NUM_SAMPLES)
     other = noisy(TARGET_ORDER_2, 3, 0.4)
-    assert p_value(counts, every_outcome(other, PROMPT, [0], 4, [])) < 1e-6
+    assert not fits_outcomes(counts, every_outcome(other, PROMPT, [0], 4, []))
 
 
 distributions = st.integers(2, 6).flatmap(

@@ -1,6 +1,9 @@
 """The chi-square test, for what is drawn at random with a fixed seed."""
 
 import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +23,20 @@ def fits(observed: np.ndarray, expected: np.ndarray) -> bool:
 def fits_uniform(observed: np.ndarray) -> bool:
     """Whether counts look drawn from a uniform distribution."""
     return fits(observed, np.full(np.shape(observed), np.mean(observed)))
+
+
+def fits_outcomes(counts: Counter[Any], probs: Mapping[Any, float]) -> bool:
+    """Whether outcomes look drawn with these probabilities; rare ones are put together."""
+    assert set(counts) <= {outcome for outcome, prob in probs.items() if prob}
+    bins = [np.zeros(2)]
+    for outcome in sorted(probs, key=lambda outcome: probs[outcome]):
+        bins[-1] = bins[-1] + [counts[outcome], probs[outcome] * counts.total()]
+        if bins[-1][1] >= 5:
+            bins.append(np.zeros(2))
+    rest = bins.pop()
+    bins[-1] = bins[-1] + rest
+    assert len(bins) > 1
+    return fits(*np.transpose(bins))
 
 
 def fit_each_other(first: np.ndarray, second: np.ndarray) -> bool:
