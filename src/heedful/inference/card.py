@@ -5,11 +5,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 
 @dataclass(frozen=True)
 class Limits:
     """How long an output may be: ⌈factor · source tokens⌉ + offset, at most the net's length."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     factor: float = 2.0
     offset: int = 10
@@ -36,6 +39,8 @@ class GenerationIds:
         first: the token that must be written first; None: any.
         last: the token that must stand at the length limit; None: any.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     start: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
@@ -70,19 +75,9 @@ class ModelCard:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ModelCard":
-        """Raises KeyError or TypeError where the content is not a card's."""
-        generation: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in content.get("generation", {}).items()
-        }
-        return cls(
-            content["architecture"],
-            content["task"],
-            content["src_language"],
-            content["tgt_language"],
-            Limits(**content["limits"]),
-            tuple(content.get("labels", ())),
-            GenerationIds(**generation),
-            dict(content.get("options", {})),
-            tuple(content.get("plugins", ())),
-        )
+        """Raises TypeError where the content is not a card's."""
+        try:
+            return TypeAdapter(cls).validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise TypeError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

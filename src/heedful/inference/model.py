@@ -1,7 +1,7 @@
 """What all saved models share: a net, its tokenizers, its card, and how they are written."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +26,7 @@ Pooling = Literal["mean", "first", "last"]
 Texts = Sequence[str] | Sequence[Sequence[int]]
 
 
+@dataclass(eq=False, repr=False)
 class SavedModel:
     """A net with its tokenizers, opened for use.
 
@@ -40,20 +41,12 @@ class SavedModel:
 
     kind: ClassVar[str] = "model"
 
-    def __init__(
-        self,
-        net: Any,
-        config: Any,
-        card: ModelCard,
-        src_tokenizer: Tokenizer | None,
-        tgt_tokenizer: Tokenizer | None,
-    ) -> None:
-        self.net = net
-        self.config = config
-        self.card = card
-        self.num_truncated = 0
-        self._src_tokenizer = src_tokenizer
-        self._tgt_tokenizer = tgt_tokenizer
+    net: Any
+    config: Any
+    card: ModelCard
+    _src_tokenizer: Tokenizer | None
+    _tgt_tokenizer: Tokenizer | None
+    num_truncated: int = field(default=0, init=False)
 
     @property
     def has_tokenizer(self) -> bool:
