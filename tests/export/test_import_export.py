@@ -10,21 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_bart import BART
-from test_bert import BERT
-from test_distilbert import DISTILBERT
-from test_gemma3 import GEMMA3
-from test_gpt2 import GPT2
-from test_llama import LLAMA
-from test_marian import MARIAN
-from test_mistral import MISTRAL
-from test_mixtral import MIXTRAL
-from test_modernbert import MODERNBERT
-from test_qwen3 import QWEN3
-from test_roberta import ROBERTA
-from test_t5 import T5
 
 from commands import tree
+from decoder_parity import DecoderCase
+from encoder_parity import EncoderCase
 from heedful.data.columns import open_columns
 from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
@@ -36,37 +25,36 @@ from heedful.run import cache_folder, train
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from hf_parity import assert_same_net, changed, random_hf, randomised
+from parity_cases import CASES
+from seq2seq_parity import Seq2SeqCase
 
 transformers = pytest.importorskip("transformers")
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
 VOCAB = 64
 LABELS = {0: "neg", 1: "neutral", 2: "pos"}
-# The case of its parity tests, the Auto class, and what its configuration has besides.
+AUTO = {DecoderCase: "CausalLM", EncoderCase: "MaskedLM", Seq2SeqCase: "Seq2SeqLM"}
+BEGIN_AND_END = {"bos_token_id": 1, "eos_token_id": 2}
+# What a configuration has besides that of its parity tests.
+KEYS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("gpt", "gpt2", "gpt3", "qwen3", "gemma3"), BEGIN_AND_END),
+    "bert": {"pad_token_id": 0},
+    "roberta": {"pad_token_id": 0, "max_position_embeddings": 49},
+    "marian": {"pad_token_id": 0, "decoder_start_token_id": 0}
+    | {"eos_token_id": 2, "forced_eos_token_id": 2},
+    "t5": {"eos_token_id": 2},
+}
+CLASSES = {"pad_token_id": 0, "id2label": LABELS, "label2id": {v: k for k, v in LABELS.items()}}
+BERT, DISTILBERT = CASES["bert"], CASES["distilbert"]
+# The case of its parity tests, the Auto class, and those keys.
 FAMILIES: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "gpt2": (GPT2, "CausalLM", {"bos_token_id": 1, "eos_token_id": 2}),
-    "llama": (LLAMA, "CausalLM", {}),
-    "mistral": (MISTRAL, "CausalLM", {}),
-    "qwen3": (QWEN3, "CausalLM", {"bos_token_id": 1, "eos_token_id": 2}),
-    "gemma3": (GEMMA3, "CausalLM", {"bos_token_id": 1, "eos_token_id": 2}),
-    "mixtral": (MIXTRAL, "CausalLM", {}),
-    "bert": (BERT, "MaskedLM", {"pad_token_id": 0}),
+    **{name: (case, AUTO[type(case)], KEYS.get(name, {})) for name, case in CASES.items()},
     "bert-classes": (
         replace(BERT, hf_class=BERT.classify_class),
         "SequenceClassification",
-        {"pad_token_id": 0, "id2label": LABELS, "label2id": {v: k for k, v in LABELS.items()}},
+        CLASSES,
     ),
-    "roberta": (ROBERTA, "MaskedLM", {"pad_token_id": 0, "max_position_embeddings": 49}),
-    "modernbert": (MODERNBERT, "MaskedLM", {}),
     "distilbert": (replace(DISTILBERT, hf_class=DISTILBERT.base_class), "", {}),
-    "bart": (BART, "Seq2SeqLM", {}),
-    "marian": (
-        MARIAN,
-        "Seq2SeqLM",
-        {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 2}
-        | {"forced_eos_token_id": 2},
-    ),
-    "t5": (T5, "Seq2SeqLM", {"eos_token_id": 2}),
 }
 DECODERS = [name for name in FAMILIES if FAMILIES[name][1] == "CausalLM"]
 WRITERS = [*DECODERS, *(name for name in FAMILIES if FAMILIES[name][1] == "Seq2SeqLM")]

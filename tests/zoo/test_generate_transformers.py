@@ -5,25 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_bart import BART
-from test_gemma3 import GEMMA3
-from test_gpt import GPT
-from test_gpt2 import GPT2
-from test_gpt3 import GPT3
-from test_llama import LLAMA
-from test_marian import MARIAN
-from test_mistral import MISTRAL
-from test_mixtral import MIXTRAL
-from test_qwen3 import QWEN3
-from test_t5 import T5
 
+from decoder_parity import DecoderCase
 from heedful.export.hf import export_hf, import_hf
 from hf_parity import padded, random_hf, random_rows
+from parity_cases import CASES
+from seq2seq_parity import Seq2SeqCase
 
 VOCAB = 37
 SMALL = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-DECODERS = {case.name: case for case in (GPT, GPT2, GPT3, LLAMA, MISTRAL, QWEN3, GEMMA3, MIXTRAL)}
-ENCODER_DECODERS = {case.name: case for case in (BART, MARIAN, T5)}
+DECODERS = [name for name, case in CASES.items() if isinstance(case, DecoderCase)]
+ENCODER_DECODERS = [name for name, case in CASES.items() if isinstance(case, Seq2SeqCase)]
 # What the decoder begins with, and must end with, is another one for each.
 BEGIN_AND_END: dict[str, dict[str, Any]] = {
     "bart": {"decoder_start_token_id": 1, "forced_eos_token_id": 1},
@@ -37,7 +29,7 @@ ENDS = [1, 5, 11, 17, 23]  # several, so that outputs of random weights do end
 
 def made(name: str, seed: int) -> Any:
     """A random model of transformers whose outputs differ, and end now and then."""
-    case = (DECODERS | ENCODER_DECODERS)[name]
+    case = CASES[name]
     long = {key: 64 for key in LONG if key in case.sizes}
     keys = case.sizes | SMALL | long | BEGIN_AND_END.get(name, {})
     model = random_hf(case.hf_class, case.hf_config(**keys), seed)

@@ -4,18 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_bart import BART
-from test_bert import BERT
-from test_distilbert import DISTILBERT
-from test_gpt3 import GPT3
-from test_llama import LLAMA
-from test_marian import MARIAN
-from test_t5 import T5
 
 from heedful.zoo import architecture
 from heedful.zoo.saved import undrawn_net
-
-CASES = {case.name: case for case in (BART, BERT, DISTILBERT, GPT3, LLAMA, MARIAN, T5)}
+from parity_cases import CASES
 
 
 def tables(net: Any) -> dict[str, torch.Tensor]:
