@@ -317,31 +317,6 @@ def test_impl_trap_9_length_counts_eos_and_not_the_start() -> None:
 # --- Rules --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    ngram=st.integers(1, 3),
-    stop=st.sampled_from(["optimal", "beam_full"]),
-)
-def test_no_ngram_twice(seed: int, ngram: int, stop: str) -> None:
-    # Each token is likeliest after itself, so that without the rule everything repeats.
-    noise = random_rows(seed, 4)
-
-    def row(prefix: tuple[int, ...]) -> list[float]:
-        logits = torch.tensor(noise(prefix)) + 5 * (torch.arange(4) == prefix[-1])
-        return logits.log_softmax(0).tolist()
-
-    options = {"beam_size": 3, "num_return": 3, "eos_id": EOS, "max_new_tokens": 7, "stop": stop}
-    [ruled] = beam_search(from_rows(row), [[2, 2, 2]], no_repeat_ngram_size=ngram, **options)
-
-    def ngrams(ids: list[int]) -> list[tuple[int, ...]]:
-        return [tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)]
-
-    for hypothesis in ruled:
-        found = ngrams(hypothesis.ids)
-        assert len(set(found)) == len(found)
-
-
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), ngram=st.integers(1, 3))
 def test_no_repeat_forbids_nothing_else(seed: int, ngram: int) -> None:

@@ -491,11 +491,6 @@ def test_prompt_lookup(ids: list[int], token: int | None) -> None:
         assert log_probs.exp().tolist() == [float(i == token) for i in range(10)]
 
 
-def test_prompt_lookup_looks_at_no_more_than_max_ngram() -> None:
-    ids = [2, 0, 1, 9, 0, 1, 8, 2, 0, 1]
-    assert [PromptLookup(size).follower(ids) for size in (1, 2, 3)] == [8, 8, 9]
-
-
 @given(
     ids=st.lists(st.integers(0, 2), max_size=12),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)).map(sorted),

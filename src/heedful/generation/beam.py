@@ -235,12 +235,11 @@ class BeamSearch(Search):
                 taken = taken.scatter_add(1, went.token, real.to(taken.dtype))
                 charge = self.diversity_penalty * taken
         onward, endings, largest, tied = zip(*chosen, strict=True)
-        return (
-            Choice(*(torch.stack(of, dim=1) for of in zip(*onward, strict=True))),
-            Choice(*(torch.stack(of, dim=1) for of in zip(*endings, strict=True))),
-            torch.stack(largest).amax(),
-            torch.stack(tied).any(),
+        onward, endings = (
+            Choice(*(torch.stack(of, dim=1) for of in zip(*choices, strict=True)))
+            for choices in (onward, endings)
         )
+        return onward, endings, torch.stack(largest).amax(), torch.stack(tied).any()
 
     def _choose(
         self,
@@ -268,6 +267,10 @@ class BeamSearch(Search):
         ends = self._ends(tokens.device)
         is_end = tokens == ends if num_ends == 1 else torch.isin(tokens, ends)
 
+        def choice(places: Tensor, total: Tensor, keys: Tensor) -> Choice:
+            rows, parts_there = places // depth, parts.gather(1, places)
+            return Choice(rows, tokens.gather(1, places), parts_there, total, keys)
+
         best = ranks.masked_fill(is_end, -torch.inf).sort(dim=1, descending=True, stable=True)
         size = self.width
         keys, places = best.values[:, :size], best.indices[:, :size]
@@ -276,13 +279,10 @@ class BeamSearch(Search):
             places = torch.cat([places, places[:, :1].expand(batch, missing)], dim=1)
         empty = keys == -torch.inf
         places = torch.where(empty, places[:, :1], places)
-        onward = Choice(
-            places // depth,
-            tokens.gather(1, places),
-            parts.gather(1, places),
-            keys if charge is None else sums.gather(1, places).masked_fill(empty, -torch.inf),
-            keys,
-        )
+        total = keys
+        if charge is not None:
+            total = sums.gather(1, places).masked_fill(empty, -torch.inf)
+        onward = choice(places, total, keys)
         if self.stop == "optimal":
             part = rows.index_select(2, ends).to(log_prob.dtype)
             total = (part + log_prob[..., None]).flatten(1)
@@ -291,10 +291,7 @@ class BeamSearch(Search):
             return onward, Choice(row, token, part.flatten(1), total, total), largest, tied
         places = ranks.sort(dim=1, descending=True, stable=True).indices[:, :size]
         total = sums.gather(1, places).masked_fill(~is_end.gather(1, places), -torch.inf)
-        endings = Choice(
-            places // depth, tokens.gather(1, places), parts.gather(1, places), total, total
-        )
-        return onward, endings, largest, tied
+        return onward, choice(places, total, total), largest, tied
 
     def _keep(self, beams: Beams, found: Float[Tensor, "B G X"], length: int, place: int) -> Beams:
         """With the log-probabilities found, where that is possible and their group open, kept."""
