@@ -89,15 +89,6 @@ class TestLaws(BertLaws):
 
 
 @torch.no_grad()
-def test_types_change_what_is_said(tmp_path: Path) -> None:
-    net = imported(BERT.model(BERT.classify_class), tmp_path).net
-    ids = torch.stack(random_rows(VOCAB, [6, 6]))
-    first, second = torch.zeros_like(ids), torch.ones_like(ids)
-    torch.testing.assert_close(net(ids, types=first), net(ids), **CLOSE)
-    assert not torch.allclose(net(ids, types=second), net(ids), atol=1e-3)
-
-
-@torch.no_grad()
 def test_pretraining_files_load_without_the_second_task(tmp_path: Path) -> None:
     model = BERT.model(transformers.BertForPreTraining)
     found = imported(model, tmp_path)
@@ -150,17 +141,6 @@ def test_trap_12_padding_is_told_by_lengths_not_by_ids(tmp_path: Path) -> None:
     model = BERT.model()
     rows = [torch.tensor([0, 4, 0, 0, 9, 0]), torch.tensor([0, 0])]
     assert_same_outputs(model, imported(model, tmp_path).net, rows)
-
-
-@torch.no_grad()
-def test_trap_a_classifier_reads_the_first_real_token(tmp_path: Path) -> None:
-    """Which under left padding is not the first column."""
-    net = imported(BERT.model(BERT.classify_class), tmp_path).net
-    row = random_rows(VOCAB, [4])[0]
-    alone = net(row[None])
-    beside = torch.stack([torch.cat([torch.zeros(3, dtype=torch.long), row]), torch.arange(7)])
-    padded_left = net(beside, torch.tensor([4, 7]), padding_side="left")
-    torch.testing.assert_close(padded_left[:1], alone, **CLOSE)
 
 
 def test_trap_25_gelu_is_the_exact_one() -> None:

@@ -20,7 +20,7 @@ from heedful.errors import UserError
 from heedful.export.hf_directory import read_hf_directory
 from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.parts.rotary import YarnScaling
-from heedful.zoo.rope import head_width, rotary, scaling_of
+from heedful.zoo.rope import rotary_module, scaling_of
 from heedful.zoo.saved import make_config
 from hf_parity import by_key, exported, random_rows, transformers
 
@@ -252,7 +252,7 @@ def test_rotary_keys_of_old_and_new_files(
     assert config.rope_scaling == scaling
     theirs = transformers.LlamaConfig(**json.loads(json.dumps(content)))
     rotation = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(theirs)
-    ours = rotary(config).build(config.num_heads, head_width(config), causal=True)
+    ours = rotary_module(config)
     torch.testing.assert_close(ours.table, rotation.inv_freq, rtol=1e-5, atol=0)
     assert ours.factor == pytest.approx(rotation.attention_scaling)
 

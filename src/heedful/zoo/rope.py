@@ -70,14 +70,10 @@ def head_width(config: Any) -> int:
     return width
 
 
-def rotary(config: Any) -> Rotary:
-    """The position scheme of a Config with `rope_base`, `rope_layout` and `rope_scaling`."""
-    return Rotary(config.rope_base, config.rope_layout, scaling_of(config.rope_scaling))
-
-
 def rotary_module(config: Any) -> RotaryPositions:
-    """The module that all layers of such a model share."""
-    return rotary(config).build(config.num_heads, head_width(config), causal=True)
+    """That all layers share, of a Config with `rope_base`, `rope_layout` and `rope_scaling`."""
+    scheme = Rotary(config.rope_base, config.rope_layout, scaling_of(config.rope_scaling))
+    return scheme.build(config.num_heads, head_width(config), causal=True)
 
 
 def check_rope(config: Any) -> None:
