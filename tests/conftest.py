@@ -3,8 +3,11 @@
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+from commands import Commands
 
 CHECKED = (
     "parts",
@@ -22,3 +25,10 @@ CHECKED = (
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
 install_import_hook([f"heedful.{room}" for room in CHECKED], "beartype.beartype")
 settings.register_profile("quick", max_examples=10)  # make quick
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import heedful
-from commands import Commands, assert_refused
+from commands import assert_refused
 from heedful import plugins
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
@@ -43,13 +43,6 @@ def plugin(tmp_path_factory):
     path = tmp_path_factory.mktemp("plugin") / "doubling.py"
     path.write_text(code.partition("```")[0], encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 def test_a_task_and_an_architecture_from_outside_train_save_load_and_generate(plugin, tmp_path):

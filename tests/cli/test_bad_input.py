@@ -13,19 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from commands import Commands, assert_refused, tree, write_recipe
+from commands import assert_refused, tree, write_recipe
 
 SENTENCES = [
     f"the {a} dog sees a {b} cat" for a in ["red", "old", "big", "shy"] for b in ["wet", "sad"]
 ]
 LONG = " ".join("012345012345")  # 12 symbols and EOS are 13 tokens; the model allows 12
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
-from commands import Commands, write_recipe
+from commands import write_recipe
 from heedful.cli.app import app
 
 VERBS = [str(command.name) for command in app.registered_commands]
 HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 LINES = ["1 2 3", "", "5 4", "0 0 0 1", "2"]
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import heedful
-from commands import Commands, assert_refused, tiny, tree
+from commands import assert_refused, tiny, tree
 from heedful import plugins
 from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
@@ -28,13 +28,6 @@ STACK = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "max_length
 TWO = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 32}
 PROMPTS = ["the cat", "hello", "a dog runs in"]
 HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 def make(directory: Path, name: str, keys: dict[str, Any], task: str, seed: int = 0) -> None:

@@ -12,7 +12,7 @@ from hypothesis import settings as how_tested
 from hypothesis import strategies as st
 
 import heedful
-from commands import Commands, assert_refused, tiny
+from commands import assert_refused, tiny
 from heedful import plugins
 from heedful.config import Recipe, changed_keys, keys_of
 from heedful.errors import UserError
@@ -28,10 +28,7 @@ from heedful.recipe_files import (
 
 NAMES = shipped_recipes()
 TASKS = {name: load_recipe(name).task for name in NAMES}
-TRANSLATION = [name for name in NAMES if TASKS[name] == "translation"]
-MADE = [name for name in NAMES if TASKS[name] in ("dates", "copy", "reverse", "sort")]
-TAUGHT = [name for name in NAMES if name.startswith("distil-")]
-OF_TEXTS = [name for name in NAMES if name not in (*TRANSLATION, *MADE, *TAUGHT)]
+MADE = ("dates", "copy", "reverse", "sort")
 SMALL = {
     "model.d_model": 16,
     "model.num_heads": 2,
@@ -42,19 +39,9 @@ SMALL = {
     "training.log_every": 1,
     "training.schedule.warmup_steps": 2,
 }
+ONE_STACK = {"model.num_layers": 1}
 TWO_STACKS = {"model.num_encoder_layers": 1, "model.num_decoder_layers": 1}
-PAIRS = TWO_STACKS | {
-    "training.batch_tokens": 400,
-    "evaluation.decode_sentences": 3,
-    "evaluation.final_beam_size": 2,
-}
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
+DECODED = {"evaluation.decode_sentences": 3, "evaluation.final_beam_size": 2}
 
 
 def leaves():
@@ -125,33 +112,61 @@ def settings(changes):
     return [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_made_recipes_run(commands, tmp_path, name):
-    sizes = {"num_train": 60, "num_valid": 5, "num_test": 5}
-    changes = SMALL | PAIRS | {f"data.generated.{key}": value for key, value in sizes.items()}
-    ended = commands.run("train", name, "--out", tmp_path / "run", *settings(changes))
-    assert ended.code == 0, ended.err
-    assert (tmp_path / "run/model.safetensors").is_file()
-    assert (tmp_path / "run/report.html").is_file()
-
-
-@pytest.mark.parametrize("name", TRANSLATION)
-def test_translation_recipes_run_on_two_files(commands, tmp_path, name):
-    adjectives = ["red", "old", "big", "shy", "new"]
-    nouns = ["dog", "cat", "cow", "hen", "fox", "owl"]
-    english = [f"the {a} {n} sees a {b}" for a in adjectives for n in nouns for b in nouns]
-    for side, lines in (("en", english), ("xx", [line[::-1] for line in english])):
-        (tmp_path / f"a.{side}").write_text("".join(f"{line}\n" for line in lines))
-    changes = SMALL | PAIRS | {"tokenizer.vocab_size": 60, "data.hold_out": 5}
+def small(name, folder):
+    """What lets a recipe run for a few steps on texts made here."""
+    recipe, task = load_recipe(name), TASKS[name]
+    changes = dict(SMALL)
+    changes |= TWO_STACKS if recipe.model["architecture"] == "vaswani2017" else ONE_STACK
+    if "sample_tokens" in recipe.objective:
+        changes["objective.sample_tokens"] = 5
+    if recipe.training.batch_tokens is not None:
+        changes["training.batch_tokens"] = 400
+    if task in MADE:
+        counts = {"num_train": 60, "num_valid": 5, "num_test": 5}
+        return changes | DECODED | {f"data.generated.{key}": n for key, n in counts.items()}
+    if recipe.tokenizer.vocab_size is not None:
+        changes["tokenizer.vocab_size"] = {"byte_bpe": 300}.get(recipe.tokenizer.kind, 60)
+    colours = ["red", "old", "shy", "yellow", "brown"]
+    animals = ["dog", "cat", "cow", "mouse", "horse", "owl"]
+    lines = [f"the {c} {a} sees a {b} ." for c in colours for a in animals for b in animals]
+    texts = {"src": lines, "tgt": [line[::-1] for line in lines], "text": lines}
+    texts["file"] = [f"{line}\t{'far' if 'dog' in line else 'near'}" for line in lines]
+    suffix = {"file": ".tsv"}
+    for key, content in texts.items():
+        path = folder / f"{key}{suffix.get(key, '.txt')}"
+        path.write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
+        texts[key] = path
+    if task == "classification":
+        return changes | {"data.train.file": texts["file"], "data.hold_out": 10}
+    if task != "translation":
+        return changes | {"data.train.text": texts["text"]}
     for split in ("train", "valid", "test"):
-        given = load_recipe(name).data.model_dump()[split]["src"] is not None
-        if split == "train" or given:
-            changes[f"data.{split}.src"] = tmp_path / "a.en"
-            changes[f"data.{split}.tgt"] = tmp_path / "a.xx"
-    ended = commands.run("train", name, "--out", tmp_path / "run", *settings(changes))
+        if split == "train" or recipe.data.model_dump()[split]["src"] is not None:
+            changes |= {f"data.{split}.{side}": texts[side] for side in ("src", "tgt")}
+    return changes | DECODED | {"data.hold_out": 5}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "rhyme"])
+def test_a_shipped_recipe_runs(commands, tmp_path, name):
+    """The teacher of `distil-X` is a run of X."""
+    changes, verb, out = small(name, tmp_path), ["train"], tmp_path / "run"
+    if name.startswith("distil-"):
+        del changes["tokenizer.vocab_size"]
+        first, teacher = name.removeprefix("distil-"), tmp_path / "teacher"
+        given = settings(small(first, tmp_path) | {"model.num_layers": 2})
+        assert commands.run("train", first, "--out", teacher, *given).code == 0
+        verb = ["distill", teacher]
+    ended = commands.run(*verb, name, "--out", out, *settings(changes))
     assert ended.code == 0, ended.err
-    assert "bleu" in ended.out
-    assert (tmp_path / "run/scores.json").is_file()
+    own = {
+        "translation": "bleu",
+        "classification": "accuracy",
+        **dict.fromkeys(MADE, "exact_match"),
+    }
+    scores = json.loads((out / "scores.json").read_text())["scores"]
+    assert own.get(TASKS[name], "loss") in scores
+    assert (out / "model.safetensors").is_file()
+    assert (out / "report.html").is_file()
 
 
 def test_the_rhyme_runs_on_its_own_text(commands, tmp_path):
@@ -159,60 +174,9 @@ def test_the_rhyme_runs_on_its_own_text(commands, tmp_path):
     changes = {"training.max_steps": 3, "training.evaluate_every": 3, "objective.sample_tokens": 5}
     ended = commands.run("train", "rhyme", "--out", tmp_path / "run", *settings(changes))
     assert ended.code == 0, ended.err
-    samples = (tmp_path / "run/samples.txt").read_text(encoding="utf-8")
-    assert samples.strip()
-    again = RECIPES / "rhyme.txt"
-    assert json.loads((tmp_path / "run/scores.json").read_text())["num_characters"] == len(
-        again.read_text(encoding="utf-8")
-    )
-
-
-def small_texts(name, folder):
-    """What lets a recipe of texts run for a few steps on texts made here."""
-    colours = ["red", "old", "shy", "yellow", "brown"]
-    animals = ["dog", "cat", "cow", "mouse", "horse", "owl"]
-    lines = [f"the {c} {a} sees a {b} ." for c in colours for a in animals for b in animals]
-    changes = dict(SMALL)
-    if TASKS[name] == "classification":
-        labelled = "".join(f"{line}\t{'far' if 'dog' in line else 'near'}\n" for line in lines)
-        (folder / "a.tsv").write_text(labelled, encoding="utf-8")
-        changes |= {"data.train.file": folder / "a.tsv", "data.hold_out": 10}
-    else:
-        (folder / "a.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        changes["data.train.text"] = folder / "a.txt"
-    recipe = load_recipe(name)
-    if recipe.tokenizer.vocab_size is not None:
-        least = {"byte_bpe": 300}
-        changes["tokenizer.vocab_size"] = least.get(recipe.tokenizer.kind, 60)
-    if "sample_tokens" in recipe.objective:
-        changes["objective.sample_tokens"] = 5
-    if recipe.training.batch_tokens is not None:
-        changes["training.batch_tokens"] = 400
-    return changes | (TWO_STACKS if TASKS[name] == "denoising" else {"model.num_layers": 2})
-
-
-@pytest.mark.parametrize("name", [name for name in OF_TEXTS if name != "rhyme"])
-def test_recipes_of_texts_run(commands, tmp_path, name):
-    changes = small_texts(name, tmp_path)
-    ended = commands.run("train", name, "--out", tmp_path / "run", *settings(changes))
-    assert ended.code == 0, ended.err
-    scores = json.loads((tmp_path / "run/scores.json").read_text())["scores"]
-    assert "accuracy" in scores if TASKS[name] == "classification" else "loss" in scores
-    assert (tmp_path / "run/report.html").is_file()
-
-
-@pytest.mark.parametrize("name", TAUGHT)
-def test_distilling_recipes_run(commands, tmp_path, name):
-    """The teacher is a run of the recipe that is told after `distil-`."""
-    first = name.removeprefix("distil-")
-    changes = small_texts(first, tmp_path)
-    assert commands.run("train", first, "--out", tmp_path / "a", *settings(changes)).code == 0
-    changes = small_texts(name, tmp_path) | {"model.num_layers": 1}
-    del changes["tokenizer.vocab_size"]
-    where = tmp_path / "a", name, "--out", tmp_path / "b"
-    ended = commands.run("distill", *where, *settings(changes))
-    assert ended.code == 0, ended.err
-    assert (tmp_path / "b/scores.json").is_file()
+    assert (tmp_path / "run/samples.txt").read_text(encoding="utf-8").strip()
+    scores = json.loads((tmp_path / "run/scores.json").read_text())
+    assert scores["num_characters"] == len((RECIPES / "rhyme.txt").read_text(encoding="utf-8"))
 
 
 # --- overrides ------------------------------------------------------------------------------
@@ -241,25 +205,30 @@ def test_overrides_are_read_as_yaml():
     assert (recipe.data.src_language, recipe.model["positions"]) == ("en", "none")
 
 
-def test_the_last_override_of_a_key_holds():
-    recipe = load_recipe("copy", ["training.max_steps=7", "training.max_steps=8"])
-    assert recipe.training.max_steps == 8
-
-
-def test_a_value_may_hold_an_equals_sign():
+def test_an_override_is_text_after_the_first_equals_sign_and_the_last_of_a_key_holds():
     recipe = load_recipe("translation", ["data.train.src=a=b.en", "data.train.tgt=c.de"])
     assert recipe.data.train.src == "a=b.en"
+    recipe = load_recipe("copy", ["training.max_steps=7", "training.max_steps=8"])
+    assert recipe.training.max_steps == 8
+    for text in ("2020-13-45", "[1, ", "a: b: c", "@x"):  # no YAML
+        assert load_recipe("copy", [f"data.src_language={text}"]).data.src_language == text
 
 
-@pytest.mark.parametrize("override", ["training.max_steps", "=5", ""])
-def test_overrides_that_are_none(override):
-    with pytest.raises(UserError, match="write key=value"):
+REFUSED = {
+    "training.max_steps": "write key=value",
+    "=5": "write key=value",
+    "": "write key=value",
+    "data.hold_out_tail=0.2": "data.hold_out_tail is now called data.valid_fraction",
+    "data.too_long=drop": "data.too_long is now called data.truncation",
+    "training.accumulate=2": "training.accumulate is now called training.gradient_accumulation",
+    "training.schedule.name=paper": "training.schedule.name: paper is now called noam",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), REFUSED.items())
+def test_a_wrong_or_old_override_is_answered(override, message):
+    with pytest.raises(UserError, match=re.escape(message)):
         load_recipe("copy", [override])
-
-
-@pytest.mark.parametrize("text", ["2020-13-45", "[1, ", "a: b: c", "@x"])
-def test_an_override_that_is_no_yaml_is_text(text):
-    assert load_recipe("copy", [f"data.src_language={text}"]).data.src_language == text
 
 
 @pytest.mark.parametrize("key", leaves())
@@ -291,20 +260,6 @@ def test_a_language_is_text_whatever_its_code(code, tmp_path):
     assert recipe.data.src_language == code
     assert parse_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
     assert load_recipe("copy", ["training.tensorboard=no"]).training.tensorboard is False
-
-
-RENAMED = {
-    "data.hold_out_tail=0.2": "data.hold_out_tail is now called data.valid_fraction",
-    "data.too_long=drop": "data.too_long is now called data.truncation",
-    "training.accumulate=2": "training.accumulate is now called training.gradient_accumulation",
-    "training.schedule.name=paper": "training.schedule.name: paper is now called noam",
-}
-
-
-@pytest.mark.parametrize(("override", "message"), RENAMED.items())
-def test_an_old_name_is_answered_with_the_new_one(override, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        load_recipe("copy", [override])
 
 
 RULES = {

@@ -7,16 +7,9 @@ import sys
 
 import pytest
 
-from commands import Commands, assert_refused, tree, write_recipe
+from commands import assert_refused, tree, write_recipe
 from heedful.errors import UserError
 from heedful.training.folder import LOCK, RunFolder
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 @pytest.fixture

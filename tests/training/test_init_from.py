@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import heedful
-from commands import Commands, assert_refused, tiny, write_recipe
+from commands import assert_refused, tiny, write_recipe
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
@@ -19,13 +19,6 @@ from heedful.zoo.names import weights_of
 from heedful.zoo.saved import OF_WORDS, copy_matching, load_tensors
 
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,12 @@ import random
 import pytest
 import yaml
 
-from commands import Commands, assert_refused, tree, write_recipe
+from commands import assert_refused, tree, write_recipe
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
 from heedful.training.loggers import read_log
 
 LAST = "checkpoints/step-00000012"
 RESULTS = ("model.safetensors", "scores.json", "test.output.txt", "config.json", "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 @pytest.fixture(scope="module")

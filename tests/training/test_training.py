@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from commands import Commands, assert_refused, tiny, tree, write_recipe
+from commands import assert_refused, tiny, tree, write_recipe
 from heedful.config import Optimizer, Training
 from heedful.data.collate import collate_pairs
 from heedful.data.columns import pack_ids
@@ -33,13 +33,6 @@ from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors
 
 VOCAB = 11
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
 
 
 class Seen:
