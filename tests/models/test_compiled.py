@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 
 from architectures import ARCHITECTURES
 
@@ -15,6 +17,19 @@ NAMES = [*ARCHITECTURES, "schemes"]
 @pytest.mark.parametrize("names", [NAMES[part::4] for part in range(4)], ids="-".join)
 def test_trap_32_nets_compile_once_a_bucket_and_export(names: list[str]) -> None:
     """200 requests of random lengths recompile nothing; every position scheme exports."""
+    run(names)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani2017", "bert"])
+def test_a_model_of_each_family_compiles_for_the_processor(name: str) -> None:
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        pytest.skip("there is no C++ compiler")
+    run([f"inductor:{name}"])
+
+
+def run(names: list[str]) -> None:
     command = [sys.executable, str(PROGRAM), *names]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
