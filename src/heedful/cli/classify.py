@@ -1,27 +1,22 @@
 """`heedful classify`: a label for each text."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from heedful.cli.shared import Device, Input, JsonLines, Output
+
 
 def classify(
     model: Annotated[Path, typer.Argument(help="A classifier's directory.")],
-    input: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
-    ] = None,
+    input: Input = None,
+    output: Output = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Put the probability and a tab before each label.")
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="A line of JSON for each text, with all probabilities.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    json: JsonLines = False,
+    device: Device = "auto",
 ) -> None:
     """Name the class of each text: a line out for each line in.
 
@@ -38,8 +33,8 @@ def classify(
     chunks = input_chunks(input)
     classifier = load(model, device=device)
     expect(classifier, Classifier, "classify")
-    bar = nullcontext(lambda count: None) if output is None else progress_bar("classifying")
     first, paired = 1, False
+    bar = progress_bar("classifying", shown=output is not None)
     with line_writer(output) as write, bar as progress:
         for chunk in chunks:
             if first == 1 and chunk:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.shared import Device, Input
+
 
 def embed(
     model: Annotated[Path, typer.Argument(help="A model directory, of any kind.")],
-    input: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")
-    ] = None,
+    input: Input = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="A file .npy or .jsonl. Default: JSONL on stdout."),
@@ -19,7 +19,7 @@ def embed(
     pooling: Annotated[
         str, typer.Option(help="Of the tokens' states: mean, first or last.")
     ] = "mean",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Turn each line into a vector, from the states of the model's last layer.
 
@@ -38,7 +38,7 @@ def embed(
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
     chunks = input_chunks(input)
     opened = load(model, device=device)
-    bar = nullcontext(lambda count: None) if output is None else progress_bar("embedding")
+    bar = progress_bar("embedding", shown=output is not None)
     parts = []
     with nullcontext(print) if as_array else line_writer(output) as write, bar as progress:
         for chunk in chunks:

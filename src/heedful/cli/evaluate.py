@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.flags import takes_options
+from heedful.cli.shared import Device, Json, ModelFolder, Truncate
 
 if TYPE_CHECKING:
     from heedful.inference import Classifier, LanguageModel, Translator
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 @takes_options("num_return", "draft", "num_draft_tokens")
 def evaluate(
     *,
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: ModelFolder,
     src: Annotated[Path | None, typer.Option(help="Source lines, for a translator.")] = None,
     ref: Annotated[Path | None, typer.Option(help="Reference lines, as many.")] = None,
     text: Annotated[Path | None, typer.Option(help="Running text, for a language model.")] = None,
@@ -42,11 +43,9 @@ def evaluate(
         Path | None,
         typer.Option("--output", "-o", help="Also write the translations or labels here."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut lines that are too long.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    json: Json = False,
+    truncate: Truncate = False,
+    device: Device = "auto",
 ) -> None:
     """Score a model on held-out text: translations, running text, or labelled texts.
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.cli.shared import Device, Input, JsonLines, Output
+
 
 def fill(
     model: Annotated[Path, typer.Argument(help="A masked language model's directory.")],
@@ -14,15 +16,11 @@ def fill(
         list[str] | None,
         typer.Option("--text", "-t", help="A text with <mask> or [MASK] in it; repeatable."),
     ] = None,
-    input: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
-    ] = None,
+    input: Input = None,
+    output: Output = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates for each mask.")] = 5,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each text.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    json: JsonLines = False,
+    device: Device = "auto",
 ) -> None:
     """Name the likeliest words for each mask in a text.
 

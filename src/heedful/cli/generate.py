@@ -4,7 +4,6 @@ import json as json_format
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.flags import takes_options
+from heedful.cli.shared import Device, Input, JsonLines, ModelFolder, Output, Truncate
 
 if TYPE_CHECKING:
     from heedful.inference import Generator
@@ -20,25 +20,19 @@ if TYPE_CHECKING:
 @takes_options()
 def generate(
     *,
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: ModelFolder,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="A text to go on with; repeatable.")
     ] = None,
-    input: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A prompt a line. Default: stdin.")
-    ] = None,
+    input: Input = None,
     whole_file: Annotated[
         bool, typer.Option("--whole-file", help="Take all of the input as one prompt.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
-    ] = None,
+    output: Output = None,
     options: dict[str, Any],
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut sources that are too long.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each prompt.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    truncate: Truncate = False,
+    json: JsonLines = False,
+    device: Device = "auto",
 ) -> None:
     """Go on with prompts, or answer sources with a model of two stacks, as it is written.
 
@@ -80,8 +74,8 @@ def _write(
     seed = options.pop("seed", secrets.randbelow(2**31))
     chosen = model.options(**options)
     streams = output is None and not json and chosen.beam_size == chosen.num_return == 1
-    bar = nullcontext(lambda count: None) if output is None else progress_bar("generating")
     number = 0
+    bar = progress_bar("generating", shown=output is not None)
     with line_writer(output) as write, bar as progress:
         for chunk in chunks:
             seeds = [seed + (place << 32) for place in range(number, number + len(chunk))]

@@ -66,8 +66,13 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    what: str, total: int | None = None, *, shown: bool = True
+) -> Iterator[Callable[[int], None]]:
     """A function to tell how many more are done; shown on stderr where that is a terminal."""
+    if not shown:
+        yield lambda count: None
+        return
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

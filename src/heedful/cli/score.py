@@ -6,28 +6,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful.cli.shared import Device, ModelFolder, Output, Truncate
+
 if TYPE_CHECKING:
     from heedful.inference import TextScore
 
 
 def score(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: ModelFolder,
     src: Annotated[Path | None, typer.Option(help="Source lines, for a translator.")] = None,
     tgt: Annotated[Path | None, typer.Option(help="Target lines, as many.")] = None,
     input: Annotated[
         Path | None,
         typer.Option("--input", "-i", help="A text a line, for a language model. Default: stdin."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
-    ] = None,
+    output: Output = None,
     per_token: Annotated[
         bool, typer.Option("--per-token", help="Divide log-probabilities by the tokens' number.")
     ] = False,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut lines of a translator that are too long.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    truncate: Truncate = False,
+    device: Device = "auto",
 ) -> None:
     """Print how likely lines are: targets given their sources, or texts by themselves.
 

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from heedful.run import Result
 
 ModelFolder = Annotated[Path, typer.Argument(help="A model directory.")]
+Input = Annotated[Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
+]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 NewFolder = Annotated[Path, typer.Argument(help="The new model directory.")]
 RecipeName = Annotated[
     str, typer.Argument(help="A recipe file, a run's folder, or a shipped recipe's name.")
@@ -31,6 +37,9 @@ RunFolder = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="A line of JSON for each text, with scores.")
+]
 
 
 def help_of(verb: Callable[..., Any]) -> str:

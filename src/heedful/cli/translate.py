@@ -1,33 +1,26 @@
 """`heedful translate`: lines in, translations out, in their order."""
 
 import math
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from heedful.cli.flags import takes_options
+from heedful.cli.shared import Device, Input, ModelFolder, Output, Truncate
 
 
 @takes_options("draft", "num_draft_tokens")
 def translate(
     *,
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    input: Annotated[
-        Path | None, typer.Option("--input", "-i", help="Lines to translate. Default: stdin.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
-    ] = None,
+    model: ModelFolder,
+    input: Input = None,
+    output: Output = None,
     options: dict[str, Any],
     scores: Annotated[
         bool, typer.Option("--scores", help="Put the score and a tab before each.")
     ] = False,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut lines that are too long, and count them.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    truncate: Truncate = False,
+    device: Device = "auto",
 ) -> None:
     """Translate lines from a file or a pipe.
 
@@ -45,7 +38,7 @@ def translate(
     options["too_long"] = "truncate" if truncate else "error"
     nbest = options.get("num_return", 1)
     cut, first = 0, 1
-    bar = progress_bar("translating") if output else nullcontext(lambda count: None)
+    bar = progress_bar("translating", shown=output is not None)
     with line_writer(output) as write, bar as progress:
         for chunk in chunks:
             options |= {"first_number": first, "progress": progress}
