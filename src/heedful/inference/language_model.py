@@ -28,18 +28,12 @@ class LanguageModel(Generator):
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt, behind the mark that begins a text where the model has one."""
-        if isinstance(prompts, str):
-            raise UserError("prompts must be a list; for one prompt write [prompt]")
-        rows: list[list[int]] = []
-        for number, prompt in enumerate(prompts, 1):
-            if isinstance(prompt, str):
-                ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
-                # A model without a mark of its own was trained on texts apart by their end.
-                rows.append(ids or [self.end_ids()[0]])
-            else:
-                rows.append([int(token) for token in prompt])  # type: ignore[call-overload]
-            if not rows[-1]:
-                raise UserError(f"prompt {number} is empty: give it at least one token")
+        # A model without a mark of its own was trained on texts apart by their end.
+        rows = self.rows_of(
+            prompts, lambda tokenizer, ids: [*tokenizer.prefix_ids, *ids] or [self.end_ids()[0]]
+        )
+        if [] in rows:
+            raise UserError(f"prompt {rows.index([]) + 1} is empty: give it at least one token")
         return rows
 
     def length_limit(self, row: list[int], options: Options) -> int:

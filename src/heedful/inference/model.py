@@ -115,17 +115,24 @@ class SavedModel:
 
     def encode(self, texts: Texts, *, too_long: TooLong = "error") -> list[list[int]]:
         """Ids of each text with what the model expects around it; ids stay as they are."""
-        if isinstance(texts, str):
-            raise UserError("texts must be a list; for one text write [text]")
-        rows: list[list[int]] = []
-        for text in texts:
-            if isinstance(text, str):
-                tokenizer = self.src_tokenizer
-                rows.append(tokenizer.add_special_tokens(tokenizer.encode(text)))
-            else:
-                rows.append([int(token) for token in text])
+        rows = self.rows_of(texts, Tokenizer.add_special_tokens)
         self.check_lengths(rows, "text", too_long)
         return rows
+
+    def rows_of(
+        self, texts: Texts, around: Callable[[Tokenizer, list[int]], list[int]]
+    ) -> list[list[int]]:
+        """Ids of each text with what `around` puts around them; those given as ids stay."""
+        if isinstance(texts, str):
+            raise UserError("texts must be a list of strings, or of ids; for one text write [text]")
+        words = [text for text in texts if isinstance(text, str)]
+        encoded = iter(self.src_tokenizer.encode_batch(words) if words else ())
+        return [
+            around(self.src_tokenizer, next(encoded))
+            if isinstance(text, str)
+            else [int(token) for token in text]
+            for text in texts
+        ]
 
     def check_lengths(
         self, rows: list[list[int]], what: str, too_long: TooLong, first_number: int = 1

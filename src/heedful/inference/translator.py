@@ -48,20 +48,14 @@ class Translator(Generator):
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text, in order: `generate` of texts."""
-        if isinstance(texts, str):
-            raise UserError("texts must be a list of strings; for one text write [text]")
         return [outputs[0].text for outputs in self.generations(texts, **options)]
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source, none for a blank text; those given as ids stay as they are."""
-        if isinstance(prompts, str):
-            raise UserError("texts must be a list; for one text write [text]")
         options = options or Options()
-        if not all(isinstance(prompt, str) for prompt in prompts):
-            return self.encode(prompts, too_long=options.too_long)
-        tokenizer = self.src_tokenizer
-        encoded = tokenizer.encode_batch([str(prompt) for prompt in prompts])
-        sources = [tokenizer.encode_target(ids) if ids else [] for ids in encoded]
+        sources = self.rows_of(
+            prompts, lambda tokenizer, ids: tokenizer.encode_target(ids) if ids else []
+        )
         self.check_lengths(sources, "line", options.too_long, options.first_number)
         return sources
 
