@@ -7,8 +7,9 @@ report. Its data are prepared in a cache that runs share.
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,23 +167,30 @@ def _start(recipe: Recipe, out: Path, device: torch.device, resume: bool, say: S
     model = _build(task, data, source, teacher)
     if source is not None:
         # Also where a run goes on: it may have been stopped before its first checkpoint.
-        _report_loaded(_take_over(model, source), say_new, str(recipe.init_from))
-    objective: Objective = _smoothed(task)
+        _take_over(model, source, say_new, str(recipe.init_from))
+    smoothing = recipe.training.label_smoothing
+    objective: Objective = partial(task.loss, label_smoothing=smoothing)
     if teacher is not None:
         ready_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
             begin_as_layers(model, teacher, say_new)
         if recipe.distillation.level == "word":
-            objective = Distilled(recipe.distillation, teacher.net, recipe.training.label_smoothing)
+            objective = Distilled(recipe.distillation, teacher.net, smoothing)
         else:
             assert isinstance(teacher, Translator)
             data = sequence_distillation(data, task, teacher, cache_folder(), say)
     model.net.to(device)
     save_description(model, out)
     task.plan(data, 0)  # an example above the batch's limit is told now
+    work = Work(
+        plan=lambda epoch: task.plan(data, epoch),
+        load=lambda item: task.collate(data, item).to(device),
+        evaluate=lambda: task.evaluate(model, data),
+        keep_best=lambda: save_tensors(out / WEIGHTS, weights_of(model.net)),
+    )
     trainer = Trainer(
         TrainStep(model.net, objective),
-        _work(task, data, model, device, out),
+        work,
         recipe.training,
         make_schedule(schedule, d_model=model.config.d_model, max_steps=recipe.training.max_steps),
         Checkpoints(out / "checkpoints", recipe.training.average_last),
@@ -192,25 +200,22 @@ def _start(recipe: Recipe, out: Path, device: torch.device, resume: bool, say: S
     return _Run(task, data, model, trainer, trainer.resume() if resume else None)
 
 
-def _work(task: Task, data: Data, model: SavedModel, device: torch.device, out: Path) -> Work:
-    return Work(
-        plan=lambda epoch: task.plan(data, epoch),
-        load=lambda item: task.collate(data, item).to(device),
-        evaluate=lambda: task.evaluate(model, data),
-        keep_best=lambda: save_tensors(out / WEIGHTS, weights_of(model.net)),
-    )
-
-
-def _smoothed(task: Task) -> Objective:
-    smoothing = task.recipe.training.label_smoothing
-    return lambda net, batch: task.loss(net, batch, label_smoothing=smoothing)
-
-
 def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | None]:
     """From the first step to the scores."""
     trainer, state = run.trainer, run.trainer.state
     try:
-        trainer.emit(_started(run))
+        recipe, data = run.task.recipe, run.data
+        trainer.emit(
+            RunStarted(
+                recipe=recipe.model_dump(mode="json"),
+                num_parameters=parameter_count(run.model.net),
+                num_train=run.task.count(data, "train"),
+                num_valid=run.task.count(data, "valid"),
+                device=str(run.model.device),
+                total_steps=recipe.training.max_steps,
+                resumed_from=run.resumed_from,
+            )
+        )
         reason = trainer.run()
         scores = None
         if reason != "interrupted":
@@ -351,28 +356,18 @@ def _kept_sizes(
     return sizes | {"max_length": max_length}
 
 
-def _take_over(model: SavedModel, source: SavedModel) -> tuple[list[str], list[str], list[str]]:
-    """Copy what fits; tables of words only where both have the same words."""
-    same = all(
-        ours.content() == theirs.content()
-        for ours, theirs in (
-            (model.src_tokenizer, source.src_tokenizer),
-            (model.tgt_tokenizer, source.tgt_tokenizer),
-        )
+def _take_over(model: SavedModel, source: SavedModel, say: Say, name: str) -> None:
+    """Copy what fits, tables of words only where both have the same words, and say what did."""
+    ours, theirs = (
+        [each.src_tokenizer.content(), each.tgt_tokenizer.content()] for each in (model, source)
     )
-    return copy_matching(model.net, source.net, without="" if same else OF_WORDS)
-
-
-def _report_loaded(
-    found: tuple[list[str], list[str], list[str]], say: Callable[[str], None], source: str
-) -> None:
-    """Say what a run that starts from another model took over, and what not."""
-    loaded, new, unused = found
+    without = "" if ours == theirs else OF_WORDS
+    loaded, new, unused = copy_matching(model.net, source.net, without=without)
     if not loaded:
         raise UserError(
-            f"init_from: no tensor of {source} fits this model; its architecture or sizes differ"
+            f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"
         )
-    say(f"init_from  {len(loaded)} tensors of {source} loaded")
+    say(f"init_from  {len(loaded)} tensors of {name} loaded")
     for what, names in (("drawn anew, not loaded", new), ("of it not used", unused)):
         if names:
             say(f"           {len(names)} {what}: {', '.join(names)}")
@@ -390,19 +385,6 @@ def _choose_final(run: _Run, out: Path) -> None:
             save_tensors(out / WEIGHTS, average)
             return
     set_weights(net, best, out / WEIGHTS)
-
-
-def _started(run: _Run) -> RunStarted:
-    recipe = run.task.recipe
-    return RunStarted(
-        recipe=recipe.model_dump(mode="json"),
-        num_parameters=parameter_count(run.model.net),
-        num_train=run.task.count(run.data, "train"),
-        num_valid=run.task.count(run.data, "valid"),
-        device=str(run.model.device),
-        total_steps=recipe.training.max_steps,
-        resumed_from=run.resumed_from,
-    )
 
 
 def _facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:

@@ -307,7 +307,7 @@ def test_both_stacks_have_their_own_layers_and_what_does_not_fit_is_named():
     assert found.layers == {"encoder.blocks": (0, 2), "decoder.blocks": (0, 1)}
     assert found.drawn
     assert all(".feedforward.sublayer." in name for name in found.drawn)
-    with pytest.raises(ValueError, match=r"4 layers in encoder\.blocks, the teacher 2"):
+    with pytest.raises(UserError, match=r"4 layers in encoder\.blocks, the teacher 2"):
         copy_layers(teacher, student)
 
 

@@ -183,13 +183,13 @@ def corrupt(
 ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
     """What the encoder reads of a stored text, and what the decoder says; both end in EOS.
 
-    The target has no BOS, which `collate` puts before it. Masks for spans of no tokens may make a
-    source longer than the model reads; it then loses its last tokens but EOS.
+    Masks for spans of no tokens may make a source longer than the model reads; it then loses its
+    last tokens but EOS.
     """
     source, target = noise.corrupt(ids, rng, tokens)
     if len(source) > max_length:
         source = np.concatenate([source[: max_length - 1], source[-1:]])
-    return source, target[int(target[0] == tokens.bos_id) :]
+    return source, target
 
 
 def longest_sides(

@@ -6,6 +6,7 @@ is the first two terms, and sec. 3.2, in which the teacher's outputs are the dat
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -239,21 +240,17 @@ def _translations(
 
 def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
     """`copy_layers`, with what was copied said in lines; raises UserError where nothing fits."""
-    try:
-        found = copy_layers(student.net, teacher.net)
-    except ValueError as error:
-        raise UserError(
-            f"distillation.copy_layers: the student has {error}; a student cannot have more"
-        ) from None
-    if not found.num_in_layers:
+    found = copy_layers(student.net, teacher.net)
+    num_in_layers = sum(_IN_BLOCK.fullmatch(name) is not None for name in found.copied)
+    if not num_in_layers:
         raise UserError(
             "distillation.copy_layers: no tensor of the teacher's layers fits the student's; "
             "give it the teacher's d_model, num_heads and d_ff, or set copy_layers to false"
         )
     for stack, layers in found.layers.items():
         say(f"student    {stack}: layers {', '.join(map(str, layers))} of the teacher")
-    others = len(found.copied) - found.num_in_layers
-    say(f"           {len(found.copied)} tensors copied, {others} of them of no layer")
+    count = len(found.copied)
+    say(f"           {count} tensors copied, {count - num_in_layers} of them of no layer")
     if found.drawn:
         say(f"           {len(found.drawn)} drawn anew: {', '.join(found.drawn)}")
 
@@ -271,11 +268,6 @@ class CopiedLayers:
     copied: tuple[str, ...]
     drawn: tuple[str, ...]
 
-    @property
-    def num_in_layers(self) -> int:
-        """Copied tensors that are of a layer."""
-        return sum(_IN_BLOCK.fullmatch(name) is not None for name in self.copied)
-
 
 @torch.no_grad()
 def copy_layers(student: nn.Module, teacher: nn.Module) -> CopiedLayers:
@@ -286,14 +278,17 @@ def copy_layers(student: nn.Module, teacher: nn.Module) -> CopiedLayers:
     by the name of its stack and its own number.
 
     Raises:
-        ValueError: a stack of the student has more layers than the teacher's.
+        UserError: a stack of the student has more layers than the teacher's.
     """
     own, given = weights_of(student), weights_of(teacher)
     depths, known = _depths(own), _depths(given)
     layers = {}
     for stack, depth in depths.items():
         if depth > known.get(stack, 0):
-            raise ValueError(f"{depth} layers in {stack}, the teacher {known.get(stack, 0)}")
+            raise UserError(
+                f"distillation.copy_layers: the student has {depth} layers in {stack}, the teacher "
+                f"{known.get(stack, 0)}; a student cannot have more"
+            )
         layers[stack] = tuple(index * known[stack] // depth for index in range(depth))
     copied = []
     for name, weight in own.items():
@@ -311,17 +306,11 @@ def copy_layers(student: nn.Module, teacher: nn.Module) -> CopiedLayers:
 
 def _depths(names: dict[str, Tensor]) -> dict[str, int]:
     """How many layers each stack has."""
-    found: dict[str, int] = {}
-    for name in names:
-        place = _IN_BLOCK.fullmatch(name)
-        if place is not None:
-            found[place[1]] = max(found.get(place[1], 0), int(place[2]) + 1)
-    return found
+    blocks = dict.fromkeys(each.group(1, 2) for each in map(_IN_BLOCK.fullmatch, names) if each)
+    return Counter(stack for stack, _ in blocks)
 
 
 def _num_classes(net: Any) -> int:
     """How many logits the head gives."""
-    head = net.head
-    out = head.labels if isinstance(head, ClassificationHead) else head.out
-    size: int = out.out_features
-    return size
+    out = net.head.labels if isinstance(net.head, ClassificationHead) else net.head.out
+    return int(out.out_features)

@@ -45,16 +45,36 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 SpanLength = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
-class _Keys(BaseModel):
+class _Noise(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def corrupt(
+        self, ids: Integer[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
+    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
+        """What the encoder reads of a text, and what the decoder says. Both end in EOS.
 
-class T5Noise(_Keys):
-    """Span corruption (Raffel et al. 2020); see `noise_t5`. The numbers are the paper's.
+        BOS and EOS at the ends of `ids`, where they stand, are no part of the text; a BOS stays
+        at the head of the source.
+        """
+        start = int(len(ids) > 0 and ids[0] == tokens.bos_id)
+        has_eos = len(ids) > start and ids[-1] == tokens.eos_id
+        text = ids[start : len(ids) - int(has_eos)].astype(np.int64)
+        source, target = self.sides(text, rng, tokens)
+        return np.concatenate([ids[:start].astype(np.int64), source]), target
 
-    `random_roll` is the authors' later option, off by default in their code. On here, because
-    without it a text of less than 31 tokens loses its last tokens and no others. Set it and
-    `final_sentinel` to false for what the authors' code makes.
+    def sides(
+        self, text: Int64[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
+    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
+        """Both sides of a text without BOS and EOS."""
+        raise NotImplementedError
+
+
+class T5Noise(_Noise):
+    """Span corruption (Raffel et al. 2020): the text with sentinels, and the spans behind theirs.
+
+    See `noise_t5`. The numbers are the paper's. `random_roll` is the authors' later option, off by
+    default in their code. On here, because without it a text of less than 31 tokens loses its last
+    tokens and no others. Set it and `final_sentinel` to false for what the authors' code makes.
     """
 
     kind: Literal["t5"] = Field("t5", description="the missing spans are written")
@@ -63,40 +83,31 @@ class T5Noise(_Keys):
     random_roll: bool = Field(True, description="every token may be dropped, not the last ones")
     final_sentinel: bool = Field(True, description="targets end in one sentinel more")
 
-    def corrupt(
-        self,
-        ids: Integer[np.ndarray, " n"],
-        rng: np.random.Generator,
-        tokens: NoiseTokens,
+    def sides(
+        self, text: Int64[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
     ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-        """The text with sentinels, and the spans behind theirs. Both end in EOS.
-
-        BOS and EOS at the ends of `ids`, where they stand, are no part of the text; a BOS stays
-        at the head of the source.
-        """
-        start, stop = _text_between(ids, tokens)
         mask = span_mask(
-            stop - start,
+            len(text),
             rng=rng,
             density=self.density,
             mean_length=self.mean_span_length,
             random_roll=self.random_roll,
         )
-        source, target = mark_spans(
-            ids[start:stop],
+        return mark_spans(
+            text,
             mask,
             sentinel_ids=tokens.sentinel_ids,
             eos_id=tokens.eos_id,
             final_sentinel=self.final_sentinel,
         )
-        return np.concatenate([ids[:start].astype(np.int64), source]), target
 
 
-class BartNoise(_Keys):
-    """BART's noises (Lewis et al. 2020); see `noise_bart`. Defaults are those of its sec. 5.1.
+class BartNoise(_Noise):
+    """BART's noises (Lewis et al. 2020): the noisy text and the original.
 
-    They come in the order sentence permutation, deletion, masking, infilling, rotation. Shares
-    are of the tokens that the noise before has left.
+    See `noise_bart`. Defaults are those of the paper's sec. 5.1. The noises come in the order
+    sentence permutation, deletion, masking, infilling, rotation. Shares are of the tokens that the
+    noise before has left.
     """
 
     kind: Literal["bart"] = Field("bart", description="the whole text is written")
@@ -109,49 +120,24 @@ class BartNoise(_Keys):
     permute_sentences: bool = Field(True, description="sentences of a text in another order")
     rotate: bool = Field(False, description="the text begins at some other token")
 
-    def corrupt(
-        self,
-        ids: Integer[np.ndarray, " n"],
-        rng: np.random.Generator,
-        tokens: NoiseTokens,
-    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-        """The noisy text and the original. Both end in EOS, and begin with BOS if `ids` does."""
-        start, stop = _text_between(ids, tokens)
-        text = noisy = ids[start:stop].astype(np.int64)
-        if self.permute_sentences:
-            noisy = permute_sentences(
-                text, rng, sentence_ends=find_sentence_ends(text, tokens.full_stop_ids)
-            )
-        noisy = self._corrupt_tokens(noisy, rng, tokens)
-        head = ids[:start].astype(np.int64)
-        eos = np.array([tokens.eos_id], dtype=np.int64)
-        return np.concatenate([head, noisy, eos]), np.concatenate([head, text, eos])
-
-    def _corrupt_tokens(
+    def sides(
         self, text: Int64[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
-    ) -> Int64[np.ndarray, " m"]:
-        """The noises that do not look at sentences."""
+    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
+        noisy = text
+        if self.permute_sentences:
+            ends = find_sentence_ends(text, tokens.full_stop_ids)
+            noisy = permute_sentences(text, rng, sentence_ends=ends)
         if self.deletion:
-            text = delete_tokens(text, rng, share=self.deletion)
+            noisy = delete_tokens(noisy, rng, share=self.deletion)
         if self.masking:
-            text = mask_tokens(text, rng, share=self.masking, mask_id=tokens.mask)
+            noisy = mask_tokens(noisy, rng, share=self.masking, mask_id=tokens.mask)
         if self.infilling:
-            text = infill_spans(
-                text,
-                rng,
-                share=self.infilling,
-                mean_length=self.mean_span_length,
-                mask_id=tokens.mask,
-            )
-        return rotate(text, rng) if self.rotate else text
+            share, mean = self.infilling, self.mean_span_length
+            noisy = infill_spans(noisy, rng, share=share, mean_length=mean, mask_id=tokens.mask)
+        if self.rotate:
+            noisy = rotate(noisy, rng)
+        return np.append(noisy, tokens.eos_id), np.append(text, tokens.eos_id)
 
 
 Noise = T5Noise | BartNoise
 """`noise.corrupt(ids, rng, tokens) -> (source, target)`; the vocabulary has what it needs."""
-
-
-def _text_between(ids: Integer[np.ndarray, " n"], tokens: NoiseTokens) -> tuple[int, int]:
-    """Where the text begins and ends between the BOS and EOS that `ids` may have."""
-    start = int(len(ids) > 0 and ids[0] == tokens.bos_id)
-    has_eos = len(ids) > start and ids[-1] == tokens.eos_id
-    return start, len(ids) - int(has_eos)
