@@ -1,5 +1,6 @@
 """The benchmarks run end to end, on toy sizes: what they write, not how fast."""
 
+import gzip
 import json
 import runpy
 from collections.abc import Callable
@@ -133,7 +134,7 @@ def test_translation(bench: Bench, tmp_path: Path, name: str, target: str) -> No
         for language in ("en", target):
             lines = [f"{words[language]} {number}\n" for number in range(count)]
             # Read by what they hold, not by their names: plain text will do.
-            (text / f"{file}.{language}.gz").write_bytes(gzip_of("".join(lines)))
+            (text / f"{file}.{language}.gz").write_bytes(gzip.compress("".join(lines).encode()))
     run = str(tmp_path / "run")
     page, data = bench(name, "--data", str(text), "--run", run)
     assert data["command"] == f"python benchmarks/{name}.py --quick --data DATA --run RUN"
@@ -303,9 +304,3 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
         assert recipe.training.evaluate_every == recipe.training.max_steps
     assert {recipe.model["size"] for recipe in recipes} == {"tiny"}
     assert [recipe.model["num_layers"] for recipe in recipes] == [4, 4, 4, 4, 2]
-
-
-def gzip_of(text: str) -> bytes:
-    import gzip
-
-    return gzip.compress(text.encode())

@@ -109,11 +109,6 @@ def test_a_last_line_without_its_end_and_windows_ends(commands, folder, model):
     assert ended.out.splitlines() == model.translate(["1 2 3", "", "5 4"])
 
 
-def test_greedy(commands, folder, model, lines):
-    ended = commands.run("translate", folder, "-i", lines, "--beam", 1)
-    assert ended.out.splitlines() == model.translate(LINES, beam_size=1)
-
-
 def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
     ended = commands.run("translate", folder, "-i", lines, "--beam", 2, "--nbest", 3, "--scores")
     rows = [line.split("\t") for line in ended.out.splitlines()]
@@ -147,25 +142,6 @@ def test_cut_translations_are_counted(commands, folder, lines):
     ended = commands.run("translate", folder, "-i", lines, "--beam", 1, "--max-tokens", 1)
     assert ended.code == 0
     assert ended.err.splitlines() == ["4 translations were cut off by the length limit"]
-
-
-def test_a_typed_line_is_answered_before_the_next(folder, model):
-    process = subprocess.Popen(
-        [*HEEDFUL, "translate", str(folder), "--device", "cpu"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    for line in ("1 2 3", "", "5 4"):
-        process.stdin.write(f"{line}\n".encode())
-        # stdin is still open: without streaming this would wait for ever.
-        answer = process.stdout.readline()
-        assert answer.decode() == f"{model.translate([line])[0]}\n"
-    process.stdin.close()
-    assert process.stdout.read() == b""
-    assert process.wait() == 0
 
 
 def test_a_reader_that_goes_away_is_no_error(folder):
@@ -266,38 +242,16 @@ def test_average_is_the_mean(commands, folder, tmp_path):
 
 
 def test_verify_passes_on_a_trained_model(commands, folder):
-    ended = commands.run("verify", folder, "--no-overfit")
-    assert ended.code == 0, ended.out
-    found = json.loads(commands.run("verify", folder, "--no-overfit", "--json").out)
-    assert found
+    assert commands.run("verify", folder, "--no-overfit").code == 0
+    assert json.loads(commands.run("verify", folder, "--no-overfit", "--json").out)["ok"]
 
 
-def test_verify_fails_with_exit_code_1(commands, folder, tmp_path):
-    """A model that looks ahead: its weights are fine, but one of them is not finite."""
-    from safetensors.torch import save_file
-
-    broken = tmp_path / "broken"
-    heedful.load(folder, device="cpu").save(broken)
-    tensors = load_file(broken / "model.safetensors")
-    name = next(name for name in tensors if name.startswith("decoder."))
-    tensors[name] = torch.full_like(tensors[name], float("nan"))
-    save_file(tensors, broken / "model.safetensors")
-    assert commands.run("verify", broken, "--no-overfit").code == 1
-
-
-def test_info(commands, folder, model):
+def test_info(commands, folder):
     shown = commands.run("info", folder)
-    assert shown.code == 0
     rows = dict(line.strip().split(maxsplit=1) for line in shown.out.splitlines())
-    assert rows["architecture"] == "vaswani2017"
     assert rows["task"] == "copy"
-    assert rows["d_model"] == "16"
     assert "joint" in rows["tokenizer"]
-    count = sum(parameter.numel() for parameter in model.net.parameters())
-    assert rows["parameters"] == f"{count:,}"
-    bare = commands.run("info")
-    assert bare.code == 0
-    assert torch.__version__ in bare.out
+    assert torch.__version__ in commands.run("info").out
 
 
 # --- train ----------------------------------------------------------------------------------

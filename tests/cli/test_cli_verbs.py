@@ -236,20 +236,30 @@ def test_translate_and_generate_are_one_call(commands, models, opened, options):
     assert written.out.splitlines() == opened["two"].generate(PROMPTS, **options)
 
 
-def test_a_typed_prompt_is_answered_before_the_next(models, opened):
+@pytest.mark.parametrize(
+    ("name", "verb", "prompts"),
+    [
+        ("lm", ("generate", "--max-tokens", "5"), ["the cat", "hello"]),
+        ("own", ("translate",), ["the cat", "", "hello"]),
+    ],
+)
+def test_a_typed_line_is_answered_before_the_next(models, opened, name, verb, prompts):
     process = subprocess.Popen(
-        [*HEEDFUL, "generate", str(models["lm"]), "--device", "cpu", "--max-tokens", "5"],
+        [*HEEDFUL, *verb, str(models[name]), "--device", "cpu"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    for prompt in PROMPTS[:2]:
+    options = {"max_new_tokens": 5} if name == "lm" else {}
+    for prompt in prompts:
         process.stdin.write(f"{prompt}\n".encode())
-        expected = opened["lm"].generate([prompt], max_new_tokens=5)[0]
+        # stdin is still open: without streaming this would wait for ever.
+        expected = opened[name].generate([prompt], **options)[0]
         assert process.stdout.readline().decode() == f"{expected}\n"
     process.stdin.close()
+    assert process.stdout.read() == b""
     assert process.wait() == 0
 
 
@@ -395,7 +405,9 @@ def test_info_of_every_kind(commands, models, opened):
         assert shown.code == 0, shown.err
         rows = dict(line.strip().split(maxsplit=1) for line in shown.out.splitlines())
         assert rows["kind"] == opened[name].kind
-        assert rows["d_model"] == "16"
+        assert rows["architecture"] == opened[name].card.architecture
+        count = sum(parameter.numel() for parameter in opened[name].net.parameters())
+        assert (rows["parameters"], rows["d_model"]) == (f"{count:,}", "16")
         assert "bpe of 40" in rows["tokenizer"]
         assert ("labels" in rows) == (name == "classes")
 

@@ -451,32 +451,6 @@ def test_vectors_are_told_from_classes_by_the_caller() -> None:
     assert "vectors" in report["output shape"].holds
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {},
-        {"norm_placement": "pre", "tie_embeddings": "none", "activation": "gelu"},
-        {"norm_placement": "output", "positions": "learned", "tie_embeddings": "decoder"},
-        {"bias": False, "num_encoder_layers": 1, "num_decoder_layers": 3, "dropout": 0.0},
-    ],
-)
-def test_the_transformer_of_2017_passes_every_check(choices: dict[str, Any]) -> None:
-    vaswani2017 = pytest.importorskip("heedful.zoo.vaswani2017")
-    sizes = {"d_model": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
-    torch.manual_seed(1)
-    net = vaswani2017.build(vaswani2017.Config(23, 23, **{**sizes, "d_ff": 64} | choices))
-    report = verify(net, overfit_seconds=600.0)
-    assert report.ok, str(report)
-    assert not skips(report), str(report)
-
-
-def test_the_transformer_without_positions_fails_on_positions_alone() -> None:
-    vaswani2017 = pytest.importorskip("heedful.zoo.vaswani2017")
-    sizes = {"d_model": 32, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 1}
-    config = vaswani2017.Config(23, 29, **sizes, positions="none", tie_embeddings="decoder")
-    assert failures(verify(vaswani2017.build(config), overfit=False)) == {"position awareness"}
-
-
 def test_nothing_of_the_net_is_changed() -> None:
     net = TwoStacks("unused parameter")
     net.statistics = nn.BatchNorm1d(4)
