@@ -228,6 +228,11 @@ def test_the_longest_sequence_may_be_chosen(kind: str, length: int) -> None:
 
     report = verify(net_of(kind), call=call, length=length, overfit=False, **causal_of(kind))
     assert report.ok, str(report)
+    # The adapter is given the lengths that it names, and no others.
+    padded = "source padding, right" if kind == "two stacks" else "padding, right"
+    assert report[padded].status == "passed"
+    left = NO_LEFT | {"target padding, right"} if kind == "two stacks" else {"padding, left"}
+    assert skips(report) >= left
     # The written side is one shorter than a source.
     assert max(seen) == (length if kind == "two stacks" else length - 1)
 
@@ -379,15 +384,6 @@ def test_vocabularies_are_found_without_an_embedding_module() -> None:
     assert report["output shape"].status == "passed"
     assert report["position awareness"].status == "failed"
     assert "gradients" not in report["causality"].detail  # the lookup was seen
-
-
-def test_an_adapter_that_names_lengths_is_given_them() -> None:
-    def call(net: nn.Module, src: Tensor, tgt: Tensor, src_lengths: Tensor | None = None) -> Tensor:
-        return net(src, tgt, src_lengths)
-
-    report = verify(TwoStacks(), call=call, overfit=False)
-    assert report["source padding, right"].status == "passed"
-    assert skips(report) >= {*NO_LEFT, "target padding, right"}
 
 
 def test_an_adapter_serves_nets_of_one_stack_too() -> None:

@@ -25,9 +25,7 @@ def classify(
 
     Example: echo 'What a film!' | heedful classify runs/reviews --scores
     """
-    import json as json_format
-
-    from heedful.cli.lines import input_chunks, line_writer, progress_bar
+    from heedful.cli.lines import input_chunks, json_line, line_writer, progress_bar
     from heedful.inference import Classifier, expect, load
 
     chunks = input_chunks(input)
@@ -44,8 +42,7 @@ def classify(
             found = classifier.classify(texts, pairs=others, progress=progress)
             for line, each in zip(chunk, found, strict=True):
                 if json:
-                    content = {"text": line, "label": each.label, "scores": each.probabilities}
-                    write(json_format.dumps(content, ensure_ascii=False))
+                    write(json_line(text=line, label=each.label, scores=each.probabilities))
                 else:
                     write(f"{each.probability:.6f}\t{each.label}" if scores else each.label)
     if classifier.num_truncated:

@@ -27,9 +27,7 @@ def embed(
 
     Example: heedful embed runs/encoder --input texts.txt --output vectors.npy
     """
-    import json
-
-    from heedful.cli.lines import input_chunks, line_writer, progress_bar
+    from heedful.cli.lines import input_chunks, json_line, line_writer, progress_bar
     from heedful.errors import UserError
     from heedful.inference import load
 
@@ -48,7 +46,7 @@ def embed(
                 parts.append(vectors.numpy())
                 continue
             for text, vector in zip(chunk, vectors.tolist(), strict=True):
-                write(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
+                write(json_line(text=text, vector=vector))
     if as_array:
         import numpy as np
 

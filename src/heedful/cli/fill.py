@@ -30,9 +30,7 @@ def fill(
 
     Example: heedful fill runs/encoder --text 'A <mask> barks.' --top 3
     """
-    import json as json_format
-
-    from heedful.cli.lines import input_chunks, line_writer
+    from heedful.cli.lines import input_chunks, json_line, line_writer
     from heedful.errors import UserError
     from heedful.inference import MaskedLanguageModel, expect, load
 
@@ -52,8 +50,7 @@ def fill(
                     raise UserError(f"line {number}: {error}") from None
                 if json:
                     found = [[asdict(candidate) for candidate in mask] for mask in masks]
-                    content = {"text": line, "masks": found}
-                    write(json_format.dumps(content, ensure_ascii=False))
+                    write(json_line(text=line, masks=found))
                     continue
                 for mask in masks:
                     for each in mask:

@@ -1,6 +1,5 @@
 """`heedful generate`: texts that a model goes on with, streamed as they are written."""
 
-import json as json_format
 import secrets
 import sys
 from collections.abc import Iterator
@@ -68,7 +67,7 @@ def _write(
     json: bool,
 ) -> None:
     """Every prompt's outputs. Prompt number i draws alike, whatever it comes with."""
-    from heedful.cli.lines import line_writer, piece_writer, progress_bar
+    from heedful.cli.lines import json_line, line_writer, piece_writer, progress_bar
     from heedful.errors import UserError
 
     seed = options.pop("seed", secrets.randbelow(2**31))
@@ -91,8 +90,7 @@ def _write(
             found = model.generations(chunk, **options, seed=seeds)
             for prompt, outputs in zip(chunk, found, strict=True):
                 if json:
-                    content = {"prompt": prompt, "outputs": [asdict(each) for each in outputs]}
-                    write(json_format.dumps(content, ensure_ascii=False))
+                    write(json_line(prompt=prompt, outputs=[asdict(each) for each in outputs]))
                 else:
                     for each in outputs:
                         write(each.text)

@@ -1,5 +1,6 @@
 """Lines in and out for the verbs that work on files and as filters."""
 
+import json
 import os
 import select
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from heedful.errors import UserError
 
@@ -42,6 +44,11 @@ def read_whole(path: Path | None) -> str:
     if path is not None:
         return "".join(read_lines(path, keep_ends=True))
     return "".join(decoded_lines(sys.stdin.buffer, "stdin", keep_ends=True))
+
+
+def json_line(**content: Any) -> str:
+    """A line of JSON, as it is read by people."""
+    return json.dumps(content, ensure_ascii=False)
 
 
 def piece_writer(piece: str) -> None:
@@ -109,18 +116,14 @@ def _live_chunks(handle: int) -> Iterator[list[str]]:
     """What a pipe or a terminal has given so far, as whole lines."""
     from heedful.data.rows import decoded_lines
 
-    rest, number, open_end = b"", 0, True
-    while open_end:
-        data = os.read(handle, _BLOCK)
-        open_end = bool(data)
-        rest += data
+    rest, number, data = b"", 0, b"?"
+    while data:
+        rest += (data := os.read(handle, _BLOCK))
         # A writer that is not waiting for answers sends more at once: take it together.
-        while open_end and len(rest) < _BLOCK and select.select([handle], [], [], 0.01)[0]:
-            data = os.read(handle, _BLOCK)
-            open_end = bool(data)
-            rest += data
+        while data and len(rest) < _BLOCK and select.select([handle], [], [], 0.01)[0]:
+            rest += (data := os.read(handle, _BLOCK))
         *lines, rest = rest.split(b"\n")
-        if rest and not open_end:
+        if rest and not data:
             lines.append(rest)
         for start in range(0, len(lines), CHUNK):
             part = lines[start : start + CHUNK]

@@ -125,13 +125,11 @@ class _OwnDecoder(_Decoder):
         self.filled = 0
 
     def reorder(self, rows: Int[Tensor, "M"]) -> None:
-        if len(rows) > len(self.pads):  # the first token was that of all beams of a source
-            self.pads = self.pads[rows]
-            return
-        sources = rows[::2] // 2
-        if len(sources) < self.cache.num_sources:
-            self.cache = self.cache.select(sources)
-        self.cache.follow((rows % 2).view(-1, 2))
+        if len(rows) <= len(self.pads):  # else the first token was that of all beams of a source
+            sources = rows[::2] // 2
+            if len(sources) < self.cache.num_sources:
+                self.cache = self.cache.select(sources)
+            self.cache.follow((rows % 2).view(-1, 2))
         self.pads = self.pads[rows]
 
     def step(self, ids: Int[Tensor, "N t"]) -> Float[Tensor, "N t V"]:
