@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heedful
-from encoder_runs import LEARNS, Ready, assert_resumes, random_net, saved, tiny, words
+from encoder_runs import LEARNS, Ready, random_net, saved, tiny, words
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import pack_ids
 from heedful.data.encoding import TextColumn, encode_rows
@@ -30,7 +30,6 @@ from heedful.tasks.classification import (
 from heedful.tasks.task import Origin
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
-from hf_parity import imported, random_hf, transformers
 
 LABELS = {"beast": ["cat", "dog", "cow"], "bird": ["hen", "owl", "duck"], "fish": ["eel", "cod"]}
 ANIMALS = [animal for animals in LABELS.values() for animal in animals]
@@ -107,32 +106,6 @@ def test_the_logits_are_those_of_the_net() -> None:
     lengths = torch.tensor([12, 3, 7])
     assert torch.equal(logits, net(batch.tokens.ids, lengths, types=batch.types))
     assert not torch.equal(logits, net(batch.tokens.ids, lengths))
-
-
-@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
-def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    sizes = {"vocab_size": 19, "pad_token_id": 1, "num_labels": 3}
-    if name == "DistilBert":
-        sizes |= {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 20}
-    else:
-        sizes |= {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
-        sizes |= {"intermediate_size": 20, "type_vocab_size": 2 if name == "Bert" else 1}
-    config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
-    theirs = random_hf(getattr(transformers, f"{name}ForSequenceClassification"), config)
-    net = imported(theirs, tmp_path / "hf").net
-    batch = pairs([9, 4, 6], [0, 1, 2], pad_id=1)
-    mask = batch.tokens.real.long()
-    types = {"token_type_ids": batch.types} if name == "Bert" else {}
-    ids, labels = batch.tokens.ids, batch.targets
-    expected = theirs(ids, attention_mask=mask, labels=labels, **types).loss * 3
-    found = batch_loss(net, batch)
-    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
-    found.loss.backward()
-    expected.backward()
-    embedding = next(p for n, p in theirs.named_parameters() if "word_embeddings" in n)
-    torch.testing.assert_close(
-        net.embedding.tokens.weight.grad, embedding.grad, rtol=1e-4, atol=1e-5
-    )
 
 
 # --- scores ---------------------------------------------------------------------------------
@@ -238,30 +211,6 @@ def test_an_unknown_label_is_told_by_its_line(file: str, tmp_path: Path, split: 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective": {"fraction": 0.2}}, "unknown key objective.fraction; known: word_dropout"),
-        ({"model__head": "mlm"}, "model.head follows from the task classification"),
-        ({"model__num_labels": 3}, "model.num_labels follows from the task"),
-        ({"model__vocab_size": 9}, "model.vocab_size follows from the tokenizer"),
-        ({"model__max_length": 8}, "data.max_length 16 is more than the 8 tokens"),
-        ({"model": {"architecture": "vaswani2017"}}, "vaswani2017 is no encoder"),
-        ({"evaluation__metric": "bleu"}, "evaluation.metric bleu is none"),
-        ({"data__train": {}}, "data.train is not given: add --set data.train.file=FILE"),
-        ({"data__valid": {"text": "x"}}, "data.valid.text is of no use to the task"),
-        ({"data__train__pair_field": 3, "data__test": {"file": "x.tsv"}}, "must both be given"),
-        ({"data__hold_out": 31}, "data.hold_out 31 of 60 texts would leave too few"),
-        ({"data__max_length": 2}, "max_length 2 leaves no room for text"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
-)
-def test_wrong_keys(file: str, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        train(recipe_of(file, **changes), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 # --- runs -----------------------------------------------------------------------------------
 
 
@@ -343,34 +292,6 @@ def test_pairs_are_learnt_and_named_as_pairs(tmp_path: Path, name: str) -> None:
     answers = [answer.label for answer in opened.classify(firsts, pairs=seconds)]
     assert answers == list(labels)
     assert answers == (tmp_path / "run/test.output.txt").read_text().splitlines()
-
-
-def test_a_run_that_is_killed_ends_as_one_that_is_not(file: str, tmp_path: Path) -> None:
-    results = ("scores.json", "config.json", "tokenizer.json", "valid.output.txt")
-    assert_resumes(recipe_of(file, training__gradient_accumulation=2), tmp_path, results)
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_an_encoder_is_fine_tuned(file: str, tmp_path: Path, name: str) -> None:
-    # Published models have more rows than their tokenizers have ids.
-    source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=30)
-    said: list[str] = []
-    recipe = recipe_of(file, tmp_path / "source", training__max_steps=1)
-    train(recipe, tmp_path / "run", say=said.append)
-    model = heedful.load(tmp_path / "run", device="cpu")
-    assert isinstance(model, Classifier)
-    assert (model.config.vocab_size, model.config.max_length) == (30, 20)
-    assert model.config.num_labels == 3
-    assert model.tokenizer.content() == TOKENIZER.content()
-    (new,) = [line for line in said if "drawn anew" in line]
-    assert new.partition(": ")[2] == "head.dense.bias, head.dense.weight, head.labels.bias, " + (
-        "head.labels.weight"
-    )
-    (unused,) = [line for line in said if "not used" in line]
-    assert all(each.startswith("head.") for each in unused.partition(": ")[2].split(", "))
-    # After a single step, whose rate is small, the weights are still near those of the source.
-    moved = model.net.embedding.tokens.weight - source.net.embedding.tokens.weight
-    assert 0 < moved.detach().abs().max().item() < 0.01
 
 
 def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -> None:

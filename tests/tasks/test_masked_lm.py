@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heedful
-from encoder_runs import LEARNS, Ready, assert_resumes, random_net, saved, tiny, words
-from heedful.data.collate import Batch, tokens_of
+from encoder_runs import LEARNS, Ready, random_net, saved, tiny, words
+from heedful.data.collate import Batch
 from heedful.data.columns import Sequences, pack_ids
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
@@ -23,7 +23,6 @@ from heedful.tasks.masking import Masking
 from heedful.tasks.task import PlannedRows
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
-from hf_parity import imported, random_hf, transformers
 
 CIRCLE = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 TOKENIZER = words(CIRCLE)
@@ -141,48 +140,6 @@ def test_a_padded_batch_has_the_loss_of_its_rows_alone() -> None:
     assert whole.tokens == sum(part.tokens for part in parts)
 
 
-@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
-def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    # The id 0 is a word like any other here: what is to be said is told by place, never by id.
-    sizes = {"vocab_size": 19, "pad_token_id": 1}
-    if name == "DistilBert":
-        sizes |= {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 20}
-    else:
-        sizes |= {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
-        sizes |= {"intermediate_size": 20}
-    config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
-    theirs = random_hf(getattr(transformers, f"{name}ForMaskedLM"), config)
-    net = imported(theirs, tmp_path / "hf").net
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(2, 19, (3, 9), generator=generator)
-    ids[:, 0] = 0
-    lengths = torch.tensor([9, 4, 6])
-    real = torch.arange(9) < lengths[:, None]
-    ids[~real] = 1
-    places = (torch.rand(3, 9, generator=generator) < 0.4) & real
-    places[:, 0] = True
-    said = torch.randint(0, 19, (3, 9), generator=generator)
-    said[1, 0] = 0
-    expected = theirs(
-        ids, attention_mask=real.long(), labels=torch.where(places, said, -100)
-    ).loss * int(places.sum())
-    batch = Batch(
-        tokens=tokens_of(ids.numpy(), real.numpy()),
-        targets=said[places],
-        places=places.flatten().nonzero()[:, 0],
-        indices=np.arange(3),
-        num_tokens=19,
-    )
-    found = batch_loss(net, batch)
-    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
-    found.loss.backward()
-    expected.backward()
-    embedding = next(p for n, p in theirs.named_parameters() if "word_embeddings" in n)
-    torch.testing.assert_close(
-        net.embedding.tokens.weight.grad, embedding.grad, rtol=1e-4, atol=1e-5
-    )
-
-
 # --- a job's data ---------------------------------------------------------------------------
 
 
@@ -286,33 +243,6 @@ def test_a_long_text_is_told_by_its_line(text: Path, tmp_path: Path, number: int
 # --- what is refused ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective": {"fractoin": 0.2}}, "unknown key objective.fractoin; did you mean fraction"),
-        ({"objective": {"fraction": 0}}, "objective.fraction: input should be greater than 0"),
-        ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "make more than 1"),
-        ({"objective": {"pack": "often"}}, "objective.pack"),
-        ({"model__head": "mlm"}, "model.head follows from the task masked_lm"),
-        ({"model__num_labels": 2}, "model.num_labels follows from the task"),
-        ({"model__vocab_size": 9}, "model.vocab_size follows from the tokenizer"),
-        ({"model__max_length": 15}, "data.max_length 16 is more than the 15 tokens"),
-        ({"model": {"architecture": "gpt2"}}, "gpt2 is no encoder"),
-        ({"evaluation__metric": "chrf"}, "evaluation.metric chrf is none"),
-        ({"data__train": {}}, "data.train is not given: add --set data.train.text=FILE"),
-        ({"data__train__file": "x.tsv"}, "data.train: give text or file, not both"),
-        ({"data__valid": {"src": "x"}}, "data.valid.src is of no use to the task masked_lm"),
-        ({"data__max_length": 2}, "max_length 2 leaves no room for text"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
-)
-def test_wrong_keys(text: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    recipe = tiny("masked_lm", **{"data__train": {"text": str(text)}, **changes})
-    with pytest.raises(UserError, match=message):
-        train(recipe, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_source_without_a_mask_is_refused(text: Path, tmp_path: Path) -> None:
     from heedful.data.tokenizer import train_tokenizer
 
@@ -367,42 +297,6 @@ def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
     assert [sample.source.split().count("<mask>") for sample in last.samples] == [2] * 5
     assert [sample.reference for sample in last.samples] == stories(60, 1)[:5]
     assert sum(sample.output == sample.reference for sample in last.samples) >= 4
-
-
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_run_that_is_killed_ends_as_one_that_is_not(
-    text: Path, tmp_path: Path, pack: bool
-) -> None:
-    recipe = tiny(
-        "masked_lm",
-        data__train={"text": str(text)},
-        objective={"pack": pack, "whole_word": pack, "fraction": 0.3},
-        training__gradient_accumulation=2 if pack else 1,
-    )
-    assert_resumes(recipe, tmp_path, ("scores.json", "config.json", "tokenizer.json"))
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_a_run_goes_on_from_an_encoder(text: Path, tmp_path: Path, name: str) -> None:
-    # Published models have more rows than their tokenizers have ids.
-    source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=20, head="none")
-    recipe = tiny(
-        "masked_lm", data__train={"text": str(text)}, model={}, training__max_steps=1
-    ).model_copy(update={"init_from": str(tmp_path / "source")})
-    said: list[str] = []
-    train(recipe, tmp_path / "run", say=said.append)
-    model = heedful.load(tmp_path / "run", device="cpu")
-    assert isinstance(model, MaskedLanguageModel)
-    assert model.config.vocab_size == 20
-    assert model.config.max_length == 20
-    assert model.tokenizer.content() == TOKENIZER.content()
-    (new,) = [line for line in said if "drawn anew" in line]
-    names = new.partition(": ")[2].split(", ")
-    assert all(each.startswith("head.") for each in names), names
-    assert not [line for line in said if "not used" in line]
-    # After a single step, whose rate is small, the weights are still near those of the source.
-    moved = model.net.embedding.tokens.weight - source.net.embedding.tokens.weight
-    assert 0 < float(moved.detach().abs().max()) < 0.01
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])

@@ -1,0 +1,140 @@
+"""What holds for both tasks of encoders: parity, runs that start or go on, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import heedful
+from encoder_runs import assert_resumes, recipe_of, saved, sentences, words
+from heedful.data.collate import collate_texts
+from heedful.data.columns import pack_ids
+from heedful.errors import UserError
+from heedful.evaluation.likelihood import batch_loss
+from heedful.run import train
+from hf_parity import imported, random_hf, transformers
+
+TASKS = {"masked_lm": "MaskedLM", "classification": "SequenceClassification"}
+TOKENIZER = words(sentences(80))
+both = pytest.mark.parametrize("task", TASKS)
+
+
+@both
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert"])
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str, task: str) -> None:
+    sizes = {"vocab_size": 19, "pad_token_id": 1, "num_labels": 3}
+    if name == "DistilBert":
+        sizes |= {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 20}
+    else:
+        sizes |= {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
+        sizes |= {"intermediate_size": 20, "type_vocab_size": 2 if name == "Bert" else 1}
+    config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
+    theirs = random_hf(getattr(transformers, f"{name}For{TASKS[task]}"), config)
+    net = imported(theirs, tmp_path / "hf").net
+    # The id 0 is a word like any other here: what is to be said is told by place, never by id.
+    rng = np.random.default_rng(3)
+    rows = pack_ids([[0, *rng.integers(2, 19, n - 1).tolist()] for n in (9, 4, 6)], 19)
+    labels, second = np.array([0, 2, 1]), np.full(3, 2)
+    batch = collate_texts(rows, np.arange(3), pad_id=1, labels=labels, second=second)
+    wanted, types = batch.targets, {}
+    if task == "masked_lm":
+        batch = collate_texts(rows, np.arange(3), pad_id=1)
+        places, said = torch.tensor([0, 5, 9, 12, 18, 20]), torch.tensor([7, 3, 0, 18, 11, 4])
+        wanted = torch.full((27,), -100).index_copy(0, places, said).view(3, 9)
+        batch = replace(batch, targets=said, places=places)
+    elif name == "Bert":
+        types = {"token_type_ids": batch.types}
+    mask = batch.tokens.real.long()
+    expected = theirs(batch.tokens.ids, attention_mask=mask, labels=wanted, **types).loss
+    expected = expected * batch.num_targets
+    found = batch_loss(net, batch)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
+    found.loss.backward()
+    expected.backward()
+    embedding = next(p for n, p in theirs.named_parameters() if "word_embeddings" in n)
+    torch.testing.assert_close(
+        net.embedding.tokens.weight.grad, embedding.grad, rtol=1e-4, atol=1e-5
+    )
+
+
+@both
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_a_run_goes_on_from_an_encoder(tmp_path: Path, name: str, task: str) -> None:
+    # Published models have more rows than their tokenizers have ids.
+    keys = {"head": "none"} if task == "masked_lm" else {}
+    source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=30, **keys)
+    said: list[str] = []
+    start = {"init_from": str(tmp_path / "source"), "model": {}, "training__max_steps": 1}
+    train(recipe_of(task, tmp_path, **start), tmp_path / "run", say=said.append)
+    model = heedful.load(tmp_path / "run", device="cpu")
+    assert (model.config.vocab_size, model.config.max_length) == (30, 20)
+    assert model.tokenizer.content() == TOKENIZER.content()
+    (new,) = [line for line in said if "drawn anew" in line]
+    unused = [line for line in said if "not used" in line]
+    if task == "classification":
+        names = ", ".join(f"head.{each}" for each in ("dense.bias", "dense.weight", "labels.bias"))
+        assert new.partition(": ")[2] == f"{names}, head.labels.weight"
+    assert len(unused) == (task == "classification")
+    for line in (new, *unused):
+        assert all(each.startswith("head.") for each in line.partition(": ")[2].split(", "))
+    # After a single step, whose rate is small, the weights are still near those of the source.
+    moved = model.net.embedding.tokens.weight - source.net.embedding.tokens.weight
+    assert 0 < moved.detach().abs().max().item() < 0.01
+
+
+PACKED = {"objective": {"pack": True, "whole_word": True, "fraction": 0.3}}
+
+
+@pytest.mark.parametrize(
+    ("task", "accumulate", "changes"),
+    [("classification", 2, {}), ("masked_lm", 1, {}), ("masked_lm", 2, PACKED)],
+)
+def test_a_run_that_is_killed_ends_as_one_that_is_not(
+    tmp_path: Path, task: str, accumulate: int, changes: dict[str, Any]
+) -> None:
+    recipe = recipe_of(task, tmp_path, training__gradient_accumulation=accumulate, **changes)
+    output = ("valid.output.txt",) if task == "classification" else ()
+    assert_resumes(recipe, tmp_path, ("scores.json", "config.json", "tokenizer.json", *output))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model__head": "mlm"}, "model.head follows from the task TASK"),
+    ({"model__num_labels": 3}, "model.num_labels follows from the task"),
+    ({"model__vocab_size": 9}, "model.vocab_size follows from the tokenizer"),
+    ({"model__max_length": 8}, "data.max_length 16 is more than the 8 tokens"),
+    ({"model": {"architecture": "vaswani2017"}}, "vaswani2017 is no encoder"),
+    ({"model": {"architecture": "gpt2"}}, "gpt2 is no encoder"),
+    ({"evaluation__metric": "bleu"}, "evaluation.metric bleu is none"),
+    ({"data__max_length": 2}, "max_length 2 leaves no room for text"),
+    ({"data__valid": {"src": "x"}}, "data.valid.src is of no use to the task TASK"),
+]
+OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "classification": [
+        ({"objective": {"fraction": 0.2}}, "unknown key objective.fraction; known: word_dropout"),
+        ({"data__train": {}}, "data.train is not given: add --set data.train.file=FILE"),
+        ({"data__valid": {"text": "x"}}, "data.valid.text is of no use to the task"),
+        ({"data__train__pair_field": 3, "data__test": {"file": "x.tsv"}}, "must both be given"),
+        ({"data__hold_out": 41}, "data.hold_out 41 of 80 texts would leave too few"),
+    ],
+    "masked_lm": [
+        ({"objective": {"fractoin": 0.2}}, "unknown key objective.fractoin; did you mean fraction"),
+        ({"objective": {"fraction": 0}}, "objective.fraction: input should be greater than 0"),
+        ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "make more than 1"),
+        ({"objective": {"pack": "often"}}, "objective.pack"),
+        ({"data__train": {}}, "data.train is not given: add --set data.train.text=FILE"),
+        ({"data__train__file": "x.tsv"}, "data.train: give text or file, not both"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "message"),
+    [(task, *each) for task in TASKS for each in (*WRONG, *OWN[task])],
+)
+def test_wrong_keys(tmp_path: Path, task: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("TASK", task)):
+        train(recipe_of(task, tmp_path, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
