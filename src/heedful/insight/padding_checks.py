@@ -6,7 +6,8 @@ import torch
 
 from heedful.insight.checks import Ask, Failed, Seen, Skipped, asks, must_equal, not_finite, usable
 from heedful.insight.kind import NAMES, Side
-from heedful.insight.probe import PADDING_SIDES, PaddingSide, Probe
+from heedful.insight.probe import PADDING_SIDES, Probe
+from heedful.parts.tokens import PaddingSide
 
 
 def _padding_of(side: Side, where: PaddingSide) -> Ask:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.insight.kind import LENGTHS, SIZES, Kind, Side
 from heedful.insight.lookups import Lookups
+from heedful.parts.tokens import PaddingSide, padding_mask
 
-PaddingSide = Literal["right", "left"]
 Call = Callable[..., Tensor]
 PADDING_SIDES: tuple[PaddingSide, PaddingSide] = ("right", "left")
 IGNORED = -100  # the label of positions that a loss leaves out
@@ -157,12 +157,10 @@ class Probe:
 
     def padding(self, batch: Batch, side: Side) -> Bool[Tensor, "B _"]:
         """True where `side` is padding."""
-        ids = batch.ids[side]
-        columns = torch.arange(ids.size(1), device=ids.device)
-        if batch.padding_side == "left":
-            columns = columns.flip(0)
-        lengths = batch.lengths.get(side, torch.full_like(ids[:, 0], ids.size(1)))
-        return columns >= lengths[:, None]
+        ids, lengths = batch.ids[side], batch.lengths.get(side)
+        if lengths is None:
+            return torch.zeros_like(ids, dtype=torch.bool)
+        return ~padding_mask(lengths, ids.size(1), batch.padding_side)
 
     def real(self, batch: Batch) -> Bool[Tensor, "B P"]:
         """True for the outputs that stand at real tokens: all, where they are of whole texts."""
