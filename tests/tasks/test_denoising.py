@@ -350,17 +350,12 @@ def never_written(model: Any, specials: set[int]) -> None:
         found = model.generations(["the dog"], beam_size=beam_size, max_new_tokens=6)[0][0]
         assert found.ids
         assert not specials & set(found.ids)
-        ids = model.generations(["the dog"], beam_size=beam_size, max_new_tokens=6)[0][0].ids
-        assert not specials & set(ids)
 
 
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
         ({"objective": {"kind": "brat"}}, ["objective", "brat", "'bart', 't5'"]),
-        ({"objective": {"infilling": 0.2}}, ["objective", "kind"]),
-        ({"objective": {"kind": "bart", "density": 0.2}}, ["unknown key objective.density"]),
-        ({"objective": {"kind": "bart", "masking": 1.5}}, ["objective.masking"]),
         ({"objective": {"kind": "t5", "density": 0.95}, "data__max_length": 8}, ["lower density"]),
         ({"data__train": {"src": "x", "tgt": "y"}}, ["data.train.src"]),
         ({"data__train": {}}, ["data.train"]),

@@ -96,13 +96,12 @@ def test_soft_targets_are_never_negative_and_zero_where_both_say_the_same(seed, 
 
 def test_the_cosine_loss_is_torchs_and_knows_no_length():
     student, teacher = logits(0), logits(1)
-    theirs = torch.nn.CosineEmbeddingLoss(reduction="sum")
-    torch.testing.assert_close(
-        cosine_loss(student, teacher).double(),
-        theirs(student, teacher, torch.ones(len(student))),
-        rtol=1e-5,
-        atol=1e-5,
+    module = torch.nn.CosineEmbeddingLoss(reduction="sum")
+    theirs, found = (
+        module(student, teacher, torch.ones(len(student))),
+        cosine_loss(student, teacher),
     )
+    torch.testing.assert_close(found.double(), theirs, rtol=1e-5, atol=1e-5)
     assert float(cosine_loss(student, student * 3)) == pytest.approx(0, abs=1e-5)
     assert float(cosine_loss(student, -student)) == pytest.approx(2 * len(student), rel=1e-6)
 
@@ -151,17 +150,8 @@ def texts(lengths: list[int]) -> Sequences:
 
 
 def encoder(layers: int, head: Any) -> Any:
-    config = bert.Config(
-        12,
-        d_model=16,
-        num_heads=2,
-        num_layers=layers,
-        d_ff=32,
-        max_length=8,
-        head=head,
-        num_labels=3,
-    )
-    return bert.build(config)
+    keys = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_length": 8, "num_labels": 3}
+    return bert.build(bert.Config(12, num_layers=layers, head=head, **keys))
 
 
 CASES = [pairs_case, windows_case, masked_case, labels_case]
@@ -170,18 +160,16 @@ CASES = [pairs_case, windows_case, masked_case, labels_case]
 def two_nets(case: Any) -> tuple[Any, ...]:
     torch.manual_seed(0)
     batch, build = case()
-
-    def distilled(
-        net: Any, teacher: Any, batch: Any, keys: Distillation, label_smoothing: float = 0.0
-    ) -> Any:
-        return Distilled(keys, teacher, label_smoothing)(net, batch)
-
     student, teacher = build(1).eval(), build(2).eval()
     for net in (student, teacher):
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return batch, student, teacher, distilled, batch_loss
+    return batch, student, teacher
+
+
+def distilled(net: Any, teacher: Any, batch: Any, keys: Any, label_smoothing: float = 0.0) -> Any:
+    return Distilled(keys, teacher, label_smoothing)(net, batch)
 
 
 def gradients(net: Any) -> dict[str, torch.Tensor]:
@@ -195,8 +183,8 @@ def gradients(net: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_with_hard_targets_alone_the_loss_is_the_tasks_own(case):
-    batch, student, teacher, distilled, plain = two_nets(case)
-    own = plain(student, batch, label_smoothing=0.1)
+    batch, student, teacher = two_nets(case)
+    own = batch_loss(student, batch, label_smoothing=0.1)
     own.loss.backward()
     expected = gradients(student)
     found = distilled(student, teacher, batch, wanted(hard_weight=1.0), label_smoothing=0.1)
@@ -210,7 +198,7 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(case):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("key", ["soft_weight", "cosine_weight"])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(case, key):
-    batch, student, teacher, distilled, _ = two_nets(case)
+    batch, student, teacher = two_nets(case)
     found = distilled(student, student, batch, wanted(**{key: 1.0}))
     found.loss.backward()
     assert found.loss.item() == pytest.approx(0, abs=1e-4)
@@ -223,7 +211,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(case, key):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_three_losses_are_added_with_their_weights(case):
-    batch, student, teacher, distilled, _ = two_nets(case)
+    batch, student, teacher = two_nets(case)
     single = [float(distilled(student, teacher, batch, wanted(**{k: 1.0})).loss) for k in LEVELS]
     assert min(single) > 0.01
     together = distilled(student, teacher, batch, wanted(**LEVELS))
@@ -233,7 +221,7 @@ def test_the_three_losses_are_added_with_their_weights(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatch):
-    batch, student, teacher, distilled, _ = two_nets(case)
+    batch, student, teacher = two_nets(case)
     student.train()  # dropout in the head of classes must be drawn once
     results = []
     for elements in (10**9, 24):
@@ -250,7 +238,7 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatc
 
 
 def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
-    batch, student, teacher, distilled, _ = two_nets(labels_case)
+    batch, student, teacher = two_nets(labels_case)
     monkeypatch.setattr(distillation, "_CHUNK_ELEMENTS", 3)
     student.train()
     student.head.dropout.p = 0.5

@@ -4,9 +4,11 @@ import json
 import random
 
 import pytest
+import torch
 import yaml
 
 from commands import assert_refused, tree, write_recipe
+from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
 from heedful.training.loggers import read_log
 
@@ -38,9 +40,13 @@ def go_on(commands, recipe, out, kill=None):
     return commands.train(recipe, out, *more, kill=kill)
 
 
-def assert_same_end(out, reference):
-    for name in RESULTS:
+def assert_same_files(out, reference, names=RESULTS):
+    for name in names:
         assert (out / name).read_bytes() == (reference / name).read_bytes(), name
+
+
+def assert_same_end(out, reference):
+    assert_same_files(out, reference)
     left, right = tree(out / "checkpoints"), tree(reference / "checkpoints")
     assert left.keys() == right.keys()
     for name, content in left.items():
@@ -188,13 +194,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(commands, whole, tmp_path):
     assert ended.code == 0, ended.err
     log = [event for event in read_log(out / "log.jsonl") if not isinstance(event, CheckpointSaved)]
     assert [event.step for event in log if isinstance(event, Evaluated)] == [3, 6, 9, 12]
-    for name in RESULTS:
-        assert (out / name).read_bytes() == (reference / name).read_bytes(), name
-    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == sorted(
-        p.name for p in (reference / "checkpoints").iterdir()
-    )
-    for name in ("model.safetensors", "training.safetensors"):
-        assert (out / LAST / name).read_bytes() == (reference / LAST / name).read_bytes(), name
+    assert_same_files(out, reference)
+    left, right = ({p.name for p in (run / "checkpoints").iterdir()} for run in (out, reference))
+    assert left == right
+    assert_same_files(out / LAST, reference / LAST, ("model.safetensors", "training.safetensors"))
 
 
 def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path):
@@ -205,15 +208,10 @@ def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path
     before = tree(saved)
     point = at("replace", r"interrupted-00000005$", "before")
     # The checkpoint of this step is there: it is neither removed nor written again.
-    import torch
-
-    from heedful.training.checkpoint import Checkpoints
-
     Checkpoints(out / "checkpoints", 3).save(5, torch.nn.Linear(1, 1), {}, {}, interrupted=True)
     assert tree(saved) == before
     assert go_on(commands, recipe, out, point).code == 0
-    for name in RESULTS:
-        assert (out / name).read_bytes() == (reference / name).read_bytes(), name
+    assert_same_files(out, reference)
 
 
 def test_a_finished_run_resumed_stays_as_it_is(commands, whole, tmp_path):
