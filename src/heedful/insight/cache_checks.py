@@ -63,10 +63,9 @@ def _of_two_stacks(probe: Probe) -> Iterator[_Way]:
     """Sources without padding, and with it on either side."""
     source, steps = Batch({"src": probe.batch(3).ids["src"]}), [1] * probe.width("tgt")
     yield _Way(steps, source)
-    lengths = [probe.width("src") - cut for cut in (0, 1, 3)]
     for where in PADDING_SIDES if "src_lengths" in probe.accepts else ():
         if probe.cannot_pad("src", where) is None:
-            padded = probe.padded(source, "src", lengths, where)
+            padded = probe.padded(source, "src", probe.ragged("src"), where)
             yield _Way(steps, padded, note=f", source padded on the {where}")
 
 

@@ -75,8 +75,7 @@ def bf16(probe: Probe) -> Seen:
     """Under autocast, with padding where it can be shown."""
     batch, first = probe.batch(3), probe.kind.sides[0]
     if probe.cannot_pad(first) is None:
-        full = probe.width(first)
-        batch = probe.padded(batch, first, [full, full - 1, full - 3])
+        batch = probe.padded(batch, first, probe.ragged(first))
     real = probe.real(batch)
     exact = probe.outputs(batch)[real]
     probe.net.zero_grad(set_to_none=True)

@@ -14,8 +14,7 @@ def _padding_of(side: Side, where: PaddingSide) -> Ask:
     def ask(probe: Probe) -> Seen:
         if reason := probe.cannot_pad(side, where):
             raise Skipped(reason)
-        batch, full = probe.batch(3), probe.width(side)
-        lengths = [full, full - 1, full - 3]
+        batch, lengths = probe.batch(3), probe.ragged(side)
         batched = probe.padded(batch, side, lengths, where)
         padded, real = probe.outputs(batched), probe.real(batched)
         together, alone = [], []
@@ -64,11 +63,10 @@ def padding_gradient(probe: Probe) -> Seen:
     """The loss of real tokens has no gradient at padding."""
     looked_at = []
     for side in probe.kind.sides:
-        full = probe.width(side)
         for where in PADDING_SIDES:
             if probe.cannot_pad(side, where):
                 continue
-            batch = probe.padded(probe.batch(3), side, [full, full - 1, full - 3], where)
+            batch = probe.padded(probe.batch(3), side, probe.ragged(side), where)
             real = probe.real(batch)
             found = probe.token_gradient(batch, side, partial(probe.random_loss, real=real))
             if found is None:

@@ -105,6 +105,10 @@ class Probe:
         """Real tokens of a row, so that three of padding still fit; sides differ: mix-ups show."""
         return self.length - (3 if side == "src" else 4)
 
+    def ragged(self, side: Side) -> list[int]:
+        """Lengths of three rows, the first of them whole."""
+        return [self.width(side) - cut for cut in (0, 1, 3)]
+
     def tokens(self, side: Side) -> Int[Tensor, "n"]:
         """All ids but `pad_id` and what the net's embeddings treat as padding."""
         padding = {m.padding_idx for m in self.net.modules() if isinstance(m, nn.Embedding)}
