@@ -117,8 +117,7 @@ class Classification(EncoderTask):
             )
 
     def card(self, data: Data, name: str) -> ModelCard:
-        language = self.recipe.data.src_language
-        return ModelCard(name, self.recipe.task, language, labels=labels_of(data))
+        return replace(super().card(data, name), labels=labels_of(data))
 
     def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         batches = training_plan(self.recipe, epoch, data.ids("train").lengths)

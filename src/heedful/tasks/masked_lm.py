@@ -20,7 +20,7 @@ from heedful.data.plans import pack_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import target_states
-from heedful.inference import MaskedLanguageModel, ModelCard
+from heedful.inference import MaskedLanguageModel
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import evaluation_plan, training_plan
@@ -86,9 +86,6 @@ class MaskedLm(EncoderTask, TextTask):
             borders = pack_rows(texts.lengths, self.recipe.data.max_length)
             self._packed[split] = Sequences(texts.ids, texts.offsets[borders])
         return self._packed[split]
-
-    def card(self, data: Data, name: str) -> ModelCard:
-        return ModelCard(name, self.recipe.task, self.recipe.data.src_language)
 
     def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         batches = training_plan(self.recipe, epoch, self.rows(data, "train").lengths)

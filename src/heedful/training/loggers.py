@@ -1,12 +1,12 @@
 """Listeners that write a run's events down: a log of JSON lines, and TensorBoard's files."""
 
-import contextlib
 import json
-import os
+import textwrap
 from pathlib import Path
 from typing import TextIO
 
 from heedful.errors import UserError
+from heedful.files import write_text
 from heedful.training.events import (
     Evaluated,
     Event,
@@ -35,18 +35,10 @@ class JsonlLog:
         kept: list[Event] = []
         if resume_step is not None and path.exists():
             kept = [event for event in read_log(path) if _is_before(event, resume_step)]
-        scratch = path.with_name(path.name + ".tmp")
+        write_text(path, "".join(to_json(event) + "\n" for event in kept))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with scratch.open("w", encoding="utf-8") as file:
-                file.writelines(to_json(event) + "\n" for event in kept)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
-            with contextlib.suppress(OSError):
-                scratch.unlink()
             raise _cannot("write", path, error) from error
 
     def on(self, event: Event) -> None:
@@ -107,7 +99,8 @@ class TensorBoardLog:
         if isinstance(event, RunStarted):
             recipe = json.dumps(event.recipe, indent=2, ensure_ascii=False)
             step = event.resumed_from or 0
-            self._writer.add_text("recipe", _preformatted(recipe), step)
+            # Markdown's indented block: TensorBoard would else fold the lines.
+            self._writer.add_text("recipe", textwrap.indent(recipe, "    "), step)
         for name, value in _scalars(event).items():
             assert isinstance(event, StepDone | Evaluated)
             self._writer.add_scalar(name, value, event.step)
@@ -135,11 +128,6 @@ def _is_before(event: Event, resume_step: int) -> bool:
     if isinstance(event, RunStarted):
         return event.resumed_from is None or event.resumed_from < resume_step
     return event.step <= resume_step
-
-
-def _preformatted(text: str) -> str:
-    """Markdown's indented block: TensorBoard would else fold the lines."""
-    return "\n".join("    " + line for line in text.splitlines())
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> UserError:
