@@ -164,6 +164,19 @@ def tree(directory: Path) -> dict[str, bytes | None]:
     }
 
 
+def assert_same_checkpoints(run: Path, other: Path) -> None:
+    """Byte for byte, but for the seconds that each took."""
+    left, right = tree(run / "checkpoints"), tree(other / "checkpoints")
+    assert left.keys() == right.keys()
+    for name, content in left.items():
+        if name.endswith("state.json"):
+            states = [json.loads(part or b"") for part in (content, right[name])]
+            assert [state.pop("seconds") > 0 for state in states] == [True, True]
+            assert states[0] == states[1], name
+        else:
+            assert content == right[name], name
+
+
 def _serve() -> None:
     """Import once what the children need, then fork one for each line of stdin."""
     from importlib import import_module

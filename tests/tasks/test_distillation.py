@@ -97,11 +97,9 @@ def test_soft_targets_are_never_negative_and_zero_where_both_say_the_same(seed, 
 def test_the_cosine_loss_is_torchs_and_knows_no_length():
     student, teacher = logits(0), logits(1)
     module = torch.nn.CosineEmbeddingLoss(reduction="sum")
-    theirs, found = (
-        module(student, teacher, torch.ones(len(student))),
-        cosine_loss(student, teacher),
-    )
-    torch.testing.assert_close(found.double(), theirs, rtol=1e-5, atol=1e-5)
+    theirs = module(student, teacher, torch.ones(len(student)))
+    found = cosine_loss(student, teacher).double()
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
     assert float(cosine_loss(student, student * 3)) == pytest.approx(0, abs=1e-5)
     assert float(cosine_loss(student, -student)) == pytest.approx(2 * len(student), rel=1e-6)
 

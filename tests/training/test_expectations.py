@@ -1,11 +1,10 @@
 """A run says whether its held-out loss is in the band that its recipe names."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from commands import tiny, tree
+from commands import assert_same_checkpoints, tiny
 from heedful.config import Expectation
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
@@ -67,15 +66,7 @@ def test_bands_change_nothing_of_a_run(tmp_path: Path) -> None:
     keys = {"training__early_stopping": 2, "training__max_steps": 30}
     for name, expect in (("with", bands), ("without", [])):
         train(parse_recipe(tiny(expect=expect, **keys)), tmp_path / name)
-    left, right = (tree(tmp_path / side / "checkpoints") for side in ("with", "without"))
-    assert left.keys() == right.keys()
-    for name, content in left.items():
-        if content is not None and name.endswith("state.json"):
-            states = [json.loads(each) for each in (content, right[name] or b"")]
-            assert [state.pop("seconds") > 0 for state in states] == [True, True]
-            assert states[0] == states[1]
-        else:
-            assert content == right[name], name
+    assert_same_checkpoints(tmp_path / "with", tmp_path / "without")
 
 
 def test_a_run_without_bands_says_nothing_of_them(tmp_path: Path) -> None:

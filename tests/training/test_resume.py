@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from commands import assert_refused, tree, write_recipe
+from commands import assert_refused, assert_same_checkpoints, tree, write_recipe
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
 from heedful.training.loggers import read_log
@@ -47,15 +47,7 @@ def assert_same_files(out, reference, names=RESULTS):
 
 def assert_same_end(out, reference):
     assert_same_files(out, reference)
-    left, right = tree(out / "checkpoints"), tree(reference / "checkpoints")
-    assert left.keys() == right.keys()
-    for name, content in left.items():
-        if name.endswith("state.json"):
-            states = [json.loads(part) for part in (content, right[name])]
-            assert [state.pop("seconds") > 0 for state in states] == [True, True]
-            assert states[0] == states[1], name
-        else:
-            assert content == right[name], name
+    assert_same_checkpoints(out, reference)
     assert not list(out.rglob("*.tmp"))
     assert_whole_log(out, reference)
 
