@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts import init
+from heedful.parts.attention import CrossAttention
 from heedful.parts.feedforward import ACTIVATIONS, Gated, Mlp, feedforward
 from heedful.parts.heads import OutputHead, Scale, tied_linear
 from heedful.parts.norms import LayerNorm, RMSNorm
@@ -268,7 +269,7 @@ def test_trap_19_tied_is_one_and_the_same_parameter(tie: Any) -> None:
 def test_every_weight_is_drawn_once_after_tying(tie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tied matrix drawn again as a linear map would have the deviation of one."""
     drawn: list[int] = []
-    for name in ("normal_", "xavier_uniform_", "constant_"):
+    for name in ("normal_", "uniform_", "constant_"):
         draw = getattr(nn.init, name)
 
         def once(parameter: Tensor, *args: Any, draw: Any = draw, **named: Any) -> Tensor:
@@ -303,10 +304,13 @@ def test_first_weights_have_the_deviations_and_bounds_that_they_are_named_by(tie
         assert weight.std().item() == pytest.approx(48**-0.5, rel=0.05)
         assert abs(weight.mean().item()) < 0.01
     linear = [m for m in net.modules() if isinstance(m, nn.Linear)]
-    for weight in (m.weight for m in linear if m.weight is not head or tie == "none"):
-        bound = math.sqrt(6 / sum(weight.shape))
+    for module in (m for m in linear if m.weight is not head or tie == "none"):
+        weight = module.weight  # queries, keys and values are drawn as one matrix
+        bound = math.sqrt(6 / (weight.size(1) + getattr(module, "joint_rows", weight.size(0))))
         assert 0.98 * bound < weight.abs().max().item() <= bound
         assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    crosses = [m for m in net.modules() if isinstance(m, CrossAttention)]
+    assert {m.q.joint_rows for m in crosses} == {m.kv.joint_rows for m in crosses} == {3 * 48}
     assert not any(m.bias.any() for m in linear if m.bias is not None)
     for norm in (m for m in net.modules() if isinstance(m, nn.LayerNorm)):
         assert (norm.weight == 1).all()

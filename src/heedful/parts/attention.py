@@ -290,6 +290,9 @@ class CrossAttention(MultiHead):
         super().__init__(d_model, num_heads, **options)
         self.q = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
         self.kv = nn.Linear(d_model, 2 * self.num_kv_heads * self.head_dim, bias=bias)
+        # Drawn as parts of one matrix, as those of self-attention are (`parts/init.py`).
+        joint_rows: Any = self.q.out_features + self.kv.out_features
+        self.q.joint_rows = self.kv.joint_rows = joint_rows
 
     def forward(
         self,

@@ -29,13 +29,15 @@ def init_weights(net: nn.Module, draw: Draw | None = None) -> nn.Module:
 def xavier(module: nn.Module, name: str, parameter: Tensor) -> None:
     """Linear maps by Xavier's uniform draw, biases zero, norms the identity, embeddings N(0, 1/D).
 
-    Glorot and Bengio 2010, eq. 16, over the joint matrix where one is; of embeddings so that
-    √D · embedding has unit variance.
+    Glorot and Bengio 2010, eq. 16, over the joint matrix where a linear is a part of one
+    (`joint_rows`); of embeddings so that √D · embedding has unit variance.
     """
     if isinstance(module, nn.Embedding | LearnedTable):
         nn.init.normal_(parameter, std=parameter.size(-1) ** -0.5)
     elif parameter.dim() > 1:
-        nn.init.xavier_uniform_(parameter)
+        rows: int = getattr(module, "joint_rows", parameter.size(0))
+        bound = (6 / (rows + parameter.size(1))) ** 0.5
+        nn.init.uniform_(parameter, -bound, bound)
     else:
         _constant(module, name, parameter)
 
