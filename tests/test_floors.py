@@ -27,7 +27,7 @@ FLOORS = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Lines: of a file, of a function without its docstring, of a paper's file, of all.
 MOST_OF_A_FILE, MOST_OF_A_FUNCTION, MOST_OF_A_PAPER = 450, 60, 150
-MOST_IN_ALL = {"src": 23_000, "tests": 24_000}  # these fall to 14,500 and 17,000, and never rise
+MOST_IN_ALL = {"src": 22_250, "tests": 22_500}  # these fall to 14,500 and 17,000, and never rise
 ENTRANCES = {"__init__", "__main__"}  # what a user imports; they open every door
 
 
