@@ -44,9 +44,9 @@ class Pass(NamedTuple):
 class Cache:
     """Keys and values of B texts with W beams each and, for two stacks, of their B sources.
 
-    All its state is tensors of fixed shape, written in place, so that a step can be compiled. The
-    beams of a text share one pool of slots, in which every token is written once: a beam is the set
-    of slots that it sees, and following another beam changes that set alone. So no key is ever
+    What it remembers is tensors of fixed shape, written in place, so that a step can be compiled.
+    The beams of a text share one pool of slots, in which every token is written once: a beam is the
+    set of slots that it sees, and following another beam changes that set alone. So no key is ever
     copied, and a prompt is stored once for all its beams. Rows N = B · W, beams side by side.
 
     Attributes:
