@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import heedful.export.hf_directory as hf_directory
 from heedful.errors import UserError
+from heedful.export.hf import net_from_hf
 from heedful.export.hf_directory import read_hf_directory, write_hf_directory
-from heedful.export.nets import net_from_hf
 
 CONFIG = {"model_type": "toy", "width": 3, "Größe": [1, None]}
 TENSORS = {"b": torch.randn(2, 3), "a": torch.randn(4).bfloat16(), "ids": torch.arange(3)}
@@ -90,11 +90,11 @@ def test_an_earlier_directory_is_replaced_and_may_be_the_source(tmp_path: Path) 
 def test_what_else_a_directory_holds_is_never_lost(tmp_path: Path) -> None:
     write_hf_directory(tmp_path, CONFIG, TENSORS)
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"not empty: it holds thesis\.tex"):
+    with pytest.raises(UserError, match=r"holds thesis\.tex"):
         write_hf_directory(tmp_path, {"model_type": "other"}, {})
     assert read_hf_directory(tmp_path).config == CONFIG
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-    with pytest.raises(UserError, match="there is a file of that name"):
+    with pytest.raises(UserError, match="exists already, as a file"):
         write_hf_directory(tmp_path / "thesis.tex", CONFIG, TENSORS)
 
 

@@ -127,15 +127,6 @@ def test_repetition_penalty_divides_what_is_above_zero() -> None:
         )
 
 
-def test_forced_token_is_where_transformers_puts_it() -> None:
-    theirs = pytest.importorskip("transformers").generation.logits_process
-    log_probs, tokens = random_case((3, 2, 1))
-    forced = ForcedTokens({0: 7, 2: 1})
-    first = forced(log_probs, context_of([[], []]))
-    assert left(first) == left(theirs.ForcedBOSTokenLogitsProcessor(7)(tokens, log_probs))
-    assert torch.equal(forced(log_probs, context_of(tokens.tolist())), log_probs)
-
-
 # --- Exact tables -------------------------------------------------------------------------------
 
 
@@ -169,15 +160,6 @@ def test_min_p_is_a_share_of_the_likeliest() -> None:
     assert left(MinP(0.0)(log_probs, NOTHING)) == [[0, 1, 2, 3]]
 
 
-def test_typical_passes_over_a_token_that_says_too_little() -> None:
-    """Entropy 1.23 nats: 0.2 (1.61) and 0.6 (0.51) lie 0.38 and 0.72 away from it, 0.05 1.76."""
-    log_probs = log_probs_of(0.6, 0.05, 0.2, 0.05, 0.05, 0.05)
-    assert left(Typical(0.1)(log_probs, NOTHING)) == [[2]]
-    assert left(Typical(0.19)(log_probs, NOTHING)) == [[2]]
-    assert left(Typical(0.3)(log_probs, NOTHING)) == [[0, 2]]
-    assert left(Typical(0.84)(log_probs, NOTHING)) == [[0, 1, 2]]
-
-
 def test_presence_and_frequency_count_new_tokens_alone() -> None:
     context = context_of([[2, 2, 0], [1, 1, 1]], prompts=[[3, 3], []])
     log_probs = torch.zeros(2, 4, dtype=torch.float64)
@@ -191,34 +173,6 @@ def test_counts_are_exact_in_16_bit_formats() -> None:
     log_probs = torch.zeros(1, 3, dtype=torch.bfloat16)
     ruled = FrequencyPenalty(1.0)(log_probs, context_of([[1] * 301]))
     assert ruled.tolist() == [[0.0, -301.0, 0.0]]
-
-
-def test_prompts_of_different_lengths_count_without_their_padding() -> None:
-    """An id of a filled place must not be taken for the last of the vocabulary."""
-    prompts = [[3, 1, 3], [], [2]]
-    log_probs = torch.full((3, 4), -1.0)
-    context = context_of([[], [], []], prompts)
-    assert RepetitionPenalty(2.0)(log_probs, context).tolist() == [
-        [-1.0, -2.0, -1.0, -2.0], [-1.0] * 4, [-1.0, -1.0, -2.0, -1.0],
-    ]  # fmt: skip
-    for size, ids in {
-        1: [[0, 2], [0, 1, 2, 3], [0, 1, 3]],
-        2: [[0, 2, 3], *[[0, 1, 2, 3]] * 2],
-    }.items():
-        assert left(NoRepeatNgram(size, include_prompt=True)(log_probs, context)) == ids
-        assert left(NoRepeatNgram(size)(log_probs, context)) == [[0, 1, 2, 3]] * 3
-    assert left(BannedTokens([[3, 0], [1, 3, 1], [2, 2]])(log_probs, context)) == [
-        [2, 3], [0, 1, 2, 3], [0, 1, 3],
-    ]  # fmt: skip
-    # A sequence, or an n-gram, may begin in a prompt of any length and end in the new tokens.
-    context = context_of([[0], [0], [0]], [[3, 1, 3], [], [2]])
-    assert left(BannedTokens([[3, 0, 1], [2, 0, 3]])(log_probs, context)) == [
-        [0, 2, 3], [0, 1, 2, 3], [0, 1, 2],
-    ]  # fmt: skip
-    context = context_of([[0, 2], [0, 2], [0, 2]], [[3, 1, 3], [], [2]])
-    assert left(NoRepeatNgram(2, include_prompt=True)(log_probs, context)) == [
-        [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3],
-    ]  # fmt: skip
 
 
 def test_prompt_tokens_outside_the_output_vocabulary_do_nothing() -> None:
@@ -316,34 +270,6 @@ def test_a_row_does_not_depend_on_the_others_and_input_stays(
         )
         if not isinstance(rule, PrefixFunction):  # which may tell sentences apart
             torch.testing.assert_close(alone, together[at], rtol=0, atol=0)
-
-
-@settings(max_examples=60, deadline=None)
-@given(case=rows, strength=st.floats(0.001, 0.999))
-def test_cuts_keep_the_likeliest_and_change_no_value(
-    case: tuple[int, int, int], strength: float
-) -> None:
-    log_probs, _ = random_case(case)
-    context = context_of([[] for _ in log_probs])
-    for rule in (TopK(1 + int(8 * strength)), TopP(strength), MinP(strength), Typical(strength)):
-        ruled = rule(log_probs, context)
-        stays = ruled > -INF
-        assert torch.equal(ruled[stays], log_probs[stays])
-        assert stays.any(dim=1).all()
-        if not isinstance(rule, Typical):
-            kept = stays.gather(1, log_probs.argsort(dim=1, descending=True)).long()
-            assert torch.equal(kept, kept.sort(dim=1, descending=True).values)
-
-
-@settings(max_examples=60, deadline=None)
-@given(case=rows, p=st.floats(0.01, 0.99))
-def test_top_p_is_the_smallest_set_that_is_enough(case: tuple[int, int, int], p: float) -> None:
-    log_probs, _ = random_case(case)
-    ruled = TopP(p)(log_probs, context_of([[] for _ in log_probs]))
-    for row, kept in zip(log_probs.exp().tolist(), left(ruled), strict=True):
-        probabilities = sorted((row[token] for token in kept), reverse=True)
-        assert sum(probabilities) >= p - 1e-9
-        assert sum(probabilities[:-1]) < p + 1e-9
 
 
 @settings(max_examples=40, deadline=None)

@@ -22,7 +22,8 @@ from heedful.generation.rules import (
     TopK,
     sampling_rules,
 )
-from heedful.generation.sampling import SampledStep, StopStrings, cut, inverse_cdf
+from heedful.generation.sampling import SampledStep, inverse_cdf
+from heedful.generation.stopping import StopStrings, cut
 from tables import INF, Remembered, Row, from_rows, from_table, parts_of, random_rows, remembering
 
 EOS, SIZE = 0, 8

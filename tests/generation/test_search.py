@@ -68,39 +68,6 @@ def plain_beam(
 
 # --- Exact tables -------------------------------------------------------------------------------
 
-A, B = 1, 2
-FAIRSEQ = {
-    (): {A: 0.9, B: 0.1},
-    (A,): {EOS: 1.0},
-    (B,): {A: 0.9, B: 0.1},
-    (B, A): {A: 0.1, B: 0.9},
-    (B, B): {EOS: 0.6, A: 0.2, B: 0.2},
-    (B, A, B): {EOS: 1.0},
-    (B, A, A): {EOS: 1.0},
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [([A, EOS], -0.052680), ([B, A, B, EOS], -0.628327)]),
-        ({"normalization": "none"}, [([A, EOS], -0.105361), ([B, A, B, EOS], -2.513306)]),
-        ({"length_penalty": 0.6}, [([A, EOS], -0.069512), ([B, A, B, EOS], -1.093980)]),
-        ({"length_penalty": 5.0}, [([B, A, B, EOS], -0.002454), ([A, EOS], -0.003293)]),
-        ({"max_new_tokens": 3}, [([A, EOS], -0.052680), ([B, B, EOS], -1.705332)]),
-    ],
-)
-def test_fairseq_table(options: dict[str, object], expected: list[tuple[list[int], float]]) -> None:
-    settings_ = {"max_new_tokens": 10, "stop": "beam_full", "num_return": 2} | options
-    for start in ([[]], torch.zeros(1, 0, dtype=torch.long)):
-        [found] = beam_search(table_of(FAIRSEQ, 3), start, beam_size=2, eos_id=EOS, **settings_)
-        assert [h.ids for h in found] == [ids for ids, _ in expected]
-        for hypothesis, (_, score) in zip(found, expected, strict=True):
-            assert hypothesis.score == pytest.approx(score, abs=1e-6)
-            assert sum(hypothesis.token_log_probs) == pytest.approx(hypothesis.log_prob)
-    assert [h.finished for h in found] == [True, settings_["max_new_tokens"] == 10]
-
-
 searches = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 10**6),
@@ -360,15 +327,6 @@ def test_forced_prefix_comes_first_and_counts(seed: int, forced: list[int]) -> N
     assert greedy.ids[: len(forced)] == forced
 
 
-def test_forced_sequence_with_eos_is_scored() -> None:
-    row = random_rows(5, 4)
-    [[found]] = beam_search(
-        from_rows(row), [[]], beam_size=3, eos_id=EOS, max_new_tokens=9, forced_prefix=[[3, 1, EOS]]
-    )
-    assert (found.ids, found.finished) == ([3, 1, EOS], True)
-    assert found.token_log_probs == pytest.approx(parts_of(row, (), (3, 1, EOS)))
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 30),
@@ -433,17 +391,6 @@ def test_scores_are_those_under_the_rules(seed: int) -> None:
 
 
 # --- Ends, limits and bad input -----------------------------------------------------------------
-
-
-def test_what_the_limit_cuts_says_so() -> None:
-    endless = from_rows(lambda _prefix: [math.log(0.01), math.log(0.99)])
-    [[found]] = beam_search(endless, [[]], beam_size=1, eos_id=EOS, max_new_tokens=5)
-    assert (found.ids, found.finished) == ([1] * 5, False)
-    [[found]] = beam_search(endless, [[]], beam_size=1, eos_id=EOS, max_new_tokens=5,
-                            min_new_tokens=5, force_eos=True)  # fmt: skip
-    assert (found.ids, found.finished) == ([1] * 4 + [EOS], False)
-    [[found]] = greedy_search(endless, [[]], eos_id=EOS, max_new_tokens=5)
-    assert (found.ids, found.finished) == ([1] * 5, False)
 
 
 @pytest.mark.parametrize("stop", ["optimal", "beam_full"])

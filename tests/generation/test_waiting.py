@@ -8,38 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.generation import beam_search, sample
 from heedful.generation.rules import sampling_rules
 from tables import Remembered
+from waits import Waits
 
-# Operators that give the host a number, or a tensor whose size depends on the numbers.
-WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique", "equal")
 EOS, SIZE = 0, 30
 RULES: dict[str, Any] = {
     "repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1,
     "no_repeat_ngram_size": 2, "banned": [3, [4, 5]], "forced": {2: 7}, "top_k": 9, "top_p": 0.9,
     "temperature": 0.8, "min_p": 0.01, "typical_p": 0.95,
 }  # fmt: skip
-
-
-class Waits(TorchDispatchMode):
-    """Counts what waits, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = function.overloadpacket.__name__
-        if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
-            name = "nonzero"
-        if name.startswith(WAITING):
-            self.seen[name] += 1
-        return function(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+from torch import nn
 
 from heedful import plugins
 from heedful.data.hf_tokenizers import read_tokenizer, write_tokenizer
@@ -11,12 +16,10 @@ from heedful.errors import UserError
 from heedful.export.generation_ids import generation_to_hf, read_generation_ids, read_options
 from heedful.export.hf_directory import (
     HfDirectory,
-    check_replaceable,
     read_hf_directory,
     write_hf_directory,
 )
-from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
-from heedful.files import read_json, write_directory, write_json
+from heedful.files import MODEL_FILES, check_new, parse_json, read_json, write_directory, write_json
 from heedful.inference import (
     AnyModel,
     Classifier,
@@ -30,9 +33,10 @@ from heedful.inference import (
     kind_of,
     open_net,
 )
-from heedful.inference.model import CONFIG, SIDES
-from heedful.zoo.hf import labels_to_hf
-from heedful.zoo.saved import WEIGHTS
+from heedful.zoo import architecture
+from heedful.zoo.hf import config_keys_from_hf, config_to_hf, labels_to_hf
+from heedful.zoo.names import from_hf, to_hf
+from heedful.zoo.saved import make_config, undrawn_net
 
 Say = Callable[[str], None]
 
@@ -43,7 +47,6 @@ _TASKS: dict[type[SavedModel], str] = {
     Classifier: "classification",
     Embedder: "embedding",
 }
-_OWN_FILES = {CONFIG, WEIGHTS, "tokenizer.json", *(f"tokenizer.{side}.json" for side in SIDES)}
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SIDES = {"src": "source", "tgt": "target"}
 
@@ -52,6 +55,7 @@ def import_hf(
     directory: str | Path,
     out: str | Path,
     *,
+    overwrite: bool = False,
     say: Say = lambda line: None,
     **config_keys: object,
 ) -> AnyModel:
@@ -61,6 +65,7 @@ def import_hf(
     unpickled and nothing of the directory is run. `out` is there whole or not at all.
 
     Args:
+        overwrite: a model directory at `out` is replaced.
         say: told what was passed over, and what the directory lacks.
         config_keys: keys of our Config that win over the directory's, such as head="classify".
 
@@ -68,22 +73,36 @@ def import_hf(
         UserError: no model in that format; a model type, setting or tokenizer that is not built
             here; a tensor too many, too few or of the wrong shape; `out` holds something else.
     """
-    directory, out = Path(directory), Path(out).resolve()
-    check_replaceable(out, _OWN_FILES, "heedful")
-    found = read_hf_directory(directory)
-    made = net_from_hf(found, str(directory), **config_keys)
-    kind = kind_of(made.net)
-    src, tgt = _read_tokenizers(directory, kind)
-    card, notices = _card(found, made, kind, tgt, directory)
-    model = open_net(made.net, made.config, card, src, tgt)
-    notices = [*made.notices, *notices, *_doubts(model, directory)]
+    directory, out = Path(directory), Path(out)
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=directory)
+    try:
+        found = read_hf_directory(directory)
+        made = net_from_hf(found, str(directory), **config_keys)
+        kind = kind_of(made.net)
+        src, tgt = _read_tokenizers(directory, kind)
+        card, notices = _card(found, made, kind, tgt, directory)
+        model = open_net(made.net, made.config, card, src, tgt)
+        notices = [*made.notices, *notices, *_doubts(model, directory)]
+    except UserError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise UserError(
+            f"{directory}: a value of its JSON files is of no kind that it may have "
+            f"({type(error).__name__}: {error}); it is damaged, or of a format that is not known"
+        ) from error
     write_directory(out, model.save)
     for notice in notices:
         say(notice)
     return model
 
 
-def export_hf(model: AnyModel, out: str | Path, *, say: Say = lambda line: None) -> None:
+def export_hf(
+    model: AnyModel,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    say: Say = lambda line: None,
+) -> None:
     """Write a directory that `transformers` opens with its Auto classes, with no code of ours.
 
     It holds `config.json` with ids and labels, `generation_config.json` for a model that writes,
@@ -91,10 +110,12 @@ def export_hf(model: AnyModel, out: str | Path, *, say: Say = lambda line: None)
 
     Raises:
         UserError: an architecture or a choice that the format has no place for; `out` holds
-            something else.
+            something else (`overwrite`: than a model, which is replaced).
     """
     card = model.card
-    content, tensors = net_to_hf(card.architecture, model.config, model.net)
+    check_new(Path(out), overwrite=overwrite, owns=MODEL_FILES)
+    net = model.net  # which brings its Config where it is yet to be opened
+    content, tensors = net_to_hf(card.architecture, model.config, net)
     if isinstance(model, Classifier):
         content |= labels_to_hf(model.labels)
     ids, generation = generation_to_hf(model)
@@ -121,6 +142,67 @@ def export_hf(model: AnyModel, out: str | Path, *, say: Say = lambda line: None)
             "the directory's own tokenizer is that of the source; that of the target is in "
             "tokenizer_target/, because transformers has one a directory"
         )
+
+
+class ImportedNet(NamedTuple):
+    """A net of theirs as one of ours, and what is to be said of it."""
+
+    architecture: str
+    config: Any
+    net: nn.Module
+    notices: list[str]
+
+
+def architecture_of(model_type: str, where: str) -> str:
+    """The name of the architecture, also a plugin's, that a model type is; raises UserError."""
+    names = plugins.architecture.names()
+    formats = {name: getattr(architecture(name), "HF", None) for name in names}
+    known = {format.model_type: name for name, format in formats.items() if format is not None}
+    if model_type not in known:
+        raise UserError(
+            f"{where}: the model type {model_type} is not known here; "
+            f"known: {', '.join(sorted(known))}"
+        )
+    return known[model_type]
+
+
+def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedNet:
+    """Build and fill the net of a directory; `keys` of our Config win over its own.
+
+    Raises:
+        UserError: an unknown model type, a setting that we do not build, a tensor too many, too few
+            or of the wrong shape.
+    """
+    name = architecture_of(str(directory.config["model_type"]), where)
+    module = architecture(name)
+    found = config_keys_from_hf(module.HF, directory.config, where)
+    config = make_config(name, found | keys, where)
+    net = undrawn_net(name, config, directory.tensors, where)
+
+    def drawn() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            built: nn.Module = module.build(config)
+        return built
+
+    notices = from_hf(net, directory.tensors, module.hf_names(config), where, drawn)
+    return ImportedNet(name, config, net.eval(), notices)
+
+
+def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Their `config.json` and tensors; raises UserError where they have no place for ours.
+
+    An architecture that is another one by some of its settings says so by `written_as`.
+    """
+    module = architecture(name)
+    if hasattr(module, "written_as"):
+        name, config = module.written_as(config)
+        module = architecture(name)
+    if not hasattr(module, "HF"):
+        raise UserError(
+            f"a model of the architecture {name} has no counterpart in the Hugging Face format; "
+            "train marian, bart or t5 to export a translator"
+        )
+    return config_to_hf(module.HF, config), to_hf(net, module.hf_names(config))
 
 
 def _read_tokenizers(
@@ -203,6 +285,8 @@ def _doubts(model: AnyModel, directory: Path) -> list[str]:
 
 def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
     """Add to the tokenizer's files what only the model knows: its length, languages, and types."""
+    if isinstance(model, Translator):
+        _end_sources(directory, model)
     path = directory / _TOKENIZER_CONFIG
     settings = read_json(path)
     settings["model_max_length"] = model.config.max_length
@@ -217,6 +301,29 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
         _type_second(content["post_processor"])
         write_json(directory / "tokenizer.json", content)
     write_json(path, settings)
+
+
+def _end_sources(directory: Path, model: Translator) -> None:
+    """Let the tokenizers end a text as the model was trained to read it, by the end mark."""
+    for tokenizer in (model.src_tokenizer, model.tgt_tokenizer):
+        end = tokenizer.eos_id
+        if tokenizer.suffix_ids[-1:] == (end,):
+            continue
+        ids = [*tokenizer.prefix_ids, end]
+        before = tokenizer.tokens(tokenizer.prefix_ids)
+        [after] = tokenizer.tokens([end])
+        content = processors.TemplateProcessing(
+            single=[*before, "$A", after],
+            pair=[*before, "$A", "$B", after],
+            special_tokens=list(zip([*before, after], ids, strict=True)),
+        )
+        side = "source" if tokenizer is model.src_tokenizer else "target"
+        for folder in (directory, directory / f"tokenizer_{side}"):
+            path = folder / "tokenizer.json"
+            if path.is_file() and (side == "source" or folder != directory):
+                backend = Backend.from_file(str(path))
+                backend.post_processor = content
+                write_json(path, parse_json(backend.to_str(), str(path)))
 
 
 def _type_second(processor: dict[str, Any]) -> None:

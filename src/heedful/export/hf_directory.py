@@ -1,7 +1,7 @@
 """A model directory in the Hugging Face format: JSON and safetensors, read and written."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,24 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.files import plain_name, read_json, write_directory, write_json
+from heedful.files import plain_name, read_object, write_directory, write_json
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 INDEX = "model.safetensors.index.json"
-
-# What a directory of a model and its tokenizers may hold, and no other model's files.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "source.spm",
-    "target.spm",
-    "vocab.json",
-    "target_vocab.json",
-    "tokenizer_source",
-    "tokenizer_target",
-)
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 OTHER_FRAMEWORKS = {".h5": "from_tf", ".msgpack": "from_flax"}
@@ -59,12 +47,12 @@ def read_hf_directory(path: Path) -> HfDirectory:
         raise UserError(f"{path} is no directory; name one that holds a {CONFIG} and a {WEIGHTS}")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} holds no {CONFIG}: it is no model in the Hugging Face format")
-    config = _read_object(path / CONFIG)
+    config = read_object(path / CONFIG)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise UserError(f"{path / CONFIG} has no model_type, which says what the model is")
     generation = path / GENERATION_CONFIG
-    generation_config = _read_object(generation) if generation.is_file() else {}
+    generation_config = read_object(generation) if generation.is_file() else {}
     if (path / WEIGHTS).is_file():
         tensors = load_tensors(path / WEIGHTS)
     elif (path / INDEX).is_file():
@@ -83,19 +71,15 @@ def write_hf_directory(
 ) -> None:
     """Write a directory that `transformers` can open, whole or not at all.
 
-    An earlier one of the same files at `path` is replaced. No two of `tensors` may overlap in
-    memory.
+    No two of `tensors` may overlap in memory.
 
     Args:
         write_text: writes the tokenizers' files into the directory that it is given.
 
     Raises:
-        UserError: `path` is a file, or a directory with anything else in it; no room, or no
-            permission.
+        UserError: no room, or no permission.
     """
     assert config.get("model_type"), "a config.json needs a model_type"
-    path = path.resolve()  # a new directory takes this place: a link to it stays a link
-    check_replaceable(path, {CONFIG, GENERATION_CONFIG, WEIGHTS, *TOKENIZER_FILES}, "model_type")
 
     def fill(directory: Path) -> None:
         write_text(directory)
@@ -108,38 +92,9 @@ def write_hf_directory(
     write_directory(path, fill)
 
 
-def check_replaceable(path: Path, names: Collection[str], key: str) -> None:
-    """Refuse to write a directory where there is more than an earlier one of its kind.
-
-    Args:
-        names: all that such a directory may hold.
-        key: what its `config.json` says and that of another kind does not.
-
-    Raises:
-        UserError: `path` is a file, holds anything else, or a model in another format.
-    """
-    if path.exists() and not path.is_dir():
-        raise UserError(f"cannot write {path}: there is a file of that name; name another place")
-    entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    others = entries - set(names)
-    if CONFIG in entries and not others and key not in read_json(path / CONFIG):
-        others = {f"a model in another format ({CONFIG})"}
-    if others:
-        raise UserError(
-            f"{path} is not empty: it holds {min(others)}; name a new or an empty directory"
-        )
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
-
-
 def _read_shards(path: Path) -> dict[str, Tensor]:
     """All that is in the shards which the index names: files beside it."""
-    places = _read_object(path / INDEX).get("weight_map")
+    places = read_object(path / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise UserError(f"{path / INDEX} has no weight_map from tensors to files")
     tensors: dict[str, Tensor] = {}

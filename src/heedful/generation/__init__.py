@@ -3,9 +3,14 @@
 Rules are in `heedful.generation.rules`, speculative decoding in `heedful.generation.speculative`.
 """
 
-from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.sampling import sample, sample_steps
-from heedful.generation.search import beam_search, greedy_search
+from typing import TYPE_CHECKING
+
+from heedful.lazy import lazily
+
+if TYPE_CHECKING:
+    from heedful.generation.hypotheses import Hypothesis, LengthScore
+    from heedful.generation.sampling import sample, sample_steps
+    from heedful.generation.search import beam_search, greedy_search
 
 __all__ = [
     "Hypothesis",
@@ -15,3 +20,9 @@ __all__ = [
     "sample",
     "sample_steps",
 ]
+__getattr__ = lazily(
+    __name__,
+    dict.fromkeys(("Hypothesis", "LengthScore"), "heedful.generation.hypotheses")
+    | dict.fromkeys(("sample", "sample_steps"), "heedful.generation.sampling")
+    | dict.fromkeys(("beam_search", "greedy_search"), "heedful.generation.search"),
+)

@@ -2,10 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-from jaxtyping import Float
-from torch import Tensor
+from typing import Any, Literal, get_args
 
 from heedful.errors import UserError
 
@@ -49,8 +46,8 @@ class LengthScore:
         if not math.isfinite(self.length_penalty):
             raise UserError(f"length_penalty must be a finite number, not {self.length_penalty}")
 
-    def __call__(self, log_prob: Float[Tensor, "*shape"], length: int) -> Float[Tensor, "*shape"]:
-        """The score of hypotheses of one length. A length of 0 counts as 1."""
+    def __call__(self, log_prob: Any, length: int) -> Any:
+        """The score of hypotheses of one length, in any shape. A length of 0 counts as 1."""
         return log_prob / self.divisor(length)
 
     def divisor(self, length: int) -> float:

@@ -10,7 +10,6 @@ mass on one token.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,6 +22,8 @@ from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.request import StopFunction, read_request
 from heedful.generation.rules import Context, apply_rules
 from heedful.generation.state import check_largest
+
+_LONGEST_MATCH = 3  # tokens that a lookup compares at most
 
 
 @runtime_checkable
@@ -49,29 +50,6 @@ class Draft(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class SpeculativeResult(Hypothesis):
-    """One output. Its log-probabilities are the target's, before any rule; the score is their mean.
-
-    `num_target_calls` counts calls of the target, the one for the prompt included, `num_proposed`
-    the draft's tokens and `num_accepted` those of them that the output holds.
-    """
-
-    num_target_calls: int
-    num_proposed: int
-    num_accepted: int
-
-
-def speculative_decode(
-    target: Scorer, draft: Draft, prompt: Sequence[int], **options: Any
-) -> SpeculativeResult:
-    """Go on from a prompt as the target would alone; options are those of `Speculation`."""
-    speculation = Speculation(target, draft, prompt, **options)
-    for _ in speculation:
-        pass
-    return speculation.result()
-
-
 class Speculation:
     """The output so far, and how it grows by one call of the target.
 
@@ -79,6 +57,8 @@ class Speculation:
     that met a dead end. The first call reads the prompt and gives one token; each later one reads
     up to `num_draft_tokens` proposals and gives those it accepts and one token more. The target is
     rewound to nothing first, and never holds more than `len(prompt) + max_new_tokens - 1` tokens.
+    `num_target_calls` counts its calls, the one for the prompt included, `num_proposed` the draft's
+    tokens and `num_accepted` those of them that the output holds.
 
     Args:
         target: whose greedy continuation or samples are wanted.
@@ -111,13 +91,13 @@ class Speculation:
             raise UserError(f"the prompt holds {min(prompt)}, which is no token id")
         if seed is not None and seed < 0:
             raise UserError(f"seed must be 0 or more, not {seed}")
-        self._target, self._draft = _Reader(target, "the target"), draft
+        self._target, self._draft = Reader(target, "the target"), draft
         self._prompt, self._longest = list(map(int, prompt)), self._request.longest[0]
         self._num_draft_tokens, self._stop = num_draft_tokens, stop
         self._greedy, self._uniform = seed is None, random.Random(seed or 0).random
         self._memories: tuple[dict[object, Tensor], ...] = ({}, {})  # of target and draft
         self._vocab_size: int | None = None
-        self._counts = [0, 0, 0]  # as in the result
+        self.num_target_calls = self.num_proposed = self.num_accepted = 0
         self.ids: list[int] = []
         self.token_log_probs: list[float] = []
         self.ended = self.finished = False
@@ -129,26 +109,30 @@ class Speculation:
                 self._round()
             yield self.ids[before:]
 
-    def result(self) -> SpeculativeResult:
-        """What there is by now."""
-        found = LengthScore().hypothesis(self.ids, self.token_log_probs, self.finished)
-        return SpeculativeResult(*vars(found).values(), *self._counts)
+    def result(self) -> Hypothesis:
+        """What there is by now; log-probabilities are the target's, before any rule."""
+        return LengthScore().hypothesis(self.ids, self.token_log_probs, self.finished)
 
     def _round(self) -> None:
         """Propose, call the target once, and add what it accepts and one token of its own."""
         proposals = self._propose()
         drafted = [token for token, _ in proposals]
         rows = self._target.log_probs(self._prompt + self.ids + drafted, len(drafted) + 1)
-        self._counts[0] += 1
-        self._counts[1] += len(proposals)
-        if self._vocab_size is None:
-            self._vocab_size = self._read_vocab_size(rows)
+        self.num_target_calls += 1
+        self.num_proposed += len(proposals)
+        largest = max(*self._prompt, self._request.largest_id)
+        self._vocab_size = rows.shape[1]
+        if largest >= self._vocab_size:
+            raise UserError(
+                f"token id {largest} (prompt, EOS or forced) is outside the vocabulary: "
+                f"the target gives {self._vocab_size} log-probabilities"
+            )
         for row, proposal in zip(rows, [*proposals, None], strict=True):
             ruled = self._ruled(row, self.ids, 0)
-            largest = ruled.max().item()  # NaN where any is NaN
-            if math.isnan(largest):
+            best = ruled.max().item()  # NaN where any is NaN
+            if math.isnan(best):
                 raise UserError(f"a rule gave NaN at step {len(self.ids) + 1}")
-            if largest == -math.inf:
+            if best == -math.inf:
                 self.ended = True
                 return
             probs = self._probs(ruled)
@@ -156,7 +140,7 @@ class Speculation:
                 token, accepted = draw(probs, self._uniform()), False
             else:
                 token, accepted = verify(*proposal, probs, self._uniform)
-            self._counts[2] += accepted
+            self.num_accepted += accepted
             self.ids.append(token)
             self.token_log_probs.append(row[token].item())
             end = self._request.end(0, self.ids, self._stop)
@@ -212,61 +196,40 @@ class Speculation:
             return one_hot(row.argmax().cpu(), len(row)).double()
         return row.cpu().double().softmax(dim=0)
 
-    def _read_vocab_size(self, rows: Float[Tensor, "t V"]) -> int:
-        """The size of the vocabulary, which must hold every id that is known."""
-        size, largest = rows.shape[1], max(*self._prompt, self._request.largest_id)
-        if largest >= size:
-            raise UserError(
-                f"token id {largest} (prompt, EOS or forced) is outside the vocabulary: "
-                f"the target gives {size} log-probabilities"
-            )
-        return size
 
-
-@dataclass(frozen=True)
 class PromptLookup:
     """A draft without a model: what followed the same last tokens earlier in prompt and output.
 
-    Of the earlier places the one that agrees with the most last tokens counts, up to `max_ngram`
-    of them, and of equals the latest; nothing is proposed where fewer than `min_ngram` agree. All
-    mass is on that one token. It pays where the output repeats the input, as in editing and
-    summaries (Saxena 2023, "Prompt Lookup Decoding").
+    Of the earlier places the one that agrees with the most last tokens counts, up to three, and of
+    equals the latest. All mass is on that one token. It pays where the output repeats the input, as
+    in editing and summaries (Saxena 2023, "Prompt Lookup Decoding").
     """
-
-    max_ngram: int = 3
-    min_ngram: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_ngram <= self.max_ngram:
-            raise UserError(
-                f"min_ngram must be from 1 to max_ngram = {self.max_ngram}, not {self.min_ngram}"
-            )
 
     def next_log_probs(self, ids: Sequence[int], vocab_size: int) -> Float[Tensor, "V"] | None:
         """Log-probability 0 for the token that followed, -inf for the others."""
-        token = self.follower(ids)
-        if token is None:
-            return None
-        return torch.full((vocab_size,), -torch.inf).index_fill(0, torch.tensor(token), 0.0)
-
-    def follower(self, ids: Sequence[int]) -> int | None:
-        """The token after the best earlier match of the last tokens of `ids`, if there is one."""
-        best, token = self.min_ngram - 1, None
+        best, token = 0, -1
         for end in range(len(ids) - 2, -1, -1):  # a match ends here, and ids[end + 1] follows it
             agreeing = 0
-            while agreeing < min(self.max_ngram, end + 1) and (
+            while agreeing < min(_LONGEST_MATCH, end + 1) and (
                 ids[end - agreeing] == ids[-1 - agreeing]
             ):
                 agreeing += 1
             if agreeing > best:
                 best, token = agreeing, ids[end + 1]
-            if best == self.max_ngram:
+            if best == _LONGEST_MATCH:
                 break
-        return token
+        if not best:
+            return None
+        return torch.full((vocab_size,), -torch.inf).index_fill(0, torch.tensor(token), 0.0)
 
 
-class _Reader:
-    """A scorer together with the tokens it holds, so that it is fed only what is new."""
+class Reader:
+    """A scorer together with the tokens it holds, so that it is fed only what is new.
+
+    As a draft it is a smaller language model. The scorer belongs to it: it is rewound to nothing
+    now, and to what is still right after each rejection. As a draft it never holds more than
+    `len(prompt) + max_new_tokens - 2` tokens.
+    """
 
     def __init__(self, scorer: Scorer, name: str = "the draft") -> None:
         scorer.rewind(0)
@@ -293,16 +256,8 @@ class _Reader:
         check_largest(rows.amax().item(), len(ids), self._name)
         return rows
 
-
-class DraftModel(_Reader):
-    """A smaller language model as a draft, with its own memory.
-
-    The scorer belongs to the draft: it is rewound to nothing now, and to what is still right after
-    each rejection. It never holds more than `len(prompt) + max_new_tokens - 2` tokens.
-    """
-
     def next_log_probs(self, ids: Sequence[int], vocab_size: int) -> Float[Tensor, "V"]:
-        """The model's log-probabilities of the token after `ids`."""
+        """Log-probabilities of the token after `ids`."""
         return self.log_probs(list(ids), 1)[0]
 
 

@@ -1,13 +1,11 @@
 """Encoders opened for use: filling in masked words, naming a text's class, embedding texts."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from heedful.data.encoding import cut_pair
 from heedful.errors import UserError
@@ -84,7 +82,9 @@ class MaskedLanguageModel(Encoder):
         """What stands for a masked word in a text."""
         return self.tokenizer.tokens([self._mask_id()])[0]
 
-    def fill(self, text: str, *, top_k: int = 5) -> list[list[Filling]]:
+    def fill(
+        self, text: str, *, top_k: int = 5, too_long: TooLong = "error"
+    ) -> list[list[Filling]]:
         """The `top_k` likeliest tokens for each masked place, in the text's order.
 
         Masks are written `<mask>` or `[MASK]`. Each place is filled with the others still masked.
@@ -95,23 +95,20 @@ class MaskedLanguageModel(Encoder):
         if top_k < 1:
             raise UserError(f"top_k must be at least 1, not {top_k}")
         ids = self._masked_ids(text)
+        self.check_lengths([ids], "text", too_long)
         mask_id = self._mask_id()
         places = [place for place, token in enumerate(ids) if token == mask_id]
         if not places:
             raise UserError(f"the text holds no {self.mask_token}: say which word is to be filled")
-        self.check_lengths([ids], "text", "error")
-        self.net.eval()
-        with torch.inference_mode():
-            batch, lengths = self.batch([ids])
-            logits: Tensor = self.net(batch, lengths)[0].float()
-            logits[:, sorted(self.tokenizer.special_ids)] = -math.inf
-            found = logits[places].softmax(-1).topk(min(top_k, logits.size(-1)))
+        [logits] = self.reader("logits").logits([ids])
+        logits[:, sorted(self.tokenizer.special_ids)] = -np.inf
+        chances = _softmax(logits[places])
+        best = np.argsort(-chances, axis=-1, kind="stable")[:, :top_k]
         fillings = []
-        for place, *candidates in zip(
-            places, found.values.tolist(), found.indices.tolist(), strict=True
-        ):
+        for place, of_place, tokens in zip(places, chances, best.tolist(), strict=True):
             row = []
-            for chance, token in zip(*candidates, strict=True):
+            for token in tokens:
+                chance = float(of_place[token])
                 text = self._shown([*ids[:place], token, *ids[place + 1 :]])
                 row.append(Filling(self.tokenizer.decode([token]).strip(), chance, text, token))
             fillings.append(row)
@@ -119,6 +116,7 @@ class MaskedLanguageModel(Encoder):
 
     def _masked_ids(self, text: str) -> list[int]:
         """Ids of a text with masks; the pieces between masks are encoded on their own."""
+        text = text.replace("\0", " ")
         for name in (*MASK_NAMES, self.mask_token):
             text = text.replace(name, "\0")
         ids: list[int] = []
@@ -156,7 +154,7 @@ class Classifier(Encoder):
     def classify(self, texts: Texts, **options: Any) -> list[Classification]:
         """The likeliest class of each text, with the probabilities of all; see `class_logits`."""
         found = []
-        for row in self.class_logits(texts, **options).softmax(-1):
+        for row in _softmax(self.class_logits(texts, **options)):
             chances = dict(zip(self.labels, row.tolist(), strict=True))
             label = self.labels[int(row.argmax())]
             found.append(Classification(label, chances[label], chances))
@@ -168,9 +166,9 @@ class Classifier(Encoder):
         *,
         pairs: Sequence[str] | None = None,
         too_long: TooLong = "truncate",
-        batch_tokens: int = 8_192,
+        batch_tokens: int | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Float[Tensor, "N C"]:
+    ) -> Float[np.ndarray, "N C"]:
         """What the head says of each text, in order.
 
         Args:
@@ -181,15 +179,11 @@ class Classifier(Encoder):
         for number, row in enumerate(rows, 1):
             if not row:
                 raise UserError(f"text {number} is empty")
-        table = self.net.embedding.types
+        runner = self.reader("logits")
 
-        def logits(chosen: list[int], ids: Tensor, lengths: Tensor) -> Tensor:
-            kinds = None
-            if types is not None and table is not None:
-                last = table.num_embeddings - 1  # RoBERTa has one type alone.
-                kinds = self.batch([types[row] for row in chosen])[0].clamp(max=last)
-            found: Tensor = self.net(ids, lengths, types=kinds)
-            return found
+        def logits(chosen: list[int]) -> list[np.ndarray]:
+            kinds = None if types is None else [types[row] for row in chosen]
+            return runner.logits([rows[row] for row in chosen], kinds)
 
         return self.in_batches(rows, len(self.labels), logits, batch_tokens, progress)
 
@@ -198,3 +192,8 @@ class Embedder(Encoder):
     """Gives the states of a text: `embed`, and `net` for one vector a token."""
 
     kind = "embedder"
+
+
+def _softmax(logits: Float[np.ndarray, "N V"]) -> Float[np.ndarray, "N V"]:
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)

@@ -1,24 +1,21 @@
 """What all saved models share: a net, its tokenizers, its card, and how they are written."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 import heedful
 from heedful.data.tokenizer import Tokenizer
+from heedful.engines.engine import Engine, Settings
+from heedful.engines.shortlist import Shortlist
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.inference.card import ModelCard
-from heedful.options import TooLong
-from heedful.parts.tokens import Tokens
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import WEIGHTS, save_tensors
+from heedful.options import USUAL, TooLong
 
 CONFIG = "config.json"
 SIDES = ("src", "tgt")
@@ -26,27 +23,65 @@ Pooling = Literal["mean", "first", "last"]
 Texts = Sequence[str] | Sequence[Sequence[int]]
 
 
-@dataclass(eq=False, repr=False)
 class SavedModel:
     """A net with its tokenizers, opened for use.
 
+    Args:
+        net: the bare module; None where it is yet to be opened.
+        engine: what runs the model in place of the net, where it can.
+        open_net: gives the net and its Config, called when something needs torch.
+
     Attributes:
-        net: the bare module.
         config: its architecture's frozen Config.
         card: what it is for.
         src_tokenizer, tgt_tokenizer: the same one where there is one side; None where the model
             came without.
+        shortlist: the target tokens that a source can become; None: all.
+        threads: that torch runs the net with; None: by the size of the work.
         num_truncated: texts cut to the net's length so far, where that was asked for.
     """
 
     kind: ClassVar[str] = "model"
 
-    net: Any
-    config: Any
-    card: ModelCard
-    _src_tokenizer: Tokenizer | None
-    _tgt_tokenizer: Tokenizer | None
-    num_truncated: int = field(default=0, init=False)
+    def __init__(
+        self,
+        net: Any,
+        config: Any,
+        card: ModelCard,
+        src_tokenizer: Tokenizer | None,
+        tgt_tokenizer: Tokenizer | None,
+        engine: Engine | None = None,
+        open_net: Callable[[], tuple[Any, Any]] | None = None,
+    ) -> None:
+        self._net = net
+        self.config = config
+        self.card = card
+        self._src_tokenizer = src_tokenizer
+        self._tgt_tokenizer = tgt_tokenizer
+        self.engine = engine
+        self._open_net = open_net
+        self.shortlist: Shortlist | None = None
+        self.threads: int | None = None
+        self.num_truncated = 0
+
+    @property
+    def net(self) -> Any:
+        """The bare module."""
+        if self._net is None and self._open_net is not None:
+            self._net, self.config = self._open_net()
+        return self._net
+
+    @net.setter
+    def net(self, net: Any) -> None:
+        self._net = net
+
+    @property
+    def eager(self) -> Any:
+        """The net itself as an engine (`heedful.engines.eager.Eager`)."""
+        from heedful.engines.eager import Eager
+
+        settings = Settings(self.threads)
+        return Eager(self.net, self.config.max_length, self.shortlist, settings)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -68,15 +103,31 @@ class SavedModel:
         """The tokenizer of a model of one side."""
         return self.src_tokenizer
 
+    def reader(self, what: Literal["states", "logits"]) -> Engine:
+        """What gives the states or logits of texts: the engine where it can, or the net itself."""
+        return self.engine if self.engine and what in self.engine.reads else self.eager
+
     @property
-    def device(self) -> torch.device:
-        """Where the net is."""
-        device: torch.device = next(self.net.parameters()).device
-        return device
+    def device(self) -> Any:
+        """Where the net is, as a `torch.device`."""
+        return self.eager.device
 
     def embed(
-        self, texts: Texts, *, pooling: Pooling = "mean", batch_tokens: int = 8_192
-    ) -> Float[Tensor, "N D"]:
+        self, texts: Texts, *, pooling: Pooling = "mean", batch_tokens: int | None = None
+    ) -> Any:
+        """One vector for each text, a tensor (N, D); see `vectors`."""
+        import torch
+
+        return torch.from_numpy(self.vectors(texts, pooling=pooling, batch_tokens=batch_tokens))
+
+    def vectors(
+        self,
+        texts: Texts,
+        *,
+        pooling: Pooling = "mean",
+        too_long: TooLong = "error",
+        batch_tokens: int | None = None,
+    ) -> Float[np.ndarray, "N D"]:
         """One vector for each text: the mean of its tokens' states, or its first or last.
 
         Special tokens that the model expects around a text count as its tokens. Results do not
@@ -87,30 +138,30 @@ class SavedModel:
         """
         if pooling not in ("mean", "first", "last"):
             raise UserError(f"pooling must be mean, first or last, not {pooling!r}")
-        rows = self.encode(texts)
+        rows = self.encode(texts, too_long=too_long)
+        runner = self.reader("states")
 
-        def vectors(_: list[int], ids: Tensor, lengths: Tensor) -> Tensor:
-            return _pooled(self.states(ids, lengths), lengths, pooling)
+        def pooled(chosen: list[int]) -> list[np.ndarray]:
+            states = runner.states([rows[row] for row in chosen])
+            return [_pooled(of_row, pooling) for of_row in states]
 
-        return self.in_batches(rows, self.config.d_model, vectors, batch_tokens)
+        return self.in_batches(rows, self.config.d_model, pooled, batch_tokens)
 
     def in_batches(
         self,
         rows: list[list[int]],
         width: int,
-        answers: Callable[[list[int], Tensor, Tensor], Float[Tensor, "B D"]],
-        batch_tokens: int,
+        answers: Callable[[list[int]], list[np.ndarray]],
+        batch_tokens: int | None,
         progress: Callable[[int], None] | None = None,
-    ) -> Float[Tensor, "N D"]:
-        """What `answers(numbers of the rows, ids, lengths)` gives for each row, on the CPU."""
-        found = torch.zeros(len(rows), width)
-        self.net.eval()
-        with torch.inference_mode():
-            for chosen in by_length(rows, batch_tokens):
-                ids, lengths = self.batch([rows[row] for row in chosen])
-                found[chosen] = answers(chosen, ids, lengths).float().cpu()
-                if progress is not None:
-                    progress(len(chosen))
+    ) -> Float[np.ndarray, "N D"]:
+        """What `answers(numbers of rows)` gives for each row."""
+        found = np.zeros((len(rows), width), np.float32)
+        measured = self.engine and self.engine.settings.batch_tokens
+        for chosen in by_length(rows, batch_tokens or measured or USUAL["batch_tokens"]):
+            found[chosen] = answers(chosen)
+            if progress is not None:
+                progress(len(chosen))
         return found
 
     def encode(self, texts: Texts, *, too_long: TooLong = "error") -> list[list[int]]:
@@ -152,22 +203,14 @@ class SavedModel:
             ids[longest - len(suffix) :] = suffix
             self.num_truncated += 1
 
-    def batch(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Rows as ids padded on the right and their lengths, on the net's device."""
-        lengths = torch.tensor([len(ids) for ids in rows], device=self.device)
-        pad_id = self._src_tokenizer.pad_id if self._src_tokenizer is not None else 0
-        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-        return pad_sequence(ids, True, pad_id).to(self.device), lengths
-
-    def states(self, ids: Tensor, lengths: Tensor) -> Float[Tensor, "B T D"]:
-        """The states that `embed` pools."""
-        states: Tensor = self.net.encode(Tokens.of(ids, lengths))
-        return states
-
     def save(self, directory: Path) -> None:
         """Write `config.json`, `model.safetensors` and the tokenizers; the weights come last."""
+        from heedful.zoo.names import weights_of
+        from heedful.zoo.saved import WEIGHTS, save_tensors
+
+        weights = weights_of(self.net)  # which opens the net, and so its Config
         save_description(self, directory)
-        save_tensors(directory / WEIGHTS, weights_of(self.net))
+        save_tensors(directory / WEIGHTS, weights)
 
     def _or_error(self, tokenizer: Tokenizer | None) -> Tokenizer:
         if tokenizer is None:
@@ -195,26 +238,6 @@ def save_description(model: SavedModel, directory: Path) -> None:
     write_json(directory / CONFIG, content)
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA, then MPS, then the CPU; anything else as torch names it."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"no device {name} here: {reason}; use auto or cpu") from None
-    return device
-
-
-def parameter_count(net: nn.Module) -> int:
-    """Parameters, those that are shared counted once."""
-    return sum(parameter.numel() for parameter in net.parameters())
-
-
 def by_length(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
     """Numbers of rows of similar length together, the longest first; empty rows are left out.
 
@@ -227,12 +250,7 @@ def by_length(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]
         order = order[count:]
 
 
-def _pooled(
-    states: Float[Tensor, "B T D"], lengths: Tensor, pooling: Pooling
-) -> Float[Tensor, "B D"]:
-    if pooling == "first":
-        return states[:, 0]
-    if pooling == "last":
-        return states[torch.arange(len(lengths), device=states.device), lengths - 1]
-    real = torch.arange(states.size(1), device=states.device) < lengths[:, None]
-    return (states * real[..., None]).sum(1) / lengths[:, None]
+def _pooled(states: Float[np.ndarray, "T D"], pooling: Pooling) -> Float[np.ndarray, "D"]:
+    if pooling == "mean":
+        return states.mean(0, dtype=np.float32)
+    return states[0 if pooling == "first" else -1]

@@ -1,86 +1,111 @@
 """Opening a model directory: which of the model kinds it is follows from its net."""
 
+import logging
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from types import SimpleNamespace
+from typing import Any, get_args
 
 from heedful import plugins
 from heedful.data.tokenizer import Tokenizer
+from heedful.engines.folder import Name, Precision, Use, open_engine, open_shortlist
 from heedful.errors import UserError
-from heedful.files import plain_name, read_json
+from heedful.files import plain_name, read_object
 from heedful.inference.card import ModelCard
 from heedful.inference.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.inference.language_model import LanguageModel
-from heedful.inference.model import CONFIG, SIDES, SavedModel, choose_device
+from heedful.inference.model import CONFIG, SIDES, SavedModel
 from heedful.inference.translator import Translator
-from heedful.models.decoder_only import DecoderOnly
-from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.zoo.names import set_weights
-from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, undrawn_net
 
 AnyModel = Translator | LanguageModel | MaskedLanguageModel | Classifier | Embedder
+KINDS: dict[str, type[AnyModel]] = {kind.__name__: kind for kind in get_args(AnyModel)}
 
 
-def load(path: str | Path, *, device: str = "auto") -> Any:
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    engine: Name | str = "auto",
+    precision: Precision | str = "auto",
+    threads: int | None = None,
+    use: Use = "latency",
+) -> Any:
     """Open a model directory: `config.json`, `model.safetensors` and tokenizer files.
 
     Gives a `Translator`, `LanguageModel`, `MaskedLanguageModel`, `Classifier` or `Embedder`, each
-    with the bare module as `net`.
+    with the bare module as `net`, which is opened when something needs it.
 
-    Raises UserError where it is none, is truncated, or was written by something else.
+    Args:
+        engine: what runs it; auto: what `heedful optimize` found best, where it holds here, and
+            else the net itself, which is `eager`.
+        precision: of the engine's form, or of the net (float32, bfloat16); auto: the best, or as
+            saved.
+        threads: cores of the engine's worker, or of torch; default: as measured, or by
+            the size of the work.
+        use: whether one text at a time is waited for (latency) or many (throughput).
+
+    Raises UserError where it is none, is truncated, or was written by something else; for an engine
+    or a form that is asked for by name and is not there or does not hold here.
     """
     directory = Path(path)
-    if not directory.is_dir():
-        problem = "is a file, not a model directory" if directory.exists() else "does not exist"
-        raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
-    content = read_json(directory / CONFIG)
-    if "model_type" in content and "heedful" not in content:
-        raise UserError(
-            f"{directory} is in the Hugging Face format: run `heedful import hf {directory} OUT` "
-            "and open OUT"
-        )
-    if isinstance(content, dict):
-        plugins.require(map(str, content.get("plugins", ())), str(directory))
+    content = _description(directory)
     try:
-        config = make_config(content["architecture"], content["model"], str(directory / CONFIG))
-        card = ModelCard.from_dict(content)
+        plugins.require(map(str, content.get("plugins", ())), str(directory))
+        card, keys = ModelCard.from_dict(content), SimpleNamespace(**content["model"])
         tokenizers: list[Tokenizer | None] = [
             Tokenizer.load(directory / plain_name(name, directory / CONFIG))
             for name in dict.fromkeys(_files(content))
         ]
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
-    weights = load_tensors(directory / WEIGHTS)
-    net = undrawn_net(card.architecture, config)
-    set_weights(net, weights, directory / WEIGHTS)
-    net.to(choose_device(device)).eval()
-    return open_net(net, config, card, *(tokenizers or [None]))
+    opened = open_engine(
+        directory,
+        engine=engine,
+        precision=precision,
+        threads=threads,
+        use=use,
+        device=device,
+        say=lambda line: logging.getLogger("heedful").warning(f"note: {line}"),
+    )
+    src, tgt = (tokenizers * 2)[:2] or (None, None)
+    shortlist = None
+    if src is not None and tgt is not None:
+        shortlist = open_shortlist(directory, src.vocab_size, tgt.vocab_size)
+    if opened is None:
+        model = _open_eager(directory, content, card, tokenizers, device, precision, threads)
+        model.shortlist = shortlist
+        return model
+    runs, name = opened
+
+    def open_net() -> tuple[Any, Any]:
+        from heedful.inference.nets import load_net
+
+        return load_net(directory, content, device)
+
+    model = KINDS[name](None, keys, card, src, tgt, engine=runs, open_net=open_net)
+    model.shortlist = shortlist
+    return model
 
 
-def open_net(
-    net: nn.Module,
-    config: Any,
+def _open_eager(
+    directory: Path,
+    content: dict[str, Any],
     card: ModelCard,
-    src_tokenizer: Tokenizer | None,
-    tgt_tokenizer: Tokenizer | None = None,
-) -> AnyModel:
-    """The model kind of a net; without a second tokenizer the first serves both sides."""
-    kind = kind_of(net)
-    return kind(net, config, card, src_tokenizer, tgt_tokenizer or src_tokenizer)
+    tokenizers: list[Tokenizer | None],
+    device: str,
+    precision: str,
+    threads: int | None,
+) -> Any:
+    """The net itself, in the type and with the threads that are asked for."""
+    import torch
 
+    from heedful.inference.nets import load_net, open_net
 
-def kind_of(net: nn.Module) -> type[AnyModel]:
-    """What a net is, from its family and its head."""
-    if isinstance(net, EncoderDecoder):
-        return Translator
-    if isinstance(net, DecoderOnly):
-        return LanguageModel
-    head = getattr(net, "head", None)
-    if isinstance(head, MaskedTokenHead):
-        return MaskedLanguageModel
-    return Classifier if isinstance(head, ClassificationHead) else Embedder
+    net, config = load_net(directory, content, device)
+    if precision != "auto":
+        net.to(getattr(torch, precision))
+    model = open_net(net, config, card, *(tokenizers or [None]))
+    model.threads = threads
+    return model
 
 
 def expect(model: SavedModel, kind: type[SavedModel], verb: str) -> None:
@@ -89,6 +114,20 @@ def expect(model: SavedModel, kind: type[SavedModel], verb: str) -> None:
         raise UserError(
             f"{verb} needs a {kind.kind}, but this model is a {model.kind} ({model.card.task})"
         )
+
+
+def _description(directory: Path) -> Any:
+    """What `config.json` says."""
+    if not directory.is_dir():
+        problem = "is a file, not a model directory" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
+    content = read_object(directory / CONFIG)
+    if "model_type" in content and "heedful" not in content:
+        raise UserError(
+            f"{directory} is in the Hugging Face format: run `heedful import hf {directory} OUT` "
+            "and open OUT"
+        )
+    return content
 
 
 def _files(content: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.parts.cache import Cache
+from heedful.parts.heads import OutputHead
 from heedful.parts.tokens import Tokens
 
 STEPS_AT_FIRST = 16  # new tokens that a cache has slots for before it grows
@@ -23,6 +24,7 @@ class Decoding:
             is gone on with from its last half alone, as often as need be; texts that may do so must
             be equally long, so that none depends on another.
         left_padding: tokens of each text that are padding on its left; default: none are.
+        listed: the tokens that each text may have; default: the whole vocabulary.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Decoding:
         *,
         longest: int,
         left_padding: Int[Tensor, "B"] | None = None,
+        listed: "Listed | None" = None,
     ) -> None:
         self.net = net
         self.cache = cache
@@ -39,6 +42,7 @@ class Decoding:
         self._filled = 0  # tokens that each row has, padding counted
         self._slots = 0  # that a text's rows have taken together, at most
         self._left_padding = left_padding
+        self._listed = listed
 
     def follow(self, parents: Int[Tensor, "B W"]) -> None:
         """Row w of sentence b goes on from its former row parents[b, w]."""
@@ -50,6 +54,8 @@ class Decoding:
         self.cache = self.cache.select(sentences)
         if self._left_padding is not None:
             self._left_padding = self._left_padding[sentences]
+        if self._listed is not None:
+            self._listed.select(sentences)
 
     def next_log_probs(
         self, prefixes: Int[Tensor, "N t"], state: "Decoding"
@@ -63,6 +69,8 @@ class Decoding:
             self.cache = self.net.start(texts, capacity=self.cache.capacity, beams=beams)
             self._filled, self._slots, self._left_padding = 0, 0, None
         states = self.net.decode(self._tokens(new), self.cache)[:, -1:]
+        if self._listed is not None:
+            return self._listed.log_probs(states[:, 0])
         return _log_softmax(self.net.head(states)[:, 0])
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
@@ -92,6 +100,32 @@ class Decoding:
         if begins:
             return Tokens(new, positions.clamp(min=0), positions >= 0)
         return Tokens(new, positions)
+
+
+class Listed:
+    """The tokens that each of B texts may have; others are as if the vocabulary had none of them.
+
+    Logits are formed of the U tokens that any of the texts may have.
+    """
+
+    def __init__(self, head: OutputHead, words: Sequence[Sequence[int]]) -> None:
+        device = head.out.weight.device
+        self.size = head.out.out_features
+        rows = [torch.tensor(row, dtype=torch.long, device=device) for row in words]
+        self.words = torch.cat(rows).unique()
+        self.head = head.only(self.words)
+        self.allowed = torch.stack([torch.isin(self.words, row) for row in rows])
+
+    def select(self, texts: Int[Tensor, "M"]) -> None:
+        """Only these texts go on."""
+        self.allowed = self.allowed[texts]
+
+    def log_probs(self, states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
+        """Of the rows of the texts, equally many each."""
+        allowed = self.allowed.repeat_interleave(len(states) // len(self.allowed), dim=0)
+        logits = self.head(states).float().masked_fill(~allowed, -torch.inf)
+        found = logits.new_full((len(states), self.size), -torch.inf)
+        return found.index_copy_(1, self.words, logits.log_softmax(-1))
 
 
 def _log_softmax(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:

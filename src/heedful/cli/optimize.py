@@ -1,0 +1,202 @@
+"""`heedful optimize`: the fastest way to run a model on this machine, found, proved and kept."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from heedful.cli.shared import ModelFolder
+
+if TYPE_CHECKING:
+    from heedful.inference.optimizing import Findings, Progress
+
+_SHOWN = 6  # settings of each use in the table
+
+
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        help="What less precision and a shortlist may lose. Default: 0.3 BLEU, 0.3% of "
+        "accuracy, 1% of perplexity.",
+        min=0,
+    ),
+]
+WithShortlist = Annotated[
+    bool,
+    typer.Option(
+        "--shortlist",
+        help="Of a translator: let each sentence have only what its words became in the run's "
+        "training pairs, so that few outputs are worked out.",
+    ),
+]
+
+
+def optimize(
+    model: ModelFolder,
+    src: Annotated[
+        Path | None,
+        typer.Option(
+            help="Held-out text: source lines, texts, or running text. Default: the run's own."
+        ),
+    ] = None,
+    ref: Annotated[
+        Path | None, typer.Option(help="References of a translator, labels of a classifier.")
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure only this one: eager or ctranslate2; repeatable."),
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(help="Try only this form: float32, bfloat16 or int8; repeatable."),
+    ] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(help="Of a worker; repeatable. Default: one, and all cores.", min=1),
+    ] = None,
+    use: Annotated[
+        Literal["latency", "throughput", "both"],
+        typer.Option("--for", help="One text at a time, many together, or both."),
+    ] = "both",
+    tolerance: Tolerance = None,
+    shortlist: WithShortlist = False,
+) -> None:
+    """Find what runs a model fastest here, and let the other verbs use it.
+
+    What can run the model is built of its weights and proved on held-out text: in float32 its
+    greedy output must be the net's own and its scores within 1e-4; in bfloat16 and int8 it may lose
+    no more than --tolerance. What is kept is timed with one text at a time and with
+    many, with threads, workers and batches of several sizes. The best of each kind stands in
+    MODEL/engines, and translate, generate, classify and embed use it from then on; --engine eager
+    goes back. It holds for this kind of processor and these weights; elsewhere, the verbs say so
+    and run the net itself.
+
+    Example: heedful optimize runs/translation --src valid.en --ref valid.de
+    """
+    from heedful.errors import UserError
+    from heedful.inference import load
+
+    if ref is not None and src is None:
+        raise UserError("--ref goes with --src: give both files")
+    held_out = _held_out(model, src, ref)
+    opened = load(model, device="cpu", engine="eager")
+    from heedful.engines.ctranslate2_spec import PRECISIONS
+    from heedful.inference.optimizing import ENGINES, USES, optimize
+
+    with _progress() as progress:
+        findings = optimize(
+            opened,
+            model,
+            *held_out,
+            engines=engine or ENGINES,
+            precisions=precision or PRECISIONS,
+            uses=USES if use == "both" else (use,),
+            tolerance=tolerance,
+            threads=threads or (),
+            pairs=_training_pairs(model) if shortlist else None,
+            progress=progress,
+        )
+    _show(findings)
+    typer.echo(f"kept in {model / 'engines'}; --engine eager runs the net itself")
+
+
+def _held_out(
+    model: Path, src: Path | None, ref: Path | None
+) -> tuple[list[str], list[str] | None]:
+    """Texts and answers: what was given, or else the held-out text of the model's run."""
+    import json
+
+    from heedful.cli.lines import read_parallel
+    from heedful.data.rows import read_lines
+    from heedful.errors import UserError
+
+    if src is not None:
+        return read_parallel(src, ref) if ref is not None else ([*read_lines(src)], None)
+    prepared = _prepared(model)
+    path = prepared and prepared / "valid.jsonl"
+    if path is None or not path.is_file():
+        raise UserError(
+            f"{model} remembers no held-out text: give --src FILE, and --ref FILE for a translator "
+            "or a classifier"
+        )
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    answers = {"src": "tgt", "text": "label"}
+    side = "src" if rows and "src" in rows[0] else "text"
+    other = [row[answers[side]] for row in rows] if rows and answers[side] in rows[0] else None
+    return [row[side] for row in rows], other
+
+
+def _training_pairs(model: Path) -> list[tuple[Any, Any]]:
+    """Ids of the pairs that the model's run learnt from."""
+    from heedful.data.columns import open_columns
+    from heedful.errors import UserError
+
+    prepared = _prepared(model)
+    if prepared is None or not (prepared / "train").is_dir():
+        raise UserError(
+            f"{model} remembers no training pairs, which a shortlist is counted from; optimize the "
+            "folder of its run, where it was trained"
+        )
+    columns = open_columns(prepared / "train")
+    if "tgt" not in columns:
+        raise UserError("a shortlist is of a translator; leave out --shortlist")
+    src, tgt = columns.sequences("src"), columns.sequences("tgt")
+    return [(src[row], tgt[row]) for row in range(len(columns))]
+
+
+def _prepared(model: Path) -> Path | None:
+    """The folder of the data that were prepared for a model's run; None: it is not known."""
+    from heedful.files import plain_name, read_json
+    from heedful.run import DATA, cache_folder
+
+    path = model / DATA  # names it
+    if not path.is_file():
+        return None
+    return cache_folder() / plain_name(read_json(path).get("prepared"), path)
+
+
+@contextmanager
+def _progress() -> Iterator["Progress"]:
+    """A bar on a terminal's stderr."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task: Any = bar.add_task("")
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
+
+
+def _show(findings: "Findings") -> None:
+    for precision, proof in findings.proofs.items():
+        pairs = {proof.metric: (proof.eager, proof.engine)} | proof.others
+        figures = [
+            f"{name} {after:.2f} (net {before:.2f})" for name, (before, after) in pairs.items()
+        ]
+        same = f"{100 * proof.same:.4g}% of {proof.num_texts} outputs the same"
+        typer.echo(f"ctranslate2 {precision}: {same}, {', '.join(figures)}")
+    for reason in dict.fromkeys(findings.refused.values()):
+        names = ", ".join(name for name, why in findings.refused.items() if why == reason)
+        typer.echo(f"left out: {names}: {reason}")
+    if (listing := findings.shortlist) is not None:
+        proof = listing.proof
+        typer.echo(
+            f"shortlist: {listing.size:,.0f} tokens a sentence, {100 * listing.recall:.1f}% of the "
+            f"held-out ones, {proof.metric} {proof.engine:.2f} (without it {proof.eager:.2f})"
+        )
+    row = "{:<12}{:<13}{:<11}{:>8}{:>9}{:>14}{:>12}".format
+    typer.echo(row("for", "engine", "precision", "threads", "workers", "batch tokens", "tokens/s"))
+    shown: dict[str, int] = {}
+    for use, choice, rate in findings.rates:
+        shown[use] = shown.get(use, 0) + 1
+        if shown[use] <= _SHOWN:
+            cells = (choice.threads or "", choice.workers, choice.batch_tokens or "")
+            typer.echo(row(use, choice.engine, choice.precision, *cells, f"{rate:,.0f}"))

@@ -1,0 +1,385 @@
+"""The net itself as an engine: every option of every architecture, by torch as it is."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from heedful.engines.decoding import (
+    STEPS_AT_FIRST,
+    Decoding,
+    Listed,
+    capacity_for,
+    left_padded,
+)
+from heedful.engines.engine import Asked, Settings
+from heedful.engines.shortlist import Shortlist
+from heedful.engines.threads import run_with, threads_for, weights_of_step
+from heedful.errors import UserError
+from heedful.generation.constrained import constrained_beam_search
+from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.rules import IN_ORDER, ForcedTokens, Rule, sampling_rules
+from heedful.generation.sampling import sample, sample_steps
+from heedful.generation.search import beam_search
+from heedful.generation.speculative import Draft, PromptLookup, Reader, Speculation
+from heedful.generation.stopping import StopStrings
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.encoder_only import EncoderOnly
+from heedful.parts.tokens import Tokens
+
+Step = TypeVar("Step")
+
+
+class Eager:
+    """A net as an `Engine`.
+
+    Args:
+        max_length: positions that the net has.
+        shortlist: of two stacks: the target tokens that a source may become, in searches without a
+            draft; default: all.
+        settings: its threads; None: by the size of the work (`heedful.engines.threads`).
+    """
+
+    name = "eager"
+    reads = frozenset({"states", "logits"})
+
+    def __init__(
+        self,
+        net: Any,
+        max_length: int,
+        shortlist: Shortlist | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.net = net
+        self.shortlist = shortlist
+        self.max_length = max_length
+        self.settings = settings or Settings()
+
+    @property
+    def precision(self) -> str:
+        """Of the weights."""
+        return str(next(self.net.parameters()).dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the net is."""
+        device: torch.device = next(self.net.parameters()).device
+        return device
+
+    def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
+        """Nothing."""
+        return []
+
+    def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
+        """Nothing is begun before it is waited for."""
+        return partial(self.outputs, rows, asked)
+
+    def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
+        """Outputs of each row, best first; what else is in the batch does not matter."""
+        self.net.eval()
+        with torch.inference_mode(), self._threads(len(rows) * asked.options.rows):
+            if asked.draft is None:
+                return self._searched(rows, asked)
+            found: list[list[Hypothesis]] = []
+            for place in range(len(rows)):
+                speculation = self._speculation(rows, place, asked)
+                list(speculation)
+                found.append([speculation.result()])
+            return found
+
+    def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
+        """Tokens of one output as they are written, and whether they were the last."""
+        self.net.eval()
+        with torch.inference_mode():
+            if asked.draft is None:
+                function, start, common = self._search([row], asked, 1)
+                common |= {"seeds": asked.seeds, "stop": _stop(asked), "look_every": 1}
+                steps = sample_steps(function, start, **common)
+            else:
+                speculation = self._speculation([row], 0, asked)
+        if asked.draft is None:
+            for step in self._one_at_a_time(steps):
+                yield step.tokens, bool(step.ended)
+        else:
+            for run in self._one_at_a_time(iter(speculation)):
+                yield run, speculation.ended
+
+    def log_probs(
+        self, rows: list[list[int]], targets: list[list[int]] | None, asked: Asked
+    ) -> list[np.ndarray]:
+        """As `Engine.log_probs`."""
+        read, told = rows, [row[1:] for row in rows]
+        if targets is not None:
+            read = [[*asked.start, *target] for target in targets]
+            told = [[*target, asked.end[0]] for target in targets]
+        self.net.eval()
+        with torch.inference_mode():
+            ids, lengths = self._batch(read)
+            given = (ids,) if targets is None else (self._batch(rows)[0], ids)
+            sizes = (lengths,) if targets is None else (self._batch(rows)[1], lengths)
+            found = self.net(*given, *sizes).float().log_softmax(-1).cpu().numpy()
+        return [
+            each[len(row) - len(tokens) - (targets is None) :][range(len(tokens)), tokens]
+            for each, row, tokens in zip(found, read, told, strict=True)
+        ]
+
+    def states(
+        self, rows: list[list[int]], types: list[list[int]] | None = None
+    ) -> list[np.ndarray]:
+        """As `Engine.states`; of two stacks the encoder's."""
+
+        def of(tokens: Tokens, kinds: Tensor | None) -> Tensor:
+            if isinstance(self.net, EncoderDecoder):
+                return self.net.encode(tokens).states
+            if isinstance(self.net, EncoderOnly):
+                return self.net.encode(tokens, kinds)
+            states: Tensor = self.net.decode(tokens)
+            return states
+
+        return self._read(rows, types, lambda ids, lengths, k: of(Tokens.of(ids, lengths), k))
+
+    def logits(
+        self, rows: list[list[int]], types: list[list[int]] | None = None
+    ) -> list[np.ndarray]:
+        """As `Engine.logits`."""
+        return self._read(rows, types, lambda ids, lengths, k: self.net(ids, lengths, types=k))
+
+    def open(
+        self,
+        rows: list[list[int]],
+        start: Sequence[int],
+        capacity: int,
+        beams: int,
+        listed: Listed | None = None,
+    ) -> tuple[Int[Tensor, "B t"], Decoding]:
+        """What a search starts from, and the net's memory of the rows.
+
+        Args:
+            start: what a decoder of two stacks reads first.
+            capacity: new tokens that may come.
+            listed: those that a target may have.
+        """
+        if not isinstance(self.net, EncoderDecoder):
+            begin, padding = left_padded(rows, self.device)
+            size = capacity_for(begin.size(1) + beams * min(capacity, STEPS_AT_FIRST))
+            cache = self.net.start(len(rows), capacity=size, beams=beams)
+            return begin, Decoding(self.net, cache, longest=self.max_length, left_padding=padding)
+        if not start:
+            raise UserError("this model has no start mark; import it with its generation_config")
+        source = Tokens.of(*self._batch(rows))
+        begin = torch.tensor([list(start)] * len(rows), device=self.device)
+        size = capacity_for(begin.size(1) + beams * min(capacity, STEPS_AT_FIRST))
+        cache = self.net.start(source, capacity=size, beams=beams)
+        longest = capacity + begin.size(1) - 1
+        return begin, Decoding(self.net, cache, longest=longest, listed=listed)
+
+    # --- searches -------------------------------------------------------------------------------
+
+    def _searched(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
+        options, size = asked.options, asked.options.rows
+        function, start, common = self._search(rows, asked, size)
+        length_score = LengthScore(
+            options.normalization or "average", options.length_penalty or 0.0
+        )
+        if asked.required:
+            return constrained_beam_search(
+                function,
+                start,
+                asked.required,
+                beam_size=size,
+                length_penalty=length_score.length_penalty,
+                normalization=length_score.normalization,
+                num_return=options.num_return,
+                **common,
+            )
+        if (options.beam_size or 1) > 1:
+            return beam_search(
+                function,
+                start,
+                beam_size=size,
+                length_penalty=length_score.length_penalty,
+                normalization=length_score.normalization,
+                stop=options.stop_rule or "optimal",
+                num_return=options.num_return,
+                num_groups=options.num_groups,
+                diversity_penalty=options.diversity_penalty,
+                **common,
+            )
+        samples = sample(
+            function,
+            start,
+            seeds=asked.seeds,
+            num_samples=options.num_return,
+            stop=_stop(asked),
+            score=length_score,
+            **common,
+        )
+        return [samples[place : place + size] for place in range(0, len(samples), size)]
+
+    def _search(
+        self, rows: list[list[int]], asked: Asked, beams: int
+    ) -> tuple[Any, Tensor, dict[str, Any]]:
+        """The function, the start and the arguments that searches in batches share."""
+        listed = self._listed(rows, asked)
+        start, state = self.open(rows, asked.start, max(asked.limits), beams, listed)
+        common = self._request(rows, asked) | {"state": state}
+        return state.next_log_probs, start, common
+
+    def _listed(self, rows: list[list[int]], asked: Asked) -> Listed | None:
+        """What a shortlist lets each row become, and what it must have."""
+        options, two_stacks = asked.options, isinstance(self.net, EncoderDecoder)
+        if self.shortlist is None or not options.shortlist or not two_stacks:
+            return None
+        if options.prefix_function is not None:  # which may ask for any token
+            return None
+        forced = (options.forced or {}).values()
+        must = {*asked.end, *forced, asked.first, asked.last} - {None}
+        prefixes = asked.prefixes or [[] for _ in rows]
+        words = [
+            [*must, *prefix, *self.shortlist.words(row).tolist()]
+            for row, prefix in zip(rows, prefixes, strict=True)
+        ]
+        return Listed(self.net.head, words)
+
+    def _request(self, rows: list[list[int]], asked: Asked) -> dict[str, Any]:
+        """What every search is asked for (`read_request`)."""
+        request: dict[str, Any] = {
+            "eos_id": list(asked.end),
+            "max_new_tokens": asked.limits,
+            "min_new_tokens": asked.options.min_new_tokens,
+            "rules": _rules(asked),
+            "prompts": self._seen(rows, asked),
+        }
+        if asked.prefixes is not None:
+            first = [] if asked.first is None else [asked.first]
+            request["forced_prefix"] = [[*first, *prefix] for prefix in asked.prefixes]
+        return request
+
+    def _seen(self, rows: list[list[int]], asked: Asked) -> list[list[int]]:
+        """Tokens before the new ones: rules look at what is written, not at a source."""
+        two_stacks = isinstance(self.net, EncoderDecoder)
+        return [list(asked.start) for _ in rows] if two_stacks else rows
+
+    def _speculation(self, rows: list[list[int]], place: int, asked: Asked) -> Speculation:
+        """Of one of the rows."""
+        if asked.options.num_return > 1:
+            raise UserError("a draft gives one output for each prompt: leave out num_return")
+        asked, row = asked.of([place]), rows[place]
+        nets = [self, *(asked.draft[:1] if isinstance(asked.draft, tuple) else [])]
+        left = min(net.max_length for net in nets) - len(self._seen([row], asked)[0])
+        limit = asked.limits[0]
+        if asked.options.max_new_tokens is None and left > 0:  # nobody asked for more than there is
+            limit = min(limit, left)
+        asked = asked.of([0], limits=[limit])
+        draft: Draft
+        if isinstance(asked.draft, tuple):
+            helper, start = asked.draft
+            if helper.vocab_size != self.vocab_size:
+                raise UserError("the draft must have the model's own vocabulary")
+            draft = Reader(helper._scorer(row, start, limit)[1])
+        elif asked.draft == "lookup":
+            draft = PromptLookup()
+        else:
+            raise UserError(f'draft must be a model or "lookup", not {asked.draft!r}')
+        begin, target = self._scorer(row, asked.start, limit)
+        return Speculation(
+            target,
+            draft,
+            begin,
+            num_draft_tokens=asked.options.num_draft_tokens,
+            seed=None if asked.seeds is None else asked.seeds[0],
+            stop=_stop(asked),
+            **self._request([row], asked),
+        )
+
+    def _scorer(
+        self, row: list[int], start: Sequence[int], limit: int
+    ) -> tuple[list[int], Decoding]:
+        """A prompt's first tokens, and what adds tokens to it and takes them back."""
+        begin, state = self.open([row], start, limit, 1)
+        if begin.size(1) + limit > state.longest + 1:
+            raise UserError(
+                f"speculative decoding cannot outgrow the net: {begin.size(1)} tokens and {limit} "
+                f"new ones do not fit the {self.max_length} that the model allows"
+            )
+        return begin[0].tolist(), state
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids the net's output has."""
+        size: int = self.net.head.out.weight.size(0)
+        return size
+
+    def _one_at_a_time(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """Each step in inference mode, which is not held while the caller has what it gave."""
+        while True:
+            with torch.inference_mode(), self._threads(1):
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    def _threads(self, rows: int) -> AbstractContextManager[None]:
+        """What runs a pass of so many tokens with the threads that it is worth."""
+        count = self.settings.threads
+        if count is None:
+            count = threads_for(weights_of_step(self.net), rows, torch.get_num_threads())
+        return run_with(count)
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def _batch(self, rows: list[list[int]]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+        """Rows as ids padded on the right, and their lengths; no pass looks at what pads."""
+        ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True)
+        return ids.to(self.device), torch.tensor([len(row) for row in rows], device=self.device)
+
+    def _read(
+        self,
+        rows: list[list[int]],
+        types: list[list[int]] | None,
+        answer: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    ) -> list[np.ndarray]:
+        """What a pass over whole rows gives; of what it gives for each token without padding."""
+        self.net.eval()
+        with torch.inference_mode(), self._threads(sum(map(len, rows))):
+            ids, lengths = self._batch(rows)
+            table = self.net.embedding.types if types is not None else None
+            kinds = None
+            if types is not None and table is not None:
+                # RoBERTa has one type alone.
+                kinds = self._batch(types)[0].clamp(max=table.num_embeddings - 1)
+            found = answer(ids, lengths, kinds).float().cpu().numpy()
+        if found.ndim < 3:
+            return list(found)
+        return [each[: len(row)] for each, row in zip(found, rows, strict=True)]
+
+
+def _rules(asked: Asked) -> list[Rule]:
+    """The rules of a batch; a prefix function is told the prompts' own numbers.
+
+    What the card forbids is as if the model did; what it forces is certain, as in transformers:
+    it costs no log-probability.
+    """
+    options, function = asked.options, asked.options.prefix_function
+    own = function and (lambda sentence, ids: function(asked.numbers[sentence], ids))
+    given = {name: value for name, value in vars(options).items() if name in IN_ORDER}
+    if not options.draws:
+        given["temperature"] = None
+    given |= {"prefix_function": own, "banned": asked.banned, "never": asked.never}
+    rules = sampling_rules(**given)
+    if asked.first is not None:
+        rules.append(ForcedTokens({0: asked.first}, certain=True))
+    if asked.last is not None:
+        at_limit = [{length - 1: asked.last} for length in asked.limits]
+        rules.append(ForcedTokens(at_limit, certain=True))
+    return rules
+
+
+def _stop(asked: Asked) -> StopStrings | None:
+    return StopStrings(asked.decode, asked.options.stop) if asked.options.stop else None

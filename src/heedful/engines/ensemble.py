@@ -1,0 +1,83 @@
+"""Several nets of one vocabulary as one engine: the mean of their probabilities is searched."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.engines.decoding import Decoding, Listed
+from heedful.engines.eager import Eager
+from heedful.engines.engine import Asked
+from heedful.errors import UserError
+
+
+class _Decodings:
+    """What a search remembers of several nets: the memory of each. It is the search's `State`."""
+
+    def __init__(self, parts: Sequence[Decoding], weights: Sequence[float]) -> None:
+        self.parts = parts
+        self.longest = min(part.longest for part in parts)
+        self._log_weights = [math.log(weight / sum(weights)) for weight in weights]
+
+    def follow(self, parents: Int[Tensor, "B W"]) -> None:
+        """As `Decoding.follow`."""
+        for part in self.parts:
+            part.follow(parents)
+
+    def select(self, sentences: Int[Tensor, "M"]) -> None:
+        """As `Decoding.select`."""
+        for part in self.parts:
+            part.select(sentences)
+
+    def next_log_probs(
+        self, prefixes: Int[Tensor, "N t"], state: "_Decodings"
+    ) -> Float[Tensor, "N V"]:
+        """log Σ wᵢ pᵢ, the weights divided by their sum."""
+        assert state is self
+        weighted = zip(self.parts, self._log_weights, strict=True)
+        found = [part.next_log_probs(prefixes, part) + weight for part, weight in weighted]
+        return torch.stack(found).logsumexp(0)
+
+
+class Ensemble(Eager):
+    """Nets that read and write the same ids, each of its own architecture, as an `Engine`.
+
+    Args:
+        nets: as engines, of two stacks each or of one each.
+        weights: of their probabilities, in any unit; default: all alike.
+    """
+
+    name = "ensemble"
+    reads = frozenset[str]()
+
+    def __init__(self, nets: Sequence[Eager], weights: Sequence[float] | None = None) -> None:
+        super().__init__(nets[0].net, min(net.max_length for net in nets))
+        self.nets = list(nets)
+        self.weights = [1.0] * len(self.nets) if weights is None else list(weights)
+        if len(self.weights) != len(self.nets):
+            raise UserError(f"{len(self.weights)} weights for {len(self.nets)} models")
+        for weight in self.weights:
+            if not 0 < weight < math.inf:
+                raise UserError(f"weights must be finite numbers above 0, not {weight:g}")
+
+    def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
+        """Nothing that one net alone could give; raises UserError for a draft."""
+        if asked.draft is not None:
+            raise UserError("an ensemble takes no draft; leave it out, or give one model")
+        return []
+
+    def open(
+        self,
+        rows: list[list[int]],
+        start: Sequence[int],
+        capacity: int,
+        beams: int,
+        listed: Listed | None = None,
+    ) -> tuple[Int[Tensor, "B t"], Any]:
+        """As `Eager.open`, of each net."""
+        assert listed is None, "an ensemble has no shortlist"
+        opened = [net.open(rows, start, capacity, beams) for net in self.nets]
+        return opened[0][0], _Decodings([state for _, state in opened], self.weights)

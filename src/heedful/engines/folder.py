@@ -1,0 +1,293 @@
+"""What stands in `MODEL/engines`: the model in other forms, which of them to take, and for what."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+import heedful
+from heedful.engines.ctranslate2_engine import INSTALL, CTranslate2, Facts
+from heedful.engines.engine import Settings
+from heedful.engines.shortlist import Shortlist
+from heedful.errors import UserError
+from heedful.files import read_json, write_json
+
+FOLDER, RECORD, WEIGHTS = "engines", "engines.json", "model.safetensors"
+SHORTLIST = "shortlist.safetensors"
+Name = Literal["auto", "eager", "compiled", "ctranslate2"]
+Precision = Literal["auto", "float32", "bfloat16", "int8"]
+Use = Literal["latency", "throughput"]
+Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
+# Instructions that change which kernel is fastest, the best first.
+_INSTRUCTIONS = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2", "asimddp")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine, the form and the setting that were best for a use."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    engine: str
+    precision: str
+    threads: int | None = None
+    workers: int = 1
+    batch_tokens: int | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """How it is run."""
+        return Settings(self.threads, self.workers, self.batch_tokens)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Which weights the forms were made of; size and time spare the reading of the whole file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "Weights":
+        """Of a model's weights."""
+        stat = path.stat()
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(digest, stat.st_size, stat.st_mtime_ns)
+
+    def are(self, path: Path) -> bool:
+        """Whether a file holds them."""
+        stat = path.stat()
+        if (self.size, self.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+            return True
+        return self.size == stat.st_size and self.sha256 == Weights.of(path).sha256
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What an engine has of the model.
+
+    Attributes:
+        version: of the engine that it was made with.
+        facts: of the net, as its opening needs them.
+        proofs: of each precision that was kept, what proved it (`heedful.engines.proof`).
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    version: str
+    facts: dict[str, Any]
+    proofs: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What `engines.json` says.
+
+    Attributes:
+        kind: of the model, as its class is called.
+        instruction_set, cores: of the machine whose measurements chose `best`.
+        engines: by name.
+        best: for each use; none before anything is measured.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    heedful: str
+    kind: Kind
+    weights: Weights
+    instruction_set: str
+    cores: int
+    engines: dict[str, Forms]
+    best: dict[Use, Choice] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls, model: Path, kind: Kind) -> "Record":
+        """Of a model directory, on this machine, without any form."""
+        weights = Weights.of(model / WEIGHTS)
+        return cls(heedful.__version__, kind, weights, instruction_set(), cores(), {})
+
+    @classmethod
+    def read(cls, model: Path) -> "Record | None":
+        """None where there is none; raises UserError for a broken one."""
+        path = model / FOLDER / RECORD
+        if not path.is_file():
+            return None
+        try:
+            return TypeAdapter(cls).validate_python(read_json(path))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UserError(
+                f"{path}: {place}: {first['msg']}; make it again by `heedful optimize {model}`"
+            ) from None
+
+    def write(self, model: Path) -> None:
+        """Write it, in place of the former."""
+        write_json(model / FOLDER / RECORD, asdict(self))
+
+    def with_form(
+        self, engine: str, precision: str, facts: Facts, proof: dict[str, Any]
+    ) -> "Record":
+        """With one form more, or proved anew."""
+        known = self.engines.get(engine)
+        proofs = (known.proofs if known else {}) | {precision: proof}
+        forms = Forms(version(engine), asdict(facts), proofs)
+        return replace(self, engines=self.engines | {engine: forms})
+
+    def unfit(self, model: Path) -> str | None:
+        """Why it does not hold here, if it does not."""
+        if self.heedful != heedful.__version__:
+            return f"was made by heedful {self.heedful}, this is {heedful.__version__}"
+        if not self.weights.are(model / WEIGHTS):
+            return "was made of other weights than the model's"
+        if self.instruction_set != instruction_set():
+            return f"was made for {self.instruction_set}, this machine has {instruction_set()}"
+        return None
+
+
+def place_of(model: Path, engine: str, precision: str) -> Path:
+    """Where a form of the model stands."""
+    return model / FOLDER / engine / precision
+
+
+def open_shortlist(model: Path, source_size: int, target_size: int) -> Shortlist | None:
+    """The shortlist of a model directory; None: it has none. Raises UserError for another's."""
+    path = model / FOLDER / SHORTLIST
+    return Shortlist.load(path, source_size, target_size) if path.is_file() else None
+
+
+def instruction_set() -> str:
+    """What this processor multiplies with: a machine's kind, and its best instructions."""
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.machine()
+    lines = (line for line in info.splitlines() if line.lower().startswith(("flags", "features")))
+    flags = set(next(lines, "").split())
+    best = next((each for each in _INSTRUCTIONS if each in flags), None)
+    return platform.machine() if best is None else f"{platform.machine()} {best}"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def open_engine(
+    model: Path,
+    *,
+    engine: str = "auto",
+    precision: str = "auto",
+    threads: int | None = None,
+    use: Use = "latency",
+    device: str = "auto",
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[CTranslate2, Kind] | None:
+    """The engine of a model directory that was asked for or is best, and the model's kind.
+
+    None: the net itself is to be run.
+
+    Args:
+        device: where it runs, as of `heedful.load`; measurements are of the CPU, so that `auto`
+            takes the net where another is asked for.
+        threads: of each worker; default: as measured, or one.
+        say: told in one line why `auto` finds nothing that holds here.
+
+    Raises:
+        UserError: an engine or a form asked for by name that is not there, is not installed, or
+            was made for something else; more threads than cores.
+    """
+    if threads is not None and not 1 <= threads <= cores():
+        raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads}")
+    for name, value, known in (("engine", engine, Name), ("precision", precision, Precision)):
+        if value not in get_args(known):
+            raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
+    if engine == "eager" and precision == "int8":
+        raise UserError("the net itself has no int8; leave out the engine, or take bfloat16")
+    if engine == "eager" or (engine == "auto" and device not in ("auto", "cpu")):
+        return None
+    wanted = engine != "auto" or precision == "int8"
+    try:
+        record = Record.read(model)
+        again = f"make it by `heedful optimize {model}`"
+        if record is None:
+            if wanted:
+                raise UserError(f"{model} has no engine {engine} for {precision}: {again}")
+            return None
+        if reason := record.unfit(model) or _not_here(record, engine):
+            raise UserError(f"{model / FOLDER} {reason}: {again}")
+        chosen = _chosen(model, record, engine, precision, threads, use)
+        if chosen is None:
+            return None
+        name, form, facts, settings = chosen
+        place = place_of(model, name, form)
+        on = "cpu" if device == "auto" else device
+        return CTranslate2(place, facts, form, settings, on), record.kind
+    except UserError as error:
+        if wanted:
+            raise
+        say(f"the model runs eager: {error}")
+        return None
+
+
+def _not_here(record: Record, engine: str) -> str | None:
+    """Why what was made cannot be opened in this installation."""
+    for name, forms in record.engines.items():
+        if engine not in ("auto", name):
+            continue
+        try:
+            here = version(name)
+        except PackageNotFoundError:
+            return f"needs {name}, but {INSTALL}"
+        if here.split(".")[:2] != forms.version.split(".")[:2]:
+            return f"was made with {name} {forms.version}, this is {here}"
+    return None
+
+
+def _chosen(
+    model: Path,
+    record: Record,
+    engine: str,
+    precision: str,
+    threads: int | None,
+    use: Use,
+) -> tuple[str, str, Facts, Settings] | None:
+    best = record.best.get(use)
+    name = engine if engine != "auto" else best.engine if best else "ctranslate2"
+    if name == "eager":
+        return None
+    forms = record.engines.get(name)
+    if forms is None:
+        raise UserError(
+            f"{model} has no engine {name}, only {', '.join(record.engines) or 'none'}: "
+            f"make it by `heedful optimize {model} --engine {name}`"
+        )
+    fits = best is not None and best.engine == name
+    wanted = precision
+    if wanted == "auto":
+        wanted = best.precision if best and fits else next(iter(forms.proofs))
+    if wanted not in forms.proofs:
+        raise UserError(
+            f"{model} has no {name} in {wanted}, only in {', '.join(forms.proofs)}: it was not "
+            "made, or did not pass its proof"
+        )
+    settings = best.settings if best and fits else Settings(1)
+    if threads is not None:
+        settings = replace(settings, threads=threads, workers=1)
+    try:
+        facts = Facts(**forms.facts)
+    except TypeError as error:
+        raise UserError(f"{model / FOLDER / RECORD}: facts: {error}") from None
+    return name, wanted, facts, settings

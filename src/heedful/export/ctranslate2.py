@@ -1,0 +1,129 @@
+"""Models as plain CTranslate2 directories, with their tokenizers and a program that uses them."""
+
+from pathlib import Path
+from typing import Any
+
+from heedful.engines.building import write_form
+from heedful.engines.ctranslate2_engine import HEAD
+from heedful.engines.ctranslate2_spec import PRECISIONS
+from heedful.errors import UserError
+from heedful.files import MODEL_FILES, check_new, write_directory, write_json
+from heedful.inference import Classifier, Generator, SavedModel, Translator
+
+EXAMPLE = "example.py"
+_HEAD = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""
+
+import sys
+from pathlib import Path
+
+{imports}from ctranslate2 import {kind}
+from tokenizers import Tokenizer
+
+folder = Path(__file__).parent
+'''
+_TRANSLATE = """source = Tokenizer.from_file(str(folder / "{source}"))
+target = Tokenizer.from_file(str(folder / "{target}"))
+model = Translator(str(folder), intra_threads=1)  # small models lose by more threads
+for line in sys.stdin:
+    tokens = source.encode(line.strip()).tokens
+    [found] = model.translate_batch(
+        [tokens], {options}
+    )
+    print({decode})
+"""
+_GENERATE = """tokenizer = Tokenizer.from_file(str(folder / "{source}"))
+model = Generator(str(folder), intra_threads=1)  # small models lose by more threads
+for line in sys.stdin:
+    prompt = {prefix} + tokenizer.encode(line.strip(), add_special_tokens=False).tokens
+    [found] = model.generate_batch(
+        [prompt], include_prompt_in_result=False, {options}
+    )
+    print(tokenizer.decode(found.sequences_ids[0]))
+"""
+_READ = """tokenizer = Tokenizer.from_file(str(folder / "{source}"))
+model = Encoder(str(folder), intra_threads=1)  # small models lose by more threads
+for line in sys.stdin:
+    found = model.forward_batch([tokenizer.encode(line.strip()).tokens])
+    print(np.array(found.last_hidden_state)[0].mean(0))  # a vector for the text
+"""
+_CLASSIFY = """tokenizer = Tokenizer.from_file(str(folder / "{source}"))
+model = Encoder(str(folder), intra_threads=1)  # small models lose by more threads
+labels, head = {labels}, np.load(folder / "{head}")
+for line in sys.stdin:
+    found = model.forward_batch([tokenizer.encode(line.strip()).tokens])
+    logits = np.array(found.pooler_output)[0] @ head["weight"].T + head["bias"]
+    print(labels[logits.argmax()])
+"""
+
+
+def export_ctranslate2(
+    model: SavedModel, out: str | Path, *, precision: str = "float32", overwrite: bool = False
+) -> None:
+    """Write a model for programs that use CTranslate2: it needs neither torch nor heedful.
+
+    The directory holds the model, its vocabularies, its tokenizers as the library `tokenizers`
+    reads them, and a short program that shows its use.
+
+    Raises:
+        UserError: CTranslate2 is not installed, or cannot run the model: with every reason; `out`
+            holds something else (`overwrite`: than a model, which is replaced).
+    """
+    check_precision(precision)
+    directory = Path(out)
+    check_new(directory, overwrite=overwrite, owns=MODEL_FILES)
+    sides = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
+
+    def fill(beside: Path) -> None:
+        ids: dict[str, Any] = {}
+        if isinstance(model, Generator):
+            ids = {"start": model.ids.start, "end": model.end_ids()}
+        if isinstance(model, Translator) and sides[0] is not None:
+            ids["adds_end"] = not set(sides[0].suffix_ids) & set(ids["end"])
+        write_form(model.net, sides, beside, precision, **ids)
+        for name, tokenizer in zip(_names(model), sides, strict=False):
+            if tokenizer is not None:
+                write_json(beside / name, tokenizer.content()["tokenizer"])
+        if model.has_tokenizer:
+            (beside / EXAMPLE).write_text(_example(model), encoding="utf-8")
+
+    write_directory(directory, fill)
+
+
+def check_precision(precision: str) -> None:
+    """Refuse what its weights cannot be kept in; raises UserError."""
+    if precision not in PRECISIONS:
+        raise UserError(f"precision must be {', '.join(PRECISIONS)}, not {precision}")
+
+
+def _names(model: SavedModel) -> list[str]:
+    """Of the tokenizers' files."""
+    if model.src_tokenizer is model.tgt_tokenizer:
+        return ["tokenizer.json"]
+    return ["tokenizer.source.json", "tokenizer.target.json"]
+
+
+def _example(model: SavedModel) -> str:
+    names, longest = _names(model), model.config.max_length
+    files = {"source": names[0], "target": names[-1]}
+    if isinstance(model, Translator):
+        chosen = model.options()
+        options = (
+            f"beam_size={chosen.beam_size}, length_penalty={chosen.length_penalty}, "
+            f"max_input_length={longest}, max_decoding_length={min(256, longest)}"
+        )
+        decode = "target.decode([target.token_to_id(token) for token in found.hypotheses[0]])"
+        if model.tgt_tokenizer.has_own_pieces:
+            decode = "target.decoder.decode(found.hypotheses[0])"
+        body = _TRANSLATE.format(**files, options=options, decode=decode)
+        return _HEAD.format(what="Translates lines", kind="Translator", more="", imports="") + body
+    if isinstance(model, Generator):
+        prefix = [model.tokenizer.piece(token) for token in model.tokenizer.prefix_ids]
+        body = _GENERATE.format(
+            **files, prefix=prefix, options=f"max_length={min(64, longest // 2)}"
+        )
+        return _HEAD.format(what="Goes on with lines", kind="Generator", more="", imports="") + body
+    head = {"kind": "Encoder", "more": " and numpy", "imports": "import numpy as np\n"}
+    if isinstance(model, Classifier):
+        body = _CLASSIFY.format(**files, labels=list(model.labels), head=HEAD)
+        return _HEAD.format(what="Names the class of lines", **head) + body
+    return _HEAD.format(what="Turns lines into vectors", **head) + _READ.format(**files)

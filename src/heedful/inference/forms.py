@@ -1,0 +1,276 @@
+"""Forms of a saved model for engines: made of it, and proven against the net itself."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.engines.ctranslate2_engine import CTranslate2, Facts
+from heedful.engines.engine import Engine, Settings
+from heedful.engines.folder import place_of
+from heedful.errors import UserError
+from heedful.evaluation.metrics import corpus_scores
+from heedful.files import write_directory
+from heedful.inference.encoders import Classifier
+from heedful.inference.generator import Generator
+from heedful.inference.language_model import LanguageModel
+from heedful.inference.model import SavedModel, by_length
+from heedful.inference.translator import Translator
+
+CLOSE = 1e-4  # nats a token
+_BATCH_TOKENS = 8_192
+# What a form may lose: points of BLEU and of accuracy, per cent of perplexity, of likeness.
+TOLERANCES = {"bleu": 0.3, "accuracy": 0.3, "perplexity": 1.0, "likeness": 1.0}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a form of a model does beside the net itself, on the same texts.
+
+    Attributes:
+        metric: bleu, perplexity, accuracy (per cent) or likeness (cosine of vectors, per cent).
+        eager, engine: its values.
+        others: further metrics, as (eager, engine): chrF, perplexity.
+        num_texts: that it was proven on.
+        same: the share of outputs that are the same to the token.
+        difference: the largest of log-probabilities (of encoders: logits or states) of given texts,
+            in nats a token.
+    """
+
+    precision: str
+    metric: str
+    eager: float
+    engine: float
+    num_texts: int
+    same: float
+    difference: float
+    others: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """What is lost, in the units of `TOLERANCES`; below 0: it is better."""
+        if self.metric == "perplexity":
+            return 100 * (self.engine / self.eager - 1)
+        return self.eager - self.engine
+
+    def fails(self, tolerance: float | None = None) -> str | None:
+        """Why the form is not to be used, if it is not.
+
+        One in float32 must do what the net does; another may lose `tolerance` (`TOLERANCES`).
+        """
+        if self.precision == "float32":
+            if self.same < 1:
+                return f"it writes {100 * (1 - self.same):.2g}% of the outputs otherwise"
+            if self.difference > CLOSE:
+                return f"log-probabilities differ by {self.difference:.2g}, above {CLOSE:g}"
+            return None
+        most = TOLERANCES[self.metric] if tolerance is None else tolerance
+        if self.loss > most:
+            return (
+                f"it has {self.metric} {self.engine:.4g} where the net has {self.eager:.4g}, and "
+                f"may lose {most:g}"
+            )
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in `engines.json`."""
+        return asdict(self)
+
+
+def make_form(model: SavedModel, directory: Path, precision: str) -> Facts:
+    """Write a form of a model for CTranslate2 into its directory, whole or not at all.
+
+    Raises UserError as `write_form`.
+    """
+    from heedful.engines.building import write_form
+
+    ids: dict[str, Any] = {}
+    if isinstance(model, Generator):
+        ids = {"start": model.ids.start, "end": model.end_ids()}
+    sides = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
+    facts: list[Facts] = []
+    write_directory(
+        place_of(directory, CTranslate2.name, precision),
+        lambda beside: facts.append(write_form(model.net, sides, beside, precision, **ids)),
+    )
+    return facts[0]
+
+
+def open_form(directory: Path, facts: Facts, precision: str, settings: Settings) -> CTranslate2:
+    """A form that `make_form` wrote."""
+    place = place_of(directory, CTranslate2.name, precision)
+    return CTranslate2(place, facts, precision, settings)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Of each text what an engine gives out, and numbers that two engines may be compared by."""
+
+    outputs: list[Any]
+    numbers: list[np.ndarray]
+
+
+class Prover:
+    """Holds forms of one model against the net itself, whose own answers are worked out once.
+
+    A translator translates the texts greedily, and scores the references (without them: what the
+    net wrote); a language model goes on with the first half of each and scores it; a classifier
+    names the classes; of others the vectors are compared.
+
+    Args:
+        model: with its net; its engine does not matter.
+        texts: validation texts.
+        answers: for each text its reference or its label; default: none.
+
+    Raises:
+        UserError: no texts, or not as many answers.
+    """
+
+    def __init__(
+        self, model: SavedModel, texts: Sequence[str], answers: Sequence[str] | None = None
+    ) -> None:
+        if not texts:
+            raise UserError("the validation text is empty; give it at least one line")
+        if answers is not None and len(answers) != len(texts):
+            raise UserError(f"{len(texts)} validation texts but {len(answers)} answers")
+        self.model, self.answers = model, answers
+        self.eager = model.eager
+        self._rows = self._read(texts)
+        self._targets: list[list[int]] | None = None
+        written = self._outputs(self.eager)
+        if isinstance(model, Translator):
+            ends, tokenizer = set(model.end_ids()), model.tgt_tokenizer
+            given = written if answers is None else tokenizer.encode_batch(list(answers))
+            longest = model.config.max_length - 1
+            self._targets = [[i for i in row if i not in ends][:longest] for row in given]
+        self._by_net = _Found(written, self._numbers(self.eager))
+
+    def prove(self, engine: Engine) -> Proof:
+        """What a form does on the texts."""
+        found = _Found(self._outputs(engine), self._numbers(engine))
+        values, own = self._values(found), self._values(self._by_net)
+        metric = next(iter(values))
+        pairs = zip(self._rows, self._by_net.outputs, found.outputs, strict=True)
+        differences = zip(self._by_net.numbers, found.numbers, strict=True)
+        return Proof(
+            engine.precision,
+            metric,
+            own[metric],
+            values[metric],
+            len(self._rows),
+            float(np.mean([self._is_same(*each) for each in pairs])),
+            max(float(np.abs(a - b).max(initial=0)) for a, b in differences),
+            {name: (own[name], value) for name, value in values.items() if name != metric},
+        )
+
+    def pairs(self) -> list[tuple[list[int], list[int]]]:
+        """Of a translator: ids of each source and what its scores are of, without ends."""
+        return [*zip(self._rows, self._targets or [], strict=True)]
+
+    def _read(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of the texts that are not blank, cut to what the model reads."""
+        model = self.model
+        if not isinstance(model, Generator):
+            return [row for row in model.encode(texts, too_long="truncate") if row]
+        rows = model.prompt_ids(texts, model.options(too_long="truncate"))
+        if self.answers is not None:
+            self.answers = [a for a, row in zip(self.answers, rows, strict=True) if row]
+        return [row[: model.config.max_length] for row in rows if row]
+
+    def _outputs(self, engine: Engine) -> list[Any]:
+        """New tokens by greedy decoding, or classes."""
+        model = self.model
+        if isinstance(model, Generator):
+            rows = self._rows
+            if isinstance(model, LanguageModel):
+                rows = [row[: max(1, len(row) // 2)] for row in rows]
+            asked = model.asked(rows, beam_size=1, **self._new_tokens())
+            found = self._in_batches(rows, lambda p: engine.outputs(_of(rows, p), asked.of(p)))
+            return [outputs[0].ids for outputs in found]
+        if isinstance(model, Classifier):
+            return [int(row.argmax()) for row in self._numbers(engine)]
+        return [None] * len(self._rows)
+
+    def _new_tokens(self) -> dict[str, int]:
+        """Of a language model as many as surely fit."""
+        fits = max(1, min(32, self.model.config.max_length // 2))
+        return {"max_new_tokens": fits} if isinstance(self.model, LanguageModel) else {}
+
+    def _numbers(self, engine: Engine) -> list[np.ndarray]:
+        """Log-probabilities of given tokens, logits of classes, or vectors."""
+        model, rows, targets = self.model, self._rows, self._targets
+        if isinstance(model, Generator):
+            asked = model.asked(rows)
+
+            def scored(p: list[int]) -> list[np.ndarray]:
+                told = None if targets is None else _of(targets, p)
+                return engine.log_probs(_of(rows, p), told, asked.of(p))
+
+            return self._in_batches(rows, scored)
+        if isinstance(model, Classifier):
+            return self._in_batches(rows, lambda p: engine.logits(_of(rows, p)))
+        states = self._in_batches(rows, lambda p: engine.states(_of(rows, p)))
+        return [each.mean(0) for each in states]
+
+    def _in_batches(
+        self, rows: list[list[int]], answer: Callable[[list[int]], list[Any]]
+    ) -> list[Any]:
+        found: list[Any] = [None] * len(rows)
+        for places in by_length(rows, _BATCH_TOKENS):
+            for place, each in zip(places, answer(places), strict=True):
+                found[place] = each
+        return found
+
+    def _values(self, found: _Found) -> dict[str, float]:
+        """The metrics, the one that decides first."""
+        model, answers = self.model, self.answers
+        if isinstance(model, Classifier):
+            wanted = self._by_net.outputs
+            if answers is not None:
+                wanted = [model.labels.index(label) for label in answers]
+            return {"accuracy": 100 * float(np.mean(np.array(found.outputs) == np.array(wanted)))}
+        if not isinstance(model, Generator):
+            pairs = zip(self._by_net.numbers, found.numbers, strict=True)
+            return {"likeness": 100 * float(np.mean([_cosine(*pair) for pair in pairs]))}
+        told = np.concatenate(found.numbers)
+        values = {"perplexity": math.exp(-float(told.mean())) if told.size else 1.0}
+        if isinstance(model, Translator) and answers is not None:
+            lines = model.tgt_tokenizer.decode_batch(found.outputs)
+            metrics = ("bleu", "chrf")
+            scores = corpus_scores(
+                lines, list(answers), trg_lang=model.card.tgt_language, metrics=metrics
+            )
+            values = scores.values() | values
+        return values
+
+    def _is_same(self, row: list[int], ours: Any, theirs: Any) -> bool:
+        """Whether outputs are equal, or part where the net itself finds two tokens equal."""
+        if ours == theirs or not isinstance(self.model, Generator):
+            return bool(ours == theirs)
+        place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)  # noqa: B905
+        if place is None:
+            return False
+        start = list(self.model.ids.start)
+        one, other = (self._told(row, start, each[: place + 1]) for each in (ours, theirs))
+        return abs(one - other) < CLOSE
+
+    def _told(self, row: list[int], start: list[int], ids: list[int]) -> float:
+        """The net's log-probability of the last of some new tokens."""
+        assert isinstance(self.model, Generator)
+        if self._targets is None:
+            half = row[: max(1, len(row) // 2)]
+            [found] = self.eager.log_probs([half + ids], None, self.model.asked([half]))
+            return float(found[-1])
+        [found] = self.eager.log_probs([row], [ids], self.model.asked([row]))
+        return float(found[-2])
+
+
+def _of(rows: Sequence[Any], places: list[int]) -> list[Any]:
+    return [rows[place] for place in places]
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))

@@ -1,0 +1,84 @@
+"""Nets of saved models: which kind of model one is, how large, and on which device."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError
+from heedful.inference.card import ModelCard
+from heedful.inference.encoders import Classifier, Embedder, MaskedLanguageModel
+from heedful.inference.language_model import LanguageModel
+from heedful.inference.model import CONFIG
+from heedful.inference.opening import AnyModel
+from heedful.inference.translator import Translator
+from heedful.models.decoder_only import DecoderOnly
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.heads import ClassificationHead, MaskedTokenHead
+from heedful.parts.layout import inputs_first
+from heedful.zoo.names import set_weights
+from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, undrawn_net
+
+
+def load_net(directory: Path, content: dict[str, Any], device: str) -> tuple[nn.Module, Any]:
+    """The net of a model directory and its Config; `content` is what `config.json` says.
+
+    Raises UserError where it is none, is truncated, or was written by something else.
+    """
+    try:
+        name, keys = content["architecture"], content["model"]
+        config = make_config(name, keys, str(directory / CONFIG))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
+    weights = load_tensors(directory / WEIGHTS)
+    net = undrawn_net(name, config, weights, directory / WEIGHTS)
+    set_weights(net, weights, directory / WEIGHTS)
+    net.to(choose_device(device)).eval()
+    inputs_first(net)
+    return net, config
+
+
+def open_net(
+    net: nn.Module,
+    config: Any,
+    card: ModelCard,
+    src_tokenizer: Tokenizer | None,
+    tgt_tokenizer: Tokenizer | None = None,
+) -> AnyModel:
+    """The model kind of a net; without a second tokenizer the first serves both sides."""
+    kind = kind_of(net)
+    return kind(net, config, card, src_tokenizer, tgt_tokenizer or src_tokenizer)
+
+
+def kind_of(net: nn.Module) -> type[AnyModel]:
+    """What a net is, from its family and its head."""
+    if isinstance(net, EncoderDecoder):
+        return Translator
+    if isinstance(net, DecoderOnly):
+        return LanguageModel
+    head = getattr(net, "head", None)
+    if isinstance(head, MaskedTokenHead):
+        return MaskedLanguageModel
+    return Classifier if isinstance(head, ClassificationHead) else Embedder
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA, then MPS, then the CPU; anything else as torch names it."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"no device {name} here: {reason}; use auto or cpu") from None
+    return device
+
+
+def parameter_count(net: nn.Module) -> int:
+    """Parameters, those that are shared counted once."""
+    return sum(parameter.numel() for parameter in net.parameters())

@@ -1,0 +1,321 @@
+"""What runs a model best on this machine: forms built, proved on held-out text, measured, kept."""
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from heedful.engines.ctranslate2_engine import CTranslate2, Facts, write_vocabulary_map
+from heedful.engines.ctranslate2_spec import PRECISIONS
+from heedful.engines.eager import Eager
+from heedful.engines.engine import Settings
+from heedful.engines.folder import (
+    FOLDER,
+    RECORD,
+    SHORTLIST,
+    Choice,
+    Kind,
+    Record,
+    Use,
+    cores,
+    place_of,
+)
+from heedful.engines.shortlist import Pairs, Shortlist, make_shortlist
+from heedful.errors import UserError
+from heedful.files import write_directory, write_json
+from heedful.inference.encoders import Classifier
+from heedful.inference.forms import Proof, Prover, make_form, open_form
+from heedful.inference.generator import Generator
+from heedful.inference.language_model import LanguageModel
+from heedful.inference.model import SavedModel
+from heedful.inference.translator import Translator
+
+ENGINES = ("eager", "ctranslate2")
+USES: tuple[Use, ...] = get_args(Use)
+_SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
+_OF_EAGER = 64  # texts together where nothing runs side by side
+_ROUNDS, _LONGEST, _SLOW = 3, 2.0, 0.7  # of timing; seconds of one; share of the best to stay in
+_BATCHES = (16, 64)  # prompts of mean length that are worked on together
+_NEW_TOKENS = 32  # that a language model goes on with
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Findings:
+    """What was found out.
+
+    Attributes:
+        record: what is kept.
+        proofs: of each form that is kept, by its precision.
+        refused: by form, why it is not kept.
+        rates: (use, setting, tokens a second), of a use the best first.
+        shortlist: what one is worth, where it was asked for and is kept.
+    """
+
+    record: Record
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    rates: list[tuple[Use, Choice, float]] = field(default_factory=list)
+    shortlist: "Listing | None" = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A shortlist on held-out text.
+
+    Attributes:
+        size: target tokens that a sentence may have, on average.
+        recall: share of the references' tokens that are on their sentences' lists.
+        proof: of the net with it against the net without.
+    """
+
+    size: float
+    recall: float
+    proof: Proof
+
+
+def optimize(
+    model: SavedModel,
+    directory: Path,
+    texts: Sequence[str],
+    answers: Sequence[str] | None = None,
+    *,
+    engines: Sequence[str] = ENGINES,
+    precisions: Sequence[str] = PRECISIONS,
+    uses: Sequence[Use] = USES,
+    tolerance: float | None = None,
+    threads: Sequence[int] = (),
+    pairs: Pairs | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Findings:
+    """Build, prove and measure what can run a model, and keep the best in `directory/engines`.
+
+    Args:
+        model: opened eager, from `directory`.
+        texts, answers: held-out text, as of `Prover`.
+        tolerance: what a form other than float32 may lose (`heedful.inference.forms.Proof`).
+        threads: of each worker; default: one, and all cores.
+        pairs: of a translator, ids of its training pairs: a shortlist is counted of them, and kept
+            where it loses no more than a form may; default: there will be none.
+        progress: told what is done, how much of it, of how much.
+
+    Raises:
+        UserError: unknown names; more threads than cores; no held-out text; nothing that is asked
+            for runs the model, with every reason.
+    """
+    _check(engines, precisions, threads)
+    if not any(text.strip() for text in texts):
+        raise UserError("the validation text is empty; give it at least one line")
+    findings = Findings(Record.new(directory, cast(Kind, type(model).__name__)))
+    real = [text for text in texts if text.strip()]
+
+    def fill(beside: Path) -> None:
+        work, forms = beside / "work", dict[str, Facts]()
+        model.shortlist = None
+        prover = None
+        if "ctranslate2" in engines or pairs is not None:
+            prover = Prover(model, texts, answers)
+        if prover is not None and "ctranslate2" in engines:
+            for done, precision in enumerate(precisions):
+                progress("building and proving", done, len(precisions))
+                _try(model, work, precision, prover, tolerance, forms, findings)
+        if prover is not None and pairs is not None:
+            progress("counting a shortlist", 0, 1)
+            if made := _list(model, pairs, prover, tolerance, findings):
+                made.save(beside / SHORTLIST)
+                for precision in forms:
+                    write_vocabulary_map(made, place_of(work, CTranslate2.name, precision))
+        settings = _settings(model, real, engines, [*forms], threads, uses)
+        if not settings:
+            reasons = "; ".join(dict.fromkeys(findings.refused.values()))
+            raise UserError(f"nothing that was asked for runs this model: {reasons}")
+        findings.rates = _measured(model, work, forms, real, settings, progress)
+        best = {use: choice for use, choice, _ in reversed(findings.rates)}
+        findings.record = replace(findings.record, best=best)
+        if forms:
+            (work / FOLDER / CTranslate2.name).rename(beside / CTranslate2.name)
+        shutil.rmtree(work, ignore_errors=True)
+        write_json(beside / RECORD, asdict(findings.record))
+
+    write_directory(directory / FOLDER, fill, {RECORD, SHORTLIST, CTranslate2.name})
+    return findings
+
+
+def _check(engines: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
+    for what, given, known in (
+        ("engine", engines, ENGINES),
+        ("precision", precisions, PRECISIONS),
+    ):
+        for name in given:
+            if name not in known:
+                raise UserError(f"no {what} {name}; there are {', '.join(known)}")
+    for count in threads:
+        if not 1 <= count <= cores():
+            raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {count}")
+
+
+def _try(
+    model: SavedModel,
+    work: Path,
+    precision: str,
+    prover: Prover,
+    tolerance: float | None,
+    forms: dict[str, Facts],
+    findings: Findings,
+) -> None:
+    """Build a form and prove it: it stays in `forms`, or the reason in `refused`."""
+    place = place_of(work, CTranslate2.name, precision)
+    try:
+        facts = make_form(model, work, precision)
+        proof = prover.prove(open_form(work, facts, precision, Settings(1)))
+        reason = proof.fails(tolerance)
+    except UserError as error:
+        reason = str(error).replace(f"{place}", "it")
+    if reason:
+        findings.refused[f"{CTranslate2.name} {precision}"] = reason
+        shutil.rmtree(place, ignore_errors=True)
+        return
+    forms[precision], findings.proofs[precision] = facts, proof
+    record = findings.record
+    findings.record = record.with_form(CTranslate2.name, precision, facts, proof.to_dict())
+
+
+def _list(
+    model: SavedModel,
+    pairs: Pairs,
+    prover: Prover,
+    tolerance: float | None,
+    findings: Findings,
+) -> Shortlist | None:
+    """The shortlist that the model has from now on; None: it loses too much, and `refused` says."""
+    if not isinstance(model, Translator):
+        raise UserError(f"a shortlist is of a translator, but this model is a {model.kind}")
+    src, tgt = model.src_tokenizer, model.tgt_tokenizer
+    ends = model.end_ids()
+    made = make_shortlist(pairs, src.vocab_size, tgt.vocab_size, always=ends, shared=src is tgt)
+    proof = prover.prove(Eager(model.net, model.config.max_length, made))
+    if reason := replace(proof, precision="shortlist").fails(tolerance):
+        findings.refused["a shortlist"] = reason
+        return None
+    held_out = prover.pairs()
+    findings.shortlist = Listing(made.mean_size(held_out), made.recall(held_out), proof)
+    model.shortlist = made
+    return made
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def _settings(
+    model: SavedModel,
+    texts: list[str],
+    engines: Sequence[str],
+    precisions: list[str],
+    threads: Sequence[int],
+    uses: Sequence[Use],
+) -> list[tuple[Use, Choice]]:
+    """Everything that is worth a try: one worker for one text, all cores in some way for many."""
+    beams = model.options().rows if isinstance(model, Generator) else 1
+    more = _NEW_TOKENS if isinstance(model, LanguageModel) else 0
+    lengths = [len(row) + more for row in _rows(model, texts[:_TOGETHER])]
+    mean = sum(lengths) / len(lengths)
+    budgets = [max(1, round(mean * size * beams)) for size in _BATCHES]
+    counts = sorted(set(threads) or {1, cores()})
+    forms = [("eager", "float32")] if "eager" in engines else []
+    forms += [("ctranslate2", precision) for precision in precisions]
+    found: list[tuple[Use, Choice]] = []
+    for engine, precision in forms:
+        for count in counts:
+            workers = 1 if engine == "eager" else max(1, cores() // count)
+            if "latency" in uses:
+                found.append(("latency", Choice(engine, precision, count)))
+            if "throughput" in uses:
+                sizes = budgets[-1:] if engine == "eager" else budgets
+                made = [Choice(engine, precision, count, workers, each) for each in sizes]
+                found += [("throughput", choice) for choice in made]
+    return found
+
+
+def _measured(
+    model: SavedModel,
+    work: Path,
+    forms: dict[str, Facts],
+    texts: list[str],
+    settings: list[tuple[Use, Choice]],
+    progress: Progress,
+) -> list[tuple[Use, Choice, float]]:
+    """The median rate of each setting over rounds in turn; who is far behind leaves after one."""
+    singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
+    rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
+    left, done = settings, 0
+    for number in range(_ROUNDS):
+        total = done + len(left) * (_ROUNDS - number)
+        for use, choice in left:
+            size = _OF_EAGER if choice.engine == Eager.name else _TOGETHER
+            parts = [texts[first : first + size] for first in range(0, len(texts), size)]
+            with _running(model, work, forms, choice):
+                _rate(model, singles[:1], choice)  # the first call of an engine is no measure
+                found = _rate(model, singles if use == "latency" else parts, choice)
+            rates[use, choice].append(found)
+            done += 1
+            progress("measuring", done, total)
+        best = {use: max(rates[each][-1] for each in left if each[0] == use) for use, _ in left}
+        left = [each for each in left if rates[each][-1] >= _SLOW * best[each[0]]]
+    progress("measuring", done, done)
+    medians = [(use, choice, statistics.median(rates[use, choice])) for use, choice in settings]
+    return sorted(medians, key=lambda each: (each[0], -each[2]))
+
+
+@contextmanager
+def _running(
+    model: SavedModel, work: Path, forms: dict[str, Facts], choice: Choice
+) -> Iterator[None]:
+    """The model run by a choice, and afterwards as before."""
+    engine: Any
+    if choice.engine == Eager.name:
+        net, longest = model.net, model.config.max_length
+        engine = Eager(net, longest, model.shortlist, choice.settings)
+    else:
+        engine = open_form(work, forms[choice.precision], choice.precision, choice.settings)
+    before, model.engine = model.engine, engine
+    try:
+        yield
+    finally:
+        model.engine = before
+
+
+def _rate(model: SavedModel, parts: Sequence[list[str]], choice: Choice) -> float:
+    """Tokens a second, written or read, over parts of the texts, for some seconds at most."""
+    budget = {} if choice.batch_tokens is None else {"batch_tokens": choice.batch_tokens}
+    options: dict[str, Any] = {**budget, "too_long": "truncate"}
+    if isinstance(model, LanguageModel):
+        options["max_new_tokens"] = _NEW_TOKENS
+    units, began = 0, time.perf_counter()
+    for part in parts:
+        if isinstance(model, Generator):
+            found = model.generations(_rows(model, part), **options)
+            units += sum(len(outputs[0].ids) for outputs in found)
+        else:
+            rows = _rows(model, part)
+            units += sum(map(len, rows))
+            read: Any = model.classify if isinstance(model, Classifier) else model.vectors
+            read(rows, **budget)
+        if time.perf_counter() - began > _LONGEST:
+            break
+    return units / (time.perf_counter() - began)
+
+
+def _rows(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of texts, cut to what the model reads; a language model goes on from their beginnings."""
+    if not isinstance(model, Generator):
+        return model.encode(list(texts), too_long="truncate")
+    rows = model.prompt_ids(list(texts), model.options(too_long="truncate"))
+    if not isinstance(model, LanguageModel):
+        return rows
+    longest = max(1, min(_NEW_TOKENS, model.config.max_length // 2))
+    return [row[:longest] for row in rows]

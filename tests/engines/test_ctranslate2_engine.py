@@ -1,0 +1,240 @@
+"""CTranslate2 answers as the net itself does, or says what it lacks."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_models import model_of
+from heedful.engines.ctranslate2_engine import CTranslate2
+from heedful.engines.engine import Settings
+from heedful.inference import Generator
+from heedful.inference.forms import make_form, open_form
+
+CLOSE = 1e-4
+WRITERS = ["vaswani2017", "bart", "t5", "gpt2", "llama", "mistral"]
+
+
+def engine_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
+    """The model's float32 form, opened."""
+    settings = {"threads": 1} | settings
+    return open_form(folder, make_form(model, folder, "float32"), "float32", Settings(**settings))
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def pair(request: Any, tmp_path_factory: Any) -> tuple[Any, CTranslate2]:
+    """A model and its engine."""
+    model = model_of(request.param)
+    return model, engine_of(model, tmp_path_factory.mktemp("form"))
+
+
+def rows_of(model: Any, lengths: tuple[int, ...] = (3, 1, 2, 3)) -> list[list[int]]:
+    """Prompts that no window is shorter than."""
+    generator = np.random.default_rng(0)
+    return [generator.integers(6, 40, n).tolist() for n in lengths]
+
+
+def asked(model: Generator, rows: list[list[int]], **options: Any) -> Any:
+    """A call that both can answer."""
+    return model.asked(rows, **{"beam_size": 1, "max_new_tokens": 12} | options)
+
+
+def same(pair: tuple[Any, CTranslate2], rows: Any = None, **options: Any) -> list[Any]:
+    """What both write, which must be the same."""
+    model, engine = pair
+    rows = rows_of(model) if rows is None else rows
+    call = asked(model, rows, **options)
+    assert engine.lacks(rows, call) == []
+    ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
+    for one, other in zip(ours, theirs, strict=True):
+        assert [each.ids for each in one] == [each.ids for each in other]
+        assert [each.finished for each in one] == [each.finished for each in other]
+        for a, b in zip(one, other, strict=True):
+            assert a.log_prob == pytest.approx(b.log_prob, abs=CLOSE * max(1, len(a.ids)))
+            assert a.score == pytest.approx(b.score, abs=CLOSE * max(1, len(a.ids)))
+    return ours
+
+
+def test_greedy_is_the_same(pair: Any) -> None:
+    found = same(pair)
+    assert {each[0].finished for each in found} <= {True, False}
+    same(pair, normalization="gnmt", length_penalty=0.6)
+
+
+def test_a_batch_is_as_many_batches_of_one(pair: Any) -> None:
+    model, engine = pair
+    rows = rows_of(model)
+    for options in ({"beam_size": 1}, {"beam_size": 3}, {"no_repeat_ngram_size": 2}):
+        together = engine.outputs(rows, asked(model, rows, **options))
+        apart = [engine.outputs([row], asked(model, [row], **options))[0] for row in rows]
+        assert [[o.ids for o in each] for each in together] == [
+            [o.ids for o in each] for each in apart
+        ]
+
+
+def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
+    """Under `beam_full`, which is its rule but for what is cut off by the length limit."""
+    model, engine = pair
+    rows, compared = rows_of(model, (3, 2, 3, 1, 2, 3, 3)), 0
+    # What is written most is taken as the end, so that random nets come to one.
+    written = [outputs[0].ids for outputs in model.eager.outputs(rows, asked(model, rows))]
+    [(end, _)] = Counter(token for ids in written for token in ids).most_common(1)
+    options = {"beam_size": 3, "num_return": 3, "stop_rule": "beam_full", "max_new_tokens": 30}
+    call = asked(model, rows, **options, length_penalty=0.7)
+    call = call.of([*range(len(rows))], end=(end,))
+    assert engine.lacks(rows, call) == []
+    pairs = zip(model.eager.outputs(rows, call), engine.outputs(rows, call), strict=True)
+    for ours, theirs in pairs:
+        if all(each.finished for each in (*ours, *theirs)):
+            compared += 1
+            assert [each.ids for each in ours] == [each.ids for each in theirs]
+            for a, b in zip(ours, theirs, strict=True):
+                assert a.score == pytest.approx(b.score, abs=CLOSE * 10)
+    assert compared > 2
+
+
+def test_each_row_keeps_its_own_limit_and_what_must_stand_at_it(pair: Any) -> None:
+    model, engine = pair
+    rows = rows_of(model)
+    call = asked(model, rows).of([0, 1, 2, 3], limits=[2, 7, 4, 1], last=model.end_ids()[0])
+    ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
+    assert [[o.ids for o in each] for each in ours] == [[o.ids for o in each] for each in theirs]
+    assert all(len(each[0].ids) <= n for each, n in zip(theirs, call.limits, strict=True))
+
+
+def test_what_comes_first_never_and_not_too_early(pair: Any) -> None:
+    model, engine = pair
+    rows = rows_of(model)
+    never, end = tuple(range(8, 24)), model.end_ids()[0]
+    for changes in ({"first": 9}, {"never": never}):
+        if "first" in changes and engine.facts.family == "decoder_only":
+            continue
+        call = asked(model, rows).of([0, 1, 2, 3], **changes)
+        ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
+        assert [o[0].ids for o in ours] == [o[0].ids for o in theirs]
+    call = asked(model, rows, min_new_tokens=5)
+    found = [outputs[0].ids for outputs in engine.outputs(rows, call)]
+    assert found == [outputs[0].ids for outputs in model.eager.outputs(rows, call)]
+    assert all(end not in ids[:4] for ids in found)
+
+
+def test_repeats_and_bans_are_kept_out(pair: Any) -> None:
+    same_tokens(pair, no_repeat_ngram_size=2)
+    same_tokens(pair, banned=[9, 10, 11, 30])
+
+
+def same_tokens(pair: Any, **options: Any) -> None:
+    """The tokens alone: what is forbidden has its share of probability taken by the others."""
+    model, engine = pair
+    rows = rows_of(model, (3, 3))
+    call = asked(model, rows, **options)
+    assert engine.lacks(rows, call) == []
+    ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
+    assert [o[0].ids for o in ours] == [o[0].ids for o in theirs]
+
+
+def test_tokens_stream_as_they_are_written(pair: Any) -> None:
+    model, engine = pair
+    for row in rows_of(model):
+        for options in ({}, {"min_new_tokens": 4}):
+            call = asked(model, [row], **options)
+            ours = list(model.eager.runs(row, call))
+            runs = list(engine.runs(row, call))
+            assert [t for run, _ in runs for t in run] == [t for run, _ in ours for t in run]
+            assert [ended for _, ended in runs][-1]
+            assert not any(ended for _, ended in runs[:-1])
+
+
+def test_drawing_from_one_is_greedy_and_from_more_is_not(pair: Any) -> None:
+    model, engine = pair
+    rows = rows_of(model)
+    greedy = engine.outputs(rows, asked(model, rows))
+    drawn = engine.outputs(rows, asked(model, rows, top_k=1))
+    assert [o[0].ids for o in greedy] == [o[0].ids for o in drawn]
+    call = asked(model, rows, temperature=3.0, num_return=4)
+    assert engine.lacks(rows, call) == []
+    several = engine.outputs(rows, call)
+    assert all(len(outputs) == 4 for outputs in several)
+    assert len({tuple(o.ids) for o in several[0]}) > 1
+
+
+def test_submitted_work_is_done_by_workers(tmp_path: Path) -> None:
+    model = model_of("vaswani2017")
+    engine = engine_of(model, tmp_path, workers=2)
+    rows = rows_of(model)
+    waiting = [engine.submit([row], asked(model, [row])) for row in rows]
+    found = [wait()[0][0].ids for wait in waiting]
+    assert found == [o[0].ids for o in model.eager.outputs(rows, asked(model, rows))]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"stop": ["."]}, "stop"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"prefix_function": lambda number, ids: [5]}, "prefix_function"),
+        ({"draft": "lookup"}, "draft"),
+        ({"forced": {0: 9}}, "forced"),
+        ({"temperature": 1.0, "min_p": 0.1, "seed": 3}, "min_p"),
+        ({"temperature": 1.0, "seed": 3}, "seed"),
+        ({"beam_size": 4, "num_groups": 2}, "num_groups"),
+        ({"beam_size": 4, "require": ["dog"]}, "require"),
+        ({"beam_size": 4, "stop_rule": "optimal"}, "stop rule optimal"),
+        ({"beam_size": 4, "normalization": "gnmt"}, "gnmt"),
+        ({"max_new_tokens": 100}, "outgrow"),
+    ],
+)
+def test_what_it_lacks_is_said_and_runs_eager(
+    options: dict[str, Any], word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of("gpt2")
+    model.engine = engine_of(model, tmp_path)
+    texts = ["the cat", "a dog"]
+    rows = model.prompt_ids(texts)
+    reasons = model.engine.lacks(rows, model.asked(rows, **options))
+    assert any(word in reason for reason in reasons), reasons
+    given = {"max_new_tokens": 6} | options
+    found = [model.generate(texts, **given) for _ in range(2)]
+    assert len([r for r in caplog.records if word in r.getMessage()]) == 1
+    model.engine = None
+    assert found[0] == model.generate(texts, **given)
+
+
+def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:
+    model = model_of("mistral")
+    engine = engine_of(model, tmp_path)
+    rows = rows_of(model, (4,))
+    [reason] = engine.lacks(rows, asked(model, rows))
+    assert "window of 3" in reason
+
+
+@pytest.mark.parametrize("head", ["classify", "none"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_encoders_read_the_same(name: str, head: str, tmp_path: Path) -> None:
+    """States and logits, with types of both texts of a pair."""
+    model = model_of(name, head=head)
+    engine = engine_of(model, tmp_path)
+    assert ("logits" in engine.reads) is (head == "classify")
+    rows = rows_of(model, (5, 2, 7))
+    types = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in rows]
+    for kinds in (None, types):
+        for ours, theirs in zip(
+            model.eager.states(rows, kinds), engine.states(rows, kinds), strict=True
+        ):
+            assert np.allclose(ours, theirs, atol=CLOSE)
+        if head == "classify":
+            found = np.array(engine.logits(rows, kinds))
+            assert np.allclose(np.array(model.eager.logits(rows, kinds)), found, atol=CLOSE)
+
+
+def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
+    model, engine = pair
+    rows = rows_of(model)
+    targets = rows_of(model, (4, 2, 3, 1)) if engine.facts.family == "encoder_decoder" else None
+    call = asked(model, rows)
+    ours, theirs = (e.log_probs(rows, targets, call) for e in (model.eager, engine))
+    for one, other in zip(ours, theirs, strict=True):
+        assert len(one) == len(other)
+        assert np.allclose(one, other, atol=CLOSE * 10)

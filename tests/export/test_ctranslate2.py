@@ -1,0 +1,113 @@
+"""A model as a plain CTranslate2 directory: its own example says what heedful says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_models import TEXTS, model_of
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.errors import UserError
+from heedful.export.ctranslate2 import export_ctranslate2
+
+
+def run_example(directory: Path, text: str) -> list[str]:
+    """What example.py answers in a process of its own."""
+    command = [sys.executable, str(directory / "example.py")]
+    run = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout.splitlines()
+
+
+def test_the_example_translates_as_the_model_does(tmp_path: Path) -> None:
+    model = model_of("vaswani2017")
+    model.card.options["beam_size"] = 1
+    export_ctranslate2(model, tmp_path / "out")
+    ours = model.translate(TEXTS, max_new_tokens=48)
+    assert run_example(tmp_path / "out", "\n".join(TEXTS)) == ours
+    assert len(set(ours)) > 1
+    code = (tmp_path / "out" / "example.py").read_text(encoding="utf-8")
+    assert "torch" not in code
+    assert "heedful" not in code
+
+
+def test_the_example_goes_on_as_the_model_does(tmp_path: Path) -> None:
+    model = model_of("gpt2")
+    export_ctranslate2(model, tmp_path / "out")
+    text = "the cat sat"
+    assert run_example(tmp_path / "out", text) == model.generate([text], max_new_tokens=24)
+
+
+def test_the_example_classifies_as_the_model_does(tmp_path: Path) -> None:
+    model = model_of("bert", head="classify")
+    export_ctranslate2(model, tmp_path / "out")
+    ours = [found.label for found in model.classify(TEXTS)]
+    assert run_example(tmp_path / "out", "\n".join(TEXTS)) == ours
+
+
+def test_a_vector_for_each_text(tmp_path: Path) -> None:
+    model = model_of("bert", head="none")
+    export_ctranslate2(model, tmp_path / "out")
+    lines = " ".join(run_example(tmp_path / "out", TEXTS[0]))
+    found = torch.tensor([float(number) for number in lines.strip("[] ").split()])
+    assert torch.allclose(found, model.embed(TEXTS[:1])[0], atol=1e-4)
+
+
+def test_two_tokenizers_stand_apart_and_equal_pieces_get_names_of_their_own(
+    tmp_path: Path,
+) -> None:
+    model = model_of("vaswani2017", tie_embeddings="none")
+    other = train_tokenizer(TEXTS[2:], kind="word", vocab_size=40)
+    model._tgt_tokenizer = other
+    export_ctranslate2(model, tmp_path / "out")
+    names = json.loads((tmp_path / "out" / "target_vocabulary.json").read_text(encoding="utf-8"))
+    assert len(set(names)) == len(names) == 40
+    assert names[other.eos_id] == "</s>"
+    assert (tmp_path / "out" / "tokenizer.target.json").is_file()
+
+
+def test_a_tokenizer_with_ids_of_its_own_is_read_by_its_pieces(tmp_path: Path) -> None:
+    """Marian's: the library's ids are others, so that pieces alone go through."""
+    model = model_of("vaswani2017")
+    given = model.src_tokenizer
+    ids = {given.piece(i): (i if i < 4 else 4 + (i + 7) % 36) for i in range(40)}
+    own = Tokenizer(given._backend, given.kind, given.roles, piece_ids=ids)
+    model._src_tokenizer = model._tgt_tokenizer = own
+    model.card.options["beam_size"] = 1
+    export_ctranslate2(model, tmp_path / "out")
+    assert "decoder.decode" in (tmp_path / "out" / "example.py").read_text(encoding="utf-8")
+    ours = [text.strip() for text in model.translate(TEXTS, max_new_tokens=48)]
+    theirs = run_example(tmp_path / "out", "\n".join(TEXTS))
+    assert [line.strip() for line in theirs] == ours
+    assert own.encode(TEXTS[0]) != given.encode(TEXTS[0])
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    model = model_of("vaswani2017", norm_placement="output")
+    with pytest.raises(UserError, match="norm_placement output"):
+        export_ctranslate2(model, tmp_path / "out")
+    with pytest.raises(UserError, match="precision must be"):
+        export_ctranslate2(model, tmp_path / "out", precision="int3")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_engine_the_error_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(UserError, match=r"pip install 'heedful\[fast\]'"):
+        export_ctranslate2(model_of("gpt2"), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_other_things_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it", encoding="utf-8")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=str(tmp_path)):
+            export_ctranslate2(model_of("gpt2"), tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    for overwrite in (False, True):  # an earlier one is replaced where that is asked for
+        export_ctranslate2(model_of("gpt2"), tmp_path / "out", overwrite=overwrite)

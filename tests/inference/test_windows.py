@@ -1,0 +1,118 @@
+"""Prompts that come in windows: outputs in their order, and no more held than was begun."""
+
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from heedful.data.tokenizer import train_tokenizer
+from heedful.engines.engine import Engine, Settings
+from heedful.errors import UserError
+from heedful.generation import Hypothesis
+from heedful.inference import Limits, ModelCard, Translator
+
+WORDS = [f"w{number}" for number in range(40)]
+TOKENIZER = train_tokenizer([" ".join(WORDS)], kind="word")
+
+
+class Echo(Engine):
+    """An engine that writes its source, and remembers what it was given and what was waited for."""
+
+    name, precision = "echo", "float32"
+    settings = Settings(1, 2)
+    reads = frozenset[str]()
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.waiting = 0
+
+    def lacks(self, rows: Any, asked: Any) -> list[str]:
+        return []
+
+    def submit(self, rows: list[list[int]], asked: Any) -> Callable[[], list[list[Hypothesis]]]:
+        self.batches.append(len(rows))
+        self.waiting += 1
+
+        def wait() -> list[list[Hypothesis]]:
+            self.waiting -= 1
+            return [[Hypothesis(row, 0.0, True, 0.0, [])] for row in rows]
+
+        return wait
+
+
+@pytest.fixture
+def model() -> Translator:
+    config = SimpleNamespace(max_length=32)
+    card = ModelCard("vaswani2017", "translation", limits=Limits())
+    made = Translator(None, config, card, TOKENIZER, TOKENIZER)
+    made.engine = Echo()
+    return made
+
+
+def sentence(number: int) -> str:
+    return " ".join(WORDS[(number + place) % 40] for place in range(1 + number % 7))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> None:
+    drawn = 0
+
+    def windows() -> Iterator[list[str]]:
+        nonlocal drawn
+        for first in count(0, 8):
+            drawn += 1
+            yield [sentence(number) for number in range(first, first + 8)]
+
+    most = 0
+    for number, outputs in enumerate(islice(model.in_turn(windows(), ahead=ahead), 4000)):
+        assert outputs[0].text == sentence(number)
+        most = max(most, drawn - number // 8)
+    assert most == ahead + 1
+
+
+def test_a_line_that_is_typed_is_answered_before_the_next_is_read(model: Translator) -> None:
+    answered: list[str] = []
+
+    def typed() -> Iterator[list[str]]:
+        for number in range(5):
+            assert len(answered) == number
+            yield [sentence(number)]
+
+    for outputs in model.in_turn(typed()):
+        answered.append(outputs[0].text)
+    assert len(answered) == 5
+
+
+def test_workers_have_the_next_window_while_the_first_is_read(model: Translator) -> None:
+    engine: Any = model.engine
+    found = model.in_turn(iter([["w1"], ["w2"], ["w3"]]), ahead=1)
+    next(found)
+    assert (engine.batches, engine.waiting) == ([1, 1], 1)
+
+
+def test_what_was_begun_is_given_before_a_later_window_fails(model: Translator) -> None:
+    long = " ".join(["w1"] * 40)
+    found = model.in_turn(iter([["w1", "w2"], ["w3", long]]), ahead=1)
+    assert [next(found)[0].text for _ in range(2)] == ["w1", "w2"]
+    with pytest.raises(UserError, match=r"line 4 has 41 tokens"):
+        next(found)
+
+
+def test_batches_are_of_similar_length_and_as_large_as_the_engine_was_measured(
+    model: Translator,
+) -> None:
+    engine: Any = model.engine
+    texts = [" ".join(["w1"] * (1 + number % 9)) for number in range(90)]
+    model.generations(texts, beam_size=1)
+    assert engine.batches == [90]
+    engine.batches.clear()
+    engine.settings = Settings(1, 2, batch_tokens=40)
+    model.generations(texts, beam_size=1)
+    assert sum(engine.batches) == 90
+    assert engine.batches[0] == 4  # of ten tokens, the end counted
+    assert sorted(engine.batches[:-1]) == engine.batches[:-1]
+    engine.batches.clear()
+    model.generations(texts, beam_size=1, batch_tokens=20)
+    assert engine.batches[0] == 2  # who calls knows better

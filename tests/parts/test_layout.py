@@ -1,0 +1,25 @@
+"""Weights that lie in memory with their inputs first are the same weights."""
+
+import torch
+from torch import nn
+
+from heedful.parts.layout import inputs_first
+from heedful.zoo import vaswani2017
+
+
+def test_a_net_with_inputs_first_gives_the_same_and_keeps_what_is_shared() -> None:
+    config = vaswani2017.Config(
+        src_vocab_size=11, tgt_vocab_size=11, d_model=8, num_heads=2, d_ff=12,
+        num_encoder_layers=1, num_decoder_layers=1, tie_embeddings="all",
+    )  # fmt: skip
+    net = vaswani2017.build(config).eval()
+    src, tgt = torch.randint(4, 11, (3, 5)), torch.randint(4, 11, (3, 4))
+    before, names = net(src, tgt), {name: value.clone() for name, value in net.named_parameters()}
+    inputs_first(net)
+    linears = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    assert linears
+    assert all(module.weight.t().is_contiguous() for module in linears)
+    assert {name for name, _ in net.named_parameters()} == set(names)
+    for name, value in net.named_parameters():
+        assert torch.equal(value, names[name]), name
+    torch.testing.assert_close(net(src, tgt), before, atol=1e-6, rtol=1e-5)

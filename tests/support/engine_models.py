@@ -1,0 +1,53 @@
+"""Random models with a tokenizer that was trained on a few lines."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from architectures import SIZES
+from heedful.data.tokenizer import train_tokenizer
+from heedful.engines.folder import Record
+from heedful.inference import GenerationIds, ModelCard, open_net
+from heedful.inference.forms import make_form
+from heedful.zoo import architecture
+
+TEXTS = ["the cat sat on the mat", "a dog ran home", "the dog sat", "cats and dogs ran"]
+VOCAB = 40
+
+
+def model_of(name: str, **keys: Any) -> Any:
+    """Of an architecture at a tiny size, in fp32."""
+    template = "both" if name == "bert" else "none"
+    tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab_size=VOCAB, template=template)
+    module = architecture(name)
+    known = {field.name for field in fields(module.Config)}
+    sizes = SIZES | {"vocab_size": VOCAB, "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
+    config = module.Config(
+        **{k: v for k, v in sizes.items() if k in known} | {"d_model": 16} | keys
+    )
+    torch.manual_seed(0)
+    net = module.build(config).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    ids = GenerationIds()
+    if name != "bert":
+        ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))
+    card = ModelCard(name, "test", labels=("good", "bad"), generation=ids)
+    return open_net(net, config, card, tokenizer)
+
+
+def saved(
+    name: str, directory: Path, precisions: tuple[str, ...] = ("float32",), **keys: Any
+) -> Any:
+    """A model directory with forms and their record, and the model itself."""
+    model = model_of(name, **keys)
+    model.save(directory)
+    record = Record.new(directory, type(model).__name__)  # type: ignore[arg-type]
+    for precision in precisions:
+        facts = make_form(model, directory, precision)
+        record = record.with_form("ctranslate2", precision, facts, {})
+    record.write(directory)
+    return model
