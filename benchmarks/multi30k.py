@@ -1,14 +1,18 @@
 """Multi30k, English to German: trains the shipped recipe, or takes its run, and writes the scores.
 
-DATA holds train, val and test_2016_flickr, each .en.gz and .de.gz.
+DATA holds train, val and test_2016_flickr, each .en.gz and .de.gz. With --ablation the rows that
+--rows names are trained, and the page gets the table of all that have been, here or on other days.
 """
 
+from pathlib import Path
+
+from ablation import add_arguments, records, run_rows, write_records, write_table
 from runs import (
     beam_scores,
     forced_note,
     precisions,
     scores_table,
-    translation_arguments,
+    translation_parser,
     translation_run,
     write_translation_results,
 )
@@ -22,9 +26,67 @@ FILES = {
 METRICS = ["tokenized_lowercase_bleu", "bleu", "chrf", "ter"]
 
 
+# A short run, for the first 5,000 pairs alone: DATA is then a folder with a training text of them.
+FEW = ["tokenizer.vocab_size=4000", "training.max_steps=800", "training.schedule.warmup_steps=200"]
+FEW += ["training.evaluate_every=200"]
+# One change each, of the shipped recipe; then what they give together.
+ROWS = {
+    "5000-pairs": FEW,
+    "5000-pairs-bpe-dropout": [*FEW, "training.subword_sampling=0.1"],
+    "5000-pairs-word-dropout": [*FEW, "training.word_dropout=0.1"],
+    "5000-pairs-r-drop": [*FEW, "training.r_drop=2"],
+    "shipped": [],
+    "lowercased": ["tokenizer.lowercase=true"],
+    "bpe-dropout": ["training.subword_sampling=0.1"],
+    "unigram": ["tokenizer.kind=unigram"],
+    "unigram-sampling": ["tokenizer.kind=unigram", "training.subword_sampling=0.2"],
+    "word-dropout": ["training.word_dropout=0.1"],
+    "r-drop": ["training.r_drop=5"],
+    "moving-average": ["training.ema_decay=0.999"],
+    "muon": ["training.optimizer.name=muon"],
+    "average-of-10": ["training.average_last=10"],
+    "average-of-best-10": ["training.average_last=10", "training.average_of=best"],
+    "no-label-smoothing": ["training.label_smoothing=0"],
+    "label-smoothing-0.2": ["training.label_smoothing=0.2"],
+    "vocabulary-4000": ["tokenizer.vocab_size=4000"],
+    "own-source-matrix": ["model.tie_embeddings=decoder"],
+    "post-norm": ["model.norm_placement=post"],
+    "dropout-0.2": ["model.dropout=0.2"],
+    "larger-batches": ["training.batch_tokens=8192", "training.max_steps=4000"],
+    "inverse-sqrt": [
+        "training.schedule.name=inverse_sqrt",
+        "training.schedule.learning_rate=0.005",
+        "training.schedule.warmup_steps=2000",
+    ],
+    "twice-as-long": ["training.max_steps=16000"],
+    "together": [
+        "tokenizer.lowercase=true",
+        "training.subword_sampling=0.1",
+        "training.ema_decay=0.999",
+        "training.max_steps=14000",
+    ],
+    "together-r-drop": [
+        "tokenizer.lowercase=true",
+        "training.subword_sampling=0.1",
+        "training.ema_decay=0.999",
+        "training.r_drop=2",
+        "training.max_steps=6000",
+    ],
+}
+
+
 def main() -> None:
     """Train where needed, decode the test set, score, write."""
-    arguments = translation_arguments(NAME, __doc__ or "")
+    parser = translation_parser(NAME, __doc__ or "")
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    if arguments.ablation:
+        data = arguments.data or Path()
+        common = [f"{key}={data / file}" for key, file in FILES.items()]
+        run_rows(NAME, ROWS, [*common, "training.max_minutes=null"], arguments)
+        write_table(NAME, ROWS, arguments.results)
+        return
+    kept = records(NAME, arguments.results)
     run, found = translation_run(NAME, arguments, FILES)
     pairs = run.pairs("test")
     scores = beam_scores(run, pairs, METRICS)
@@ -38,6 +100,8 @@ def main() -> None:
     ]
     title = "Multi30k, English to German"
     write_translation_results(NAME, title, run, found, sections, scores, arguments)
+    write_records(NAME, kept, arguments.results)
+    write_table(NAME, ROWS, arguments.results)
 
 
 if __name__ == "__main__":

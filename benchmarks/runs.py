@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from heedful.files import read_json
 from heedful.inference import Translator, load, parameter_count
 from heedful.recipe_files import load_recipe
 from heedful.run import cache_folder, train
-from heedful.training.events import Evaluated, RunFinished, format_score, score_label
+from heedful.training.events import Evaluated, Listener, RunFinished, format_score, score_label
 from heedful.training.loggers import read_log
 from heedful.training.progress import ProgressBar
 
@@ -79,13 +80,15 @@ class Run:
         return [line for line in changed if not line.startswith(apart)]
 
 
-def finished_run(name: str, directory: Path, settings: list[str]) -> Run:
+def finished_run(
+    name: str, directory: Path, settings: list[str], listeners: Sequence[Listener] = ()
+) -> Run:
     """The finished run in `directory`; trained, or gone on with, where it is not there yet."""
     if not (directory / "scores.json").is_file():
         started = (directory / "recipe.yaml").is_file()
         recipe = load_recipe(directory) if started else load_recipe(name, settings)
-        listeners = [ProgressBar()]
-        found = train(recipe, directory, resume=started, listeners=listeners, say=print)
+        heard = [ProgressBar(), *listeners]
+        found = train(recipe, directory, resume=started, listeners=heard, say=print)
         if found.reason == "interrupted":
             raise SystemExit("stopped and saved; the same command goes on")
     events = read_log(directory / "log.jsonl")
@@ -132,12 +135,12 @@ def progress_table(run: Run) -> str:
     return table(["minutes", "steps", "perplexity", "token accuracy", *labels], rows)
 
 
-def translation_arguments(name: str, description: str) -> argparse.Namespace:
+def translation_parser(name: str, description: str) -> argparse.ArgumentParser:
     """What the benchmarks of translation take."""
     parser = argument_parser(description)
     parser.add_argument("--data", type=Path, help="folder of the text; not for a finished run")
     parser.add_argument("--run", type=Path, default=RUNS / name, help="folder of the run")
-    return parser.parse_args()
+    return parser
 
 
 def translation_run(

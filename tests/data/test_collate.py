@@ -25,7 +25,6 @@ WINDOWS = {
     "seed": st.integers(0, 2**40),
     "epoch": st.integers(0, 1000),
 }
-PADDING = {"pad_id": st.sampled_from([0, 2]), "pad_multiple": st.sampled_from([1, 4])}
 
 
 def rows_of(tokens: Tokens, pad_id: int) -> list[list[int]]:
@@ -45,24 +44,22 @@ def at_places(batch: Batch, values: torch.Tensor) -> list[int]:
 
 @given(
     pairs=st.lists(st.tuples(IDS, IDS), min_size=1, max_size=9),
-    padding=st.fixed_dictionaries(PADDING),
+    pad_id=st.sampled_from([0, 2]),
     data=st.data(),
 )
 @settings(max_examples=150, deadline=None)
 def test_a_batch_holds_its_pairs(
-    pairs: list[tuple[list[int], list[int]]], padding: dict[str, int], data: st.DataObject
+    pairs: list[tuple[list[int], list[int]]], pad_id: int, data: st.DataObject
 ) -> None:
     eos, bos = 2, 1
     src, tgt = [[*s, eos] for s, _ in pairs], [[*t, eos] for _, t in pairs]
     chosen = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=9))
     packed = pack_ids(src, 100), pack_ids(tgt, 100)
-    batch = collate_pairs(*packed, np.array(chosen), bos_id=bos, **padding)
+    batch = collate_pairs(*packed, np.array(chosen), bos_id=bos, pad_id=pad_id)
     assert batch.source is not None
     assert batch.indices.tolist() == chosen
-    assert rows_of(batch.source, padding["pad_id"]) == [src[i] for i in chosen]
-    assert rows_of(batch.tokens, padding["pad_id"]) == [[bos, *tgt[i][:-1]] for i in chosen]
-    for tokens in (batch.source, batch.tokens):
-        assert tokens.ids.size(1) % padding["pad_multiple"] == 0
+    assert rows_of(batch.source, pad_id) == [src[i] for i in chosen]
+    assert rows_of(batch.tokens, pad_id) == [[bos, *tgt[i][:-1]] for i in chosen]
     assert batch.targets.tolist() == [token for i in chosen for token in tgt[i]]
     width = batch.tokens.ids.size(1)
     expected = [row * width + n for row, i in enumerate(chosen) for n in range(len(tgt[i]))]
@@ -75,22 +72,21 @@ def test_a_batch_holds_its_pairs(
 
 @given(
     texts=st.lists(IDS.filter(bool), min_size=1, max_size=9),
-    padding=st.fixed_dictionaries(PADDING),
+    pad_id=st.sampled_from([0, 2]),
     data=st.data(),
 )
 @settings(max_examples=100, deadline=None)
 def test_a_batch_holds_its_texts_labels_and_types(
-    texts: list[list[int]], padding: dict[str, int], data: st.DataObject
+    texts: list[list[int]], pad_id: int, data: st.DataObject
 ) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1, max_size=9))
     seconds = [data.draw(st.integers(0, len(ids))) for ids in texts]
     labels, packed = np.arange(len(texts)) % 3, pack_ids(texts, 100)
-    plain = collate_texts(packed, np.array(chosen), **padding)
+    plain = collate_texts(packed, np.array(chosen), pad_id=pad_id)
     more: dict[str, Any] = {"labels": labels, "second": np.array(seconds)}
-    batch = collate_texts(packed, np.array(chosen), **padding, **more)
+    batch = collate_texts(packed, np.array(chosen), pad_id=pad_id, **more)
     for one in (plain, batch):
-        assert rows_of(one.tokens, padding["pad_id"]) == [texts[i] for i in chosen]
-        assert one.tokens.ids.size(1) % padding["pad_multiple"] == 0
+        assert rows_of(one.tokens, pad_id) == [texts[i] for i in chosen]
         assert one.indices.tolist() == chosen
         assert one.num_tokens == sum(len(texts[i]) for i in chosen)
     assert (plain.types, plain.num_targets) == (None, 0)

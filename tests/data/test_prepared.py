@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data.columns import Columns, open_columns, pack_ids, write_columns
+from heedful.data.columns import Columns, Report, open_columns, pack_ids, write_columns
 from heedful.data.prepared import content_key, prepared
-from heedful.data.report import Report
 from heedful.errors import UserError
 
 

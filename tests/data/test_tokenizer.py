@@ -199,7 +199,6 @@ def test_a_cap_keeps_the_most_frequent(kind: str) -> None:
     assert tokenizer.encode("a").count(tokenizer.unk_id) == 0
     assert tokenizer.encode("c").count(tokenizer.unk_id) == 1
     assert train_tokenizer(["b a"], kind=kind, vocab_size=900).vocab_size < 10
-    assert train_tokenizer(["b a a"], kind=kind, min_frequency=2).encode("b")[-1] == 3
 
 
 FINGERPRINT = """
@@ -378,7 +377,6 @@ def test_which_tokens_begin_a_word(kind: str, text: str, expected: str) -> None:
         ({"kind": "bpe"}, "needs a vocab_size"),
         ({"kind": "byte", "vocab_size": 260}, "unset vocab_size"),
         ({"kind": "word", "vocab_size": 4}, "no room"),
-        ({"kind": "unigram", "vocab_size": 300, "min_frequency": 2}, "no use for min_frequency"),
         ({"kind": "word", "keep_whitespace": True}, "kind word is cut at whitespace"),
         ({"extra_specials": ["mask"]}, "'mask' needs a name like <mask>"),
         ({"extra_specials": ["<>"]}, "'<>' needs a name"),

@@ -12,21 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heedful
-from encoder_runs import LEARNS, Ready, random_net, saved, tiny, words
-from heedful.data.collate import Batch, collate_texts
-from heedful.data.columns import pack_ids
+from encoder_runs import LEARNS, Ready, saved, tiny, words
 from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.rows import read_rows
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import batch_loss, target_states
 from heedful.inference import Classifier
 from heedful.run import train
-from heedful.tasks.classification import (
-    accuracy,
-    confusion,
-    labels_of,
-    macro_f1,
-)
+from heedful.tasks.classification import accuracy, confusion, labels_of, macro_f1
 from heedful.tasks.task import Origin
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
@@ -69,43 +61,6 @@ def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
 
 def ready(folder: Path, file: str, **changes: Any) -> Ready:
     return Ready(recipe_of(file, **changes), folder, "bert")
-
-
-# --- one batch ------------------------------------------------------------------------------
-
-
-def pairs(lengths: list[int], indices: Any, pad_id: int = 0) -> Batch:
-    """Some of some random pairs of texts, the second of each from its third token on."""
-    rng = np.random.default_rng(0)
-    ids = pack_ids([rng.integers(5, 19, n).tolist() for n in lengths], 19)
-    labels, second = rng.integers(3, size=len(lengths)), np.full(len(lengths), 2)
-    return collate_texts(ids, np.array(indices), pad_id=pad_id, labels=labels, second=second)
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_a_padded_batch_has_the_loss_of_its_rows_alone(name: str) -> None:
-    _, net = random_net(name, vocab_size=19, max_length=16, head="classify", num_labels=3)
-
-    def loss(indices: list[int]) -> Any:
-        batch = pairs([12, 3, 7, 4], indices)
-        assert batch.num_targets == len(indices)
-        with torch.no_grad():
-            return batch_loss(net, batch, label_smoothing=0.1)
-
-    whole, parts = loss([0, 1, 2, 3]), [loss([row]) for row in range(4)]
-    for sums in ("loss", "nll", "correct"):
-        total = sum(getattr(part, sums).item() for part in parts)
-        assert getattr(whole, sums).item() == pytest.approx(total, rel=1e-5)
-    assert whole.tokens == 4
-
-
-def test_the_logits_are_those_of_the_net() -> None:
-    _, net = random_net("bert", vocab_size=19, max_length=16, head="classify", num_labels=3)
-    batch = pairs([12, 3, 7], [0, 1, 2])
-    logits = net.head(target_states(net, batch))
-    lengths = torch.tensor([12, 3, 7])
-    assert torch.equal(logits, net(batch.tokens.ids, lengths, types=batch.types))
-    assert not torch.equal(logits, net(batch.tokens.ids, lengths))
 
 
 # --- scores ---------------------------------------------------------------------------------
@@ -153,16 +108,6 @@ def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path) ->
     outputs = [sample.output for sample in found.samples]
     named = job.model.classify([sample.source for sample in found.samples])
     assert outputs == [answer.label for answer in named]
-
-
-def test_plans_are_pure_and_whole(file: str, tmp_path: Path) -> None:
-    job = ready(tmp_path / "data", file)
-    again = Ready(job.recipe, tmp_path / "data")
-    for epoch in (0, 1):
-        plans = [[batch.indices.tolist() for batch in each.plan(epoch)] for each in (job, again)]
-        assert plans[0] == plans[1]
-        assert sorted(place for batch in plans[0] for place in batch) == list(range(50))
-    assert plans[0] != [batch.indices.tolist() for batch in job.plan(0)]
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
@@ -306,32 +251,6 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
     stored = job.data.splits["train"].numbers("labels")
     for row, label in zip(job.data.ids("train"), stored, strict=True):
         assert kept[job.tokenizers[0].decode(row.tolist())] == labels[label]
-
-
-def test_texts_longer_than_the_source_reads_are_refused(file: str, tmp_path: Path) -> None:
-    saved(tmp_path / "source", "bert", TOKENIZER)
-    recipe = recipe_of(file, tmp_path / "source", data__max_length=21)
-    with pytest.raises(UserError, match=r"data\.max_length 21 is more than the 20 tokens"):
-        train(recipe, tmp_path / "run")
-
-
-def test_words_are_hidden_by_chance_and_never_marks(tmp_path: Path, file: str) -> None:
-    """Anew in every epoch, and the same again for the same epoch and example."""
-    job = ready(tmp_path / "data", file, objective={"word_dropout": 0.5})
-    plain = ready(tmp_path / "plain", file)
-    mask_id = job.tokenizers[0].specials.mask_id
-    shares = []
-    for item in job.plan(0):
-        before, after = plain.load(item).tokens.ids, job.load(item).tokens.ids
-        assert torch.equal(job.load(item).tokens.ids, after)
-        hidden = after != before
-        assert set(after[hidden].tolist()) <= {mask_id}
-        specials = torch.tensor(sorted(job.tokenizers[0].special_ids))
-        assert not torch.isin(before[hidden], specials).any()
-        shares.append(float(hidden.sum() / (~torch.isin(before, specials)).sum()))
-    assert 0.4 < sum(shares) / len(shares) < 0.6
-    other = job.load(job.plan(0)[0]._replace(epoch=1)).tokens.ids
-    assert not torch.equal(other, job.load(job.plan(0)[0]).tokens.ids)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])

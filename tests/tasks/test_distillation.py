@@ -1,7 +1,5 @@
 """Distillation: the three losses, what a student takes from its teacher, and runs that learn so."""
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import heedful
-import heedful.tasks.distillation as distillation
+import heedful.evaluation.likelihood as likelihood
 from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, tiny, write
 from heedful.config import Distillation
 from heedful.data.collate import collate_pairs, collate_texts, collate_windows
@@ -23,7 +19,6 @@ from heedful.data.plans import plan_windows
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.inference import Translator
-from heedful.recipe_files import load_recipe
 from heedful.run import cache_folder, train
 from heedful.tasks.distillation import (
     Distilled,
@@ -64,36 +59,6 @@ def test_soft_targets_are_the_divergence_of_the_softened_distributions(temperatu
     torch.testing.assert_close(found.double(), theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradient_of_soft_targets_is_the_difference_of_probabilities_times_t():
-    student, teacher = logits(0).requires_grad_(), logits(1)
-    soft_target_loss(student, teacher, 4.0).backward()
-    by_hand = 4.0 * ((student / 4).softmax(-1) - (teacher / 4).softmax(-1))
-    torch.testing.assert_close(student.grad, by_hand.detach(), rtol=1e-4, atol=1e-6)
-
-
-def test_at_a_high_temperature_soft_targets_are_half_the_square_of_centred_logits():
-    # Hinton et al. 2015, sec. 2.1: KL · T² -> Σ (s - t)² / 2C over logits of mean 0.
-    student, teacher = (each - each.mean(-1, keepdim=True) for each in (logits(0), logits(1)))
-    found = float(soft_target_loss(student, teacher, 300.0))
-    assert found == pytest.approx(float((student - teacher).square().sum() / 2 / 5), rel=0.03)
-
-
-def test_at_a_low_temperature_the_teacher_names_one_class():
-    student, teacher = logits(0), logits(1)
-    found = soft_target_loss(student, teacher, 0.01) / 0.01**2
-    named = F.cross_entropy(student / 0.01, teacher.argmax(-1), reduction="sum")
-    torch.testing.assert_close(found.double(), named, rtol=1e-3, atol=1e-3)
-
-
-@given(st.integers(0, 1000), st.floats(0.3, 10))
-@settings(max_examples=30, deadline=None)
-def test_soft_targets_are_never_negative_and_zero_where_both_say_the_same(seed, temperature):
-    student, teacher = logits(seed), logits(seed + 1)
-    assert float(soft_target_loss(student, teacher, temperature)) > 0
-    shifted = student + 7.0  # the same probabilities
-    assert float(soft_target_loss(student, shifted, temperature)) == pytest.approx(0, abs=1e-4)
-
-
 def test_the_cosine_loss_is_torchs_and_knows_no_length():
     student, teacher = logits(0), logits(1)
     module = torch.nn.CosineEmbeddingLoss(reduction="sum")
@@ -123,7 +88,7 @@ def labels_case() -> tuple[Any, ...]:
 
 def windows_case() -> tuple[Any, ...]:
     rows = texts([5, 9])
-    (windows,) = plan_windows(rows.lengths, context=6, batch_size=4, seed=0, epoch=0, shuffle=False)
+    (windows,) = plan_windows(rows.lengths, context=6, batch_size=4, seed=0, epoch=0)
     batch = collate_windows(rows, windows, isolate=True, pad_id=0)
 
     def net(layers: int) -> Any:
@@ -223,7 +188,7 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatc
     student.train()  # dropout in the head of classes must be drawn once
     results = []
     for elements in (10**9, 24):
-        monkeypatch.setattr(distillation, "_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(likelihood, "_CHUNK_ELEMENTS", elements)
         torch.manual_seed(5)
         found = distilled(student.eval(), teacher, batch, wanted(**LEVELS))
         found.loss.backward()
@@ -237,7 +202,7 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatc
 
 def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
     batch, student, teacher = two_nets(labels_case)
-    monkeypatch.setattr(distillation, "_CHUNK_ELEMENTS", 3)
+    monkeypatch.setattr(likelihood, "_CHUNK_ELEMENTS", 3)
     student.train()
     student.head.dropout.p = 0.5
     student.head.labels.weight.data.fill_(1.0)
@@ -264,8 +229,8 @@ def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
 def test_a_student_begins_as_every_second_layer(own, theirs, layers):
     torch.manual_seed(0)
     student, teacher = encoder(own, "mlm"), encoder(theirs, "mlm")
-    found = copy_layers(student, teacher)
-    assert found.layers == {"encoder.blocks": layers}
+    layers_of, copied, drawn = copy_layers(student, teacher)
+    assert layers_of == {"encoder.blocks": layers}
     mine, given = weights_of(student), weights_of(teacher)
     for index, layer in enumerate(layers):
         names = [name for name in mine if name.startswith(f"encoder.blocks.{index}.")]
@@ -275,8 +240,8 @@ def test_a_student_begins_as_every_second_layer(own, theirs, layers):
             assert torch.equal(mine[name], given[origin])
             assert mine[name].data_ptr() != given[origin].data_ptr()
     assert torch.equal(mine["embedding.tokens.weight"], given["embedding.tokens.weight"])
-    assert found.copied == tuple(sorted(mine))
-    assert found.drawn == ()
+    assert copied == sorted(mine)
+    assert drawn == []
 
 
 def test_both_stacks_have_their_own_layers_and_what_does_not_fit_is_named():
@@ -289,10 +254,10 @@ def test_both_stacks_have_their_own_layers_and_what_does_not_fit_is_named():
     student = vaswani2017.build(
         vaswani2017.Config(12, 12, num_encoder_layers=2, num_decoder_layers=2, **keys)
     )
-    found = copy_layers(student, teacher)
-    assert found.layers == {"encoder.blocks": (0, 2), "decoder.blocks": (0, 1)}
-    assert found.drawn
-    assert all(".feedforward.sublayer." in name for name in found.drawn)
+    layers_of, _, drawn = copy_layers(student, teacher)
+    assert layers_of == {"encoder.blocks": (0, 2), "decoder.blocks": (0, 1)}
+    assert drawn
+    assert all(".feedforward.sublayer." in name for name in drawn)
     with pytest.raises(UserError, match=r"4 layers in encoder\.blocks, the teacher 2"):
         copy_layers(teacher, student)
 
@@ -354,7 +319,9 @@ def test_without_steps_the_student_is_its_teachers_layers(teachers, tmp_path):
     recipe = student_of(
         "masked_lm", folder, teacher, training__max_steps=1, training__schedule=schedule
     )
-    train(recipe, tmp_path / "run")
+    said: list[str] = []
+    train(recipe, tmp_path / "run", say=said.append)
+    assert any("encoder.blocks: layers 0 of the teacher" in line for line in said)
     own, given = (load_tensors(path / WEIGHTS) for path in (tmp_path / "run", teacher))
     for name, tensor in own.items():
         torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
@@ -506,24 +473,3 @@ def test_the_task_of_denoising_has_no_teacher(teachers, tmp_path):
         distillation={"teacher": str(teacher)},
     )
     refused(recipe, tmp_path, "denoising cannot be distilled")
-
-
-# --- the shipped recipe ---------------------------------------------------------------------
-
-
-def test_the_shipped_student_learns_from_a_classifier(tmp_path):
-    labelled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in sentences(80)]
-    path = write(tmp_path / "train.tsv", labelled)
-    small = {"d_model": 16, "num_heads": 2, "d_ff": 32}
-    sets = [f"data.train.file={path}", "data.hold_out=16", "training.device=cpu"]
-    sets += ["training.max_steps=2", *(f"model.{key}={value}" for key, value in small.items())]
-    teacher = load_recipe("classification", [*sets, "tokenizer.vocab_size=40"])
-    train(teacher, tmp_path / "teacher")
-    said: list[str] = []
-    named = f"distillation.teacher={json.dumps(str(tmp_path / 'teacher'))}"
-    train(load_recipe("distil-classification", [*sets, named]), tmp_path / "run", say=said.append)
-    student = heedful.load(tmp_path / "run", device="cpu")
-    assert (student.config.num_layers, student.config.vocab_size) == (2, 40)
-    assert any("layers 0, 2 of the teacher" in line for line in said)
-    scores = json.loads((tmp_path / "run/scores.json").read_text())["scores"]
-    assert math.isfinite(scores["loss"])

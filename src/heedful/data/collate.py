@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int64, Integer
 from torch import Tensor
 
 from heedful.data.columns import Sequences
-from heedful.data.plans import Windows, round_up
+from heedful.data.plans import Windows
 from heedful.parts.tokens import Tokens
 
 
@@ -57,11 +57,10 @@ def collate_pairs(
     *,
     bos_id: int,
     pad_id: int,
-    pad_multiple: int = 1,
 ) -> Batch:
     """Pairs at `indices`, in that order: the decoder reads BOS and the target but for its last."""
-    src_ids, src_real = padded_rows(src, indices, pad_id, pad_multiple)
-    tgt_ids, real = padded_rows(tgt, indices, pad_id, pad_multiple)
+    src_ids, src_real = padded_rows(src, indices, pad_id)
+    tgt_ids, real = padded_rows(tgt, indices, pad_id)
     read = np.full_like(tgt_ids, bos_id)
     read[:, 1:] = tgt_ids[:, :-1]
     read[~real] = pad_id
@@ -82,14 +81,13 @@ def collate_texts(
     pad_id: int,
     labels: Int64[np.ndarray, " N"] | None = None,
     second: Int64[np.ndarray, " N"] | None = None,
-    pad_multiple: int = 1,
 ) -> Batch:
     """Texts at `indices`, in that order, with a label each at their first token, or without any.
 
     Args:
         second: for pairs of texts, where in its sequence each second one begins.
     """
-    ids, real = padded_rows(texts, indices, pad_id, pad_multiple)
+    ids, real = padded_rows(texts, indices, pad_id)
     types = None
     if second is not None:
         columns = np.arange(ids.shape[1])
@@ -137,14 +135,14 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
 
 
 def padded_rows(
-    sequences: Sequences, indices: Integer[np.ndarray, " B"], pad_id: int, multiple: int = 1
+    sequences: Sequences, indices: Integer[np.ndarray, " B"], pad_id: int
 ) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
     """Sequences as rows padded on the right, and which places are not padding."""
     starts, lengths = sequences.offsets[indices], sequences.lengths[indices]
-    width = int(round_up(lengths, multiple).max())
-    real = np.arange(width) < lengths[:, None]
-    padded = np.full((len(indices), width), pad_id, dtype=np.int64)
-    padded[real] = sequences.ids[(starts[:, None] + np.arange(width))[real]]
+    places = np.arange(lengths.max())
+    real = places < lengths[:, None]
+    padded = np.full(real.shape, pad_id, dtype=np.int64)
+    padded[real] = sequences.ids[(starts[:, None] + places)[real]]
     return padded, real
 
 

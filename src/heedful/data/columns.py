@@ -1,9 +1,9 @@
-"""One store of columns: sequences of ids and plain numbers, memory-mapped, in a folder."""
+"""One store of columns: sequences of ids and numbers, memory-mapped, and how they were made."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import Int64, Integer
 from pydantic import TypeAdapter
 
-from heedful.data.report import Report
 from heedful.files import read_json, write_json
 
 _DESCRIPTION = "columns.json"
+_SIDES = {"src": "source", "tgt": "target"}
+_SHOWN = 10  # names that a line lists
 
 
 @dataclass(eq=False)
@@ -39,6 +40,62 @@ class Sequences:
     def lengths(self) -> Int64[np.ndarray, " N"]:
         """The length of each sequence, in tokens."""
         return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How large a text is by each measure that a loss is told in.
+
+    Characters (code points), bytes (UTF-8) and words (between whitespace) are those of the text
+    as it was read, before the tokenizer normalised it. With L the sum of the loss in nats, bits
+    per character are L / ln 2 / characters, so per byte; word perplexity is exp(L / words).
+    """
+
+    characters: int = 0
+    bytes: int = 0
+    words: int = 0
+    tokens: int = 0  # of the text alone, without special tokens
+    unknown: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """The account of some rows, from reading to encoding.
+
+    Args:
+        noun: what a row is called.
+        empty: by column, how often it was the cause that a row was left out.
+        counts: by stored column, of the rows that were kept.
+    """
+
+    num_lines: int
+    num_kept: int
+    num_empty: int = 0  # rows left out because a column was empty or wholly unknown
+    num_dropped: int = 0  # over-long
+    num_truncated: int = 0  # over-long
+    noun: str = "texts"
+    empty: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """One line for a person."""
+        parts = [f"{self.num_lines:,} lines read, {self.num_kept:,} {self.noun} kept"]
+        if self.num_empty:
+            sides = [f"{_SIDES[c]} {n:,}" for c, n in self.empty.items() if c in _SIDES]
+            told = f" ({', '.join(sides)})" if sides else ""
+            parts.append(f"{self.num_empty:,} dropped as empty{told}")
+        if self.num_dropped:
+            parts.append(f"{self.num_dropped:,} dropped as too long")
+        if self.num_truncated:
+            parts.append(f"{self.num_truncated:,} cut to the longest allowed")
+        if any(counts.tokens for counts in self.counts.values()):
+            shares = [
+                f"{_SIDES[c] + ' ' if c in _SIDES else ''}{n.unknown:,}"
+                f" ({n.unknown / max(n.tokens, 1):.2%})"
+                for c, n in self.counts.items()
+            ]
+            parts.append(f"unknown tokens: {', '.join(shares)}")
+        return "; ".join(parts)
 
 
 Column: TypeAlias = Sequences | Int64[np.ndarray, " N"]
@@ -78,20 +135,33 @@ class Columns:
         return column
 
 
+class Packer:
+    """Sequences that are added one by one, kept in four bytes an id."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size, self._ids, self._lengths = vocab_size, array("I"), array("q")
+
+    def add(self, ids: Sequence[int]) -> None:
+        """One sequence more."""
+        self._ids.extend(ids)
+        self._lengths.append(len(ids))
+
+    def packed(self) -> Sequences:
+        """All, in the smallest dtype that holds the vocabulary: uint16 or uint32."""
+        ids = np.array(self._ids, np.uint32)
+        assert ids.max(initial=0) < self._vocab_size, self._vocab_size
+        dtype = np.uint16 if self._vocab_size <= 2**16 else np.uint32
+        return Sequences(
+            ids.astype(dtype, copy=False), offsets_of(np.array(self._lengths, np.int64))
+        )
+
+
 def pack_ids(sequences: Iterable[Sequence[int]], vocab_size: int) -> Sequences:
-    """Sequences in memory, in the smallest dtype that holds the vocabulary: uint16 or uint32."""
-    listed = list(sequences)
-    dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-    lengths = np.fromiter(map(len, listed), np.int64, len(listed))
-    ids = np.fromiter(chain.from_iterable(listed), np.int64, int(lengths.sum()))
-    assert ids.size == 0 or (ids.min() >= 0 and ids.max() < vocab_size), vocab_size
-    return Sequences(ids.astype(dtype), offsets_of(lengths))
-
-
-def joined(parts: Sequence[Sequences]) -> Sequences:
-    """All sequences of several, which have one dtype."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    return Sequences(np.concatenate([part.ids for part in parts]), offsets_of(lengths))
+    """Sequences in memory."""
+    packer = Packer(vocab_size)
+    for ids in sequences:
+        packer.add(ids)
+    return packer.packed()
 
 
 def offsets_of(lengths: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N1"]:
@@ -108,10 +178,10 @@ def write_columns(directory: Path, columns: Columns) -> None:
             if isinstance(column, Sequences)
             else {name: column}
         )
-        for file, array in arrays.items():
-            np.save(directory / f"{file}.npy", array, allow_pickle=False)
-    content = {"columns": list(columns.columns), "info": columns.info}
-    write_json(directory / _DESCRIPTION, content | {"report": asdict(columns.report)})
+        for file, content in arrays.items():
+            np.save(directory / f"{file}.npy", content, allow_pickle=False)
+    described = {"columns": list(columns.columns), "info": columns.info}
+    write_json(directory / _DESCRIPTION, described | {"report": asdict(columns.report)})
 
 
 def open_columns(directory: Path) -> Columns:
@@ -129,3 +199,9 @@ def open_columns(directory: Path) -> Columns:
     }
     report = TypeAdapter(Report).validate_python(content["report"])
     return Columns(columns, report, content["info"])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names for a message: the first ones, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

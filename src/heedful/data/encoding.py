@@ -1,25 +1,22 @@
 """One loop from rows of text to columns of ids: encode, cut or leave out, count, report."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
-from heedful.data.columns import Column, Columns, Sequences, joined, pack_ids
-from heedful.data.report import Counts, Report
+from heedful.data.columns import Column, Columns, Counts, Packer
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 
-_Texts: TypeAlias = dict[str, list[list[int]]]  # by column, the ids of its one or two texts
-
-_CHUNK_ROWS = 8192
-_CHUNK_CHARACTERS = 2**21  # unless one row is longer
+_CHUNK_ROWS = 128  # encoded at a time: enough for all cores, and few where they are books
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,15 @@ class TextColumn:
         """How many tokens a sequence has besides those of its texts."""
         return len(self.finished([], [] if len(self.texts) > 1 else None))
 
+    def cut(self, ids: list[list[int]], max_length: int) -> list[list[int]]:
+        """What is left of the ids of one or two texts with their special tokens."""
+        room = max_length - self.num_special
+        return [ids[0][:room]] if len(ids) == 1 else list(cut_pair(ids[0], ids[1], room))
+
+    def is_bare(self, ids: list[list[int]]) -> bool:
+        """Whether there is nothing but special and unknown tokens."""
+        return all(map(self.tokenizer.special_ids.issuperset, ids))
+
 
 def encode_rows(
     rows: Rows,
@@ -65,7 +71,6 @@ def encode_rows(
     drop_unknown: bool = False,
     numbers: Mapping[str, Int64[np.ndarray, " N"]] | None = None,
     info: Mapping[str, Any] | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Columns:
     """Tokenise rows into columns of ids, in memory (16 bits an id where the vocabulary fits).
 
@@ -81,7 +86,6 @@ def encode_rows(
         drop_unknown: leave out rows with a sequence of nothing but special and unknown tokens.
         numbers: plain columns of the rows, such as ids of labels, to be kept beside.
         info: JSON to be kept with the columns.
-        progress: is given the number of rows that are done, some at a time.
 
     Raises:
         UserError: an over-long row under "error" (with its line); no room between the special
@@ -93,16 +97,47 @@ def encode_rows(
                 f"max_length {max_length} leaves no room for text beside {column.num_special}"
                 " special tokens; raise it"
             )
-    encoder = _Encoder(columns, max_length, truncation, drop_unknown)
-    for start, stop in _chunks(rows, columns):
-        encoder.encode(rows, start, stop)
-        if progress is not None:
-            progress(stop - start)
-    report = encoder.report(rows)
-    kept = np.array(encoder.kept, dtype=np.int64)
-    found: dict[str, Column] = {name: joined(parts) for name, parts in encoder.parts.items()}
-    found |= {f"{name}.second": np.array(places) for name, places in encoder.seconds.items()}
-    found |= {name: column[kept] for name, column in (numbers or {}).items()}
+    growing = {name: _Growing(column) for name, column in columns.items()}
+    kept: list[int] = []
+    num_over = num_bare = 0
+    for index, row in enumerate(_encoded(rows, columns)):
+        sizes = {name: columns[name].num_special + sum(map(len, ids)) for name, ids in row.items()}
+        if max_length is not None and max(sizes.values()) > max_length:
+            num_over += 1
+            if truncation == "error":
+                told = " and ".join(f"{size} {name}" for name, size in sizes.items())
+                raise UserError(
+                    f"{rows.place(index)}: {told} tokens (special ones counted), more than"
+                    f" max_length {max_length}; raise it, or set truncation to drop or truncate"
+                )
+            if truncation == "drop":
+                continue
+            row = {name: columns[name].cut(ids, max_length) for name, ids in row.items()}
+        if drop_unknown and any(columns[name].is_bare(ids) for name, ids in row.items()):
+            num_bare += 1
+            continue
+        kept.append(index)
+        for name, ids in row.items():
+            growing[name].add([rows[text][index] for text in columns[name].texts], ids)
+    if not kept:
+        raise UserError(
+            f"none of {len(rows)} {rows.report.noun} is left: {num_over} are longer than max_length"
+            f" {max_length} and {num_bare} hold nothing that the tokenizer knows; raise max_length,"
+            " set truncation to truncate, or give other text"
+        )
+    if not all(column.counts["tokens"] for column in growing.values()):
+        raise UserError("the tokenizer makes no token of the text; give other text")
+    report = replace(
+        rows.report,
+        num_kept=len(kept),
+        num_empty=rows.report.num_empty + num_bare,
+        num_dropped=num_over if truncation == "drop" else 0,
+        num_truncated=num_over if truncation == "truncate" else 0,
+        counts={name: Counts(**column.counts) for name, column in growing.items()},
+    )
+    found: dict[str, Column] = {name: column.packer.packed() for name, column in growing.items()}
+    found |= {f"{name}.second": np.array(c.seconds) for name, c in growing.items() if c.seconds}
+    found |= {name: column[np.array(kept)] for name, column in (numbers or {}).items()}
     return Columns(found, report, info or {})
 
 
@@ -112,119 +147,39 @@ def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int],
     return first[:size], second[: room - size]
 
 
-@dataclass
-class _Encoder:
-    """The loop's state: sequences that are kept, and what is counted."""
+class _Growing:
+    """A column of ids to which rows are added, and its counts by the names of `Counts`."""
 
-    columns: Mapping[str, TextColumn]
-    max_length: int | None
-    truncation: Truncation
-    drop_unknown: bool
-    kept: list[int] = field(default_factory=list)
-    num_over: int = 0
-    num_bare: int = 0
+    def __init__(self, column: TextColumn) -> None:
+        self.column = column
+        self.packer = Packer(column.tokenizer.vocab_size)
+        self.seconds: list[int] = []
+        self.counts = Counter[str]()
 
-    def __post_init__(self) -> None:
-        self.parts: dict[str, list[Sequences]] = {name: [] for name in self.columns}
-        pairs = [name for name, column in self.columns.items() if len(column.texts) > 1]
-        self.seconds: dict[str, list[int]] = {name: [] for name in pairs}
-        self.unknown = dict.fromkeys(self.columns, 0)
-
-    def encode(self, rows: Rows, start: int, stop: int) -> None:
-        """Take in the rows from `start` to `stop`."""
-        stored: dict[str, list[list[int]]] = {name: [] for name in self.columns}
-        encoded = {
-            name: [column.tokenizer.encode_batch(rows[text][start:stop]) for text in column.texts]
-            for name, column in self.columns.items()
-        }
-        for index in range(start, stop):
-            row = {name: [ids[index - start] for ids in texts] for name, texts in encoded.items()}
-            fitted = self._fitted(rows, index, row)
-            if fitted is None:
-                continue
-            self.kept.append(index)
-            for name, texts in fitted.items():
-                column = self.columns[name]
-                self.unknown[name] += sum(ids.count(column.tokenizer.unk_id) for ids in texts)
-                sequence = column.finished(*texts)
-                stored[name].append(sequence)
-                if name in self.seconds:
-                    after = len(texts[1]) + len(column.tokenizer.suffix_ids)
-                    self.seconds[name].append(len(sequence) - after)
-        for name, sequences in stored.items():
-            vocab_size = self.columns[name].tokenizer.vocab_size
-            self.parts[name].append(pack_ids(sequences, vocab_size))
-
-    def report(self, rows: Rows) -> Report:
-        """The account of the rows. Raises UserError where nothing is left."""
-        noun, num_kept = rows.report.noun, len(self.kept)
-        if not num_kept:
-            raise UserError(
-                f"none of {len(rows)} {noun} is left: {self.num_over} are longer than max_length"
-                f" {self.max_length} and {self.num_bare} hold nothing that the tokenizer knows;"
-                " raise max_length, set truncation to truncate, or give other text"
+    def add(self, texts: Sequence[str], ids: list[list[int]]) -> None:
+        """One row: its texts as they were read, and their ids as they are stored."""
+        tokenizer = self.column.tokenizer
+        sequence = self.column.finished(*ids)
+        self.packer.add(sequence)
+        if len(ids) > 1:
+            self.seconds.append(len(sequence) - len(ids[1]) - len(tokenizer.suffix_ids))
+        for text, of_text in zip(texts, ids, strict=True):
+            self.counts.update(
+                characters=len(text),
+                bytes=len(text.encode()),
+                words=len(text.split()),
+                tokens=len(of_text),
+                unknown=of_text.count(tokenizer.unk_id),
             )
-        counts = {name: self._counts(rows, name) for name in self.columns}
-        if not all(count.tokens for count in counts.values()):
-            raise UserError("the tokenizer makes no token of the text; give other text")
-        return replace(
-            rows.report,
-            num_kept=num_kept,
-            num_empty=rows.report.num_empty + self.num_bare,
-            num_dropped=self.num_over if self.truncation == "drop" else 0,
-            num_truncated=self.num_over if self.truncation == "truncate" else 0,
-            counts=counts,
-        )
 
-    def _fitted(self, rows: Rows, index: int, row: _Texts) -> _Texts | None:
-        """The ids of a row as they are to be stored, cut where needed; `None` to leave it out."""
-        lengths = {
-            name: self.columns[name].num_special + sum(map(len, texts))
-            for name, texts in row.items()
+
+def _encoded(rows: Rows, columns: Mapping[str, TextColumn]) -> Iterator[dict[str, list[list[int]]]]:
+    """By column, the ids of each row's one or two texts."""
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = slice(start, min(start + _CHUNK_ROWS, len(rows)))
+        found = {
+            name: [column.tokenizer.encode_batch(rows[text][chunk]) for text in column.texts]
+            for name, column in columns.items()
         }
-        if self.max_length is not None and max(lengths.values()) > self.max_length:
-            self.num_over += 1
-            if self.truncation == "error":
-                told = " and ".join(f"{size} {name}" for name, size in lengths.items())
-                raise UserError(
-                    f"{rows.place(index)}: {told} tokens (special ones counted), more than"
-                    f" max_length {self.max_length}; raise it, or set truncation to drop or"
-                    " truncate"
-                )
-            if self.truncation == "drop":
-                return None
-            for name, texts in row.items():
-                room = self.max_length - self.columns[name].num_special
-                texts[:] = (
-                    cut_pair(texts[0], texts[1], room) if len(texts) > 1 else [texts[0][:room]]
-                )
-        for name, texts in row.items():
-            specials = self.columns[name].tokenizer.special_ids
-            if self.drop_unknown and all(map(specials.issuperset, texts)):
-                self.num_bare += 1
-                return None
-        return row
-
-    def _counts(self, rows: Rows, name: str) -> Counts:
-        column, parts = self.columns[name], self.parts[name]
-        texts = [rows[text][index] for text in column.texts for index in self.kept]
-        return Counts(
-            characters=sum(map(len, texts)),
-            bytes=sum(len(text.encode()) for text in texts),
-            words=sum(len(text.split()) for text in texts),
-            tokens=sum(len(part.ids) for part in parts) - column.num_special * len(self.kept),
-            unknown=self.unknown[name],
-        )
-
-
-def _chunks(rows: Rows, columns: Mapping[str, TextColumn]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that are tokenised at a time."""
-    texts = [rows[text] for column in columns.values() for text in column.texts]
-    start = size = 0
-    for index in range(len(rows)):
-        length = sum(len(column[index]) for column in texts)
-        if index > start and (size + length > _CHUNK_CHARACTERS or index - start == _CHUNK_ROWS):
-            yield start, index
-            start, size = index, 0
-        size += length
-    yield start, len(rows)
+        for place in range(chunk.stop - start):
+            yield {name: [ids[place] for ids in texts] for name, texts in found.items()}

@@ -171,24 +171,22 @@ class Settings:
             bos = "bos " * bool(self.config.get("add_bos_token", family.adds_bos))
             eos = " eos" * bool(self.config.get("add_eos_token", False))
             single, pair = f"{bos}$A{eos}", f"{bos}$A{eos} {bos}$B{eos}"
-        parts = {part for part in f"{single} {pair}".split() if part[0] != "$"}
-        names = {part: self.name(part.removesuffix(":1")) for part in parts}
-        ids = {name: id_of(name) for name in sorted(set(names.values()))}
-        for name, i in ids.items():
-            if i is None:
+        ids: dict[str, int] = {}
+
+        def filled(part: str) -> str:
+            role, colon, kind = part.partition(":")
+            if role[0] == "$":
+                return part
+            name = self.name(role)
+            if (i := id_of(name)) is None:
                 raise UserError(
                     f"the vocabulary lacks {name}, which its model expects around a text"
                 )
+            ids[name] = i
+            return f"{name}{colon}{kind}"
 
-        def filled(template: str) -> list[str]:
-            return [
-                names[part] + ":1" * part.endswith(":1") if part in names else part
-                for part in template.split()
-            ]
-
-        backend.post_processor = processors.TemplateProcessing(
-            filled(single), filled(pair), list(ids.items())
-        )
+        one, two = ([filled(part) for part in template.split()] for template in (single, pair))
+        backend.post_processor = processors.TemplateProcessing(one, two, sorted(ids.items()))
 
 
 def read_settings(directory: Path) -> Settings:

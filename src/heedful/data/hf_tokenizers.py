@@ -90,7 +90,8 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, target: Tokenizer | N
     """Write what `transformers.AutoTokenizer.from_pretrained(directory)` loads.
 
     That is `tokenizer.json` and `tokenizer_config.json`, with the specials by their roles and the
-    template; the ids are the same, also for names of specials written in text.
+    template; the ids are the same, also for names of specials written in text (but where masks or
+    sentinels are among them: over there these can only be written so).
 
     A model with two different tokenizers gets the source's in `directory` itself, and each in a
     directory of its own, `tokenizer_source/` and `tokenizer_target/`, because `transformers` has
@@ -232,7 +233,9 @@ def _read_vocab(path: Path) -> dict[str, int]:
 def _made(path: Path, make: Callable[[], Made]) -> Made:
     try:
         return make()
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and panics of its Rust
         raise UserError(f"{path} is damaged or of another kind: {error}") from error
 
 
@@ -262,6 +265,9 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
     names = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items() if i is not None}
     others = sorted(tokenizer.special_ids - set(ids.values()))
     inputs = ["input_ids", "attention_mask"]
+    # What is to be filled in can only be written by its name over there.
+    is_filled = specials.mask_id is not None or bool(specials.sentinel_ids)
+    as_text = tokenizer.specials_are_text and (tokenizer.kind == IMPORTED or not is_filled)
     if specials.cls_id is not None and specials.cls_id != specials.bos_id:
         inputs.insert(1, "token_type_ids")  # BERT's, which tells the texts of a pair apart
     return {
@@ -269,6 +275,6 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
         **names,
         "additional_special_tokens": tokenizer.tokens(others),
         "model_input_names": inputs,
-        "split_special_tokens": tokenizer.specials_are_text,
+        "split_special_tokens": as_text,
         "clean_up_tokenization_spaces": False,
     }

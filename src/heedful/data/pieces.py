@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 
 from heedful.data.tokenizer_training import SPACE, byte_pieces
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte of a character that the vocabulary lacks
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte of a character that the vocabulary lacks
 
 
 class Pieces:
@@ -53,7 +53,7 @@ class Pieces:
     def _plain(self, piece: str) -> str:
         """The piece as text; a byte that is no character of ASCII is as good as any letter."""
         text = self._of_bytes(piece)
-        if text is None and (byte := _BYTE.fullmatch(piece)):
+        if text is None and (byte := BYTE.fullmatch(piece)):
             text = bytes.fromhex(byte[1])
         return piece.replace(SPACE, " ") if text is None else text.decode("ascii", "replace")
 

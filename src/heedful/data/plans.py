@@ -9,6 +9,7 @@ from heedful.data.columns import offsets_of
 from heedful.errors import UserError
 
 _BAND = 2  # source lengths that are mixed, in tokens
+_HELD_OUT_TOKENS = 8_192  # padded, of a batch that nothing is learnt from
 
 
 def plan_batches(
@@ -20,7 +21,6 @@ def plan_batches(
     seed: int,
     epoch: int,
     shuffle: bool = True,
-    pad_multiple: int = 1,
 ) -> list[Int64[np.ndarray, " n"]]:
     """Which rows make each batch of an epoch: arrays of indices, every index in one of them.
 
@@ -34,7 +34,6 @@ def plan_batches(
         max_tokens: a batch of n rows has n x (longest source + longest target) at most, padding
             counted.
         max_sentences: rows in a batch at most. One of the two limits may be `None`.
-        pad_multiple: lengths are padded to a multiple of this.
 
     Raises:
         UserError: a row that alone is above `max_tokens`; no limit at all.
@@ -43,8 +42,8 @@ def plan_batches(
         raise UserError("batches have no limit; set max_tokens or max_sentences")
     if min(limit for limit in (max_tokens, max_sentences) if limit is not None) < 1:
         raise UserError("max_tokens and max_sentences must be at least 1; raise them")
-    src = round_up(lengths, pad_multiple)
-    tgt = np.zeros_like(src) if tgt_lengths is None else round_up(tgt_lengths, pad_multiple)
+    src = lengths.astype(np.int64)
+    tgt = np.zeros_like(src) if tgt_lengths is None else tgt_lengths.astype(np.int64)
     num_rows = len(src)
     if num_rows == 0:
         return []
@@ -54,7 +53,7 @@ def plan_batches(
         raise UserError(
             f"{'sequence' if tgt_lengths is None else 'pair'} {longest + 1} alone takes"
             f" {src[longest] + tgt[longest]} tokens ({'padded' if tgt_lengths is None else sides}),"
-            f" more than max_tokens {max_tokens}; raise it or lower max_length"
+            f" more than training.batch_tokens {max_tokens}; raise it or lower data.max_length"
         )
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
     ties = rng.random(num_rows) if shuffle else np.arange(num_rows)
@@ -65,9 +64,11 @@ def plan_batches(
     return [batches[i] for i in rng.permutation(len(batches))] if shuffle else batches
 
 
-def round_up(lengths: Integer[np.ndarray, " N"], multiple: int) -> Int64[np.ndarray, " N"]:
-    """The next multiple of each."""
-    return -(-lengths.astype(np.int64) // multiple) * multiple
+def plan_held_out(*lengths: Integer[np.ndarray, " N"]) -> list[Int64[np.ndarray, " n"]]:
+    """Batches of held-out texts or pairs, the longest first; one above the budget goes alone."""
+    budget = max(_HELD_OUT_TOKENS, int(np.sum(lengths, axis=0).max(initial=1)))
+    limits = {"max_tokens": budget, "max_sentences": None, "seed": 0, "epoch": 0}
+    return plan_batches(*lengths, **limits, shuffle=False)  # type: ignore[arg-type]
 
 
 def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.ndarray, " G1"]:
@@ -125,13 +126,7 @@ class Windows:
 
 
 def plan_windows(
-    lengths: Integer[np.ndarray, " N"],
-    *,
-    context: int,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    shuffle: bool = True,
+    lengths: Integer[np.ndarray, " N"], *, context: int, batch_size: int, seed: int, epoch: int
 ) -> list[Windows]:
     """Which windows make each batch of an epoch. A pure function of its arguments.
 
@@ -141,8 +136,7 @@ def plan_windows(
     token after the p + 1 first is a target exactly once, up to those at the end, fewer than
     `context`, that fill no window. The phase moves the borders from epoch to epoch, also those of
     a single long text, and what one epoch leaves out at the ends another takes in. The windows are
-    then dealt to batches in an order that is drawn too. With `shuffle` off the texts and the
-    windows stand in their own order, from phase 0.
+    then dealt to batches in an order that is drawn too.
 
     Args:
         lengths: of the texts, in tokens.
@@ -154,18 +148,15 @@ def plan_windows(
     if context < 1:
         raise UserError("context must be at least 1; raise it")
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
-    order = rng.permutation(len(lengths)) if shuffle else np.arange(len(lengths))
-    order, offsets = _stream(lengths, order)
+    order, offsets = _stream(lengths, rng.permutation(len(lengths)))
     spare = int(offsets[-1]) - 1 - context  # tokens beyond what one window needs
     if spare < 0:
         raise UserError(
             f"the text has {spare + 1 + context} tokens, but a window of context {context} needs"
             f" {context + 1}; lower context, or give more text"
         )
-    phase = int(rng.integers(min(context, spare + 1))) if shuffle else 0
-    starts = phase + context * np.arange(1 + (spare - phase) // context)
-    if shuffle:
-        starts = rng.permutation(starts)
+    phase = int(rng.integers(min(context, spare + 1)))
+    starts = rng.permutation(phase + context * np.arange(1 + (spare - phase) // context))
     sizes, first_scored = np.full_like(starts, context), np.ones_like(starts)
     return Windows(order, offsets, starts, sizes, first_scored).batches(batch_size)
 

@@ -1,7 +1,6 @@
 """One reader of rows of text: plain text, TSV, JSONL and line-parallel files, gzip or not."""
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,15 +13,16 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from heedful.data.report import Report, listed
+from heedful.data.columns import Report, listed
 from heedful.errors import UserError
+from heedful.files import parse_json
 
 Field: TypeAlias = int | str  # a column by its number, counted from 1; a column or key by its name
 Unit: TypeAlias = Literal["line", "paragraph", "file"]
-Format: TypeAlias = Literal["text", "tsv", "jsonl"]
 
 LABEL = "label"  # the column whose empty cells are errors, and which JSONL may give as a number
 
+LONGEST_LINE = 1 << 28  # bytes; what has no end of line at all is no text
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 
@@ -80,18 +80,18 @@ def read_rows(
     fields: Mapping[str, Field | None] | None = None,
     *,
     unit: Unit = "line",
-    format: Format | None = None,
     keep_empty: bool = False,
 ) -> Rows:
     r"""The rows of some files, one file after the other.
 
     Of every file only "\n" and "\r\n" end a line, a byte order mark at the start is dropped, and
-    gzip is known by its first bytes. Formats:
+    gzip is known by its first bytes. Formats, by the files' names, .gz aside:
 
     * line-parallel files, when `files` maps each column to its files;
-    * TSV: columns between tabs, every line as many as the first, no quoting. Fields are numbers in
-      a file without a header, or names of the header; all `None`: the columns in order, no more;
-    * JSONL: one object a line. A field is a key; `None` stands for the name of the column;
+    * .tsv (but where one column is wanted and no field is named): columns between tabs, every line
+      as many as the first, no quoting. Fields are numbers in a file without a header, or names of
+      the header; all `None`: the columns in order, no more;
+    * .jsonl: one object a line. A field is a key; `None` stands for the name of the column;
     * plain text, for one column: a "line", a "paragraph" (the lines between blank ones, joined by
       "\n") or a "file" is a row, as `unit` says; in JSONL it is an object, whatever the unit.
 
@@ -101,8 +101,6 @@ def read_rows(
 
     Args:
         fields: where each column is found; by default the one column "text".
-        format: of all files; by default by their names, .gz aside: .jsonl, .tsv (but where one
-            column is wanted and no field is named), or for one column plain text.
 
     Raises:
         UserError: no file; one that cannot be read, is damaged gzip or not UTF-8 (with its line);
@@ -113,13 +111,15 @@ def read_rows(
         raise UserError(f"unknown unit {unit!r}; choose line, paragraph or file")
     if isinstance(files, Mapping):
         columns = list(files)
-        found = [
-            (" and ".join(map(str, paths)), _parallel(paths)) for paths in _side_by_side(files)
-        ]
+        if len(set(map(len, files.values()))) > 1:
+            named = " but ".join(f"{len(paths)} {column} files" for column, paths in files.items())
+            raise UserError(f"{named} are named; line-parallel files go together one by one")
+        together = zip(*files.values(), strict=True)
+        found = [(" and ".join(map(str, paths)), _parallel(paths)) for paths in together]
     else:
         fields = {"text": None} if fields is None else fields
         columns = list(fields)
-        found = [(str(path), _entries(path, fields, unit, format)) for path in files]
+        found = [(str(path), _entries(path, fields, unit)) for path in files]
     if not found:
         raise UserError("no file is named; name at least one")
     return _collected(columns, found, keep_empty)
@@ -136,7 +136,8 @@ def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
         UserError: the file cannot be read, is not UTF-8 (with the line), or is damaged gzip.
     """
     with _opened(path) as stream:
-        yield from decoded_lines(stream, str(path), keep_ends=keep_ends)
+        lines = iter(lambda: stream.readline(LONGEST_LINE + 1), b"")
+        yield from decoded_lines(lines, str(path), keep_ends=keep_ends)
 
 
 def decoded_lines(
@@ -148,6 +149,10 @@ def decoded_lines(
         first: the number of the first line.
     """
     for number, raw in enumerate(lines, first):
+        if len(raw) > LONGEST_LINE:
+            raise UserError(
+                f"{name}, line {number}: longer than {LONGEST_LINE >> 20} MiB; break it into lines"
+            )
         line = raw.removeprefix(_BOM) if number == 1 else raw
         body = line.removesuffix(b"\n").removesuffix(b"\r")
         try:
@@ -160,8 +165,13 @@ def decoded_lines(
         yield text + "\n" if keep_ends and line.endswith(b"\n") else text
 
 
-def hold_out(rows: Rows, count: int) -> tuple[Rows, Rows]:
-    """The rows to train on and `count` to hold out: chosen by position, always the same."""
+def hold_out(rows: Rows, count: int | None) -> tuple[Rows, Rows]:
+    """The rows to train on and `count` to hold out: chosen by position, always the same.
+
+    None: a thousand, or a tenth where that is fewer. Raises UserError where too few would be left.
+    """
+    if count is None:
+        count = min(1_000, max(1, len(rows) // 10))
     if len(rows) < 2 * count:
         raise UserError(
             f"data.hold_out {count} of {len(rows)} {rows.report.noun} would leave too few to train"
@@ -269,24 +279,16 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"cannot read {path}: {reason}; name a text file") from error
 
 
-def _entries(
-    path: Path, fields: Mapping[str, Field | None], unit: Unit, format: Format | None
-) -> Iterator[_Entry]:
-    if format is None:
-        one = len(fields) == 1
-        name = path.name.removesuffix(".gz")
-        if name.endswith(".jsonl"):
-            format = "jsonl"
-        elif name.endswith(".tsv") and not (one and None in fields.values()):
-            format = "tsv"
-        elif not one:
-            raise UserError(
-                f"{path} is not named .tsv or .jsonl; write it as one of them, and name it so"
-            )
-    if format == "jsonl":
+def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[_Entry]:
+    ending = Path(path.name.removesuffix(".gz")).suffix
+    if ending == ".jsonl":
         return _jsonl(path, fields)
-    if format == "tsv":
+    if ending == ".tsv" and [*fields.values()] != [None]:
         return _tsv(path, list(fields.values()))
+    if len(fields) > 1:
+        raise UserError(
+            f"{path} is not named .tsv or .jsonl; write it as one of them, and name it so"
+        )
     return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole}[unit](path)
 
 
@@ -306,14 +308,6 @@ def _whole(path: Path) -> Iterator[_Entry]:
     lines = list(read_lines(path, keep_ends=True))
     text = "".join(lines)
     yield _Entry(1, len(lines), [text] if text.strip() else [])
-
-
-def _side_by_side(files: Mapping[str, Sequence[Path]]) -> list[tuple[Path, ...]]:
-    counts = {column: len(paths) for column, paths in files.items()}
-    if len(set(counts.values())) > 1:
-        named = " but ".join(f"{count} {column} files" for column, count in counts.items())
-        raise UserError(f"{named} are named; line-parallel files go together one by one")
-    return list(zip(*files.values(), strict=True))
 
 
 def _parallel(paths: Sequence[Path]) -> Iterator[_Entry]:
@@ -339,7 +333,13 @@ def _tsv(path: Path, fields: Sequence[Field | None]) -> Iterator[_Entry]:
         raise UserError(f"{path}: name all columns by the header, or all by number, not some each")
     else:
         header = [name.strip() for name in next(lines, (0, ""))[1].split("\t")]
-        columns, width = [_column(path, header, name) for name in names], len(header)
+        for name in names:
+            if header.count(name) != 1:
+                raise UserError(
+                    f"{path}, line 1: column {name!r} is {'twice' if name in header else 'not'} in"
+                    f" the header ({listed(header)}); name a column that is there once"
+                )
+        columns, width = [header.index(name) for name in names], len(header)
     for number, line in lines:
         if not line.strip():
             yield _Entry(number, 1, [""] * len(fields))
@@ -355,16 +355,6 @@ def _tsv(path: Path, fields: Sequence[Field | None]) -> Iterator[_Entry]:
         yield _Entry(number, 1, [cells[column] for column in columns])
 
 
-def _column(path: Path, header: list[str], name: str) -> int:
-    if header.count(name) != 1:
-        problem = "twice" if name in header else "not"
-        raise UserError(
-            f"{path}, line 1: column {name!r} is {problem} in the header"
-            f" ({listed(header)}); name a column that is there once"
-        )
-    return header.index(name)
-
-
 def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
     if any(isinstance(field, int) for field in fields.values()):
         raise UserError(f"{path} is JSONL, whose fields have names; name them instead of numbers")
@@ -374,10 +364,7 @@ def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
             yield _Entry(number, 1, [""] * len(keys))
             continue
         place = f"{path}, line {number}"
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{place}: not JSON ({error}); write one object a line") from error
+        entry = parse_json(line, place)
         if not isinstance(entry, dict):
             raise UserError(f"{place}: not a JSON object; write one object a line")
         yield _Entry(number, 1, [_text(entry, key, place, c == LABEL) for c, key in keys.items()])
@@ -392,6 +379,4 @@ def _text(entry: dict[str, object], key: str, place: str, is_label: bool) -> str
         return str(text).lower() if isinstance(text, bool) else str(text)
     if not isinstance(text, str):
         raise UserError(f"{place}: {key!r} is not a text; write it as a JSON string")
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise UserError(f"{place}: {key!r} holds half of a surrogate pair, which is no character")
     return text

@@ -55,9 +55,9 @@ def train_tokenizer(
     *,
     kind: str = "bpe",
     vocab_size: int | None = None,
+    or_fewer: bool = False,
     lowercase: bool = False,
     normalization: Normalization | None = None,
-    min_frequency: int = 1,
     extra_specials: Sequence[str] = (),
     template: Literal["none", "bos", "eos", "both"] = "none",
     keep_whitespace: bool = False,
@@ -78,11 +78,10 @@ def train_tokenizer(
         texts: lines of text; join both sides of a corpus here for one shared vocabulary.
         vocab_size: how many ids, specials counted. Needed for the subword kinds, where it is met
             exactly; for `word` and `char` a cap, `None` for no cap; not for `byte`.
+        or_fewer: take what a little text gives where that is fewer.
         lowercase: in the normaliser, so decoding cannot bring capitals back.
         normalization: Unicode normal form; `None` stands for "nfkc", and for "none" with the kinds
             of bytes, which then give every string back as it was.
-        min_frequency: pairs (`bpe`, `byte_bpe`, `wordpiece`) or entries (`word`, `char`) seen less
-            often than this are not learnt.
         extra_specials: names for the ids from 4 on, such as "<sep>". "<mask>" becomes
             `specials.mask_id`, and "<extra_0>", "<extra_1>" … in their order `sentinel_ids`.
         template: which of `<s>` and `</s>` stand around a text; "both" is BERT's form.
@@ -94,9 +93,9 @@ def train_tokenizer(
         UserError: an unknown kind or normalisation; a vocabulary larger than the text gives, or
             too small for its characters; no text; a setting that the kind cannot use.
     """
-    extra = tuple(extra_specials)
+    specials = SPECIALS + tuple(extra_specials)
     plan = Plan(
-        kind, vocab_size, lowercase, normalization, min_frequency, extra, keep_whitespace, template
+        kind, vocab_size, lowercase, normalization, specials, keep_whitespace, template, or_fewer
     )
     backend = train_backend(list(texts), plan)
     roles = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
@@ -234,7 +233,7 @@ class Tokenizer:
         if self._pieces is None:
             return list(self._backend.decode_batch(kept, skip_special_tokens=False))
         decoder = self._backend.decoder
-        return [str(decoder.decode([self._piece(i) for i in ids])) for ids in kept]
+        return [str(decoder.decode([self.piece(i) for i in ids])) for ids in kept]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The piece of each id, for display.
@@ -243,7 +242,7 @@ class Tokenizer:
         of bytes a piece that is not whole characters is shown as bytes, such as `<E4><BB>`.
         """
         return [
-            self._piece(i) if i in self.special_ids else self._spelling.shown(self._piece(i))
+            self.piece(i) if i in self.special_ids else self._spelling.shown(self.piece(i))
             for i in ids
         ]
 
@@ -255,7 +254,7 @@ class Tokenizer:
         where punctuation stands alone. A special is a word of its own.
         """
         return self._spelling.word_starts(
-            [None if i in self.special_ids else self._piece(i) for i in ids]
+            [None if i in self.special_ids else self.piece(i) for i in ids]
         )
 
     def save(self, path: Path) -> None:
@@ -317,7 +316,12 @@ class Tokenizer:
             return list(encoding.ids)
         return [self._piece_ids.get(piece, self.unk_id) for piece in encoding.tokens]
 
-    def _piece(self, i: int) -> str:
+    @property
+    def has_own_pieces(self) -> bool:
+        """Whether ids are not the library's own (Marian's), so that pieces alone agree."""
+        return self._pieces is not None
+
+    def piece(self, i: int) -> str:
         """The piece of an id; models may have more ids than their tokenizer (T5's 28 spare)."""
         found = self._backend.id_to_token(i) if self._pieces is None else self._pieces.get(i)
         return f"<id {i}>" if found is None else str(found)

@@ -49,10 +49,10 @@ class Plan:
     vocab_size: int | None
     lowercase: bool
     normalization: Normalization | None
-    min_frequency: int
-    extra_specials: tuple[str, ...]
+    specials: tuple[str, ...]  # the names of the first ids, in order
     keep_whitespace: bool
     template: str
+    or_fewer: bool = False
 
     def __post_init__(self) -> None:
         kind, size, num_specials = self.kind, self.vocab_size, len(self.specials)
@@ -75,23 +75,16 @@ class Plan:
             raise UserError(
                 f"vocab_size {size} leaves no room beside the {num_specials} specials; raise it"
             )
-        if self.min_frequency != 1 and kind in ("unigram", "byte"):
-            raise UserError(f"tokenizer kind {kind} has no use for min_frequency; unset it")
         if self.keep_whitespace and kind == "word":
             raise UserError(
                 "tokenizer kind word is cut at whitespace and cannot keep it;"
                 " unset keep_whitespace, or choose another kind"
             )
-        for index, name in enumerate(self.extra_specials):
+        for name in self.specials:
             if not _SPECIAL_NAME.fullmatch(name):
                 raise UserError(f"special {name!r} needs a name like <mask>, in angle brackets")
-            if name in self.specials[: len(SPECIALS) + index]:
+            if self.specials.count(name) > 1:
                 raise UserError(f"special {name!r} is there twice; name each once")
-
-    @property
-    def specials(self) -> tuple[str, ...]:
-        """The names of the first ids, in order."""
-        return SPECIALS + self.extra_specials
 
     @property
     def keeps_whitespace(self) -> bool:
@@ -122,7 +115,7 @@ def train_backend(lines: list[str], plan: Plan) -> Backend:
     backend.post_processor = processors.TemplateProcessing(single, pair, ids)
     size = int(backend.get_vocab_size())
     if plan.vocab_size is not None and plan.kind in _SUBWORDS:
-        if size < plan.vocab_size:
+        if size < plan.vocab_size and not plan.or_fewer:
             raise UserError(
                 f"a {plan.kind} vocabulary of {plan.vocab_size} is more than the text gives: it"
                 f" gives {size}; set vocab_size to {size} or less, or train on more text"
@@ -219,7 +212,7 @@ def _trainer(backend: Backend, lines: list[str], plan: Plan) -> Any:
     }
     if kind == "unigram":
         return trainers.UnigramTrainer(unk_token=_UNK, **settings)
-    settings["min_frequency"] = plan.min_frequency
+    settings["min_frequency"] = 1
     if kind in ("word", "char"):
         return trainers.WordLevelTrainer(**settings)
     if kind == "wordpiece":

@@ -7,7 +7,6 @@ from heedful.evaluation.metrics import (
     corpus_scores,
     exact_match,
     perplexity,
-    token_accuracy,
     tokenized_lowercase_bleu,
 )
 
@@ -18,6 +17,5 @@ __all__ = [
     "corpus_scores",
     "exact_match",
     "perplexity",
-    "token_accuracy",
     "tokenized_lowercase_bleu",
 ]

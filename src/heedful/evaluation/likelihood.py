@@ -1,18 +1,23 @@
 """How likely texts are to a net: the states that say a batch's targets, and sums over batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from heedful.data.collate import Batch
+from heedful.evaluation.metrics import perplexity
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy, head_loss
+
+# Logits that `chunked_loss` forms at once.
+_CHUNK_ELEMENTS = 5_000_000
 
 Net = EncoderDecoder | DecoderOnly | EncoderOnly
 
@@ -51,6 +56,25 @@ def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
     return target_loss(net.head, target_states(net, batch), batch.targets, **options)
 
 
+def chunked_loss(
+    part: Callable[..., tuple[Tensor, Tensor, Tensor]], head: Any, *rows: Tensor
+) -> LossSum:
+    """The sums of `part(head, *rows)`, loss, nll and correct, over some rows at a time.
+
+    For losses that read logits several times: they are formed once more on the way back, so that
+    never all are held. The last of `rows` are the targets.
+    """
+    out = head.labels if isinstance(head, ClassificationHead) else head.out
+    size = max(1, _CHUNK_ELEMENTS // int(out.out_features))
+    chunks = list(zip(*(each.split(size) for each in rows), strict=True))
+    if len(chunks) == 1:
+        found = [part(head, *chunks[0])]
+    else:
+        found = [checkpoint(part, head, *chunk, use_reentrant=False) for chunk in chunks]
+    loss, nll, correct = (torch.stack(column).sum() for column in zip(*found, strict=True))
+    return LossSum(loss, nll.detach(), correct, rows[-1].numel())
+
+
 def total(parts: Sequence[LossSum]) -> LossSum:
     """The sums over all parts, on the CPU, in double precision."""
     return LossSum(
@@ -59,3 +83,12 @@ def total(parts: Sequence[LossSum]) -> LossSum:
         torch.stack([part.correct for part in parts]).cpu().sum(),
         sum(part.tokens for part in parts),
     )
+
+
+def averages(found: LossSum) -> dict[str, float]:
+    """Perplexity, loss (without label smoothing) and accuracy of sums over tokens."""
+    return {
+        "perplexity": perplexity(float(found.nll), found.tokens),
+        "loss": float(found.nll) / found.tokens,
+        "token_accuracy": float(found.correct) / found.tokens,
+    }

@@ -6,7 +6,7 @@ sacreBLEU and sacremoses are imported when a score is asked for: both are slow t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from heedful import plugins
@@ -14,8 +14,6 @@ from heedful.errors import UserError
 
 METRICS = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
 DEFAULT_METRICS = ("bleu", "chrf", "ter", "exact_match")
-# sacreBLEU's other tokenisers (spm, flores) fetch a model from the network.
-BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
 
 
 @dataclass(frozen=True)
@@ -68,31 +66,24 @@ def corpus_scores(
     *,
     trg_lang: str | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
-    tokenize: str | None = None,
 ) -> Scores:
     """Scores lines of output against one reference line each.
 
     `trg_lang` is the language code of the lines ("de", "zh-CN"). It chooses BLEU's tokenisation
-    where `tokenize` does not (sacreBLEU's rule: zh, ja-mecab, ko-mecab, otherwise 13a), makes TER
+    (sacreBLEU's rule: zh, ja-mecab, ko-mecab, otherwise 13a), makes TER
     count characters in Chinese and Japanese, which put no spaces between words, and is needed for
     `tokenized_lowercase_bleu`. BLEU, chrF, TER and their signatures are sacreBLEU's (Post 2018).
 
-    Raises `UserError`: unequal numbers of lines, no lines, an unknown metric or tokeniser.
+    Raises `UserError`: unequal numbers of lines, no lines, an unknown metric.
     """
     _check_lines(hypotheses, references)
     language = _language(trg_lang)
-    known = [*METRICS, *(name for name in plugins.metric.names() if name not in METRICS)]
-    for metric in metrics:
-        if metric not in known:
-            raise UserError(f"metrics: unknown metric {metric!r}; {_choose(metric, known)}")
-    options = {"language": language, "tokenize": tokenize}
-    return Scores(
-        len(hypotheses),
-        {name: plugins.metric.get(name)(hypotheses, references, **options) for name in metrics},
-    )
+    make = {name: plugins.metric.get(name) for name in metrics}  # unknown ones before any work
+    found = {name: each(hypotheses, references, language=language) for name, each in make.items()}
+    return Scores(len(hypotheses), found)
 
 
-def exact_match(hypotheses: list[str], references: list[str]) -> Score:
+def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Score:
     """The share (0 to 1) of lines equal to their reference, character for character.
 
     Before comparing, runs of white space become one space and the ends are stripped; nothing else
@@ -133,6 +124,7 @@ def tokenized_lowercase_bleu(
             f"tokenized_lowercase_bleu: {language!r} puts no spaces between words;"
             " use 'bleu' or 'chrf'"
         )
+    from sacrebleu import __version__
     from sacrebleu.metrics.bleu import BLEU
     from sacremoses import MosesTokenizer
 
@@ -143,7 +135,7 @@ def tokenized_lowercase_bleu(
 
     counter = BLEU(tokenize="none", force=True, smooth_method="none")
     result = counter.corpus_score(prepare(hypotheses), [prepare(references)])
-    signature = f"nrefs:1|case:lc|tok:moses-{language}|smooth:none|count:{_sacrebleu_version()}"
+    signature = f"nrefs:1|case:lc|tok:moses-{language}|smooth:none|count:sacrebleu-{__version__}"
     return Score("tokenised lowercased BLEU", result.score, signature, _bleu_details(result))
 
 
@@ -154,37 +146,23 @@ def perplexity(nll_sum: float | int, count: int) -> float:
 
     Raises `UserError` when there are no tokens.
     """
-    _check_count(count, "perplexity")
+    if count <= 0:
+        raise UserError("no target tokens to count; give at least one line of target text")
     try:
         return math.exp(nll_sum / count)
     except OverflowError:
         return math.inf
 
 
-def token_accuracy(correct: int, count: int) -> float:
-    """The share (0 to 1) of `count` target tokens that are ranked first after the true prefix.
-
-    Raises `UserError` when there are no tokens.
-    """
-    _check_count(count, "token accuracy")
-    return correct / count
-
-
-def _bleu(
-    hypotheses: list[str], references: list[str], language: str, tokenize: str | None
-) -> Score:
+def _bleu(hypotheses: list[str], references: list[str], language: str) -> Score:
     from sacrebleu.metrics.bleu import BLEU
 
-    if tokenize is not None and tokenize not in BLEU_TOKENIZERS:
-        hint = _choose(tokenize, BLEU_TOKENIZERS)
-        raise UserError(f"tokenize: unknown or not offered for BLEU: {tokenize!r}; {hint}")
     try:
-        metric = BLEU(tokenize=tokenize, trg_lang=language)
+        metric = BLEU(trg_lang=language)
     except RuntimeError as error:  # the tokeniser's own package is missing
-        extra = "ko" if language == "ko" or tokenize == "ko-mecab" else "ja"
         raise UserError(
             f"bleu: this tokenisation needs a package that is not installed;"
-            f" pip install 'sacrebleu[{extra}]', or choose tokenize 'char'"
+            f" pip install 'sacrebleu[{language}]', or choose the metric chrf"
         ) from error
     result = metric.corpus_score(hypotheses, [references])
     return Score("BLEU", result.score, str(metric.get_signature()), _bleu_details(result))
@@ -199,7 +177,7 @@ def _bleu_details(result: Any) -> dict[str, Any]:
     }
 
 
-def _chrf(hypotheses: list[str], references: list[str], *, word_order: int) -> Score:
+def _chrf(hypotheses: list[str], references: list[str], word_order: int = 0, **_: object) -> Score:
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF(word_order=word_order)
@@ -207,7 +185,7 @@ def _chrf(hypotheses: list[str], references: list[str], *, word_order: int) -> S
     return Score(result.name, result.score, str(metric.get_signature()))
 
 
-def _ter(hypotheses: list[str], references: list[str], language: str, **_: object) -> Score:
+def _ter(hypotheses: list[str], references: list[str], language: str) -> Score:
     from sacrebleu.metrics.ter import TER
 
     by_character = language in ("zh", "ja")
@@ -227,43 +205,24 @@ def _check_lines(hypotheses: list[str], references: list[str]) -> None:
         raise UserError("scores: no lines to score; give at least one line and its reference")
 
 
-def _check_count(count: int, what: str) -> None:
-    if count <= 0:
-        raise UserError(f"{what}: no target tokens to count; give at least one line of target text")
-
-
 def _language(code: str | None) -> str:
     """The primary subtag: "zh-CN", "zh_Hans" and "cmn" are "zh"; none is ""."""
     primary = (code or "").replace("_", "-").split("-")[0].lower()
     return {"cmn": "zh", "zho": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
 
 
-def _choose(wrong: str, right: Sequence[str]) -> str:
-    near = get_close_matches(wrong.lower(), right, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}choose from {', '.join(right)}"
-
-
 def _one_space(line: str) -> str:
     return " ".join(line.split())
 
 
-# A metric is a function (output lines, reference lines, language, tokenize) -> Score.
+# A metric is a function (output lines, reference lines, language) -> Score.
 plugins.metric.declare(
     {
         "bleu": _bleu,
-        "chrf": lambda outputs, references, **_: _chrf(outputs, references, word_order=0),
-        "chrf++": lambda outputs, references, **_: _chrf(outputs, references, word_order=2),
+        "chrf": _chrf,
+        "chrf++": partial(_chrf, word_order=2),
         "ter": _ter,
-        "exact_match": lambda outputs, references, **_: exact_match(outputs, references),
-        "tokenized_lowercase_bleu": lambda outputs, references, language, **_: (
-            tokenized_lowercase_bleu(outputs, references, language)
-        ),
+        "exact_match": exact_match,
+        "tokenized_lowercase_bleu": tokenized_lowercase_bleu,
     }
 )
-
-
-def _sacrebleu_version() -> str:
-    from sacrebleu import __version__
-
-    return f"sacrebleu-{__version__}"

@@ -1,20 +1,21 @@
 """Learning to name the class of a text: labelled texts, judged by accuracy and F1."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from pydantic import Field
 
 from heedful.data.collate import Batch, collate_texts
+from heedful.data.columns import listed as listed_names
 from heedful.data.encoding import TextColumn
-from heedful.data.labels import label_ids, label_names
-from heedful.data.report import listed as listed_names
-from heedful.data.rows import Rows, hold_out
+from heedful.data.plans import plan_held_out
+from heedful.data.rows import LABEL, Rows, hold_out
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import target_loss, target_states, total
@@ -23,27 +24,18 @@ from heedful.inference import Classifier, ModelCard
 from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import (
     SPLITS,
-    evaluation_plan,
     given_files,
     make_tokenizer,
     read_labelled,
     training_plan,
 )
 from heedful.tasks.masked_lm import MASK
-from heedful.tasks.masking import example_rng
-from heedful.tasks.task import Data, EncoderTask, FinalScores, Keys, Origin, PlannedRows, Say
+from heedful.tasks.task import Data, EncoderTask, FinalScores, Origin, Say
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
 _SHOWN = 10  # labels that a line lists
-
-
-class WordKeys(Keys):
-    """What is done to texts that are learnt from (Iyyer et al. 2015, sec. 3.1)."""
-
-    word_dropout: float = Field(
-        0.0, ge=0, lt=1, description="chance of each token to be hidden while it is learnt from"
-    )
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
 class Classification(EncoderTask):
@@ -53,7 +45,6 @@ class Classification(EncoderTask):
     them. Held-out texts are never dropped: where training texts are, they are cut.
     """
 
-    Objective = WordKeys
     sources: ClassVar[tuple[str, ...]] = ("file",)
     head = "classify"
 
@@ -74,6 +65,7 @@ class Classification(EncoderTask):
             label_ids(split, names)  # a label that is none of them is told before the work begins
         if "valid" not in rows:
             rows["train"], rows["valid"] = hold_out(rows["train"], self.recipe.data.hold_out)
+            self._read["valid"] = f"{len(rows['valid']):,} of data.train (data.hold_out)"
         self._names = names
         return {name: rows[name] for name in SPLITS if name in rows}
 
@@ -119,27 +111,21 @@ class Classification(EncoderTask):
     def card(self, data: Data, name: str) -> ModelCard:
         return replace(super().card(data, name), labels=labels_of(data))
 
-    def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
-        batches = training_plan(self.recipe, epoch, data.ids("train").lengths)
-        return [PlannedRows(epoch, indices) for indices in batches]
+    def batches(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+        return training_plan(self.recipe, epoch, data.ids("train").lengths)
 
-    def collate(self, data: Data, item: PlannedRows, split: str = "train") -> Batch:
+    def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         columns = data.splits[split]
-        batch = collate_texts(
+        return collate_texts(
             columns.sequences("text"),
-            item.indices,
+            item,
             pad_id=data.tokenizer.pad_id,
             labels=columns.numbers("labels"),
             second=columns.numbers("text.second") if "text.second" in columns else None,
         )
-        chance, seed = self.objective.word_dropout, self.recipe.training.seed
-        if split != "train" or not chance:
-            return batch
-        return hide_words(batch, data.tokenizer, chance=chance, seed=seed, epoch=item.epoch)
 
     def evaluate(self, model: Classifier, data: Data) -> Evaluation:
-        found, predictions = self._predicted(model, data, "valid")
-        scores = self._scores(data, "valid", predictions)
+        found, predictions, table = self._predicted(model, data, "valid")
         labels, names = data.splits["valid"].numbers("labels"), labels_of(data)
         rows = data.texts("valid", self.recipe.evaluation.num_samples or 1)
         samples = [
@@ -151,6 +137,7 @@ class Classification(EncoderTask):
                 strict=False,
             )
         ]
+        scores = {"accuracy": accuracy(table), "macro_f1": macro_f1(table)}
         return self.judged(found, samples, scores)
 
     def finish(self, model: Classifier, data: Data, out: Path) -> FinalScores:
@@ -159,11 +146,9 @@ class Classification(EncoderTask):
         `scores.json` has a table of errors besides: `confusion[i][j]` texts of `labels[i]` were
         taken for `labels[j]`. The names are in `test.output.txt`, one a line.
         """
-        found, predictions = self._predicted(model, data, data.final)
-        scores = self._scores(data, data.final, predictions)
-        scores |= {"loss": float(found.nll) / found.tokens}
-        names = labels_of(data)
-        table = confusion(data.splits[data.final].numbers("labels"), predictions, len(names))
+        found, predictions, table = self._predicted(model, data, data.final)
+        names, loss = labels_of(data), float(found.nll) / found.tokens
+        scores = {"accuracy": accuracy(table), "macro_f1": macro_f1(table), "loss": loss}
         named = "".join(f"{names[label]}\n" for label in predictions.tolist())
         write_text(out / f"{data.final}.output.txt", named)
         tables = {"labels": list(names), "confusion": table.tolist()}
@@ -172,23 +157,17 @@ class Classification(EncoderTask):
     @torch.inference_mode()
     def _predicted(
         self, model: Classifier, data: Data, split: str
-    ) -> tuple[LossSum, Int64[np.ndarray, " N"]]:
-        """Sums over a held-out split, and the label that each of its texts is given."""
+    ) -> tuple[LossSum, Int64[np.ndarray, " N"], Int64[np.ndarray, "C C"]]:
+        """Sums over a held-out split, the label each of its texts is given, and `confusion`."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
         parts, predictions = [], np.zeros(len(data.splits[split]), dtype=np.int64)
-        for indices in evaluation_plan(data.ids(split).lengths):
-            batch = self.collate(data, PlannedRows(0, indices), split).to(model.device)
+        for indices in plan_held_out(data.ids(split).lengths):
+            batch = self.collate(data, indices, split).to(model.device)
             states = target_states(net, batch)
             parts.append(target_loss(net.head, states, batch.targets, label_smoothing=smoothing))
             predictions[indices] = net.head(states).argmax(-1).cpu().numpy()
-        return total(parts), predictions
-
-    def _scores(
-        self, data: Data, split: str, predictions: Int64[np.ndarray, " N"]
-    ) -> dict[str, float]:
         labels = data.splits[split].numbers("labels")
-        table = confusion(labels, predictions, len(labels_of(data)))
-        return {"accuracy": accuracy(table), "macro_f1": macro_f1(table)}
+        return total(parts), predictions, confusion(labels, predictions, len(labels_of(data)))
 
 
 def labels_of(data: Data) -> tuple[str, ...]:
@@ -197,25 +176,40 @@ def labels_of(data: Data) -> tuple[str, ...]:
     return tuple(names)
 
 
-def hide_words(
-    batch: Batch, tokenizer: Tokenizer, *, chance: float, seed: int, epoch: int
-) -> Batch:
-    """The batch with each ordinary token hidden by chance (Iyyer et al. 2015, "word dropout").
+def label_names(rows: Rows) -> tuple[str, ...]:
+    """The labels there are: those that are numbers first, by value, then the rest as text.
 
-    A token is hidden behind the mask, or is unknown where the tokenizer has none. What is hidden
-    is a pure function of the seed, the epoch and the text's place in its store.
+    Raises:
+        UserError: there is one label only.
     """
-    hidden_id = tokenizer.specials.mask_id
-    if hidden_id is None:
-        hidden_id = tokenizer.unk_id
-    if hidden_id < 0:
-        raise UserError("objective.word_dropout needs a mask or an unknown token in the tokenizer")
-    ids = batch.tokens.ids.numpy().copy()
-    special = np.isin(ids, sorted(tokenizer.special_ids))  # padding too
-    for row, index in enumerate(batch.indices.tolist()):
-        drawn = example_rng(seed, epoch, index).random(ids.shape[1]) < chance
-        ids[row][drawn & ~special[row]] = hidden_id
-    return replace(batch, tokens=replace(batch.tokens, ids=torch.from_numpy(ids)))
+    names = sorted(set(rows[LABEL]), key=_rank)
+    if len(names) < 2:
+        raise UserError(
+            f"every text has the label {names[0]!r}, so there is nothing to learn;"
+            " give texts of two labels at least, or name another field for the label"
+        )
+    return tuple(names)
+
+
+def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
+    """The index of each row's label among `names`, those that were trained on.
+
+    Raises:
+        UserError: a label is none of them (with its line).
+    """
+    known = {name: number for number, name in enumerate(names)}
+    for index, label in enumerate(rows[LABEL]):
+        if label not in known:
+            raise UserError(
+                f"{rows.place(index)}: label {label!r} is not among those of the"
+                f" training text ({listed_names(names)}); correct it, or train on it too"
+            )
+    return np.array([known[label] for label in rows[LABEL]], dtype=np.int64)
+
+
+def _rank(label: str) -> tuple[bool, Decimal, str]:
+    is_number = _NUMBER.fullmatch(label) is not None
+    return not is_number, Decimal(label) if is_number else Decimal(0), label
 
 
 def confusion(

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 from pydantic import Field
 
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.encoding import TextColumn
+from heedful.data.plans import plan_held_out
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import averages
 from heedful.files import write_text
 from heedful.inference import GenerationIds, Limits, ModelCard, Translator
 from heedful.parts.losses import LossSum
-from heedful.tasks.inputs import evaluation_plan, training_plan
-from heedful.tasks.masked_lm import MASK, shown
-from heedful.tasks.masking import example_rng
+from heedful.tasks.inputs import training_plan
+from heedful.tasks.masked_lm import example_rng, shown
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.noise_t5 import span_counts
 from heedful.tasks.task import (
     HELD_OUT_SEED,
     Data,
@@ -35,7 +35,6 @@ from heedful.tasks.task import (
     PlannedRows,
     SeqToSeqTask,
     TextTask,
-    averages,
 )
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -72,7 +71,7 @@ class Denoising(SeqToSeqTask, TextTask):
     def check(self) -> None:
         super().check()
         longest = self.recipe.data.max_length
-        side = int(max(side.max() for side in longest_sides(self.noise, longest)))
+        side = int(self.noise.longest_sides(longest).max())
         if side > longest:
             raise UserError(
                 f"objective: a text of data.max_length {longest} may become {side} tokens; lower "
@@ -80,10 +79,10 @@ class Denoising(SeqToSeqTask, TextTask):
             )
 
     def special_tokens(self) -> Sequence[str]:
-        return needed_specials(self.noise, self.recipe.data.max_length)
+        return self.noise.specials(self.recipe.data.max_length)
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
-        check_tokens(self.noise, noise_tokens(tokenizers[0]), self.recipe.data.max_length)
+        self.noise.check(noise_tokens(tokenizers[0]), self.recipe.data.max_length)
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
     def card(self, data: Data, name: str) -> ModelCard:
@@ -104,7 +103,7 @@ class Denoising(SeqToSeqTask, TextTask):
     def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         """By the texts' own lengths, so that a plan does not hang on what the noise draws."""
         lengths = data.ids("train").lengths
-        src, tgt = longest_sides(self.noise, int(lengths.max()))
+        src, tgt = self.noise.longest_sides(int(lengths.max()))
         batches = training_plan(self.recipe, epoch, src[lengths], tgt[lengths])
         return [PlannedRows(epoch, indices) for indices in batches]
 
@@ -138,7 +137,7 @@ class Denoising(SeqToSeqTask, TextTask):
         store, tokens = data.ids(split), noise_tokens(data.tokenizer)
         longest = self.recipe.data.max_length
         pairs = [
-            corrupt(store[i], self.noise, example_rng(seed, rows.epoch, i), tokens, longest)
+            self.noise.corrupt(store[i], example_rng(seed, rows.epoch, i), tokens, longest)
             for i in rows.indices.tolist()
         ]
         sides = ([ids.tolist() for ids in side] for side in zip(*pairs, strict=True))
@@ -150,7 +149,7 @@ class Denoising(SeqToSeqTask, TextTask):
 
     def _scored(self, model: Translator, data: Data, split: str) -> LossSum:
         pairs = self.held_out(data, split)
-        plan = evaluation_plan(pairs.src.lengths, pairs.tgt.lengths)
+        plan = plan_held_out(pairs.src.lengths, pairs.tgt.lengths)
         return self.sums(model.net, (self._batch(data, pairs, indices) for indices in plan))
 
     def _samples(self, model: Translator, data: Data) -> list[Sample]:
@@ -174,47 +173,6 @@ class Denoising(SeqToSeqTask, TextTask):
         ]
 
 
-def corrupt(
-    ids: Integer[np.ndarray, " n"],
-    noise: Noise,
-    rng: np.random.Generator,
-    tokens: NoiseTokens,
-    max_length: int,
-) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-    """What the encoder reads of a stored text, and what the decoder says; both end in EOS.
-
-    Masks for spans of no tokens may make a source longer than the model reads; it then loses its
-    last tokens but EOS.
-    """
-    source, target = noise.corrupt(ids, rng, tokens)
-    if len(source) > max_length:
-        source = np.concatenate([source[: max_length - 1], source[-1:]])
-    return source, target
-
-
-def longest_sides(
-    noise: Noise, max_length: int
-) -> tuple[Int64[np.ndarray, " lengths"], Int64[np.ndarray, " lengths"]]:
-    """Tokens of source and target at most, by the length of the text; EOS counted in all."""
-    lengths = np.arange(max_length + 1)
-    if not isinstance(noise, T5Noise):
-        return lengths, lengths
-    sides = np.zeros((2, max_length + 1), dtype=np.int64)
-    for length in lengths[1:].tolist():
-        dropped, spans = _spans(noise, length)
-        sides[0, length] = length - dropped + spans
-        sides[1, length] = dropped + spans + noise.final_sentinel + 1
-    return sides[0], sides[1]
-
-
-def needed_specials(noise: Noise, max_length: int) -> tuple[str, ...]:
-    """Names of the special tokens that a noise writes: the mask, or sentinels for every span."""
-    if isinstance(noise, T5Noise):
-        spans = max(_spans(noise, length)[1] for length in range(1, max_length + 1))
-        return tuple(f"<extra_{number}>" for number in range(spans + noise.final_sentinel))
-    return (MASK,) if noise.infilling or noise.masking else ()
-
-
 @lru_cache(maxsize=4)  # asked for with every batch
 def noise_tokens(tokenizer: Tokenizer) -> NoiseTokens:
     """What a noise has to know of a tokenizer. A token that ends as a sentence does is a stop."""
@@ -228,42 +186,7 @@ def noise_tokens(tokenizer: Tokenizer) -> NoiseTokens:
     return NoiseTokens(
         eos_id=tokenizer.eos_id,
         bos_id=specials.bos_id,
-        mask_id=specials.mask_id,
+        mask_id=-1 if specials.mask_id is None else specials.mask_id,
         sentinel_ids=specials.sentinel_ids,
         full_stop_ids=frozenset(stops),
     )
-
-
-def check_tokens(noise: Noise, tokens: NoiseTokens, max_length: int) -> None:
-    """Refuse a vocabulary that lacks what the noise writes or looks for."""
-    needed = needed_specials(noise, max_length)
-    if isinstance(noise, T5Noise):
-        if len(needed) > len(tokens.sentinel_ids):
-            raise UserError(
-                f"objective.kind t5 needs {len(needed)} sentinels for texts of {max_length} "
-                f"tokens, but the vocabulary has {len(tokens.sentinel_ids)}; lower "
-                "data.max_length, or leave out init_from"
-            )
-        return
-    if needed and tokens.mask_id is None:
-        raise UserError(
-            "objective.kind bart needs a mask, but the vocabulary has none; leave out init_from, "
-            "or set infilling and masking to 0"
-        )
-    if noise.permute_sentences and not tokens.full_stop_ids:
-        raise UserError(
-            "objective.permute_sentences: no token of the vocabulary ends a sentence; set it to "
-            "false"
-        )
-
-
-def _spans(noise: T5Noise, length: int) -> tuple[int, int]:
-    """Tokens that are dropped of a stored text, and in how many spans at most: one more if rolled.
-
-    `length` counts EOS, which is never dropped.
-    """
-    dropped, spans = span_counts(
-        length - 1, density=noise.density, mean_length=noise.mean_span_length
-    )
-    cut = bool(noise.random_roll and dropped > spans)
-    return dropped, spans + cut

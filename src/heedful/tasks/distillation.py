@@ -7,7 +7,7 @@ is the first two terms, and sec. 3.2, in which the teacher's outputs are the dat
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from heedful.config import Distillation, Recipe
 from heedful.data.collate import Batch
-from heedful.data.columns import Columns, open_columns, pack_ids, write_columns
+from heedful.data.columns import Columns, Report, open_columns, pack_ids, write_columns
 from heedful.data.prepared import content_key, prepared
-from heedful.data.report import Report
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import target_states
+from heedful.evaluation.likelihood import chunked_loss, target_states
 from heedful.inference import SavedModel, Translator
 from heedful.inference.opening import expect
-from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy
 from heedful.tasks.classification import Classification
 from heedful.tasks.task import Data, Say, Task
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS
 
-# Logits of each of the two models that are formed at once; both are read several times.
-_CHUNK_ELEMENTS = 5_000_000
 _REPORTS = 10  # how often progress is said
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
 
@@ -78,14 +73,7 @@ class Distilled:
         states, targets = target_states(net, batch), batch.targets
         with torch.no_grad():
             wanted = target_states(self.teacher, batch)
-        size = max(1, _CHUNK_ELEMENTS // _num_classes(net))
-        chunks = list(zip(states.split(size), wanted.split(size), targets.split(size), strict=True))
-        if len(chunks) == 1:
-            found = [self._part(net.head, *chunks[0])]
-        else:
-            found = [checkpoint(self._part, net.head, *c, use_reentrant=False) for c in chunks]
-        loss, nll, correct = (torch.stack(column).sum() for column in zip(*found, strict=True))
-        return LossSum(loss, nll.detach(), correct, targets.numel())
+        return chunked_loss(self._part, net.head, states, wanted, targets)
 
     def _part(
         self, head: nn.Module, states: Tensor, wanted: Tensor, targets: Tensor
@@ -203,8 +191,9 @@ def sequence_distillation(
 def _translations(
     data: Data, teacher: Translator, beam_size: int, max_length: int, say: Say
 ) -> Columns:
-    sources = data.ids("train", "src")
-    total, done = len(sources), 0
+    store = data.ids("train", "src")
+    sources, done = [store[index].tolist() for index in range(len(store))], 0
+    total = len(sources)
     say(f"teacher    translates {total:,} sources, beam size {beam_size}")
 
     def progress(count: int) -> None:
@@ -214,14 +203,11 @@ def _translations(
             say(f"           {done:,} of {total:,} translated")
 
     found = teacher.generations(
-        [sources[index].tolist() for index in range(total)],
-        beam_size=beam_size,
-        stop_rule="optimal",
-        progress=progress,
+        sources, beam_size=beam_size, stop_rule="optimal", progress=progress
     )
     kept = [
-        (sources[index].tolist(), list(best.ids))
-        for index, (best, *_) in enumerate(found)
+        (source, list(best.ids))
+        for source, (best, *_) in zip(sources, found, strict=True)
         if best.finished and len(best.ids) <= max_length
     ]
     if not kept:
@@ -229,53 +215,43 @@ def _translations(
             "distillation.teacher ends none of its translations within its length limit, so there "
             "is nothing to learn from; train it longer, or use level word"
         )
-    sides = {
-        name: pack_ids(side, tokenizer.vocab_size)
-        for name, side, tokenizer in zip(
-            ("src", "tgt"), zip(*kept, strict=True), data.tokenizers, strict=True
-        )
-    }
-    return Columns(sides, Report(total, len(kept), noun="pairs"))
+    src, tgt = (
+        pack_ids(side, tokenizer.vocab_size)
+        for side, tokenizer in zip(zip(*kept, strict=True), data.tokenizers, strict=True)
+    )
+    return Columns({"src": src, "tgt": tgt}, Report(total, len(kept), noun="pairs"))
 
 
 def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
     """`copy_layers`, with what was copied said in lines; raises UserError where nothing fits."""
-    found = copy_layers(student.net, teacher.net)
-    num_in_layers = sum(_IN_BLOCK.fullmatch(name) is not None for name in found.copied)
+    layers, copied, drawn = copy_layers(student.net, teacher.net)
+    num_in_layers = sum(_IN_BLOCK.fullmatch(name) is not None for name in copied)
     if not num_in_layers:
         raise UserError(
             "distillation.copy_layers: no tensor of the teacher's layers fits the student's; "
             "give it the teacher's d_model, num_heads and d_ff, or set copy_layers to false"
         )
-    for stack, layers in found.layers.items():
-        say(f"student    {stack}: layers {', '.join(map(str, layers))} of the teacher")
-    count = len(found.copied)
-    say(f"           {count} tensors copied, {count - num_in_layers} of them of no layer")
-    if found.drawn:
-        say(f"           {len(found.drawn)} drawn anew: {', '.join(found.drawn)}")
-
-
-@dataclass(frozen=True)
-class CopiedLayers:
-    """What a student took from its teacher.
-
-    Attributes:
-        layers: by stack, the teacher's layer that each of the student's own began as.
-        copied, drawn: names of the student's tensors that are the teacher's, and of the others.
-    """
-
-    layers: dict[str, tuple[int, ...]]
-    copied: tuple[str, ...]
-    drawn: tuple[str, ...]
+    for stack, numbers in layers.items():
+        say(f"student    {stack}: layers {', '.join(map(str, numbers))} of the teacher")
+    others = len(copied) - num_in_layers
+    say(f"           {len(copied)} tensors copied, {others} of them of no layer")
+    if drawn:
+        say(f"           {len(drawn)} drawn anew: {', '.join(drawn)}")
 
 
 @torch.no_grad()
-def copy_layers(student: nn.Module, teacher: nn.Module) -> CopiedLayers:
+def copy_layers(
+    student: nn.Module, teacher: nn.Module
+) -> tuple[dict[str, tuple[int, ...]], list[str], list[str]]:
     """Begin a student as every k-th layer of its teacher, and all of what is no layer.
 
     Of L teacher's layers the student's layer i of N is ⌊i · L / N⌋: every second one, from the
     first, where N is half of L (Sanh et al. 2019, sec. 3). Tensors go by name and shape, a layer's
     by the name of its stack and its own number.
+
+    Returns:
+        By stack, the teacher's layer that each of the student's own began as; the names of the
+        student's tensors that are the teacher's; those of the others.
 
     Raises:
         UserError: a stack of the student has more layers than the teacher's.
@@ -300,17 +276,10 @@ def copy_layers(student: nn.Module, teacher: nn.Module) -> CopiedLayers:
         if origin in given and given[origin].shape == weight.shape:
             weight.copy_(given[origin])
             copied.append(name)
-    drawn = sorted(own.keys() - set(copied))
-    return CopiedLayers(layers, tuple(sorted(copied)), tuple(drawn))
+    return layers, sorted(copied), sorted(own.keys() - set(copied))
 
 
 def _depths(names: dict[str, Tensor]) -> dict[str, int]:
     """How many layers each stack has."""
     blocks = dict.fromkeys(each.group(1, 2) for each in map(_IN_BLOCK.fullmatch, names) if each)
     return Counter(stack for stack, _ in blocks)
-
-
-def _num_classes(net: Any) -> int:
-    """How many logits the head gives."""
-    out = net.head.labels if isinstance(net.head, ClassificationHead) else net.head.out
-    return int(out.out_features)

@@ -19,7 +19,6 @@ from heedful.recipe_files import RECIPES
 
 SPLITS = ("train", "valid", "test")
 SOURCES = ("src", "tgt", "file", "text")
-_EVALUATION_TOKENS = 8_192
 
 
 def check_sources(recipe: Recipe, sources: Sequence[str]) -> None:
@@ -40,8 +39,14 @@ def check_sources(recipe: Recipe, sources: Sequence[str]) -> None:
 
 
 def split_files(recipe: Recipe) -> dict[str, Files]:
-    """The files of train, valid and test."""
-    return {name: getattr(recipe.data, name) for name in SPLITS}
+    """The files of train, valid and test, in `data.folder` where their paths are relative."""
+    folder = Path(recipe.data.folder or "")
+    found = {}
+    for name in SPLITS:
+        files: Files = getattr(recipe.data, name)
+        named = {key: paths for key in SOURCES if (paths := listed(getattr(files, key), folder))}
+        found[name] = files.model_copy(update={k: [*map(str, v)] for k, v in named.items()})
+    return found
 
 
 def given_files(recipe: Recipe) -> list[tuple[str, Files]]:
@@ -75,23 +80,18 @@ def read_labelled(files: Files) -> Rows:
 
 def make_tokenizer(recipe: Recipe, texts: list[str], **more: Any) -> Tokenizer:
     """A tokenizer as the recipe wants it, learnt from some texts."""
-    settings = recipe.tokenizer
-    return train_tokenizer(
-        texts,
-        kind=settings.kind,
-        vocab_size=settings.vocab_size,
-        lowercase=settings.lowercase,
-        normalization=settings.normalization,
-        keep_whitespace=settings.keep_whitespace,
-        **more,
-    )
+    settings = recipe.tokenizer.model_dump(exclude={"path", "joint"})
+    if settings["vocab_size"] == "auto":
+        usual = None if settings["kind"] == "byte" else 8_000
+        settings |= {"vocab_size": usual, "or_fewer": True}
+    return train_tokenizer(texts, **settings, **more)
 
 
-def listed(paths: str | list[str] | None) -> list[Path]:
+def listed(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:
     """The files that a recipe names, one or several; `shipped:NAME` comes with heedful."""
     names = [paths] if isinstance(paths, str) else paths or []
     return [
-        RECIPES / name.removeprefix(SHIPPED) if name.startswith(SHIPPED) else Path(name)
+        RECIPES / name.removeprefix(SHIPPED) if name.startswith(SHIPPED) else folder / name
         for name in names
     ]
 
@@ -118,10 +118,3 @@ def training_plan(
         seed=settings.seed,
         epoch=epoch,
     )
-
-
-def evaluation_plan(*lengths: Int64[np.ndarray, " N"]) -> list[Int64[np.ndarray, " n"]]:
-    """Batches of held-out texts or pairs, the longest first; one above the budget goes alone."""
-    budget = max(_EVALUATION_TOKENS, int(sum(lengths).max(initial=1)))  # type: ignore[union-attr]
-    limits = {"max_tokens": budget, "max_sentences": None, "seed": 0, "epoch": 0}
-    return plan_batches(*lengths, **limits, shuffle=False)  # type: ignore[arg-type]

@@ -9,18 +9,18 @@ from pydantic import Field
 
 from heedful.data.collate import Batch, collate_windows
 from heedful.data.encoding import TextColumn
-from heedful.data.plans import Windows, plan_evaluation, plan_windows
+from heedful.data.plans import Windows, plan_windows
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
+from heedful.evaluation.likelihood import averages
 from heedful.files import write_text
 from heedful.inference import GenerationIds, LanguageModel, ModelCard
+from heedful.inference.scoring import window_sums
 from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import make_tokenizer
-from heedful.tasks.task import Data, FinalScores, Keys, Origin, TextTask, averages
+from heedful.tasks.task import Data, FinalScores, Keys, Origin, TextTask
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
-
-_WINDOWS = 32  # of a held-out batch
 
 
 class WindowKeys(Keys):
@@ -115,16 +115,8 @@ class LanguageModelling(TextTask):
     ) -> tuple[LossSum, dict[str, float]]:
         """Sums over a split, and what they are a character and a byte."""
         keys, counts = self.objective, data.splits[name].report.counts["text"]
-        texts, pad_id = data.ids(name), data.tokenizer.pad_id
         stride = keys.stride or keys.context
-        plan = plan_evaluation(
-            texts.lengths, context=keys.context, stride=stride, batch_size=_WINDOWS
-        )
-        # Each window is of one text, so there is nothing to keep apart.
-        found = self.sums(
-            model.net,
-            (collate_windows(texts, item, isolate=False, pad_id=pad_id) for item in plan),
-        )
+        found = window_sums(model, data.ids(name), context=keys.context, stride=stride)
         bits = float(found.nll) / math.log(2)
         return found, {
             "bits_per_character": bits / counts.characters,

@@ -8,31 +8,30 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
-from pydantic import Field
+from jaxtyping import Bool, Int64, Integer
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
-from heedful.data.plans import pack_rows
+from heedful.data.plans import pack_rows, plan_held_out
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import target_states
+from heedful.evaluation.likelihood import averages, target_states
 from heedful.inference import MaskedLanguageModel
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
-from heedful.tasks.inputs import evaluation_plan, training_plan
-from heedful.tasks.masking import Masking, example_rng, mask_ids
+from heedful.tasks.inputs import training_plan
 from heedful.tasks.task import (
     HELD_OUT_SEED,
     Data,
     EncoderTask,
     FinalScores,
+    Keys,
     PlannedRows,
     TextTask,
-    averages,
 )
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -40,14 +39,32 @@ from heedful.training.trainer import Evaluation
 MASK = "<mask>"
 
 
-class MaskingKeys(Masking):
-    """How much of a text is hidden, and what a row of a batch is.
+class Masking(Keys):
+    """BERT's masking and its numbers (Devlin et al. 2019, sec. 3.1 and appendix A).
 
     With `pack` the texts of a row follow each other, all of them whole and each in its own special
     tokens (FULL-SENTENCES of Liu et al. 2019, sec. 4.2); they see each other.
     """
 
+    fraction: float = Field(
+        0.15, gt=0, le=1, description="of the ordinary tokens, selected to be predicted"
+    )
+    mask_share: float = Field(0.8, ge=0, le=1, description="of the selected ones, masked")
+    random_share: float = Field(
+        0.1, ge=0, le=1, description="of the selected ones, replaced; the rest is kept"
+    )
+    whole_word: bool = Field(False, description="select all pieces of a word or none")
     pack: bool = Field(False, description="fill each row up to data.max_length with texts")
+
+    @model_validator(mode="after")
+    def _shares(self) -> "Masking":
+        # The room is for sums such as 0.1 + 0.9, which need not be exact.
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            raise UserError(
+                f"mask_share {self.mask_share} and random_share {self.random_share} make more"
+                " than 1; lower one of them"
+            )
+        return self
 
 
 class MaskedLm(EncoderTask, TextTask):
@@ -58,13 +75,13 @@ class MaskedLm(EncoderTask, TextTask):
     pre-trained on what it is to classify later. Of pairs both texts are taken, each for itself.
     """
 
-    Objective = MaskingKeys
+    Objective = Masking
     sources: ClassVar[tuple[str, ...]] = ("text", "file")
     head = "mlm"
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self._packed: dict[str, Sequences] = {}
+        self._packed: dict[str, tuple[Sequences, Sequences]] = {}
 
     def special_tokens(self) -> Sequence[str]:
         return (MASK,)
@@ -81,11 +98,11 @@ class MaskedLm(EncoderTask, TextTask):
         """What stands in one row of a batch: a text, or as many as fit."""
         if not self.objective.pack:
             return data.ids(split)
-        if split not in self._packed:
-            texts = data.ids(split)
+        texts = data.ids(split)
+        if split not in self._packed or self._packed[split][0] is not texts:
             borders = pack_rows(texts.lengths, self.recipe.data.max_length)
-            self._packed[split] = Sequences(texts.ids, texts.offsets[borders])
-        return self._packed[split]
+            self._packed[split] = texts, Sequences(texts.ids, texts.offsets[borders])
+        return self._packed[split][1]
 
     def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         batches = training_plan(self.recipe, epoch, self.rows(data, "train").lengths)
@@ -117,7 +134,7 @@ class MaskedLm(EncoderTask, TextTask):
 
     def _scored(self, model: MaskedLanguageModel, data: Data, name: str) -> LossSum:
         rows = self.rows(data, name)
-        plan = evaluation_plan(rows.lengths)
+        plan = plan_held_out(rows.lengths)
         return self.sums(
             model.net, (self._held_out(data, rows, indices, self.objective) for indices in plan)
         )
@@ -129,9 +146,7 @@ class MaskedLm(EncoderTask, TextTask):
         first = np.arange(min(self.recipe.evaluation.num_samples, len(texts)))
         if not len(first):
             return []
-        masking = Masking(
-            fraction=keys.fraction, mask_share=1.0, random_share=0.0, whole_word=keys.whole_word
-        )
+        masking = keys.model_copy(update={"mask_share": 1.0, "random_share": 0.0})
         batch = self._held_out(data, texts, first, masking).to(model.device)
         filled = fill_in(model.net, batch, tokenizer.special_ids)
         rows = zip(batch.tokens.ids.tolist(), filled.tolist(), texts.lengths.tolist(), strict=False)
@@ -211,3 +226,68 @@ def shown(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"] | list[int]) -> s
         run = list(group)
         pieces += tokenizer.tokens(run) if special else [tokenizer.decode(run).strip()]
     return " ".join(piece for piece in pieces if piece)
+
+
+def example_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The randomness of one example in one epoch, whatever batch the example comes in.
+
+    A new epoch masks the same text anew, as RoBERTa does (Liu et al. 2019, sec. 4.1).
+    """
+    # A spawn key: as parts of the seed, trailing zeros would not count, and index 0 would share
+    # its numbers with everything else that is drawn from (seed, epoch).
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch, index)))
+
+
+def mask_ids(
+    ids: Integer[np.ndarray, " n"],
+    *,
+    rng: np.random.Generator,
+    masking: Masking,
+    mask_id: int,
+    vocab_size: int,
+    special_ids: frozenset[int],
+    word_starts: Bool[np.ndarray, " n"] | None = None,
+) -> tuple[Int64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """The text with some tokens hidden, and which: the model has to say `ids[selected]`.
+
+    Selected are round(`fraction` x ordinary tokens), at least 1, each set of that size as likely
+    as any other. The number is not left to chance because BERT's authors fix it as well
+    (`create_masked_lm_predictions`), so that every text has something to learn from and batches
+    weigh alike; they also count the specials, which would make it depend on the frame of a text.
+    A text without an ordinary token has nothing selected.
+
+    With `word_starts`, words in a random order are selected until that number is reached. It is
+    exceeded by less than a word, because to skip the words that are too long for what is left,
+    as the authors do, would hardly ever mask a long word of a short text.
+
+    Each selected token is masked, replaced or kept independently of the others (as the authors
+    do, also inside a word). A replacement is uniform over the ordinary ids, the original included.
+
+    Args:
+        vocab_size: ids are below it.
+        special_ids: never selected, and never a replacement; so is `mask_id`.
+        word_starts: where words begin, for `whole_word`; None: each token is a word. A special
+            token ends a word too.
+    """
+    special = np.array(sorted(special_ids | {mask_id}))
+    assert special[-1] < vocab_size, (special, vocab_size)
+    ordinary = ~np.isin(ids, special)
+    starts = np.ones(len(ids), dtype=np.bool_) if word_starts is None else word_starts.copy()
+    starts[1:] |= ~ordinary[:-1]
+    _, word = np.unique(np.cumsum(starts)[ordinary], return_inverse=True)  # numbered from 0
+    lengths = np.bincount(word)
+    order = rng.permutation(len(lengths))
+    wanted = max(1, round(masking.fraction * len(word)))
+    num_words = int(np.searchsorted(np.cumsum(lengths[order]), wanted)) + 1
+    selected = np.zeros(len(ids), dtype=np.bool_)
+    selected[ordinary] = np.isin(word, order[:num_words])
+    places = np.flatnonzero(selected)
+    fate = rng.random(len(places))
+    inputs = ids.astype(np.int64)
+    inputs[places[fate < masking.mask_share]] = mask_id
+    others = places[
+        (fate >= masking.mask_share) & (fate < masking.mask_share + masking.random_share)
+    ]
+    allowed = np.delete(np.arange(vocab_size), special)
+    inputs[others] = allowed[rng.integers(len(allowed), size=len(others))]
+    return inputs, selected

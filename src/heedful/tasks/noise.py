@@ -1,21 +1,23 @@
-"""Recipes of noise for denoising: from a text to what the encoder reads and the decoder says."""
+"""Noises for denoising: from a text to what the encoder reads and what the decoder says.
+
+T5's is span corruption (Raffel et al. 2020, sec. 3.1.4 and 3.3.4; numbers that the paper leaves
+open are those of the authors' `random_spans_noise_mask`). BART's are five (Lewis et al. 2020, sec.
+2.2). A text is an array of ids without BOS and EOS; what comes back is new.
+"""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Bool, Int64, Integer
 from pydantic import BaseModel, ConfigDict, Field
 
-from heedful.tasks.noise_bart import (
-    delete_tokens,
-    find_sentence_ends,
-    infill_spans,
-    mask_tokens,
-    permute_sentences,
-    rotate,
-)
-from heedful.tasks.noise_t5 import mark_spans, span_mask
+from heedful.errors import UserError
+from heedful.tasks.masked_lm import MASK
+
+Ids: TypeAlias = Int64[np.ndarray, " _"]
+Share = Annotated[float, Field(ge=0, lt=1)]
+SpanLength = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -23,58 +25,68 @@ class NoiseTokens:
     """What a noise has to know of a vocabulary.
 
     Args:
-        mask_id: what BART's masking and infilling write.
+        mask_id: what BART's masking and infilling write; -1 where there is none.
         sentinel_ids: what T5's spans become, in the order of their use.
         full_stop_ids: what ends a sentence.
     """
 
     eos_id: int
     bos_id: int | None = None
-    mask_id: int | None = None
+    mask_id: int = -1
     sentinel_ids: tuple[int, ...] = ()
     full_stop_ids: frozenset[int] = frozenset()
 
-    @property
-    def mask(self) -> int:
-        """The mask, of a vocabulary that has one."""
-        assert self.mask_id is not None
-        return self.mask_id
 
+class Noise(BaseModel):
+    """A way to corrupt texts, and what it needs of a vocabulary."""
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-SpanLength = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-
-
-class _Noise(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def corrupt(
-        self, ids: Integer[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
-    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-        """What the encoder reads of a text, and what the decoder says. Both end in EOS.
+        self,
+        ids: Integer[np.ndarray, " n"],
+        rng: np.random.Generator,
+        tokens: NoiseTokens,
+        max_length: int | None = None,
+    ) -> tuple[Ids, Ids]:
+        """What the encoder reads of a stored text, and what the decoder says. Both end in EOS.
 
         BOS and EOS at the ends of `ids`, where they stand, are no part of the text; a BOS stays
-        at the head of the source.
+        at the head of the source. Masks for spans of no tokens may make a source longer than
+        `max_length`; it then loses its last tokens but EOS.
         """
         start = int(len(ids) > 0 and ids[0] == tokens.bos_id)
-        has_eos = len(ids) > start and ids[-1] == tokens.eos_id
-        text = ids[start : len(ids) - int(has_eos)].astype(np.int64)
-        source, target = self.sides(text, rng, tokens)
-        return np.concatenate([ids[:start].astype(np.int64), source]), target
+        stop = len(ids) - int(len(ids) > start and ids[-1] == tokens.eos_id)
+        text = ids.astype(np.int64)
+        source, target = self.sides(text[start:stop], rng, tokens)
+        source = np.concatenate([text[:start], source])
+        if max_length is not None and len(source) > max_length:
+            source = np.concatenate([source[: max_length - 1], source[-1:]])
+        return source, target
 
-    def sides(
-        self, text: Int64[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
-    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
+    def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
         """Both sides of a text without BOS and EOS."""
         raise NotImplementedError
 
+    def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
+        """Tokens of source and target at most, by the length of the text; EOS counted in all."""
+        raise NotImplementedError
 
-class T5Noise(_Noise):
-    """Span corruption (Raffel et al. 2020): the text with sentinels, and the spans behind theirs.
+    def specials(self, max_length: int) -> tuple[str, ...]:
+        """Names of the special tokens that it writes into texts of up to `max_length` tokens."""
+        raise NotImplementedError
 
-    See `noise_t5`. The numbers are the paper's. `random_roll` is the authors' later option, off by
-    default in their code. On here, because without it a text of less than 31 tokens loses its last
-    tokens and no others. Set it and `final_sentinel` to false for what the authors' code makes.
+    def check(self, tokens: NoiseTokens, max_length: int) -> None:
+        """Refuse a vocabulary that lacks what it writes or looks for; raises UserError."""
+        raise NotImplementedError
+
+
+class T5Noise(Noise):
+    """Span corruption: the text with a sentinel for each span, and the spans behind theirs.
+
+    The numbers are the paper's. `random_roll` is the authors' later option, off by default in their
+    code. On here, because without it a text of less than 31 tokens loses its last tokens and no
+    others. Set it and `final_sentinel` to false for what the authors' code makes.
     """
 
     kind: Literal["t5"] = Field("t5", description="the missing spans are written")
@@ -83,31 +95,99 @@ class T5Noise(_Noise):
     random_roll: bool = Field(True, description="every token may be dropped, not the last ones")
     final_sentinel: bool = Field(True, description="targets end in one sentinel more")
 
-    def sides(
-        self, text: Int64[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
-    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-        mask = span_mask(
-            len(text),
-            rng=rng,
-            density=self.density,
-            mean_length=self.mean_span_length,
-            random_roll=self.random_roll,
-        )
-        return mark_spans(
-            text,
-            mask,
-            sentinel_ids=tokens.sentinel_ids,
-            eos_id=tokens.eos_id,
-            final_sentinel=self.final_sentinel,
-        )
+    def counts(self, length: int) -> tuple[int, int]:
+        """How many of `length` tokens are dropped, and in how many spans.
+
+        round(length x density), at least 1 and never the whole text, in round(dropped /
+        `mean_span_length`) spans, at least 1 and not more than there are tokens to part them. A
+        text of one token stays. Halves round to even, in double precision as in the authors'
+        `random_spans_helper`; their mask computes in single precision and thus disagrees with it at
+        a few halves, the first at 190 tokens.
+        """
+        if self.density == 0 or length < 2:
+            return 0, 0
+        dropped = min(max(round(length * self.density), 1), length - 1)
+        return dropped, min(max(round(dropped / self.mean_span_length), 1), length - dropped)
+
+    def mask(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, " length"]:
+        """Which tokens are dropped: `counts` of them, all such masks equally likely.
+
+        Kept and dropped spans alternate; the text begins with a kept one and ends with a dropped
+        one. `random_roll` moves the mask around by a random number of places, so that every token
+        is as likely as any other; a span that is cut at the end goes on at the beginning.
+        """
+        dropped, spans = self.counts(length)
+        if not spans:
+            return np.zeros(length, dtype=np.bool_)
+        sizes = [_cut(total, spans, rng) for total in (dropped, length - dropped)]
+        mask = np.repeat(np.tile([False, True], spans), np.stack(sizes[::-1], axis=1).ravel())
+        return np.roll(mask, rng.integers(length)) if self.random_roll else mask
+
+    def mark(
+        self, ids: Integer[np.ndarray, " n"], mask: Bool[np.ndarray, " n"], tokens: NoiseTokens
+    ) -> tuple[Ids, Ids]:
+        """Inputs with each run of the mask replaced by a sentinel, and the runs behind theirs.
+
+        `final_sentinel` closes the targets with one sentinel more, as the paper says. The authors'
+        code has it only where kept text follows the last span, so never on a mask that is not
+        rolled; `random_spans_helper` does not count it.
+
+        Raises:
+            UserError: the text has more spans than there are sentinels.
+        """
+        starts = mask.copy()
+        starts[1:] &= ~mask[:-1]
+        num_spans = int(starts.sum())
+        needed = num_spans + self.final_sentinel
+        if needed > len(tokens.sentinel_ids):
+            raise UserError(
+                f"a text of {len(ids)} tokens has {num_spans} spans and needs {needed} sentinels,"
+                f" but the vocabulary has {len(tokens.sentinel_ids)}; add sentinels, cut the text"
+                " into shorter ones, or raise mean_span_length"
+            )
+        sentinels = np.array(tokens.sentinel_ids[:needed], dtype=np.int64)
+        inputs = ids.astype(np.int64)
+        spans = np.insert(inputs[mask], np.flatnonzero(starts[mask]), sentinels[:num_spans])
+        inputs[starts] = sentinels[:num_spans]
+        inputs = np.append(inputs[starts | ~mask], tokens.eos_id)
+        return inputs, np.concatenate([spans, sentinels[num_spans:], inputs[-1:]])
+
+    def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
+        return self.mark(text, self.mask(len(text), rng), tokens)
+
+    def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
+        sides = np.zeros((2, max_length + 1), dtype=np.int64)
+        for length in range(1, max_length + 1):
+            dropped, spans = self._most_spans(length)
+            target = dropped + spans + self.final_sentinel + 1
+            sides[:, length] = length - dropped + spans, target
+        return sides
+
+    def specials(self, max_length: int) -> tuple[str, ...]:
+        spans = max(self._most_spans(length)[1] for length in range(1, max_length + 1))
+        return tuple(f"<extra_{number}>" for number in range(spans + self.final_sentinel))
+
+    def check(self, tokens: NoiseTokens, max_length: int) -> None:
+        needed = len(self.specials(max_length))
+        if needed > len(tokens.sentinel_ids):
+            raise UserError(
+                f"objective.kind t5 needs {needed} sentinels for texts of {max_length} tokens, but "
+                f"the vocabulary has {len(tokens.sentinel_ids)}; lower data.max_length, or leave "
+                "out init_from"
+            )
+
+    def _most_spans(self, length: int) -> tuple[int, int]:
+        """`counts` of a stored text, whose EOS is never dropped; rolled, one span more."""
+        dropped, spans = self.counts(length - 1)
+        return dropped, spans + bool(self.random_roll and dropped > spans)
 
 
-class BartNoise(_Noise):
-    """BART's noises (Lewis et al. 2020): the noisy text and the original.
+class BartNoise(Noise):
+    """BART's noises: the noisy text and the original.
 
-    See `noise_bart`. Defaults are those of the paper's sec. 5.1. The noises come in the order
-    sentence permutation, deletion, masking, infilling, rotation. Shares are of the tokens that the
-    noise before has left.
+    Defaults are those of the paper's sec. 5.1. The noises come in the order sentence permutation,
+    deletion, masking, infilling, rotation. Shares are of the tokens that the noise before has left,
+    and exact: of n tokens round(share x n), halves to even.
     """
 
     kind: Literal["bart"] = Field("bart", description="the whole text is written")
@@ -120,24 +200,78 @@ class BartNoise(_Noise):
     permute_sentences: bool = Field(True, description="sentences of a text in another order")
     rotate: bool = Field(False, description="the text begins at some other token")
 
-    def sides(
-        self, text: Int64[np.ndarray, " n"], rng: np.random.Generator, tokens: NoiseTokens
-    ) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " t"]]:
-        noisy = text
+    def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
+        noisy = text.copy()
         if self.permute_sentences:
-            ends = find_sentence_ends(text, tokens.full_stop_ids)
-            noisy = permute_sentences(text, rng, sentence_ends=ends)
+            sentences = np.split(noisy, sentence_ends(noisy, tokens))
+            noisy = np.concatenate([sentences[i] for i in rng.permutation(len(sentences))])
         if self.deletion:
-            noisy = delete_tokens(noisy, rng, share=self.deletion)
+            noisy = np.delete(noisy, _draw_places(len(noisy), self.deletion, rng))
         if self.masking:
-            noisy = mask_tokens(noisy, rng, share=self.masking, mask_id=tokens.mask)
+            noisy[_draw_places(len(noisy), self.masking, rng)] = tokens.mask_id
         if self.infilling:
-            share, mean = self.infilling, self.mean_span_length
-            noisy = infill_spans(noisy, rng, share=share, mean_length=mean, mask_id=tokens.mask)
-        if self.rotate:
-            noisy = rotate(noisy, rng)
+            lengths = self.span_lengths(round(self.infilling * len(noisy)), rng)
+            noisy = _infilled(noisy, lengths, rng, tokens.mask_id)
+        if self.rotate and len(noisy):
+            noisy = np.roll(noisy, -rng.integers(len(noisy)))
         return np.append(noisy, tokens.eos_id), np.append(text, tokens.eos_id)
 
+    def span_lengths(self, total: int, rng: np.random.Generator) -> Ids:
+        """Lengths from Poisson(`mean_span_length`) that make `total`; the last is cut to fit."""
+        lengths = np.zeros(0, dtype=np.int64)
+        while lengths.sum() < total:
+            lengths = np.append(lengths, rng.poisson(self.mean_span_length, size=total))
+        ends = np.minimum(np.cumsum(lengths), total)
+        num_spans = int(np.searchsorted(ends, total)) + 1 if total else 0
+        return np.diff(ends[:num_spans], prepend=0)
 
-Noise = T5Noise | BartNoise
-"""`noise.corrupt(ids, rng, tokens) -> (source, target)`; the vocabulary has what it needs."""
+    def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
+        return np.tile(np.arange(max_length + 1), (2, 1))
+
+    def specials(self, max_length: int) -> tuple[str, ...]:
+        return (MASK,) if self.infilling or self.masking else ()
+
+    def check(self, tokens: NoiseTokens, max_length: int) -> None:
+        if self.specials(max_length) and tokens.mask_id < 0:
+            raise UserError(
+                "objective.kind bart needs a mask, but the vocabulary has none; leave out "
+                "init_from, or set infilling and masking to 0"
+            )
+        if self.permute_sentences and not tokens.full_stop_ids:
+            raise UserError(
+                "objective.permute_sentences: no token of the vocabulary ends a sentence; set it "
+                "to false"
+            )
+
+
+def sentence_ends(ids: Ids, tokens: NoiseTokens) -> Ids:
+    """Places behind each run of full stops within the text: "?!" and "..." end one sentence."""
+    stops = np.isin(ids, sorted(tokens.full_stop_ids))
+    return np.flatnonzero(stops[:-1] & ~stops[1:]) + 1
+
+
+def _infilled(ids: Ids, lengths: Ids, rng: np.random.Generator, mask_id: int) -> Ids:
+    """The text with spans of these lengths as one mask each; a span of no tokens adds a mask.
+
+    The order of kept tokens and spans is uniform over all orders, so two spans may touch.
+    """
+    num_slots = len(ids) - int(lengths.sum()) + len(lengths)
+    slots = np.sort(rng.choice(num_slots, len(lengths), replace=False))
+    # Before span i stand slots[i] - i kept tokens and the tokens of the spans before it.
+    starts = slots - np.arange(len(lengths)) + np.cumsum(lengths) - lengths
+    kept = np.ones(len(ids), dtype=np.bool_)
+    for start, length in zip(starts, lengths, strict=True):
+        kept[start : start + length] = False
+    filled = np.full(num_slots, mask_id, dtype=np.int64)
+    filled[np.delete(np.arange(num_slots), slots)] = ids[kept]
+    return filled
+
+
+def _draw_places(length: int, share: float, rng: np.random.Generator) -> Ids:
+    return rng.choice(length, round(share * length), replace=False)
+
+
+def _cut(total: int, num_parts: int, rng: np.random.Generator) -> Ids:
+    """Lengths of `num_parts` parts of at least 1 that make `total`, all ways equally likely."""
+    cuts = np.sort(rng.choice(total - 1, num_parts - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=total)

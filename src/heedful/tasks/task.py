@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 import heedful
-from heedful.config import OWN_METRICS, Files, Recipe
+from heedful.config import OWN_METRICS, RENAMED, Files, Recipe
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, open_columns, write_columns
 from heedful.data.encoding import TextColumn, encode_rows
@@ -22,8 +22,7 @@ from heedful.data.prepared import content_key, prepared
 from heedful.data.rows import Rows, split_tail
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import batch_loss, total
-from heedful.evaluation.metrics import perplexity
+from heedful.evaluation.likelihood import averages, batch_loss, total
 from heedful.files import read_json, write_json
 from heedful.inference import ModelCard
 from heedful.parts.losses import LossSum
@@ -411,16 +410,14 @@ def read_objective(recipe: Recipe, kind: Any) -> Any:
         message = first["msg"].removeprefix("Value error, ")
         model = _model_of(kind, recipe.objective.get("kind"))
         keys = [str(key) for key in first["loc"] if key != recipe.objective.get("kind")]
-        if first["type"] != "extra_forbidden":
-            place = ".".join(["objective", *keys])
-            raise UserError(f"{place}: {message[0].lower()}{message[1:]}") from None
-        if not model.model_fields:
-            raise UserError(
-                f"the task {recipe.task} has no objective settings; leave them out"
-            ) from None
-        raise UserError(
-            f"unknown key objective.{keys[0]}; {nearest(keys[0], model.model_fields)}"
-        ) from None
+        problem = f"{'.'.join(['objective', *keys])}: {message[0].lower()}{message[1:]}"
+        if first["type"] == "extra_forbidden":
+            problem = f"unknown key objective.{keys[0]}; {nearest(keys[0], model.model_fields)}"
+            if f"objective.{keys[0]}" in RENAMED:
+                problem = f"objective.{keys[0]} is now called {RENAMED[f'objective.{keys[0]}']}"
+            elif not model.model_fields:
+                problem = f"the task {recipe.task} has no objective settings; leave them out"
+        raise UserError(problem) from None
 
 
 def _model_of(kind: Any, name: object) -> Any:
@@ -433,12 +430,3 @@ def digest(content: Any) -> str:
     """A short name for some JSON."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def averages(found: LossSum) -> dict[str, float]:
-    """Perplexity, loss (without label smoothing) and accuracy of sums over tokens."""
-    return {
-        "perplexity": perplexity(float(found.nll), found.tokens),
-        "loss": float(found.nll) / found.tokens,
-        "token_accuracy": float(found.correct) / found.tokens,
-    }

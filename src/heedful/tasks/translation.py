@@ -10,6 +10,7 @@ from jaxtyping import Int64
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
+from heedful.data.plans import plan_held_out
 from heedful.data.rows import Rows, hold_out, read_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -19,7 +20,6 @@ from heedful.inference import Limits, ModelCard, Translator
 from heedful.plugins import metric
 from heedful.tasks.inputs import (
     SPLITS,
-    evaluation_plan,
     given_files,
     listed,
     make_tokenizer,
@@ -58,6 +58,7 @@ class Translation(SeqToSeqTask):
         rows = self.read_files(read_pairs)
         if "valid" not in rows:
             rows["train"], rows["valid"] = hold_out(rows["train"], self.recipe.data.hold_out)
+            self._read["valid"] = f"{len(rows['valid']):,} of data.train (data.hold_out)"
         return {name: rows[name] for name in SPLITS if name in rows}
 
     def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
@@ -93,7 +94,7 @@ class Translation(SeqToSeqTask):
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
         """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
         settings = self.recipe.evaluation
-        plan = evaluation_plan(*(data.ids("valid", side).lengths for side in ("src", "tgt")))
+        plan = plan_held_out(*(data.ids("valid", side).lengths for side in ("src", "tgt")))
         found = self.sums(model.net, (self.collate(data, item, "valid") for item in plan))
         scores: dict[str, float] = {}
         samples: list[Sample] = []

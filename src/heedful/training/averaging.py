@@ -1,32 +1,56 @@
-"""Averaging the weights of several checkpoints (Vaswani et al. 2017, sec. 6.1)."""
+"""The weights of a run averaged over its steps."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from heedful.errors import UserError
-from heedful.zoo.saved import load_tensors
+from heedful.zoo.names import weights_of
+
+_PREFIX = "average."  # of its tensors in a checkpoint
 
 
-def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of each tensor over safetensors files, summed in fp64, in the first file's types.
+class MovingAverage:
+    """The exponential moving average of a net's weights: w̄ ← d · w̄ + (1 - d) · w after a step.
 
-    Raises UserError where the files do not hold the same tensors.
+    Polyak and Juditsky 1992 average all iterates alike; Tarvainen and Valpola 2017, eq. 1, so that
+    later ones count more. d is `decay`, and less in the first steps, (1 + n) / (10 + n) after n of
+    them, so that the weights that the run began with are soon forgotten.
     """
-    if not files:
-        raise UserError("there is nothing to average: give at least one checkpoint")
-    first = load_tensors(files[0])
-    total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
-    for file in files[1:]:
-        tensors = load_tensors(file)
-        for name in sorted(total.keys() | tensors.keys()):
-            shapes = [tuple(t[name].shape) if name in t else "absent" for t in (total, tensors)]
-            if shapes[0] != shapes[1]:
-                raise UserError(
-                    f"{files[0]} and {file} are not of one model: {name} is "
-                    f"{shapes[0]} and {shapes[1]}"
-                )
-            total[name] += tensors[name].to(torch.float64)
-    return {name: (total[name] / len(files)).to(first[name].dtype) for name in total}
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._weights = weights_of(net)
+        self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after a step, counted from 1; waits for no device."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_([*self._means.values()], [*self._weights.values()], 1 - decay)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The net has the average for its weights; afterwards its own again, bit for bit."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The average, to be part of a checkpoint."""
+        return {f"{_PREFIX}{name}": mean for name, mean in self._means.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        for name, mean in self._means.items():
+            mean.copy_(tensors[f"{_PREFIX}{name}"])
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, weight in self._weights.items():
+            own = weight.clone()
+            weight.copy_(self._means[name])
+            self._means[name].copy_(own)

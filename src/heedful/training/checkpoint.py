@@ -1,12 +1,13 @@
 """A run's checkpoints: everything that the next step depends on, and the weights to average.
 
 `step-N/` holds the weights and, in the newest, the state of optimizer, random numbers and place in
-the data. The last few are kept for averaging. `interrupted-N/` is written when a run is stopped
-between two regular checkpoints, and goes once the next regular one stands, so that a run that was
-interrupted averages the same checkpoints as one that was not.
+the data. The last few, or the best, are kept for averaging. `interrupted-N/` is written when a run
+is stopped between two regular checkpoints, and goes once the next regular one stands, so that a run
+that was interrupted averages the same checkpoints as one that was not.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,16 @@ _STATE = "state.json"
 
 
 class Checkpoints:
-    """The checkpoints of one run in `directory`; the weights of the last `keep` stay."""
+    """The checkpoints of one run in `directory`; the weights of `keep` of them stay.
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    Those are the last, or with `best` those of the highest `value` in their state, of equals the
+    older.
+    """
+
+    def __init__(self, directory: Path, keep: int, *, best: bool = False) -> None:
         self.directory = directory
         self.keep = keep
+        self.best = best
 
     def save(
         self,
@@ -47,13 +53,20 @@ class Checkpoints:
             write_json(directory / _STATE, state)
 
         if not (path / _TRAINING).is_file():  # else interrupted again before the next step
-            write_directory(path, fill)
+            write_directory(path, fill, owns=(WEIGHTS, _TRAINING, _STATE))
         self._prune(path)
         return path
 
     def regular(self) -> list[Path]:
         """The kept regular checkpoints, oldest first."""
         return sorted(self.directory.glob("step-*"))
+
+    def to_average(self) -> list[Path]:
+        """Those of the regular ones that stay when more come, oldest first."""
+        if not self.best:
+            return self.regular()[-self.keep :]
+        ranked = sorted(self.regular(), key=lambda path: -float(read_json(path / _STATE)["value"]))
+        return sorted(ranked[: self.keep])
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint that a run can go on from."""
@@ -84,11 +97,37 @@ class Checkpoints:
                 shutil.rmtree(other)
             else:
                 (other / _TRAINING).unlink(missing_ok=True)
-        for old in self.regular()[: -self.keep]:
-            shutil.rmtree(old)
+        kept = {newest, *self.to_average()}  # a run goes on from the newest, however good
+        for old in self.regular():
+            if old not in kept:
+                shutil.rmtree(old)
 
     def _all(self) -> list[Path]:
         return [*self.regular(), *sorted(self.directory.glob("interrupted-*"))]
+
+
+def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of each tensor over safetensors files (Vaswani et al. 2017, sec. 6.1).
+
+    Summed in fp64, in the first file's types.
+
+    Raises UserError where the files do not hold the same tensors.
+    """
+    if not files:
+        raise UserError("there is nothing to average: give at least one checkpoint")
+    first = load_tensors(files[0])
+    total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
+    for file in files[1:]:
+        tensors = load_tensors(file)
+        for name in sorted(total.keys() | tensors.keys()):
+            shapes = [tuple(t[name].shape) if name in t else "absent" for t in (total, tensors)]
+            if shapes[0] != shapes[1]:
+                raise UserError(
+                    f"{files[0]} and {file} are not of one model: {name} is "
+                    f"{shapes[0]} and {shapes[1]}"
+                )
+            total[name] += tensors[name].to(torch.float64)
+    return {name: (total[name] / len(files)).to(first[name].dtype) for name in total}
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
@@ -96,7 +135,7 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
     states = {"generator.cpu": torch.get_rng_state()}
     if device.type != "cpu":
         index = [device] if device.type == "cuda" else []
-        states[f"generator.{device.type}"] = _generators_of(device).get_rng_state(*index)
+        states[f"generator.{device.type}"] = torch.get_device_module(device).get_rng_state(*index)
     return states
 
 
@@ -108,12 +147,8 @@ def restore_generators(states: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["generator.cpu"])
     if device.type == "cpu":
         return
-    state, generators = states.get(f"generator.{device.type}"), _generators_of(device)
+    state, generators = states.get(f"generator.{device.type}"), torch.get_device_module(device)
     if state is None:
         generators.manual_seed(torch.initial_seed())
     else:
         generators.set_rng_state(state, *([device] if device.type == "cuda" else []))
-
-
-def _generators_of(device: torch.device) -> Any:
-    return torch.get_device_module(device)

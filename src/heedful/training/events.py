@@ -3,10 +3,11 @@
 An event is a frozen dataclass and one line of JSON; a run's log is the list of its events.
 """
 
-import json
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import to_json as dump
 
 from heedful.errors import UserError
 
@@ -22,6 +23,7 @@ class RunStarted:
     device: str
     total_steps: int | None
     resumed_from: int | None = None
+    event: Literal["run_started"] = "run_started"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class StepDone:
     tokens_per_second: float
     num_tokens: int
     seconds: float
+    event: Literal["step_done"] = "step_done"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Evaluated:
     scores: dict[str, float] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     is_best: bool = False
+    event: Literal["evaluated"] = "evaluated"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class CheckpointSaved:
     step: int
     path: str
     kind: str
+    event: Literal["checkpoint_saved"] = "checkpoint_saved"
 
 
 StopReason = Literal["max_steps", "max_epochs", "early_stopping", "time_limit", "interrupted"]
@@ -93,18 +98,13 @@ class RunFinished:
     reason: StopReason
     best: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
+    event: Literal["run_finished"] = "run_finished"
 
 
-Event = RunStarted | StepDone | Evaluated | CheckpointSaved | RunFinished
-
-_KINDS: dict[str, type[Event]] = {
-    "run_started": RunStarted,
-    "step_done": StepDone,
-    "evaluated": Evaluated,
-    "checkpoint_saved": CheckpointSaved,
-    "run_finished": RunFinished,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+Event: TypeAlias = Annotated[
+    RunStarted | StepDone | Evaluated | CheckpointSaved | RunFinished, Field(discriminator="event")
+]
+_READER: TypeAdapter[Event] = TypeAdapter(Event)  # made once: a log has many lines
 
 
 class Listener(Protocol):
@@ -122,32 +122,20 @@ def to_json(event: Event) -> str:
 
     JSON has no NaN or infinity: such numbers become the strings "NaN", "Infinity", "-Infinity".
     """
-    from pydantic_core import to_json as dump
-
-    return dump({"event": _NAMES[type(event)], **vars(event)}, inf_nan_mode="strings").decode()
+    return dump(event, inf_nan_mode="strings").decode()
 
 
-def from_json(line: str) -> Event:
+def from_json(line: bytes | str) -> Event:
     """The event that `to_json` wrote.
 
     Raises `UserError` when the line is not JSON, names no known kind, or lacks a field.
     """
-    from pydantic import ValidationError
-
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"event: not a line of JSON: {line[:60]!r}") from error
-    name = record.pop("event", None) if isinstance(record, dict) else None
-    if name not in _KINDS:
-        raise UserError(f"event: no event of a run: {line[:60]!r}")
-    try:
-        event: Event = _reader(name).validate_python(record)
+        return _READER.validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"event: {name}: {where}: {first['msg']}") from error
-    return event
+        where = ".".join(map(str, ("event", *first["loc"])))
+        raise UserError(f"{where}: {first['msg']}") from error
 
 
 SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1")
@@ -155,6 +143,8 @@ SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1")
 
 def format_score(name: str, value: float) -> str:
     """A score as people read it: shares (exact match, token accuracy) in per cent, others as is."""
+    if name == "step":
+        return f"{value:,.0f}"
     return f"{100 * value:.2f}%" if name in SHARES else f"{value:.2f}"
 
 
@@ -168,11 +158,3 @@ def score_label(name: str) -> str:
         "tokenized_lowercase_bleu": "tokenised lowercased BLEU",
     }
     return labels.get(name, name.replace("_", " "))
-
-
-@cache
-def _reader(name: str) -> Any:
-    """The validator of one kind of event, made once: a log has many lines."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_KINDS[name])

@@ -1,6 +1,5 @@
 """A run's folder while one process works in it: locked, and emptied again if the start fails."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from filelock import FileLock, Timeout
 
 from heedful.errors import UserError
 
@@ -41,13 +42,20 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         self._made: list[Path] = []
+        lock = self.path / LOCK
+        self._lock = FileLock(lock)
         try:
             _make_folders(self.path, self._made)
-            self._lock = _lock(self.path / LOCK, self.path)
-        except (OSError, UserError) as error:
+            self._lock.acquire(timeout=0)
+            lock.write_text(f"{os.getpid()}\n")
+        except Timeout:
+            process = lock.read_text(errors="replace").strip() if lock.is_file() else "?"
+            raise UserError(
+                f"{self.path} is in use by a run (process {process}); wait for it, stop it, or "
+                "give another --out"
+            ) from None
+        except OSError as error:
             _remove_empty(self._made)
-            if isinstance(error, UserError):
-                raise
             raise UserError(
                 f"cannot write {self.path}: {error.strerror or error}; make room, or name another "
                 "place"
@@ -62,7 +70,7 @@ class RunFolder:
         trace: TracebackType | None,
     ) -> None:
         (self.path / LOCK).unlink(missing_ok=True)
-        os.close(self._lock)
+        self._lock.release()
         if kind is not None:
             _remove_empty(self._made)
 
@@ -72,16 +80,24 @@ class RunFolder:
         try:
             yield
         except BaseException:
-            for path in self._own() - self._before:
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    with suppress(OSError):
-                        path.unlink()
+            _remove(self._own() - self._before)
             raise
+
+    def clear(self) -> None:
+        """Remove what a start wrote, and nothing else."""
+        _remove(self._own())
 
     def _own(self) -> set[Path]:
         return {path for pattern in _OWN for path in self.path.glob(pattern)}
+
+
+def _remove(paths: set[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _make_folders(path: Path, made: list[Path]) -> None:
@@ -97,23 +113,3 @@ def _remove_empty(folders: list[Path]) -> None:
     for folder in reversed(folders):
         with suppress(OSError):  # something of others' is in it
             folder.rmdir()
-
-
-def _lock(path: Path, folder: Path) -> int:
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            process = os.read(handle, 20).decode("ascii", "replace").strip()
-            os.close(handle)
-            raise UserError(
-                f"{folder} is in use by a run (process {process}); wait for it, stop it, or give "
-                "another --out"
-            ) from None
-        # Whoever held the lock may have removed the file since we opened it.
-        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-            os.ftruncate(handle, 0)
-            os.write(handle, f"{os.getpid()}\n".encode())
-            return handle
-        os.close(handle)

@@ -1,10 +1,12 @@
 """A listener that shows a run as it goes: a live bar in a terminal, plain lines elsewhere."""
 
+import math
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from heedful.training.events import (
-    CheckpointSaved,
     Evaluated,
     Event,
     RunFinished,
@@ -30,42 +32,45 @@ class ProgressBar:
     instead, without control codes.
     """
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        line_seconds: float = 15.0,
-    ) -> None:
+    def __init__(self, console: Console | None = None, *, line_seconds: float = 15.0) -> None:
         self._console = console or Console()
         self._line_seconds = line_seconds
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._total: int | None = None
-        self._origin: tuple[int, float] | None = (
-            None  # step and seconds of the session's first event
-        )
+        self._origin: tuple[int, float] | None = None  # step and seconds of the session's first
         self._shown_at = -line_seconds
 
     def on(self, event: Event) -> None:
         """Shows the event; checkpoints are not shown, as they come with every evaluation."""
-        if isinstance(event, CheckpointSaved):
-            return
         if isinstance(event, RunStarted):
             self._start(event)
         elif isinstance(event, StepDone):
             self._step(event)
         elif isinstance(event, Evaluated):
-            self._print(evaluation_line(event, self._total))
-        else:
-            self._stop_bar()
-            self._print(finish_line(event))
+            accuracy = format_score("token_accuracy", event.token_accuracy)
+            # A classifier's accuracy is that of its labels, and among its scores.
+            accuracy = "" if "accuracy" in event.scores else f"  accuracy {accuracy}"
+            smoothed = _smoothed(event.loss, math.log(event.perplexity))
+            self._print(
+                f"{'*' if event.is_best else ' '} step {self._of(event.step)}"
+                f"  held-out loss {event.loss:.3f}{smoothed}  perplexity {event.perplexity:.2f}"
+                f"{accuracy}{_listed(event.scores)}  {clock(event.seconds)}"
+            )
+        elif isinstance(event, RunFinished):
+            self.close()
+            after = f"after step {event.step:,} and {clock(event.seconds)}"
+            best = f"; best{_listed(event.best)}" if event.best else ""
+            self._print(f"{REASONS[event.reason]} {after}{best}")
 
     def close(self) -> None:
         """Takes the live bar down, so that the terminal is usable again."""
-        self._stop_bar()
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
 
     def _start(self, event: RunStarted) -> None:
-        self._stop_bar()
+        self.close()
         self._total = event.total_steps
         self._origin = None
         again = "" if event.resumed_from is None else f", resumed from step {event.resumed_from:,}"
@@ -88,12 +93,18 @@ class ProgressBar:
             self._progress.start()
 
     def _step(self, event: StepDone) -> None:
-        facts = step_facts(event, self._seconds_left(event))
+        left = self._seconds_left(event)
+        facts = (
+            f"loss {event.loss:.3f}{_smoothed(event.loss, event.nll)}"
+            f"  rate {event.learning_rate:.2e}"
+            f"  {event.tokens_per_second:,.0f} tokens/s"
+            f"{'' if left is None else f'  {clock(left)} left'}"
+        )
         if self._progress is not None:
             self._progress.update(self._task, completed=event.step, description=facts)
         elif event.seconds - self._shown_at >= self._line_seconds:
             self._shown_at = event.seconds
-            self._print(f"step {_of(event.step, self._total)}  {facts}")
+            self._print(f"step {self._of(event.step)}  {facts}")
 
     def _seconds_left(self, event: StepDone) -> float | None:
         """From the mean time of a step in this session; none before two events are known."""
@@ -107,41 +118,13 @@ class ProgressBar:
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _stop_bar(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+    def _of(self, step: int) -> str:
+        return f"{step:,}" if self._total is None else f"{step:,}/{self._total:,}"
 
 
-def step_facts(event: StepDone, seconds_left: float | None) -> str:
-    """Loss, learning rate, speed and time left of a step, in one line."""
-    left = "" if seconds_left is None else f"  {clock(seconds_left)} left"
-    return (
-        f"loss {event.loss:.3f}  rate {event.learning_rate:.2e}"
-        f"  {event.tokens_per_second:,.0f} tokens/s{left}"
-    )
-
-
-def evaluation_line(event: Evaluated, total_steps: int | None) -> str:
-    """Loss, perplexity, accuracy and scores of an evaluation, "*" in front of the best so far."""
-    scores = "".join(
-        f"  {score_label(name)} {format_score(name, value)}" for name, value in event.scores.items()
-    )
-    return (
-        f"{'*' if event.is_best else ' '} step {_of(event.step, total_steps)}"
-        f"  held-out loss {event.loss:.3f}  perplexity {event.perplexity:.2f}"
-        f"  accuracy {format_score('token_accuracy', event.token_accuracy)}{scores}"
-        f"  {clock(event.seconds)}"
-    )
-
-
-def finish_line(event: RunFinished) -> str:
-    """Why and when the session ended, and its best scores."""
-    best = "".join(
-        f"  {score_label(name)} {format_score(name, value)}" for name, value in event.best.items()
-    )
-    after = f"after step {event.step:,} and {clock(event.seconds)}"
-    return f"{REASONS[event.reason]} {after}" + (f"; best{best}" if best else "")
+def _smoothed(loss: float, nll: float) -> str:
+    """What is said of a loss against smoothed targets, which the perplexity does not follow."""
+    return "" if math.isclose(loss, nll, rel_tol=1e-4) else " (smoothed)"
 
 
 def clock(seconds: float) -> str:
@@ -151,5 +134,5 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _of(step: int, total: int | None) -> str:
-    return f"{step:,}" if total is None else f"{step:,}/{total:,}"
+def _listed(scores: Mapping[str, float]) -> str:
+    return "".join(f"  {score_label(name)} {format_score(name, n)}" for name, n in scores.items())

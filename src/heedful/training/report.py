@@ -7,7 +7,6 @@ how it is laid out stands in `report.html.j2`, how it looks in `report.css`.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,7 +66,7 @@ def write_report(
         "number": number,
         "score": lambda value, name: format_score(name, float(value)),
     }
-    run = _Run.of(events)
+    run = _Run(events)
     samples = run.sampled.samples[:MAX_SAMPLES] if run.sampled else []
     page = environment.get_template("report.html.j2").render(
         title=title,
@@ -86,34 +85,20 @@ def write_report(
     write_text(out, page)
 
 
-@dataclass(frozen=True)
 class _Run:
-    """The events by kind; `best`: the last evaluation marked so, or the last one."""
+    """The events by kind."""
 
-    steps: list[StepDone]
-    evaluations: list[Evaluated]
-    timed: list[StepDone | Evaluated | RunFinished]
-    start: RunStarted | None
-    end: RunFinished | None
-    best: Evaluated | None
-    sampled: Evaluated | None  # whose samples are shown: the best, or the last that has any
-    metrics: list[str]
-
-    @classmethod
-    def of(cls, events: list[Event]) -> "_Run":
-        timed = [e for e in events if isinstance(e, StepDone | Evaluated | RunFinished)]
-        evaluations = [e for e in timed if isinstance(e, Evaluated)]
-        best = _last([e for e in evaluations if e.is_best] or evaluations)
-        return cls(
-            steps=[e for e in timed if isinstance(e, StepDone)],
-            evaluations=evaluations,
-            timed=timed,
-            start=_last([e for e in events if isinstance(e, RunStarted)]),
-            end=_last([e for e in timed if isinstance(e, RunFinished)]),
-            best=best,
-            sampled=best if best and best.samples else _last([e for e in evaluations if e.samples]),
-            metrics=list(dict.fromkeys(name for e in evaluations for name in e.scores)),
-        )
+    def __init__(self, events: list[Event]) -> None:
+        self.timed = [e for e in events if isinstance(e, StepDone | Evaluated | RunFinished)]
+        self.steps = [e for e in self.timed if isinstance(e, StepDone)]
+        self.evaluations = evaluations = [e for e in self.timed if isinstance(e, Evaluated)]
+        self.start = _last([e for e in events if isinstance(e, RunStarted)])
+        self.end = _last([e for e in self.timed if isinstance(e, RunFinished)])
+        self.best = _last([e for e in evaluations if e.is_best] or evaluations)
+        # Whose samples are shown: the best, or the last that has any.
+        has_any = self.best is not None and bool(self.best.samples)
+        self.sampled = self.best if has_any else _last([e for e in evaluations if e.samples])
+        self.metrics = list(dict.fromkeys(name for e in evaluations for name in e.scores))
 
 
 def _charts(run: _Run) -> list[Chart]:

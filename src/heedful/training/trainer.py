@@ -6,20 +6,23 @@ is evaluated are handed to it.
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from torch import Tensor, nn
 
 from heedful.config import Training
 from heedful.errors import UserError
 from heedful.parts.experts import Experts, balance_loss, routed
 from heedful.parts.losses import LossSum
+from heedful.training.averaging import MovingAverage
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
 from heedful.training.events import (
     CheckpointSaved,
@@ -47,6 +50,7 @@ class Batch(Protocol):
         """Real tokens on both sides, for tokens/s."""
 
 
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 Objective = Callable[[Any, Any], LossSum]
 
 
@@ -108,18 +112,20 @@ class Work:
     keep_best: Callable[[], None]
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass
 class State:
     """Where a run stands; with weights, optimizer and random numbers all that steps depend on."""
 
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
+    step: Count = 0
+    epoch: Count = 0
+    batch: Count = 0
     seconds: float = 0.0
     evaluated_step: int = -1
+    value: float = -sys.float_info.max  # of the evaluation at that step
     best_step: int = -1
     best: dict[str, float] = field(default_factory=dict)
-    best_value: float = -math.inf
+    best_value: float = -sys.float_info.max  # as JSON it is a number
     evaluations_since_best: int = 0
 
 
@@ -150,6 +156,8 @@ class Trainer:
         self.compare_at = frozenset(compare_at)
         self.state = State()
         self.optimizer = make_optimizer(self.net, settings.optimizer)
+        decay = settings.ema_decay
+        self.average = None if decay is None else MovingAverage(self.net, decay)
         self.device = next(self.net.parameters()).device
         self._window = _Window()
         self._plan: tuple[int, Sequence[Any]] = (-1, [])
@@ -166,16 +174,17 @@ class Trainer:
             return None
         weights, tensors, state = self.checkpoints.load(path)
         set_weights(self.net, weights, path)
-        restore_generators(
-            {name: tensors.pop(name) for name in [*tensors] if name.startswith("generator.")},
-            self.device,
-        )
-        load_optimizer_tensors(self.net, self.optimizer, tensors)
+        states = {name: tensors.pop(name) for name in [*tensors] if name.startswith("generator.")}
         try:
-            self.state = State(**state)
-        except TypeError as error:
+            self.state = TypeAdapter(State).validate_python(state)
+            restore_generators(states, self.device)
+            load_optimizer_tensors(self.net, self.optimizer, tensors)
+            if self.average is not None:
+                self.average.load(tensors)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise UserError(
-                f"{path}: the state is of another version of heedful: {error}"
+                f"{path} is damaged, or of another version of heedful: {error}; remove it, and the "
+                "run goes on from the one before"
             ) from None
         return self.state.step
 
@@ -242,6 +251,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
+        if self.average is not None:
+            self.average.update(self.state.step)
         self._window.add(sums, targets, sum(batch.num_tokens for batch in batches), rate)
 
     def _clip(self) -> Tensor:
@@ -288,20 +299,26 @@ class Trainer:
 
     def _compare(self) -> None:
         """Evaluate for whoever compares; the run goes on as if nobody had looked."""
-        self._emit_evaluated(self._look(), is_best=False)
+        with self._judged_weights():
+            self._emit_evaluated(self._look(), is_best=False)
         self._window.restart()
 
+    def _judged_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.in_use()
+
     def _evaluate(self) -> None:
-        found, state = self._look(), self.state
-        state.evaluated_step = state.step
-        is_best = found.value > state.best_value
-        if is_best:
-            state.best_step, state.best_value = state.step, found.value
-            state.evaluations_since_best = 0
-            state.best = {"step": state.step, "perplexity": found.perplexity} | found.scores
-            self.work.keep_best()
-        else:
-            state.evaluations_since_best += 1
+        state = self.state
+        with self._judged_weights():
+            found = self._look()
+            state.evaluated_step, state.value = state.step, found.value
+            is_best = found.value > state.best_value
+            if is_best:
+                state.best_step, state.best_value = state.step, found.value
+                state.evaluations_since_best = 0
+                state.best = {"step": state.step, "perplexity": found.perplexity} | found.scores
+                self.work.keep_best()
+            else:
+                state.evaluations_since_best += 1
         self._count_time()
         self._emit_evaluated(found, is_best)
         self._save()
@@ -316,6 +333,7 @@ class Trainer:
     def _save(self, *, interrupted: bool = False) -> None:
         self._count_time()
         tensors = optimizer_tensors(self.net, self.optimizer) | generator_states(self.device)
+        tensors |= {} if self.average is None else self.average.tensors()
         path = self.checkpoints.save(
             self.state.step, self.net, tensors, asdict(self.state), interrupted=interrupted
         )
@@ -339,7 +357,10 @@ class Trainer:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) ends the run after its step; a second ends it at once."""
+        """The first Ctrl-C ends the run after its step; a second ends it at once.
+
+        So do SIGTERM and SIGHUP, unless the caller ignores them (nohup).
+        """
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self._stop_asked:
@@ -347,7 +368,9 @@ class Trainer:
             self._stop_asked = True
 
         try:
-            before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+            signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            heeded = [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
+            before = {each: signal.signal(each, ask) for each in heeded}
         except ValueError:  # not in the main thread: there the caller decides
             before = {}
         try:

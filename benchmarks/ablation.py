@@ -1,0 +1,178 @@
+"""Rows of an ablation: runs of one recipe with changed settings, kept as records from day to day.
+
+A record is of a finished run. Beam and length penalty are chosen on the validation text; the test
+text is decoded once, with that choice. Records stay in the results' JSON, so that rows may be
+trained one at a time, on different days; the page is written from all of them.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from common import machine, table, versions
+from heedful.evaluation.metrics import corpus_scores
+from heedful.inference import Translator, parameter_count
+from heedful.training.events import Evaluated, Event
+from runs import QUICK, Run, finished_run
+
+METRIC = "tokenized_lowercase_bleu"
+SEARCHES = [(5, 0.6), (5, 1.0), (5, 1.4)]  # beam size and length penalty
+HEADING = "\n## Ablation\n"
+FOOT = "\n## How this was made\n"
+
+
+class ProcessorTime:
+    """A listener that writes down the processor's seconds of a run up to each evaluation.
+
+    Minutes on a clock say nothing where other work runs beside.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        kept = json.loads(path.read_text()) if path.is_file() else [[0, 0.0]]
+        self.steps: list[list[float]] = kept
+        self.before = kept[-1][1]
+        self.began = time.process_time()
+
+    def on(self, event: Event) -> None:
+        if isinstance(event, Evaluated):
+            self.steps.append([event.step, self.before + time.process_time() - self.began])
+            self.path.write_text(json.dumps(self.steps))
+
+    def close(self) -> None:
+        pass
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a benchmark with an ablation takes."""
+    parser.add_argument("--ablation", action="store_true", help="write the table of all records")
+    parser.add_argument("--rows", nargs="*", default=[], help="train these rows first")
+    parser.add_argument("--seed", type=int, default=1, help="of the rows that are trained")
+    parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="their folders")
+    parser.add_argument("--conditions", default="otherwise idle machine", help="for the records")
+
+
+def run_rows(
+    name: str, rows: dict[str, list[str]], common: list[str], arguments: argparse.Namespace
+) -> None:
+    """Train the rows that are asked for, or go on with them, and keep a record of each."""
+    for row in arguments.rows:
+        if row not in rows:
+            raise SystemExit(f"unknown row {row}; choose from {', '.join(rows)}")
+        directory = arguments.runs / f"{row.replace(' ', '-')}-{arguments.seed}"
+        settings = [*common, *rows[row], f"training.seed={arguments.seed}"]
+        settings += QUICK if arguments.quick else []
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        clock = ProcessorTime(directory.with_suffix(".json"))
+        run = finished_run(name, directory, settings, listeners=[clock])
+        record = {"row": row, "seed": arguments.seed, "conditions": arguments.conditions}
+        record |= _record(run, rows[row], clock)
+        others = [
+            each
+            for each in records(name, arguments.results)
+            if (each["row"], each["seed"]) != (row, arguments.seed)
+        ]
+        write_records(name, [*others, record], arguments.results)
+
+
+def records(name: str, directory: Path) -> list[dict[str, Any]]:
+    """The records in the results' JSON."""
+    found: list[dict[str, Any]] = _content(name, directory).get("ablation", [])
+    return found
+
+
+def write_records(name: str, found: list[dict[str, Any]], directory: Path) -> None:
+    """Put records into the results' JSON, in place of those that were there."""
+    content = _content(name, directory) | ({"ablation": found} if found else {})
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    (directory / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def _content(name: str, directory: Path) -> dict[str, Any]:
+    path = directory / f"{name}.json"
+    content: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return content
+
+
+def _record(run: Run, settings: list[str], clock: ProcessorTime) -> dict[str, Any]:
+    model = run.model()
+    valid = {search: _score(run, model, "valid", *search) for search in SEARCHES}
+    best = max(valid, key=lambda search: valid[search])
+    seconds = {int(step): found for step, found in clock.steps}
+    return {
+        "settings": settings,
+        "parameters": parameter_count(model.net),
+        "steps": run.end.step,
+        "processor_minutes": clock.steps[-1][1] / 60,
+        "minutes": run.minutes,
+        "valid": valid[best],
+        "valid_by_search": {f"beam {b}, length penalty {p:g}": v for (b, p), v in valid.items()},
+        "search": {"beam_size": best[0], "length_penalty": best[1]},
+        "test": _score(run, model, "test", *best),
+        "validation": [
+            {
+                "step": event.step,
+                "processor_minutes": seconds.get(event.step, float("nan")) / 60,
+                "perplexity": event.perplexity,
+                **event.scores,
+            }
+            for event in run.evaluations
+        ],
+        "versions": versions("sacrebleu", "sacremoses", "tokenizers"),
+        "machine": machine(),
+    }
+
+
+def _score(run: Run, model: Translator, split: str, beam: int, penalty: float) -> float:
+    pairs = run.pairs(split)
+    outputs = model.translate(
+        [src for src, _ in pairs], beam_size=beam, length_penalty=penalty, too_long="truncate"
+    )
+    references = [tgt for _, tgt in pairs]
+    language = run.recipe.data.tgt_language
+    found = corpus_scores(outputs, references, trg_lang=language, metrics=[METRIC])
+    return found.values()[METRIC]
+
+
+def write_table(name: str, rows: dict[str, list[str]], directory: Path) -> None:
+    """Put the table of all records into the page, in place of the one that was there."""
+    path = directory / f"{name}.md"
+    found = records(name, directory)
+    if not found:
+        return
+    page = path.read_text(encoding="utf-8") if path.is_file() else FOOT
+    before, foot, after = page.partition(FOOT)
+    section = f"{HEADING}\n{_table(rows, found)}\n"
+    path.write_text(f"{before.split(HEADING)[0]}{section}{foot}{after}", encoding="utf-8")
+    print(f"wrote the ablation of {name}.md")
+
+
+def _table(rows: dict[str, list[str]], records: list[dict[str, Any]]) -> str:
+    order = [row for row in rows if any(each["row"] == row for each in records)]
+    lines = []
+    for row in order:
+        group = [each for each in records if each["row"] == row]
+        settings = ", ".join(f"`{each}`" for each in group[0]["settings"]) or "–"
+        lines.append(
+            [
+                row,
+                settings,
+                ", ".join(str(each["seed"]) for each in group),
+                f"{group[0]['steps']:,}",
+                f"{group[0]['parameters']:,}",
+                f"{mean(each['processor_minutes'] for each in group):.0f}",
+                f"{mean(each['valid'] for each in group):.2f}",
+                f"{mean(each['test'] for each in group):.2f}",
+            ]
+        )
+    header = ["row", "changed", "seeds", "steps", "parameters", "processor minutes"]
+    conditions = sorted({each["conditions"] for each in records})
+    return (
+        "Tokenised lowercased BLEU with beam 5, means over the seeds. The length penalty is chosen "
+        "on the validation text; the test text is decoded once. Minutes are the processor's; "
+        f"run on: {'; '.join(conditions)}.\n\n" + table([*header, "validation", "test"], lines)
+    )

@@ -1,0 +1,43 @@
+"""The training batches of a run, from data that each epoch may change."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from heedful.data.collate import Batch
+from heedful.data.subwords import SubwordSampler
+from heedful.tasks.task import Data, Task
+
+
+class Epochs:
+    """A task's batches; with `training.subword_sampling` of words that are split anew.
+
+    Raises:
+        UserError: a tokenizer whose words cannot be split anew.
+    """
+
+    def __init__(self, task: Task, data: Data) -> None:
+        training = task.recipe.training
+        self._task, self._data = task, data
+        self._sampler = None
+        if training.subword_sampling is not None:
+            columns = task.columns(data.tokenizers)
+            self._sampler = SubwordSampler(
+                data.splits["train"],
+                {name: column.tokenizer for name, column in columns.items()},
+                training.subword_sampling,
+                seed=training.seed,
+                max_length=task.recipe.data.max_length,
+                max_tokens=training.batch_tokens,
+            )
+
+    def plan(self, epoch: int, rank: int = 0, world: int = 1) -> Sequence[Any]:
+        """The batches of an epoch, a pure function; `load` then makes tensors of them."""
+        if self._sampler is not None:
+            splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
+            self._data = replace(self._data, splits=splits)
+        return self._task.plan(self._data, epoch, rank, world)
+
+    def load(self, item: Any) -> Batch:
+        """A batch of the epoch that was planned last, on the CPU."""
+        return self._task.collate(self._data, item)

@@ -1,0 +1,58 @@
+"""Words split anew for each epoch, in every task: the same batches however a run came there."""
+
+from typing import Any
+
+import pytest
+
+from encoder_runs import Ready, assert_resumes, recipe_of
+from heedful.errors import UserError
+from heedful.tasks.epochs import Epochs
+
+TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
+SAMPLED = {
+    "tokenizer": {"kind": "bpe", "vocab_size": 35},
+    "data__max_length": 40,
+    "training__subword_sampling": 0.3,
+}
+
+
+def batches(epochs: Epochs, epoch: int) -> list[dict[str, Any]]:
+    found = [epochs.load(item) for item in epochs.plan(epoch)]
+    return [{"ids": b.tokens.ids.tolist(), "targets": b.targets.tolist()} for b in found]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_epoch_is_the_same_whatever_was_before_it(tmp_path, task):
+    recipe = recipe_of(task, tmp_path, **SAMPLED)
+    run = Ready(recipe, tmp_path / "data")
+    one, other = Epochs(run.task, run.data), Epochs(run.task, run.data)
+    first, second = batches(one, 0), batches(one, 1)
+    assert batches(other, 1) == second
+    assert batches(other, 0) == first
+    plain = recipe_of(task, tmp_path, **SAMPLED | {"training__subword_sampling": None})
+    assert batches(Epochs(Ready(plain, tmp_path / "data").task, run.data), 0) != first
+
+
+def test_both_sides_say_the_same_as_before(tmp_path):
+    run = Ready(recipe_of("translation", tmp_path, **SAMPLED), tmp_path / "data")
+    epochs, tokenizer = Epochs(run.task, run.data), run.tokenizer
+    texts = [tokenizer.decode(ids.tolist()) for ids in run.data.ids("train", "src")]
+    for batch in (epochs.load(item) for item in epochs.plan(0)):
+        read = batch.source.ids.tolist()
+        for index, source in zip(batch.indices.tolist(), read, strict=True):
+            assert tokenizer.decode(source) == texts[index]
+
+
+@pytest.mark.parametrize(
+    "task", ["translation", "language_modelling", "masked_lm", "classification"]
+)
+def test_a_run_goes_on_with_the_words_that_it_would_have_had(tmp_path, task):
+    packed = {"objective": {"pack": True}} if task == "masked_lm" else {}
+    assert_resumes(recipe_of(task, tmp_path, **SAMPLED, **packed), tmp_path, ["scores.json"])
+
+
+def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
+    recipe = recipe_of("translation", tmp_path, training__subword_sampling=0.1)
+    run = Ready(recipe, tmp_path / "data")
+    with pytest.raises(UserError, match="subword_sampling: a tokenizer of kind word"):
+        Epochs(run.task, run.data)

@@ -1,0 +1,79 @@
+"""R-Drop: the paper's loss and its gradients, in one chunk or many, for every task's net."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import heedful.tasks.rdrop as rdrop
+from encoder_runs import Ready, assert_resumes, recipe_of, train_step
+from heedful.errors import UserError
+from heedful.evaluation.likelihood import batch_loss, target_states
+from heedful.tasks.rdrop import RDrop
+
+TASKS = ("translation", "language_modelling", "masked_lm", "classification")
+ALPHA, SMOOTHING = 3.0, 0.1
+
+
+def net_and_batch(task, folder, dropout=0.3):
+    recipe = recipe_of(task, folder, model__dropout=dropout)
+    run = Ready(recipe, folder / "data")
+    return train_step(run).net, run.load(run.plan(0)[0])
+
+
+def gradients(net, loss):
+    net.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def by_hand(net, batch):
+    """The authors' code, in the mean of both passes: torch's losses of whole logits."""
+    states = [target_states(net, batch) for _ in range(2)]
+    logits = [net.head(each) for each in states]  # a classifier's head draws dropout too
+    losses = [
+        F.cross_entropy(each, batch.targets, label_smoothing=SMOOTHING, reduction="sum")
+        for each in logits
+    ]
+    p, q = (each.log_softmax(-1) for each in logits)
+    both = [F.kl_div(*each, log_target=True, reduction="sum") for each in ((p, q), (q, p))]
+    return sum(losses) / 2 + ALPHA * sum(both) / 2 / 2
+
+
+@pytest.mark.parametrize("elements", [10**9, 50])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_loss_is_that_of_the_paper(tmp_path, monkeypatch, task, elements):
+    monkeypatch.setattr(rdrop, "_CHUNK_ELEMENTS", elements)
+    net, batch = net_and_batch(task, tmp_path)
+    results = []
+    for loss_of in (by_hand, lambda *each: RDrop(ALPHA, SMOOTHING)(*each).loss):
+        torch.manual_seed(3)
+        loss = loss_of(net.train(), batch)
+        results.append((loss.detach(), gradients(net, loss)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+def test_without_dropout_it_is_the_plain_loss(tmp_path):
+    net, batch = net_and_batch("translation", tmp_path, dropout=0.0)
+    found = RDrop(ALPHA, SMOOTHING)(net.train(), batch)
+    plain = batch_loss(net, batch, label_smoothing=SMOOTHING)
+    for name in ("loss", "nll"):
+        torch.testing.assert_close(getattr(found, name), getattr(plain, name))
+    assert found.tokens == plain.tokens
+
+
+def test_the_two_passes_differ(tmp_path):
+    net, batch = net_and_batch("translation", tmp_path)
+    torch.manual_seed(3)
+    one = RDrop(ALPHA)(net.train(), batch)
+    torch.manual_seed(3)
+    assert one.loss > RDrop(0.0)(net, batch).loss + 0.1
+
+
+def test_a_run_goes_on_as_if_it_had_not_been_stopped(tmp_path):
+    recipe = recipe_of("translation", tmp_path, training__r_drop=1.0, model__dropout=0.3)
+    assert_resumes(recipe, tmp_path, ["scores.json"])
+
+
+def test_it_is_no_objective_beside_that_of_a_teacher(tmp_path):
+    with pytest.raises(UserError, match="r_drop and distillation of level word"):
+        recipe_of("translation", tmp_path, training__r_drop=1.0, distillation={"teacher": "x"})

@@ -1,0 +1,74 @@
+"""Word dropout: ordinary tokens alone are hidden, on both sides, in training alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from encoder_runs import Ready, assert_resumes, recipe_of, sentences, words
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+from heedful.parts.losses import LossSum
+from heedful.tasks.word_dropout import WordDropout
+
+TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
+NOTHING = LossSum(torch.zeros(()), torch.zeros(()), torch.zeros((), dtype=torch.long), 0)
+
+
+def batches_and_what_is_read(task, folder, *, training=True):
+    """Each batch of an epoch, and as an objective beneath word dropout gets it."""
+    run, seen = Ready(recipe_of(task, folder), folder / "data"), []
+    hide = WordDropout(
+        lambda net, batch: seen.append(batch) or NOTHING, run.tokenizers, 0.3, torch.device("cpu")
+    )
+    batches = [run.load(item) for item in run.plan(0)]
+    torch.manual_seed(0)
+    for batch in batches:
+        hide(nn.Identity().train(training), batch)
+    return run, list(zip(batches, seen, strict=True))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_ordinary_tokens_alone_are_hidden_in_their_share(tmp_path, task):
+    run, found = batches_and_what_is_read(task, tmp_path)
+    hidden_id = run.tokenizer.specials.mask_id or run.tokenizer.unk_id
+    special = torch.tensor(sorted(run.tokenizer.special_ids))
+    for side in ("tokens", "source") if task in ("translation", "denoising") else ("tokens",):
+        hidden = ordinary = 0
+        for before, after in found:
+            assert torch.equal(after.targets, before.targets)
+            old, new = getattr(before, side).ids, getattr(after, side).ids
+            changed = old != new
+            assert set(new[changed].tolist()) <= {hidden_id}
+            assert not torch.isin(old[changed], special).any()
+            hidden += int(changed.sum())
+            ordinary += int((~torch.isin(old, special)).sum())
+        assert hidden / ordinary == pytest.approx(0.3, abs=4 * (0.21 / ordinary) ** 0.5)
+
+
+def test_nothing_is_hidden_from_a_net_that_does_not_learn(tmp_path):
+    _, found = batches_and_what_is_read("translation", tmp_path, training=False)
+    assert all(after is before for before, after in found)
+
+
+def test_both_sides_have_the_words_of_their_own_tokenizer():
+    src, tgt = words(["a", "b"]), train_tokenizer(sentences(9), kind="word")
+    hide = WordDropout(lambda net, batch: NOTHING, (src, tgt), 0.1, torch.device("cpu"))
+    tables = [table.tolist() for table in hide._replaced]
+    for tokenizer, table, hidden in zip(
+        (src, tgt), tables, (src.specials.mask_id, tgt.unk_id), strict=True
+    ):
+        kept = [i if i in tokenizer.special_ids else hidden for i in range(tokenizer.vocab_size)]
+        assert table == kept
+
+
+@pytest.mark.parametrize("task", ["translation", "classification"])
+def test_a_run_goes_on_with_the_words_that_it_would_have_read(tmp_path, task):
+    recipe = recipe_of(task, tmp_path, training__word_dropout=0.3)
+    assert_resumes(recipe, tmp_path, ["scores.json"])
+
+
+def test_bytes_that_cannot_be_hidden_are_refused():
+    tokenizer = train_tokenizer(["a b"], kind="byte")
+    tokenizer.specials = type(tokenizer.specials)()
+    with pytest.raises(UserError, match="word_dropout needs a mask or an unknown token"):
+        WordDropout(lambda net, batch: NOTHING, (tokenizer,) * 2, 0.1, torch.device("cpu"))
