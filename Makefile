@@ -24,14 +24,16 @@ QUICK := test_floors.py test_docs.py parts/test_attention.py parts/test_layers.p
 	parts/test_visibility.py models/test_laws.py models/test_packed.py generation/test_search.py \
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
-.PHONY: help setup demo quick test bench docs clean
+.PHONY: help setup demo quick test fuzz bench bench-decoding docs clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
 	@echo "make quick   lint and the laws of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
+	@echo "make fuzz    wrong and hostile input over every verb, counted (half an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
-	@echo "make docs    write docs/cli.md and docs/recipe.md from the code"
+	@echo "make bench-decoding  only decoding speed, against transformers and CTranslate2"
+	@echo "make docs    write the pages of docs that scripts make"
 	@echo "make setup   only install, into $(VENV)"
 	@echo "make clean   remove $(VENV) and caches; runs/ stays"
 
@@ -60,13 +62,16 @@ quick: $(STAMP)
 	$(BIN)/ruff format --check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --hypothesis-profile=quick $(addprefix tests/,$(QUICK))
 
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python benchmarks/fuzz.py
+
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/parameters.py
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/training_speed.py
-	$(BIN)/python benchmarks/decoding_speed.py
+	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/long_texts.py
 ifneq ($(DATA),)
 	$(INSTALL) -e '.[bench]'
@@ -78,9 +83,13 @@ ifneq ($(DATA),)
 	$(BIN)/python benchmarks/bands.py --data '$(DATA)'
 endif
 
+bench-decoding: $(STAMP)
+	$(BIN)/python benchmarks/decoding.py
+
 docs: $(STAMP)
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/make_recipe.py
+	$(BIN)/python docs/make_engines.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,7 +17,9 @@ CHECKED = (
     "tasks",
     "generation",
     "evaluation",
+    "engines",
     "insight",
+    "engines",
     "inference",
     "export",
 )

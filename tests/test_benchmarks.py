@@ -80,11 +80,16 @@ def test_training_speed(bench: Bench) -> None:
     assert "torch.nn.Transformer, bf16" in page
 
 
-def test_decoding_speed(bench: Bench) -> None:
-    _, data = bench("decoding_speed", "--peers", "")
-    assert set(data["tokens_per_second"]["quick"]) == {
-        f"{search}, batch {rows}" for search in ("greedy", "beam 4") for rows in (1, 64)
-    }
+def test_decoding(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    page, data = bench("decoding")
+    systems = ["eager", "optimised", "transformers", "ctranslate2", "ctranslate2 default"]
+    assert [each["system"] for each in data["records"]] == systems * 2
+    keys = {"version", "size", "batch", "beam", "precision", "threads", "workers", "tokens/s"}
+    assert all(each.keys() == {"system", *keys} for each in data["records"])
+    assert all(share == 1 for share in data["same_greedy_outputs"].values())
+    assert "| quick, greedy, batch 64 |" in page
+    ElementTree.parse(tmp_path / "results" / "decoding.svg")
 
 
 def test_interleaved_takes_the_median_of_cases_in_turn(
@@ -121,20 +126,50 @@ def test_synthetic(bench: Bench, tmp_path: Path) -> None:
     assert "training.max_steps" in page, "a changed recipe is told"
 
 
-@pytest.mark.parametrize(("name", "target"), [("multi30k", "de"), ("tatoeba", "zh")])
-def test_translation(bench: Bench, tmp_path: Path, name: str, target: str) -> None:
-    words = {
-        "en": "the dog runs to a red house",
-        "de": "der Hund läuft zum Haus",
-        "zh": "狗跑向房子",
-    }
-    text = tmp_path / "text"
-    text.mkdir()
+WORDS = {
+    "en": "the dog runs to a red house",
+    "de": "der Hund läuft zum Haus",
+    "zh": "狗跑向房子",
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A folder as that of Multi30k, with a few sentences in it."""
+    folder = tmp_path / "text"
+    folder.mkdir()
     for file, count in (("train", 40), ("val", 6), ("test_2016_flickr", 5)):
-        for language in ("en", target):
-            lines = [f"{words[language]} {number}\n" for number in range(count)]
+        for language, words in WORDS.items():
+            lines = [f"{words} {number}\n" for number in range(count)]
             # Read by what they hold, not by their names: plain text will do.
-            (text / f"{file}.{language}.gz").write_bytes(gzip.compress("".join(lines).encode()))
+            (folder / f"{file}.{language}.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    return folder
+
+
+def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: Path) -> None:
+    words = ["--data", str(text), "--runs", str(tmp_path / "runs"), "--ablation"]
+    shipped, _ = bench("multi30k", "--data", str(text), "--run", str(tmp_path / "run"))
+    assert "## Ablation" not in shipped
+    bench("multi30k", *words, "--rows", "lowercased")
+    page, data = bench("multi30k", *words, "--rows", "moving-average", "lowercased", "--seed", "2")
+    found = [(each["row"], each["seed"]) for each in data["ablation"]]
+    assert found == [("lowercased", 1), ("moving-average", 2), ("lowercased", 2)]
+    for each in data["ablation"]:
+        assert each["valid"] == max(each["valid_by_search"].values())
+        assert 0 < each["processor_minutes"] < 10
+        assert [entry["step"] for entry in each["validation"]] == [2, 4]
+    # What the shipped run gave stays, and a run of it leaves the table alone.
+    again, _ = bench("multi30k", "--run", str(tmp_path / "run"))
+    before, table, foot = page.partition("\n## Ablation\n")
+    assert before == shipped.partition("\n## How")[0]
+    assert table
+    assert again.split("## How")[0] == page.split("## How")[0]
+    rows = [line for line in foot.splitlines() if line.startswith(("| lowercased", "| moving"))]
+    assert [row.split(" | ")[2] for row in rows] == ["1, 2", "2"]
+
+
+@pytest.mark.parametrize(("name", "target"), [("multi30k", "de"), ("tatoeba", "zh")])
+def test_translation(bench: Bench, tmp_path: Path, text: Path, name: str, target: str) -> None:
     run = str(tmp_path / "run")
     page, data = bench(name, "--data", str(text), "--run", run)
     assert data["command"] == f"python benchmarks/{name}.py --quick --data DATA --run RUN"
@@ -148,7 +183,7 @@ def test_translation(bench: Bench, tmp_path: Path, name: str, target: str) -> No
         scores = data["scores"]["beam 5"]
         assert "case:lc" in scores["bleu_lowercase"]["signature"]
         assert len(scores["tokenized_lowercase_bleu"]["precisions"]) == 4
-    assert words[target] not in page, "no sentence of the data is in the results"
+    assert WORDS[target] not in page, "no sentence of the data is in the results"
     # A finished run is not trained again, and needs no text.
     again, _ = bench(name, "--run", run)
     assert again.split("## How")[0] == page.split("## How")[0]
@@ -302,5 +337,7 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
     assert [recipe.task for recipe in recipes] == [*["masked_lm"] * 2, *["classification"] * 3]
     for recipe in recipes[2:]:
         assert recipe.training.evaluate_every == recipe.training.max_steps
-    assert {recipe.model["size"] for recipe in recipes} == {"tiny"}
-    assert [recipe.model["num_layers"] for recipe in recipes] == [4, 4, 4, 4, 2]
+    for recipe, layers in zip(recipes, [4, 4, 4, 4, 2], strict=True):
+        # What starts from another model has its sizes.
+        sizes = recipe.model.get("size"), recipe.model.get("num_layers")
+        assert sizes == ((None, None) if recipe.init_from else ("tiny", layers))

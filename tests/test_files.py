@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from heedful.errors import UserError
-from heedful.files import plain_name, replacing, write_json, write_text
+from heedful.files import (
+    check_new,
+    check_writable,
+    parse_json,
+    plain_name,
+    read_text,
+    replacing,
+    write_directory,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -61,3 +71,108 @@ def test_a_name_read_from_a_file_is_never_a_path(name: object) -> None:
     assert plain_name("model-1 (2).safetensors", "index.json") == "model-1 (2).safetensors"
     with pytest.raises(UserError, match=r"index\.json must name a file beside it"):
         plain_name(name, "index.json")
+
+
+OWN = ("text",)
+
+
+def fill(text: str):
+    return lambda directory: write_text(directory / "text", text)
+
+
+def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    write_directory(path, fill("old"), OWN)
+
+    def fail_half_way(directory: Path) -> None:
+        fill("half")(directory)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_directory(path, fail_half_way, OWN)
+    assert (path / "text").read_text() == "old"
+    write_directory(path, fill("new"), OWN)
+    assert (path / "text").read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_directory_is_replaced_without_the_systems_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heedful.files._EXCHANGE", 0)  # which refuses what is there
+    for text in ("old", "new"):
+        write_directory(tmp_path / "model", fill(text), OWN)
+    assert (tmp_path / "model" / "text").read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_killed_writers_left_is_removed_and_what_living_ones_write_is_not(
+    tmp_path: Path,
+) -> None:
+    dead, living = tmp_path / ".model.999999999.tmp", tmp_path / f".model.{os.getppid()}.tmp"
+    other = tmp_path / ".models.999999999.tmp"
+    for folder in (dead, living, other):
+        folder.mkdir()
+    write_directory(tmp_path / "model", fill("new"))
+    assert [dead.exists(), living.exists(), other.exists()] == [False, True, True]
+
+
+def test_where_something_is_nothing_new_goes(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    check_new(full)
+    check_new(tmp_path / "new" / "model")
+    write_text(full / "config.json", "{}")
+    write_text(full / "sub" / "thesis", "years of work")
+    (tmp_path / "nowhere").symlink_to("nothing")
+    owns = {"config.json", "sub"}
+    check_new(full, overwrite=True, owns=owns)
+    for path, options in (
+        (full, {}),
+        (full, {"overwrite": True, "owns": {"config.json"}}),
+        (full, {"overwrite": True, "owns": owns, "source": full / "sub"}),
+        (full / "config.json", {"overwrite": True}),
+        (full / "config.json" / "new", {}),
+        (tmp_path / "nowhere", {}),
+        (Path("/"), {"overwrite": True}),
+        (Path(), {"overwrite": True}),
+        (full / "..", {"overwrite": True}),
+    ):
+        with pytest.raises(UserError):
+            check_new(path, **options)
+
+
+def test_a_file_that_cannot_be_written_is_told_before(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "")
+    (tmp_path / "loop").symlink_to("loop")
+    for path in ("file", "new/folder/file", "/dev/null"):
+        check_writable(tmp_path / path)
+    for path in ("", "file/inside", "loop", "a" * 300):
+        with pytest.raises(UserError, match="cannot write"):
+            check_writable(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 100_000, "nested"),
+        ("9" * 5_000, "digits"),
+        ("NaN", "NaN"),
+        ("[-Infinity]", "Infinity"),
+        ('"\\ud800"', "surrogate"),
+        ('{"\\udfff": 1}', "surrogate"),
+        ("{", "no JSON"),
+    ],
+)
+def test_what_json_may_not_be(text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=f"^where.*{problem}"):
+        parse_json(text, "where")
+
+
+def test_json_that_is_fine() -> None:
+    assert parse_json('["\\ud83e\\udd9c", 1e3]', "where") == ["\U0001f99c", 1000.0]
+
+
+def test_a_file_without_end_is_no_settings() -> None:
+    with pytest.raises(UserError, match="larger than"):
+        read_text(Path("/dev/zero"), most=1_000)

@@ -12,9 +12,8 @@ import heedful
 from commands import assert_refused
 from heedful import plugins
 from heedful.errors import UserError
-from heedful.export.hf import export_hf, import_hf
+from heedful.export.hf import export_hf, import_hf, net_to_hf
 from heedful.export.hf_directory import write_hf_directory
-from heedful.export.nets import net_to_hf
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import gpt2

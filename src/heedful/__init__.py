@@ -3,13 +3,15 @@
 The public names are handed out lazily, so that `import heedful` costs nothing and imports no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from heedful.lazy import lazily
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "load": "heedful.inference",
+    "ensemble": "heedful.inference",
     "Translator": "heedful.inference",
     "LanguageModel": "heedful.inference",
     "MaskedLanguageModel": "heedful.inference",
@@ -28,6 +30,7 @@ _ROOMS = (
     "data",
     "tasks",
     "generation",
+    "engines",
     "evaluation",
     "insight",
     "training",
@@ -43,6 +46,7 @@ __all__ = [  # noqa: RUF022
     "Classifier",
     "Embedder",
     "load",
+    "ensemble",
     "load_recipe",
     "train",
     "import_hf",
@@ -58,15 +62,10 @@ if TYPE_CHECKING:
         LanguageModel,
         MaskedLanguageModel,
         Translator,
+        ensemble,
         load,
     )
     from heedful.recipe_files import load_recipe
     from heedful.run import train
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name in _ROOMS:
-        return import_module(f"heedful.{name}")
-    raise AttributeError(f"module heedful has no attribute {name}")
+__getattr__ = lazily(__name__, _HOMES | {room: f"heedful.{room}" for room in _ROOMS})

@@ -17,19 +17,32 @@ from heedful.plugins import Registry, nearest
 
 # What needs no decoded text.
 OWN_METRICS = ("loss", "token_accuracy", "accuracy")
+# What a run may have otherwise when it goes on: its ends, and how it is looked at.
+MAY_CHANGE = (
+    "training.max_steps",
+    "training.max_epochs",
+    "training.max_minutes",
+    "training.early_stopping",
+    "training.log_every",
+    "training.tensorboard",
+    "evaluation.num_samples",
+)
 # Old names, and what answers to them now.
 RENAMED = {
     "data.hold_out_tail": "data.valid_fraction",
     "data.too_long": "data.truncation",
     "training.accumulate": "training.gradient_accumulation",
+    "objective.word_dropout": "training.word_dropout",
     "schedule paper": "noam",
 }
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Paths = str | list[str] | None
 FieldName = int | str | None
 
@@ -61,12 +74,15 @@ class Generated(_Strict):
     num_symbols: int = Field(10, ge=2, description="copy, reverse, sort: different symbols")
     min_length: int = Field(10, ge=1, description="and how many stand in a sequence at least")
     max_length: int = Field(10, ge=1, description="and at most")
-    seed: int = Field(1, description="of the examples")
+    seed: Seed = Field(1, description="of the examples")
 
 
 class Data(_Strict):
     """Where the examples come from and which of them are used."""
 
+    folder: str | None = Field(
+        None, description="where paths of train, valid and test begin; null: the current folder"
+    )
     train: Files = Field(default_factory=Files, description="what is learnt from")
     valid: Files = Field(
         default_factory=Files, description="held out; without it, some of train are"
@@ -74,8 +90,10 @@ class Data(_Strict):
     test: Files = Field(
         default_factory=Files, description="scored at the end; without it, valid is"
     )
-    hold_out: int = Field(
-        1_000, ge=1, description="pairs or labelled texts that are held out of train"
+    hold_out: int | None = Field(
+        None,
+        ge=1,
+        description="pairs or labelled texts held out of train; null: 1,000, of few a tenth",
     )
     valid_fraction: float = Field(
         0.1, gt=0, lt=1, description="of plain texts: the share of characters, the last ones"
@@ -107,8 +125,10 @@ class TokenizerRecipe(_Strict):
     kind: Literal["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte"] = Field(
         "bpe", description="how text is split"
     )
-    vocab_size: int | None = Field(
-        8_000, ge=5, description="entries, special ones counted; null: all (word, char, byte)"
+    vocab_size: Annotated[int, Field(ge=5, le=2**31 - 1)] | Literal["auto"] | None = Field(
+        "auto",
+        description="entries, special ones counted; auto: 8,000, or what little text gives; null: "
+        "all (word, char, byte)",
     )
     joint: bool = Field(True, description="one tokenizer for both sides of pairs, or one a side")
     lowercase: bool = Field(False, description="cannot be undone in the output")
@@ -119,12 +139,14 @@ class TokenizerRecipe(_Strict):
 
 
 class Optimizer(_Strict):
-    """Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019)."""
+    """Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019), Muon (Jordan et al. 2024)."""
 
-    name: Literal["adam", "adamw"] = Field("adam", description="the optimizer")
-    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of its two averages")
+    name: Literal["adam", "adamw", "muon"] = Field(
+        "adam", description="the optimizer; muon: of the blocks' matrices, adamw of all else"
+    )
+    betas: tuple[Decay, Decay] = Field((0.9, 0.98), description="decay of its two averages")
     eps: float = Field(1e-9, gt=0, description="added to the denominator")
-    weight_decay: float = Field(0.0, ge=0, description="adamw only; matrices only")
+    weight_decay: float = Field(0.0, ge=0, description="not of adam; matrices only")
 
 
 def _of(registry: Registry, *more: str) -> AfterValidator:
@@ -164,7 +186,7 @@ class Schedule(_Strict):
 class Training(_Strict):
     """How steps are taken, how often the run is looked at, and when it ends."""
 
-    seed: int = Field(1, description="of weights, dropout and the order of the data")
+    seed: Seed = Field(1, description="of weights, dropout and the order of the data")
     device: str = Field("auto", description="auto, cpu, cuda or mps")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="bf16 is autocast; auto: where it is native"
@@ -184,6 +206,21 @@ class Training(_Strict):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     schedule: Schedule = Field(default_factory=Schedule)
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="of the targets, in training")
+    r_drop: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the divergence of two passes with their own dropout; 0: one pass",
+    )
+    word_dropout: float = Field(
+        0.0, ge=0, lt=1, description="chance of each token to be hidden while it is learnt from"
+    )
+    subword_sampling: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="split the words of training anew each epoch: bpe and byte_bpe leave out "
+        "this share of merges, unigram draws by probability to this power; null: one way",
+    )
     clip_norm: float | None = Field(1.0, gt=0, description="of the whole gradient; null: none")
     evaluate_every: int = Field(500, ge=1, description="steps; a checkpoint is written each time")
     log_every: int = Field(20, ge=1, description="steps")
@@ -192,6 +229,16 @@ class Training(_Strict):
     )
     average_last: int = Field(
         1, ge=1, description="checkpoints kept; their mean is taken if it is better than the best"
+    )
+    average_of: Literal["last", "best"] = Field(
+        "last", description="which checkpoints these are: the last, or the best by evaluation"
+    )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="judge and keep a moving average of the weights, which a step decays by this; "
+        "null: the weights themselves",
     )
     tensorboard: bool = Field(
         False, description="also write TensorBoard's files (pip install heedful[tensorboard])"
@@ -294,7 +341,12 @@ class Recipe(_Strict):
                 f"the schedule {training.schedule.name} ends at training.max_steps: give it"
             )
         if training.optimizer.name == "adam" and training.optimizer.weight_decay:
-            raise UserError("training.optimizer: weight_decay is AdamW's; set name to adamw")
+            raise UserError("training.optimizer: weight_decay is not Adam's; set name to adamw")
+        if training.r_drop and self.distillation.teacher and self.distillation.level == "word":
+            raise UserError(
+                "training.r_drop and distillation of level word are both objectives of a whole "
+                "run; leave one out, or set distillation.level to sequence"
+            )
         if evaluation.metric not in OWN_METRICS and not evaluation.decode_sentences:
             raise UserError(
                 f"evaluation.metric {evaluation.metric} needs decoded text: raise decode_sentences"

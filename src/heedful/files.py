@@ -1,15 +1,53 @@
 """Writing so that nothing which was saved is ever lost: beside, synced, then renamed."""
 
+import ctypes
+import errno
+import glob
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from heedful.errors import UserError
+
+# All that a model's directory holds, ours, Hugging Face's or CTranslate2's; what has more is no
+# model alone.
+MODEL_FILES = frozenset(
+    (
+        "engines",
+        "model.bin",
+        "head.npz",
+        "vocabulary.json",
+        "shared_vocabulary.json",
+        "source_vocabulary.json",
+        "target_vocabulary.json",
+        "tokenizer.source.json",
+        "tokenizer.target.json",
+        "example.py",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.src.json",
+        "tokenizer.tgt.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "source.spm",
+        "target.spm",
+        "vocab.json",
+        "target_vocab.json",
+        "tokenizer_source",
+        "tokenizer_target",
+    )
+)
+LARGEST_TEXT = 512 << 20  # bytes of a file of settings: the largest tokenizers have a tenth
+_MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_LEFTOVER = re.compile(r"\..*\.\d+\.tmp")
+_AT_CWD, _EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def write_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -42,15 +80,58 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Raises UserError where the file is missing or no JSON."""
+def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
+    """All of a UTF-8 file of settings; raises UserError where it cannot be, or is no such file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise UserError(f"{path} is larger than {most >> 20} MiB, which no such file is")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 at byte {error.start + 1}; convert it") from None
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {reason}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is no JSON (truncated or foreign?): {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Raises UserError where the file is missing or no JSON."""
+    return parse_json(read_text(path), str(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """As `read_json`, of a file that must hold an object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The content of JSON by its standard: no NaN, no half of a surrogate pair, no bottomless nest.
+
+    Raises:
+        UserError: it is none; `where` says what was read.
+    """
+    try:
+        content = json.loads(text, parse_constant=_no_number)
+        if _MAY_BE_HALF.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where} holds half of a surrogate pair, which is no character; remove it"
+        ) from None
+    except RecursionError:
+        raise UserError(f"{where} is no JSON of ours: nested too deep") from None
+    except ValueError as error:
+        reason = str(error).partition(";")[0]
+        raise UserError(f"{where} is no JSON (truncated or foreign?): {reason}") from None
+    return content
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def plain_name(name: object, where: object) -> str:
@@ -64,20 +145,101 @@ def plain_name(name: object, where: object) -> str:
     return name
 
 
-def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Like `write_file` for a new directory: it is there whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def check_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is done for it.
+
+    Raises:
+        UserError: a directory, a link to nowhere, a name that cannot be, no permission.
+    """
+    in_the_way = IsADirectoryError(errno.EISDIR, "Is a directory")
+    if not path.name:
+        raise _cannot_write(path, in_the_way)
+    real = Path(os.path.realpath(path))
+    try:
+        is_there = bool(os.stat(path))
+    except FileNotFoundError:
+        is_there = False
+    except (OSError, ValueError) as error:
+        raise _cannot_write(path, error) from None
+    if real.is_dir():
+        raise _cannot_write(path, in_the_way)
+    if is_there and not real.is_file():  # a device or a pipe is written to, not replaced
+        place = real
+    else:
+        place = next(each for each in real.parents if each.exists())
+        if not place.is_dir():
+            raise _cannot_write(path, NotADirectoryError(errno.ENOTDIR, "Not a directory"))
+    if not os.access(place, os.W_OK):
+        raise _cannot_write(path, PermissionError(errno.EACCES, "Permission denied"))
+
+
+def check_new(
+    path: Path,
+    *,
+    overwrite: bool = False,
+    owns: Collection[str] = (),
+    source: Path | None = None,
+) -> None:
+    """Refuse a directory to be written where something is, but an empty one.
+
+    Args:
+        overwrite: what is there may be replaced,
+        owns: where it holds nothing but entries of these names.
+        source: what is read, and must never be replaced by what is made of it.
+
+    Raises:
+        UserError: it is a file, or holds anything (else); it has no name of its own.
+    """
+    if not path.name or path.name == "..":
+        raise UserError(f"{path} cannot be a new directory; name one")
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path} is a link that leads nowhere; name another place")
+    if not path.is_dir():
+        if path.exists():
+            raise UserError(f"{path} exists already, as a file; name another place")
+        check_writable(path)
+    entries = sorted(os.listdir(path)) if path.exists() else []
+    if entries and not overwrite:
+        raise UserError(f"{path} exists already; name a new directory, or give --overwrite")
+    if source is not None and source.resolve().is_relative_to(path.resolve()):
+        raise UserError(f"{path} holds what is read, and cannot be replaced; name another place")
+    others = [entry for entry in entries if entry not in owns and not _LEFTOVER.fullmatch(entry)]
+    if others:
+        raise UserError(
+            f"{path} holds {others[0]}, which is no part of such a directory, so it is not"
+            " replaced; name another place"
+        )
+
+
+def write_directory(
+    path: Path, fill: Callable[[Path], None], owns: Collection[str] = MODEL_FILES
+) -> None:
+    """Let `fill` make a directory beside `path`, sync it, and put it in the place of `path`.
+
+    Whoever looks finds the old directory or the new one whole. What killed processes left beside it
+    is removed first. A link at `path` stays one.
+
+    Args:
+        owns: names of all that an old directory there may hold.
+
+    Raises:
+        UserError: it holds more; no room, or no permission.
+    """
+    check_new(path, overwrite=True, owns=owns)
+    path = Path(os.path.realpath(path))
+    beside = _beside_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(beside, ignore_errors=True)
+        remove_leftovers(path)
         beside.mkdir()
         fill(beside)
         for file in beside.rglob("*"):
             _sync(file)
         _sync(beside)
         if path.exists():
-            shutil.rmtree(path)
-        beside.replace(path)
+            _exchange(beside, path)
+        else:
+            beside.replace(path)
         _sync(path.parent)
     except OSError as error:
         raise _cannot_write(path, error) from None
@@ -85,13 +247,52 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove what writers of `path` that were killed left beside it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        process = left.name.removesuffix(".tmp").rpartition(".")[2]
+        if process.isdecimal() and not _is_alive(int(process)):
+            _remove(left)
+
+
 def remove_unfinished(directory: Path) -> None:
-    """Remove what a killed process left half-written, at any depth."""
+    """Remove what killed processes left half-written in a directory of ours, at any depth."""
     for entry in [*directory.rglob(".*.*.tmp")]:
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
+        _remove(entry)
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            entry.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()
+
+
+def _beside_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Let two directories change places, in one step where the system can (Linux)."""
+    names = [_AT_CWD, os.fsencode(new), _AT_CWD, os.fsencode(old), _EXCHANGE]
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is not None and renameat2(*names) == 0:
+        return
+    aside = old.with_name(f".{old.name}.old.{os.getpid()}.tmp")
+    old.replace(aside)
+    new.replace(old)
+    aside.replace(new)
 
 
 @contextmanager
@@ -101,9 +302,10 @@ def _beside(named: Path) -> Iterator[Path]:
             yield scratch
         return
     path = Path(os.path.realpath(named))  # what a link leads to is replaced, not the link
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = _beside_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
         yield beside
         _sync(beside)
         beside.replace(path)
@@ -128,10 +330,10 @@ def _copied_into(device: Path) -> Iterator[Path]:
             raise _cannot_write(device, error) from None
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def _cannot_write(path: Path, error: OSError | ValueError) -> UserError:
     # A file where the path has a folder is "File exists" to mkdir.
     in_the_way = isinstance(error, FileExistsError)
-    reason = "Not a directory" if in_the_way else error.strerror or str(error)
+    reason = "Not a directory" if in_the_way else getattr(error, "strerror", None) or str(error)
     return UserError(f"cannot write {path}: {reason}; make room, or name another place")
 
 

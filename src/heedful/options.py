@@ -1,5 +1,6 @@
 """How text is generated: every option once, with the description that the commands show too."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -14,6 +15,7 @@ USUAL: Mapping[str, Any] = {  # where neither call nor card says anything
     "normalization": "average",
     "stop_rule": "optimal",
     "no_repeat_ngram_size": 0,
+    "batch_tokens": 8_192,
 }
 
 
@@ -34,9 +36,9 @@ class Options:
 
     max_new_tokens: int | None = _option(
         "Most new tokens, the end counted. Default: what a source's length allows, or 64.",
-        flag="--max-tokens", least=1,
+        flag="--max-new-tokens", least=1,
     )  # fmt: skip
-    min_new_tokens: int = _option("Fewest new tokens, the end counted.", 0, "--min-tokens", 0)
+    min_new_tokens: int = _option("Fewest new tokens, the end counted.", 0, "--min-new-tokens", 0)
     beam_size: int | None = _option("Beam size; 1 is no beam search.", None, "--beam", 1)
     num_return: int = _option("Outputs for each prompt, best first.", 1, "--nbest", 1)
     length_penalty: float | None = _option("Exponent of the length.", flag="--length-penalty")
@@ -44,7 +46,9 @@ class Options:
         "Of scores by length: average, gnmt or none.", flag="--normalization"
     )
     stop_rule: Literal["optimal", "beam_full", "heuristic"] | None = _option(
-        "When a beam search stops: optimal, beam_full or heuristic.", flag="--stop-rule"
+        "When a beam search stops: optimal, beam_full or heuristic. CTranslate2 always stops about "
+        "as beam_full does; another rule that is asked for here runs eager.",
+        flag="--stop-rule",
     )
     num_groups: int = _option("Groups of a diverse beam search.", 1, "--groups", 1)
     diversity_penalty: float = _option(
@@ -78,6 +82,12 @@ class Options:
     banned: Sequence[str | int | Sequence[int]] = _option(
         "A text that may not be written (in Python also ids); repeatable.", (), "--ban"
     )
+    require: Sequence[str | Sequence[int]] = _option(
+        "A phrase that each output must hold, by beam search (in Python also ids); repeatable.",
+        (),
+        "--require",
+    )
+    no_unknown: bool = _option("Write no token for what is unknown.", False, "--no-unknown")
     stop: Sequence[str] = _option("End the output before this text; repeatable.", (), "--stop")
     draft: Any = _option(
         "Write the same in fewer steps: a small model of the same vocabulary, or lookup.",
@@ -89,10 +99,15 @@ class Options:
     prefix_function: Callable[[int, list[int]], Sequence[int]] | None = _option(
         "`(prompt's number, new ids) -> ids that may come next`."
     )
+    shortlist: bool = _option(
+        "Write only what the source's tokens can become, where the model has a shortlist "
+        "(heedful optimize --shortlist).", True, "--shortlist/--no-shortlist",
+    )  # fmt: skip
     too_long: TooLong = _option("What to do with a prompt longer than the net allows.", "error")
     first_number: int = _option("What errors call the first prompt.", 1)
-    batch_tokens: int = _option("Padded tokens times beams that are worked on at once.", 8_192)
+    batch_tokens: int | None = _option("Padded tokens times beams that are worked on at once.")
     progress: Callable[[int], None] | None = _option("Called with the prompts of each batch.")
+    said: frozenset[str] = _option("Names of what the call says itself.", frozenset())
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -102,6 +117,9 @@ class Options:
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise UserError(f"{name} must be at least 1, not {number}")
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"{name} must be a finite number, not {value}")
         if (self.beam_size or 1) > 1:
             if self.draws:
                 raise UserError("beam_size above 1 and sampling options exclude each other")
@@ -120,7 +138,7 @@ class Options:
         for name in given:
             if name not in known:
                 raise UserError(f"unknown generation option {name}; {nearest(name, known)}")
-        return cls(**given)
+        return cls(**{"said": frozenset(given), **given})
 
     @property
     def rows(self) -> int:
@@ -130,7 +148,7 @@ class Options:
     @property
     def row_tokens(self) -> int:
         """Padded tokens of prompts that are worked on at once."""
-        return max(1, self.batch_tokens // self.rows)
+        return max(1, (self.batch_tokens or USUAL["batch_tokens"]) // self.rows)
 
     @property
     def draws(self) -> bool:
@@ -153,19 +171,23 @@ class Options:
         size = self.beam_size or taken.get("beam_size") or 1
         if not drawn and self.num_return > 1 and self.beam_size != 1:
             size = max(size, self.num_return)
+        if self.num_groups > 1 and (size % self.num_groups or size == 1):
+            raise UserError(
+                f"num_groups {self.num_groups} must divide the beam, whose size is {size}; "
+                "give another --beam"
+            )
+        if self.diversity_penalty and self.num_groups == 1:
+            raise UserError("diversity_penalty is of groups: give num_groups (--groups) too")
+        if self.require and (size < 2 or self.num_groups > 1):
+            raise UserError("require needs a beam search without groups: give a beam size above 1")
         return replace(self, **taken | {"beam_size": size})
 
-    def seeds(self, count: int) -> list[int] | None:
-        """One for each prompt; None where nothing is drawn."""
+    def seeds(self, numbers: Sequence[int]) -> list[int] | None:
+        """Those of prompts by their numbers, from 0; None where nothing is drawn."""
         if not self.draws:
             return None
         seed = self.seed
-        if seed is None:
-            import torch  # its generator, so that torch.manual_seed repeats a sample
-
-            seed = int(torch.randint(2**31, ()))
+        assert seed is not None
         if isinstance(seed, int):
-            return [seed + (place << 32) for place in range(count)]
-        if len(seed) != count:
-            raise UserError(f"{len(seed)} seeds for {count} prompts")
-        return list(seed)
+            return [seed + (number << 32) for number in numbers]
+        return [seed[number] for number in numbers]

@@ -6,6 +6,7 @@ saved with a run, so that the run can be repeated from its folder alone.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,9 +16,12 @@ from pydantic.fields import FieldInfo
 
 from heedful.config import RENAMED, Recipe, keys_of
 from heedful.errors import UserError
+from heedful.files import read_text
 from heedful.plugins import nearest
 
 RECIPES = Path(__file__).parent / "recipes"
+_LARGEST = 4 << 20  # bytes of a recipe
+_MOST_NODES = 100_000
 
 
 def explained(recipe: Recipe, objective: type[BaseModel] | None = None) -> str:
@@ -76,34 +80,84 @@ _Yaml12.add_implicit_resolver(
 def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe by path or by the name of a shipped one, with `key=value` overrides.
 
+    With an override of `init_from` the recipe's own `model` gives way to the source's.
+
     Raises:
         UserError: no such recipe, not YAML, an unknown key, a wrong value.
     """
     path = recipe_path(recipe)
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Yaml12)  # noqa: S506: is a SafeLoader
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the recipe {path}: {error}") from None
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise UserError(f"{path}{line}: {problem}") from None
+    content = parse_yaml(read_text(path, most=_LARGEST), str(path))
     if content is None:
         content = {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys, not a {type(content).__name__}")
-    for override in overrides:
-        _apply_override(content, override)
-    return parse_recipe(content, str(path))
+    settings = [read_setting(override, "training.max_steps=100") for override in overrides]
+    if any(key == "init_from" and value for key, value in settings):
+        # The sizes of the model that a run starts from hold, but for what the command line says.
+        model = content.get("model") or {}
+        content["model"] = {key: model[key] for key in model if "dropout" in str(key)}
+    for key, value in settings:
+        _apply(content, key, value)
+    return parse_recipe(content, str(path), [key for key, _ in settings])
 
 
-def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
-    """Check a recipe's content. Raises UserError naming the first wrong key."""
+def parse_recipe(
+    content: dict[str, Any], where: str = "recipe", overridden: Sequence[str] = ()
+) -> Recipe:
+    """Check a recipe's content. Raises UserError naming the first wrong key.
+
+    `overridden`: keys that are not of the recipe, but of the command line.
+    """
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{where}: {_describe(error)}") from None
+        key, message = _describe(error)
+        own = any(key == each or key.startswith(f"{each}.") for each in overridden)
+        raise UserError(f"{'--set' if own else where}: {message}") from None
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The content of YAML 1.2, whose aliases may not make much of little.
+
+    Raises:
+        UserError: it is none; `where` says what was read.
+    """
+    loader = None
+    try:
+        loader = _Yaml12(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count_nodes(node, {}) > _MOST_NODES:
+            raise UserError(f"{where}: its aliases make it too large; write it out")
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise UserError(f"{where}{line}: {problem}") from None
+    except UserError:
+        raise
+    except RecursionError:
+        raise UserError(f"{where}: nested too deep") from None
+    except (ValueError, KeyError, AttributeError, OverflowError) as error:
+        # A tag whose text is not of its kind, or a number of thousands of digits.
+        raise UserError(f"{where}: a value that is none: {str(error).partition(';')[0]}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many nodes there are with every alias written out; endless ones are beyond any limit."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_NODES + 1  # met again before it is counted: it contains itself
+        inside = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = (each for part in inside for each in (part if isinstance(part, tuple) else [part]))
+        if isinstance(node, yaml.ScalarNode):
+            node.value.encode()  # refuses half of a surrogate pair
+        known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
+    return known[id(node)]
 
 
 def recipe_path(recipe: str | Path) -> Path:
@@ -132,16 +186,17 @@ def shipped_recipes() -> list[str]:
 def read_setting(setting: str, example: str) -> tuple[str, Any]:
     """The key and the value of `KEY=VALUE`; raises UserError, with an example, where it is none."""
     key, equals, text = setting.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise UserError(f"--set {setting}: write key=value, for example {example}")
+    if any("\ud800" <= character <= "\udfff" for character in setting):
+        raise UserError(f"--set {setting}: not UTF-8; convert it")
     try:
-        return key, yaml.load(text, _Yaml12) if text else None  # noqa: S506: is a SafeLoader
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that is none
+        return key, parse_yaml(text, "--set") if text else None
+    except UserError:
         return key, text
 
 
-def _apply_override(content: dict[str, Any], override: str) -> None:
-    key, value = read_setting(override, "training.max_steps=100")
+def _apply(content: dict[str, Any], key: str, value: Any) -> None:
     place = content
     *parents, last = key.split(".")
     for parent in parents:
@@ -151,7 +206,8 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
-def _describe(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> tuple[str, str]:
+    """The first wrong key, and what is wrong with it."""
     problems = error.errors()
     first = problems[0]
     keys = _written(first["loc"])
@@ -159,17 +215,17 @@ def _describe(error: ValidationError) -> str:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         if key in RENAMED:
-            return f"{key} is now called {RENAMED[key]}{more}"
-        return f"unknown key {key}; {nearest(keys[-1], _fields_at(keys[:-1]))}{more}"
+            return key, f"{key} is now called {RENAMED[key]}{more}"
+        return key, f"unknown key {key}; {nearest(keys[-1], _fields_at(keys[:-1]))}{more}"
     if first["type"] == "literal_error":
         options = re.findall("'([^']+)'", first["ctx"]["expected"])
         value = str(first["input"])
-        return f"{key}: unknown value {value}; {nearest(value, options)}{more}"
+        return key, f"{key}: unknown value {value}; {nearest(value, options)}{more}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        return f"{key + ': ' if key else ''}{message}{more}"
+        return key, f"{key + ': ' if key else ''}{message}{more}"
     message = message[0].lower() + message[1:]
-    return f"{key}: {message}, not {first['input']!r}{more}"
+    return key, f"{key}: {message}, not {first['input']!r}{more}"
 
 
 def _written(location: tuple[int | str, ...]) -> list[str]:

@@ -7,6 +7,7 @@ report. Its data are prepared in a cache that runs share.
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 
 import heedful
 from heedful import plugins
-from heedful.config import Recipe, changed_keys
+from heedful.config import MAY_CHANGE, Recipe, changed_keys
 from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
@@ -31,6 +32,7 @@ from heedful.inference import (
     parameter_count,
     save_description,
 )
+from heedful.inference.model import CONFIG
 from heedful.recipe_files import load_recipe
 from heedful.tasks.distillation import (
     Distilled,
@@ -39,13 +41,14 @@ from heedful.tasks.distillation import (
     ready_teacher,
     sequence_distillation,
 )
+from heedful.tasks.epochs import Epochs
+from heedful.tasks.rdrop import RDrop
 from heedful.tasks.task import Data, FinalScores, Origin, Say, Task
-from heedful.training.averaging import average_weights
-from heedful.training.checkpoint import Checkpoints
+from heedful.tasks.word_dropout import WordDropout
+from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
-from heedful.training.expectations import Expectations
 from heedful.training.folder import RunFolder
-from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
+from heedful.training.loggers import Expectations, JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
 from heedful.training.trainer import Objective, Trainer, TrainStep, Work
@@ -55,13 +58,14 @@ from heedful.zoo.saved import (
     OF_WORDS,
     WEIGHTS,
     copy_matching,
+    drawn_net,
     load_tensors,
     make_config,
     save_tensors,
 )
 
 CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data
-_DATA = "data.json"
+DATA = "data.json"
 _VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
 
 
@@ -112,9 +116,11 @@ def train(
     device = choose_device(recipe.training.device)
     with RunFolder(out) as folder:
         with folder.undone_on_error():
-            run = _start(recipe, out, device, resume, say)
+            run = _start(recipe, folder, device, resume, say)
             step = (run.resumed_from or 0) if resume else None
             log: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
+            if resume:
+                write_text(out / "recipe.yaml", recipe.to_yaml())  # its end may be another one now
             if recipe.training.tensorboard:
                 log.append(TensorBoardLog(out / "tensorboard", resume_step=step))
             run.trainer.listeners = [*listeners, *log, Expectations(recipe.expect, say)]
@@ -147,19 +153,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE) or Path(home) / "heedful") / "data"
 
 
-def _start(recipe: Recipe, out: Path, device: torch.device, resume: bool, say: Say) -> _Run:
+def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool, say: Say) -> _Run:
     """Everything up to the first step; what is wrong is told before the data are read."""
     task: Task = plugins.task.get(recipe.task)(recipe)
     task.check()
     check_distillation(recipe, task.levels)
-    source = None if recipe.init_from is None else load(recipe.init_from, device="cpu")
+    source = (
+        None if recipe.init_from is None else load(recipe.init_from, device="cpu", engine="eager")
+    )
     named = recipe.distillation.teacher
-    teacher = None if named is None else load(named, device=str(device))
+    teacher = None if named is None else load(named, device=str(device), engine="eager")
     _model_config(task, None, source, teacher)
     schedule = recipe.training.schedule
     make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
     origin = _origin(recipe.tokenizer.path, source, teacher)
-    _open_folder(recipe, out, resume)
+    out = folder.path
+    _open_folder(recipe, folder, resume)
     say_new: Say = (lambda line: None) if resume else say
     data = task.prepare(cache_folder(), origin, say_new)
     _remember_data(data, out, resume)
@@ -168,36 +177,54 @@ def _start(recipe: Recipe, out: Path, device: torch.device, resume: bool, say: S
     if source is not None:
         # Also where a run goes on: it may have been stopped before its first checkpoint.
         _take_over(model, source, say_new, str(recipe.init_from))
-    smoothing = recipe.training.label_smoothing
-    objective: Objective = partial(task.loss, label_smoothing=smoothing)
     if teacher is not None:
         ready_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
             begin_as_layers(model, teacher, say_new)
-        if recipe.distillation.level == "word":
-            objective = Distilled(recipe.distillation, teacher.net, smoothing)
-        else:
+        if recipe.distillation.level == "sequence":
             assert isinstance(teacher, Translator)
             data = sequence_distillation(data, task, teacher, cache_folder(), say)
     model.net.to(device)
-    save_description(model, out)
-    task.plan(data, 0)  # an example above the batch's limit is told now
+    if not (resume and (out / CONFIG).is_file()):
+        save_description(model, out)
+    epochs = Epochs(task, data)
+    epochs.plan(0)  # an example above the batch's limit is told now
     work = Work(
-        plan=lambda epoch: task.plan(data, epoch),
-        load=lambda item: task.collate(data, item).to(device),
+        plan=epochs.plan,
+        load=lambda item: epochs.load(item).to(device),
         evaluate=lambda: task.evaluate(model, data),
         keep_best=lambda: save_tensors(out / WEIGHTS, weights_of(model.net)),
     )
     trainer = Trainer(
-        TrainStep(model.net, objective),
+        TrainStep(model.net, _objective(task, data, teacher, device)),
         work,
         recipe.training,
         make_schedule(schedule, d_model=model.config.d_model, max_steps=recipe.training.max_steps),
-        Checkpoints(out / "checkpoints", recipe.training.average_last),
+        Checkpoints(
+            out / "checkpoints",
+            recipe.training.average_last,
+            best=recipe.training.average_of == "best",
+        ),
         bf16=uses_bf16(recipe.training.precision, device),
         compare_at=[one.step for one in recipe.expect],
     )
     return _Run(task, data, model, trainer, trainer.resume() if resume else None)
+
+
+def _objective(
+    task: Task, data: Data, teacher: SavedModel | None, device: torch.device
+) -> Objective:
+    """What is trained on: the task's own loss, that of two passes, or that of a teacher."""
+    settings, distillation = task.recipe.training, task.recipe.distillation
+    smoothing = settings.label_smoothing
+    objective: Objective = partial(task.loss, label_smoothing=smoothing)
+    if settings.r_drop:
+        objective = RDrop(settings.r_drop, smoothing)
+    if teacher is not None and distillation.level == "word":
+        objective = Distilled(distillation, teacher.net, smoothing)
+    if settings.word_dropout:
+        objective = WordDropout(objective, data.tokenizers, settings.word_dropout, device)
+    return objective
 
 
 def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | None]:
@@ -230,34 +257,43 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
     return reason, scores
 
 
-def _open_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+def _open_folder(recipe: Recipe, folder: RunFolder, resume: bool) -> None:
     """A new folder with the recipe in it, or one whose recipe is still the same."""
+    out = folder.path
     saved = out / "recipe.yaml"
     if resume:
         if not saved.is_file():
             raise UserError(f"{out} holds no run to resume (no recipe.yaml); leave out --resume")
         changed = changed_keys(load_recipe(saved), recipe)
-        if changed:
+        refused = [key for key in changed if key.split(" ")[0] not in MAY_CHANGE]
+        if refused:
             raise UserError(
-                f"cannot resume {out} with another recipe; changed: {', '.join(changed)}; "
+                f"cannot resume {out} with another recipe; changed: {', '.join(refused)}; "
                 "start a new run, or resume with its own recipe.yaml"
             )
         remove_unfinished(out)
-    elif saved.exists() or (out / "checkpoints").exists():
+        if (out / WEIGHTS).exists():
+            load_tensors(out / WEIGHTS)  # the best so far is needed at the end
+        return
+    has_model = (out / WEIGHTS).exists() or Checkpoints(out / "checkpoints", keep=1).newest()
+    if saved.exists() and not has_model:
+        # A run that failed or was killed before there was anything to go on from.
+        folder.clear()
+    if saved.exists() or (out / "checkpoints").exists():
         raise UserError(f"{out} already holds a run; go on with --resume, or give another --out")
-    else:
-        write_text(saved, recipe.to_yaml())
+    write_text(saved, recipe.to_yaml())
 
 
 def _remember_data(data: Data, out: Path, resume: bool) -> None:
     """Write down which prepared data a run has; one that goes on must have the same."""
-    path, now = out / _DATA, {"prepared": data.directory.name}
+    path, now = out / DATA, {"prepared": data.directory.name}
     if resume and path.is_file() and read_json(path) != now:
         raise UserError(
             f"cannot resume {out}: its data files, or heedful itself, have changed since it began; "
             "bring the old ones back, or start a new run"
         )
-    write_json(path, now)
+    if not path.is_file():
+        write_json(path, now)
 
 
 def _origin(path: str | None, source: SavedModel | None, teacher: SavedModel | None) -> Origin:
@@ -291,7 +327,7 @@ def _build(
     task: Task, data: Data, source: SavedModel | None, teacher: SavedModel | None
 ) -> SavedModel:
     name, config = _model_config(task, data, source, teacher)
-    net = architecture(name).build(config)
+    net = drawn_net(name, config)
     card = task.card(data, name)
     if source is not None and _is_imported(source):
         # An imported model's outputs go on to begin and end as it was trained.
@@ -370,14 +406,26 @@ def _take_over(model: SavedModel, source: SavedModel, say: Say, name: str) -> No
     say(f"init_from  {len(loaded)} tensors of {name} loaded")
     for what, names in (("drawn anew, not loaded", new), ("of it not used", unused)):
         if names:
-            say(f"           {len(names)} {what}: {', '.join(names)}")
+            say(f"           {len(names)} {what}: {_summary(names)}")
+    sizes, its = asdict(model.config), asdict(source.config)
+    for key in sizes.keys() & its.keys() - {*_VOCABULARIES, "head", "num_labels"}:
+        if sizes[key] != its[key] and "dropout" not in key:
+            say(f"           model.{key} is {sizes[key]}, where {name} has {its[key]}")
+
+
+def _summary(names: Sequence[str]) -> str:
+    """A few names as they are, many by the parts of the net that they are of."""
+    if len(names) <= 3:
+        return ", ".join(names)
+    parts = Counter(".".join(name.split(".")[:2]) for name in names)
+    return ", ".join(f"{part} ({count})" for part, count in parts.items())
 
 
 def _choose_final(run: _Run, out: Path) -> None:
-    """The run's model: the average of the last checkpoints where it is better than the best."""
+    """The run's model: the average of its checkpoints where that is better than the best."""
     net = run.model.net
     best = load_tensors(out / WEIGHTS)
-    files = [path / WEIGHTS for path in run.trainer.checkpoints.regular()]
+    files = [path / WEIGHTS for path in run.trainer.checkpoints.to_average()]
     if run.task.recipe.training.average_last > 1 and len(files) > 1:
         average = average_weights(files)
         set_weights(net, average, out)

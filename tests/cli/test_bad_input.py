@@ -129,11 +129,12 @@ REFUSED = [  # a command, and what its one line must say
         "train copy.json --set model.d_model=18 --set model.num_heads=4",
         *("d_model 18", "num_heads 4", "divisible"),
     ),
+    ("train copy.json --set training.schedule.name=noam", "learning_rate to null"),
     ("train tight.json", "alone takes 12 tokens", "8"),
     ("train short.json --set data.truncation=error", "src and", "tokens", "max_length 5"),
     ("train open.yaml", "open.yaml, line"),
     ("train list.yaml", "a recipe is a mapping of keys, not a list"),
-    ("train latin.yaml", "cannot read the recipe"),
+    ("train latin.yaml", "not UTF-8 at byte"),
     ("train endless.yaml", "no end is set"),
     ("train copy.json --set task", "write key=value"),
     ("translate M --input long --output out", TOO_LONG, "allows 12", "--truncate"),
@@ -175,14 +176,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(commands, trained, here, line,
 
 KEYS = {  # a key, its value, and what the line says
     "tasks": ("copy", "unknown key tasks; did you mean task?"),
-    "data.trian.src": ("x", "unknown key data.trian; did you mean train?"),
-    "data.train.scr": ("x", "unknown key data.train.scr; did you mean src?"),
-    "data.generated.num_trains": (1, "unknown key data.generated.num_trains; did you mean num"),
-    "tokenizer.vocabsize": (9, "unknown key tokenizer.vocabsize; did you mean vocab_size?"),
     "training.lr": (1, "unknown key training.lr; known: "),
-    "training.optimizer.beta": (1, "unknown key training.optimizer.beta; did you mean betas?"),
-    "training.schedule.warmup": (1, "unknown key training.schedule.warmup; did you mean warmup_s"),
-    "evaluation.beam": (1, "unknown key evaluation.beam; did you mean beam_size?"),
     "model.num_head": (2, "unknown key num_head; did you mean num_heads?"),
     "training.max_steps ": (0, "unknown key training.max_steps ; did you mean max_steps?"),
     "task": ("translate", "task: unknown value translate; did you mean translation?"),
@@ -204,13 +198,6 @@ KEYS = {  # a key, its value, and what the line says
     "training.schedule.learning_rate": ("null", "needs a learning_rate"),
     "training.optimizer.weight_decay": (0.1, "set name to adamw"),
     "training.batch_sentences": ("null", "give training.batch_tokens or"),
-    # Several at once, which contradict each other.
-    "training.schedule.name=noam": ((), "learning_rate to null"),
-    "evaluation.metric=bleu evaluation.decode_sentences=0": ((), "raise decode_sentences"),
-    "training.schedule.name=cosine training.max_steps=null training.max_epochs=1": (
-        (),
-        "ends at training.max_steps",
-    ),
 }
 
 
@@ -218,9 +205,7 @@ KEYS = {  # a key, its value, and what the line says
 def test_unknown_recipe_keys_and_values(commands, tmp_path, key, value, part):
     recipe = write_recipe(tmp_path / "recipe.json")
     before = tree(tmp_path)
-    settings = key.split() if value == () else [f"{key}={value}"]
-    more = [word for setting in settings for word in ("--set", setting)]
-    refused = commands.train(recipe, tmp_path / "run", *more)
+    refused = commands.train(recipe, tmp_path / "run", "--set", f"{key}={value}")
     assert refused.code == 2, refused.err
     assert len(refused.err.splitlines()) == 1
     assert part.lower() in refused.err.lower(), refused.err
@@ -397,7 +382,7 @@ def test_foreign_descriptions_and_tokenizers(commands, model):
     content, whole = json.loads(config.read_text()), tokenizer.read_text()
     for text, part in (
         (config.read_text()[:50], "no JSON"),
-        ("[]", "not written by heedful"),
+        ("[]", "must hold a JSON object"),
         ("{}", "not written by heedful"),
         (json.dumps(content | {"architecture": "gpt9"}), "no architecture gpt9"),
         (json.dumps(content | {"model": {}}), "src_vocab_size"),

@@ -126,7 +126,7 @@ def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
 def test_options_reach_the_search(commands, folder, model, lines):
     options = ("--length-penalty", 0.3, "--normalization", "gnmt", "--stop-rule", "beam_full")
     ended = commands.run(
-        "translate", folder, "-i", lines, *options, "--no-repeat", 2, "--max-tokens", 4
+        "translate", folder, "-i", lines, *options, "--no-repeat", 2, "--max-new-tokens", 4
     )
     assert ended.out.splitlines() == model.translate(
         LINES,
@@ -139,7 +139,7 @@ def test_options_reach_the_search(commands, folder, model, lines):
 
 
 def test_cut_translations_are_counted(commands, folder, lines):
-    ended = commands.run("translate", folder, "-i", lines, "--beam", 1, "--max-tokens", 1)
+    ended = commands.run("translate", folder, "-i", lines, "--beam", 1, "--max-new-tokens", 1)
     assert ended.code == 0
     assert ended.err.splitlines() == ["4 translations were cut off by the length limit"]
 

@@ -78,8 +78,9 @@ def test_a_recipe_holds_what_differs_and_no_more(name):
             here, there = here.get(part, {}), there[part]
         if last in here and key not in ("task", "training.max_steps"):
             assert here[last] != there[last], f"{name}.yaml repeats the default of {key}"
-    steps = [band["step"] for band in content["expect"]]
-    assert steps == sorted(set(steps)) != []
+    if content.get("distillation", {}).get("level") != "sequence":  # then it is the teacher's
+        steps = [band["step"] for band in content["expect"]]
+        assert steps == sorted(set(steps)) != []
 
 
 def test_every_key_is_described():
@@ -146,9 +147,9 @@ def small(name, folder):
     return changes | DECODED | {"data.hold_out": 5}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "rhyme"])
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"rhyme", "translation-student"}))
 def test_a_shipped_recipe_runs(commands, tmp_path, name):
-    """The teacher of `distil-X` is a run of X."""
+    """The teacher of `distil-X` is a run of X. (The two left out have tests of their own.)"""
     changes, verb, out = small(name, tmp_path), ["train"], tmp_path / "run"
     if name.startswith("distil-"):
         del changes["tokenizer.vocab_size"]
@@ -290,7 +291,7 @@ def test_keys_that_do_not_go_together(message, content):
 
 
 @how_tested(deadline=None)
-@given(st.sampled_from(["training.seed", "data.generated.seed"]), st.integers(-(2**40), 2**40))
+@given(st.sampled_from(["training.seed", "data.generated.seed"]), st.integers(0, 2**40))
 def test_changed_keys_names_both_values(key, value):
     before = load_recipe("copy")
     now = load_recipe("copy", [f"{key}={value}"])

@@ -12,10 +12,10 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flawed_nets import HEADS, LABELS, VOCAB, WIDTH, OneStack, TwoStacks, net_of
+from flawed_nets import HEADS, VOCAB, WIDTH, OneStack, TwoStacks, net_of
 from heedful.errors import UserError
 from heedful.insight import Report, learning_checks, verify
-from heedful.insight.table import CHECKS, SINGLE_CHECKS
+from heedful.insight.verify import checks_of
 from single_stacks import Single, decoder
 
 UNASKED = {"one batch overfits"}
@@ -131,7 +131,7 @@ def skips(report: Report) -> set[str]:
 
 
 def checks(kind: str) -> list[str]:
-    return [check.name for check in (CHECKS if kind == "two stacks" else SINGLE_CHECKS)]
+    return [check.name for check in checks_of(single=kind != "two stacks")]
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
@@ -186,10 +186,7 @@ SEEN = [
     ("classifier", "last token hidden", "mask polarity", "token 5 does not change the logits"),
     ("decoder", "token before hidden", "mask polarity", "token 0 does not change the logits at 1"),
     ("decoder", "cache without padding", "cached = uncached", "the prompt padded on the left"),
-    (
-        *("decoder", "sequence first", "output shape"),
-        "ids (3, 6) gave (6, 3, 19), not (3, 6, 19)",
-    ),
+    (*("decoder", "sequence first", "output shape"), "ids (3, 6) gave (6, 3, 19), not (3, 6, 19)"),
     ("states", "sequence first", "output shape", "ids (3, 6) gave (6, 3, 32), not (3, 6, D)"),
 ]
 
@@ -307,66 +304,21 @@ def test_torch_transformer_passes_what_can_be_asked_of_it(pad_id: int) -> None:
     assert failures(left) == NO_LEFT, str(left)
 
 
-class TorchStack(nn.Module):
-    """`torch.nn.TransformerEncoder`, which knows padding by its id; causal where told."""
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "classifier"])
+def test_padding_of_one_stack_may_be_told_by_its_id(kind: str) -> None:
+    """By an adapter that counts what is not padding; a net that takes it for text is found."""
 
-    def __init__(self, pooled: bool = False, causal: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.pooled, self.causal = pooled, causal
-        self.tokens = nn.Embedding(VOCAB, WIDTH, padding_idx=0)
-        self.positions = nn.Embedding(32, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True)
-        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, LABELS if pooled else VOCAB)
+    def call(net: nn.Module, ids: Tensor) -> Any:
+        return net(ids, (ids != 0).sum(1))
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        ids, hidden = x, None
-        if self.causal:
-            size = ids.size(1)
-            hidden = nn.Transformer.generate_square_subsequent_mask(size, dtype=torch.bool)
-        states = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
-        states = self.body(states, mask=hidden, src_key_padding_mask=ids == 0)
-        return self.head(states.mean(1) if self.pooled else states)
-
-
-def test_torch_stacks_are_verified_by_what_is_told_and_what_is_seen() -> None:
-    causal = verify(TorchStack(causal=True), causal=True, pad_id=0, overfit=False)
-    assert causal.ok, str(causal)
-    assert skips(causal) == {*SKIPPED["decoder"], "padding, left", *UNASKED, "cached = uncached"}
-    encodes = verify(TorchStack(), causal=False, overfit=False)
-    assert encodes.ok, str(encodes)
-    mixed_up = verify(TorchStack(), causal=True, overfit=False)
-    assert failures(mixed_up) == {"causality"}
-    classes = verify(TorchStack(pooled=True), causal=False, overfit=False)
-    assert classes.ok, str(classes)
-    assert skips(classes) >= SKIPPED["classifier"]
-    flawed = verify(OneStack("classifier", "last token hidden"), causal=False, overfit=False)
-    assert failures(flawed) == {"mask polarity"}, str(flawed)
-    # Its mean counts padding as well.
-    padded = verify(TorchStack(pooled=True), causal=False, pad_id=0, overfit=False)
-    assert failures(padded) == {"padding, right"}, str(padded)
-
-
-class SequenceFirst(nn.Module):
-    """A net that is called in its own way, and answers in its own way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = TwoStacks()
-
-    def forward(self, sources: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        return {"scores": self.inner(sources.t(), targets.t()).transpose(0, 1)}
-
-
-def test_a_call_adapter_serves_nets_of_another_interface() -> None:
-    def call(net: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-        return net(src.t(), tgt.t())["scores"].transpose(0, 1)
-
-    sizes = {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
-    report = verify(SequenceFirst(), call=call, overfit=False, **sizes)
+    both = {"pad_id": 0, "overfit": False, **given(kind)}
+    report = verify(net_of(kind), call=call, **both)
     assert report.ok, str(report)
-    assert not verify(SequenceFirst(), overfit=False, **sizes).ok
+    assert report["padding, right"].status == "passed"
+    assert skips(report) >= {*SKIPPED[kind], "padding, left", *UNASKED}
+    if kind != "decoder":  # whose causality hides what stands on the right
+        flawed = verify(net_of(kind, "padding attended"), call=call, **both)
+        assert failures(flawed) == {"padding, right"}, str(flawed)
 
 
 def test_vocabularies_are_found_without_an_embedding_module() -> None:
@@ -386,31 +338,6 @@ def test_vocabularies_are_found_without_an_embedding_module() -> None:
     assert "gradients" not in report["causality"].detail  # the lookup was seen
 
 
-def test_an_adapter_serves_nets_of_one_stack_too() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = OneStack("decoder")
-
-        def forward(self, *, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {"scores": self.inner(batch["ids"], batch.get("lengths"))}
-
-    def call(net: nn.Module, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return net(batch={"ids": ids, "lengths": lengths})["scores"]
-
-    report = verify(Odd(), call=call, causal=True, overfit=False)
-    assert report.ok, str(report)
-    assert report["padding, right"].status == "passed"
-    assert skips(report) == {
-        "sees both sides",
-        "padding, left",
-        "cached = uncached",
-        "one batch overfits",
-    }
-    with pytest.raises(UserError, match="cannot tell from the arguments of forward"):
-        verify(Odd())
-
-
 def test_sizes_of_source_and_target_say_that_there_are_two_stacks() -> None:
     class Optional(nn.Module):
         def __init__(self) -> None:
@@ -423,7 +350,7 @@ def test_sizes_of_source_and_target_say_that_there_are_two_stacks() -> None:
     sizes = {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
     report = verify(Optional(), overfit=False, **sizes)
     assert report.ok, str(report)
-    assert len(report) == len(CHECKS)
+    assert len(report) == len(checks("two stacks"))
     with pytest.raises(UserError, match="pass causal=True"):
         verify(Optional())
 
@@ -556,26 +483,12 @@ def test_a_choice_that_there_is_not_is_refused(choice: dict[str, Any], message: 
 
 def test_two_stacks_are_asked_what_they_were() -> None:
     report = verify(TwoStacks(), overfit=False)
-    assert [result.name for result in report] == [
-        "output shape",
-        "dropout off in evaluation",
-        "causality",
-        "mask polarity",
-        "position awareness",
-        "batch independence",
-        "source padding, right",
-        "source padding, left",
-        "target padding, right",
-        "target padding, left",
-        "empty rows",
-        "cached = uncached",
-        "gradient flow",
-        "no gradient from padding",
-        "weight tying",
-        "bf16",
-        "initial loss",
-        "one batch overfits",
-    ]
+    assert "; ".join(result.name for result in report) == (
+        "output shape; dropout off in evaluation; causality; mask polarity; position awareness; "
+        "batch independence; source padding, right; source padding, left; target padding, right; "
+        "target padding, left; empty rows; cached = uncached; gradient flow; "
+        "no gradient from padding; weight tying; bf16; initial loss; one batch overfits"
+    )
     assert report["causality"].holds == (
         "logits at a target position do not depend on later target tokens"
     )
@@ -592,7 +505,7 @@ def test_the_report_as_json_as_table_and_as_text() -> None:
     assert tuple(seen) == report.results
     loaded = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert loaded["ok"] is False
-    assert [row["name"] for row in loaded["checks"]] == [check.name for check in CHECKS]
+    assert [row["name"] for row in loaded["checks"]] == checks("two stacks")
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report.table())
     text = console.export_text()

@@ -8,12 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts import attention as attention_module
-from heedful.parts.attention import MultiHead, attend, attend_fused
+from heedful.parts.attention import MultiHead, attend
 from heedful.parts.positions import LearnedTable
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.tokens import Tokens, padding_mask
@@ -108,7 +109,8 @@ def test_the_training_path_computes_what_the_inference_path_does(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_module, "attend", spy("eager", attend))
-        patch.setattr(attention_module, "attend_fused", spy("fused", attend_fused))
+        fused = F.scaled_dot_product_attention
+        patch.setattr(F, "scaled_dot_product_attention", spy("fused", fused))
         texts = texts_of(lengths)
         trained = [row.detach() for row in outputs(net.train(), texts, side)]
         assert taken == {"eager"}

@@ -77,8 +77,7 @@ def test_every_linear_is_called_and_what_it_adds_counts(name: str, grad: bool) -
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_calls_a_wrapped_head_and_reads_a_plain_one(smoothing: float, bias: bool) -> None:
-    """Fused or called in chunks: the same sums and the same gradients."""
+def test_the_loss_calls_the_head_wrapped_or_plain(smoothing: float, bias: bool) -> None:
     net = decoder(Single(bias=bias, tied=False))
     torch.manual_seed(0)
     states = torch.randn(1100, 6, dtype=torch.float64, requires_grad=True)

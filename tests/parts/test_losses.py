@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.parts import losses
-from heedful.parts.losses import cross_entropy, linear_cross_entropy
+from heedful.parts.heads import OutputHead
+from heedful.parts.losses import cross_entropy, head_loss
 
 N, D, V = 17, 6, 11
 
@@ -23,7 +24,7 @@ def data(count: int = N, width: int = D, vocab: int = V, seed: int = 0) -> list[
     bias = torch.randn(vocab, generator=generator)
     targets = torch.randint(vocab, (count,), generator=generator)
     targets[::2] = (hidden @ weight.T + bias).argmax(-1)[::2]
-    return [hidden.requires_grad_(), weight.requires_grad_(), targets, bias.requires_grad_()]
+    return [hidden.requires_grad_(), nn.Parameter(weight), targets, nn.Parameter(bias)]
 
 
 def reference(tensors: list[Tensor], smoothing: float) -> tuple[Tensor, list[Tensor]]:
@@ -52,12 +53,19 @@ def plain(tensors: list[Tensor], smoothing: float) -> Any:
     return cross_entropy(hidden @ weight.T + bias, targets, label_smoothing=smoothing)
 
 
+def chunked(hidden: Tensor, weight: Any, targets: Tensor, bias: Any = None, **named: Any) -> Any:
+    """The loss of a head with these weights."""
+    out = nn.Linear(weight.size(1), weight.size(0), bias=bias is not None)
+    out.weight, out.bias = weight, bias
+    return head_loss(OutputHead(out), hidden, targets, **named)
+
+
 def linear(tensors: list[Tensor], smoothing: float, *, rows: int = 5, **named: Any) -> Any:
     """The fused loss, which takes `rows` at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "_LEAST_ROWS", rows)
         patch.setattr(losses, "_CHUNK_ELEMENTS", 1)
-        return linear_cross_entropy(*tensors, label_smoothing=smoothing, **named)
+        return chunked(*tensors, label_smoothing=smoothing, **named)
 
 
 @settings(deadline=None, max_examples=60)
@@ -98,7 +106,7 @@ def test_a_chunk_has_as_many_rows_as_fit_and_no_fewer_than_the_least(
         return log_softmax(x, dim)
 
     monkeypatch.setattr(losses.F, "log_softmax", counted)
-    linear_cross_entropy(*data())
+    chunked(*data())
     assert max(sizes) == min(N, max(2, elements // V))
 
 
@@ -134,7 +142,7 @@ def test_only_the_wanted_gradients_are_given(wanted: list[int]) -> None:
     tensors = data()
     _, grads = reference(tensors, 0.0)
     for index in (0, 1, 3):
-        tensors[index] = tensors[index].detach().requires_grad_(index in wanted)
+        tensors[index].requires_grad_(index in wanted)
     loss = linear(tensors, 0.0).loss
     assert loss.requires_grad == bool(wanted)
     if wanted:
@@ -147,8 +155,11 @@ def test_only_the_wanted_gradients_are_given(wanted: list[int]) -> None:
 
 
 def test_a_sure_and_wrong_model_gives_no_infinity() -> None:
-    hidden, weight = torch.full((1, 1), 1e4, requires_grad=True), torch.tensor([[1.0], [-1.0]])
-    result = linear_cross_entropy(hidden, weight, torch.tensor([1]))
+    hidden, weight = (
+        torch.full((1, 1), 1e4, requires_grad=True),
+        nn.Parameter(torch.tensor([[1.0], [-1.0]])),
+    )
+    result = chunked(hidden, weight, torch.tensor([1]))
     assert result.loss.item() == pytest.approx(2e4)
     result.loss.backward()
     assert hidden.grad.tolist() == [[2.0]]
@@ -169,8 +180,9 @@ def test_autocast_runs_the_products_in_its_type_and_the_rest_in_fp32() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_states_and_weight_gradients_are_summed_in_fp32(dtype: torch.dtype) -> None:
     """In a 16-bit weight's own type later chunks would vanish beside the sum of those before."""
-    tensors = [t.detach().to(dtype).requires_grad_() if t.is_floating_point() else t
-               for t in data(3000)]  # fmt: skip
+    tensors = data(3000)
+    for tensor in (tensors[0], tensors[1], tensors[3]):
+        tensor.data = tensor.data.to(dtype)
     tensors[0].data.abs_()  # gradients that add up
     tensors[2][:] = 3
     result = linear(tensors, 0.1, rows=1)

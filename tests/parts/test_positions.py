@@ -1,6 +1,7 @@
 """Position tables: golden numbers, the formula, rows by position, devices, what is saved."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,22 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.positions import (
-    Learned,
-    NoPositions,
-    Positions,
-    Sinusoidal,
-    sinusoidal_table,
-)
+from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable, sinusoidal_table
 from heedful.parts.tokens import Tokens
 
-TABLES: list[Positions] = [Sinusoidal(), Sinusoidal(halves=True), Learned(), Learned(offset=2)]
+HALVES, OFFSET = partial(SinusoidalTable, halves=True), partial(LearnedTable, offset=2)
+TABLES: list[Positions] = [SinusoidalTable, HALVES, LearnedTable, OFFSET]
 
 
 def filled(scheme: Positions, max_length: int, width: int) -> nn.Module:
     """Learned tables are filled by the initialisation of the whole net: here, with anything."""
-    module = scheme.build(max_length, width)
-    assert module is not None
+    module = scheme(max_length, width)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
@@ -43,7 +38,7 @@ def test_golden_numbers_interleave_sines_and_cosines() -> None:
         [0.141120008, -0.989992497, 0.029995500, 0.999550034],
     ])  # fmt: skip
     for halves, order in ((False, [0, 1, 2, 3]), (True, [0, 2, 1, 3])):
-        found = rows(filled(Sinusoidal(halves=halves), 4, 4), 0, 1, 2, 3)
+        found = rows(filled(partial(SinusoidalTable, halves=halves), 4, 4), 0, 1, 2, 3)
         torch.testing.assert_close(found, expected[:, order], rtol=0, atol=1e-7)
 
 
@@ -73,12 +68,11 @@ def test_positions_choose_rows_and_those_of_padding_may_lie_beyond(scheme: Posit
 
 
 def test_learned_positions_are_trained_and_saved_and_others_are_not() -> None:
-    module = filled(Learned(offset=2), 5, 3)
+    module = filled(OFFSET, 5, 3)
     assert list(module.state_dict()) == ["weight"]
     rows(module, 0, 1).sum().backward()
     assert module.weight.grad[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-    assert filled(Sinusoidal(), 5, 4).state_dict() == {}
-    assert NoPositions().build(5, 3) is None
+    assert filled(SinusoidalTable, 5, 4).state_dict() == {}
 
 
 @pytest.mark.parametrize("scheme", TABLES)
@@ -98,9 +92,7 @@ def test_tables_move_with_their_model(scheme: Positions) -> None:
 def test_embeddings_are_scaled_before_positions_are_added_and_dropout_is_on_the_sum() -> None:
     torch.manual_seed(0)
     tokens, table = nn.Embedding(7, 4), sinusoidal_table(60, 4)
-    module = TokenEmbedding(
-        tokens, Sinusoidal().build(60, 4), max_length=60, scale=2.0, dropout=0.5
-    )
+    module = TokenEmbedding(tokens, SinusoidalTable(60, 4), max_length=60, scale=2.0, dropout=0.5)
     batch = Tokens.of(torch.randint(7, (3, 50)), torch.tensor([50, 3, 0]), "left")
     expected = tokens.weight[batch.ids] * 2 + table[batch.positions]
     torch.testing.assert_close(module.eval()(batch), expected)

@@ -4,15 +4,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.relative import Alibi, RelativeBuckets, alibi_slopes
+from heedful.parts.relative import AlibiBias, RelativePositionBias, alibi_slopes
 from heedful.parts.relative import relative_buckets as buckets_of
-
-SCHEMES = [Alibi(), RelativeBuckets(8, 6)]
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -22,11 +18,8 @@ def filled(module: nn.Module) -> nn.Module:
     return module
 
 
-def scores_of(
-    scheme: Alibi | RelativeBuckets, heads: int, queries: range, keys: int, *, causal: bool
-) -> Tensor:
-    module = filled(scheme.build(heads, 4, causal=causal))
-    return module(torch.tensor([list(queries)]), torch.arange(keys)[None]).detach()
+def scores_of(module: nn.Module, queries: range, keys: int) -> Tensor:
+    return filled(module)(torch.tensor([list(queries)]), torch.arange(keys)[None]).detach()
 
 
 # ALiBi
@@ -58,36 +51,19 @@ def test_trap_17_slopes_of_every_number_of_heads() -> None:
 
 def test_alibi_falls_by_its_slope_for_every_place_between_without_end() -> None:
     """Two heads have slopes 1/16 and 1/256."""
-    scores = scores_of(Alibi(), 2, range(2, 4), 4, causal=True)
+    scores = scores_of(AlibiBias(2), range(2, 4), 4)
     assert scores.shape == (1, 2, 2, 4)
     for head, slope in ((0, 16), (1, 256)):
         assert (-slope * scores[0, head]).tolist() == [[2, 1, 0, 1], [3, 2, 1, 0]]
-    far = scores_of(Alibi(), 4, range(100_000, 100_001), 100_001, causal=True)
+    far = scores_of(AlibiBias(4), range(100_000, 100_001), 100_001)
     assert far[0, :, 0, 0].tolist() == [-100_000 * 2.0 ** (-2 * i) for i in range(1, 5)]
-
-
-@pytest.mark.parametrize("num_heads", [1, 3, 8, 12, 40])
-def test_attention_weights_are_those_of_bloom(num_heads: int) -> None:
-    """Their scores grow from the first key where ours fall from the query: a softmax over the past
-    cannot tell."""
-    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
-    length = 9
-    theirs = bloom.build_alibi_tensor(torch.ones(1, length), num_heads, torch.float32)
-    theirs = theirs.view(1, num_heads, 1, length).expand(-1, -1, length, -1)
-    ours = scores_of(Alibi(), num_heads, range(length), length, causal=True)
-    future = torch.ones(length, length, dtype=torch.bool).triu(1)
-    logits = torch.randn(1, num_heads, length, length, generator=torch.Generator().manual_seed(0))
-    left, right = (
-        (logits + scores).masked_fill(future, -torch.inf).softmax(-1) for scores in (ours, theirs)
-    )
-    torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_alibi_slopes_stay_in_fp32_and_move_with_the_positions(dtype: torch.dtype) -> None:
     """bf16 holds no distance above 256 to the place: scores are formed in fp32. They are no
     buffer: `to_empty` would leave it without a value, a saved file would hold it."""
-    module = Alibi().build(12, 4, causal=True).to(dtype)
+    module = AlibiBias(12).to(dtype)
     scores = module(torch.tensor([[2999]]), torch.arange(3000)[None])
     assert scores.dtype == torch.float32
     assert len(scores[0, 0].unique()) == 3000
@@ -117,41 +93,15 @@ def test_trap_20_buckets_are_those_of_transformers(
     assert set(ours.unique().tolist()) <= set(range(num_buckets))
 
 
-def test_golden_buckets() -> None:
-    """T5's own 32 and 128, as the rule says them by hand."""
-    distances = torch.tensor([[0, 1, 7, 8, 11, 12, 15, 16, 127, 128, 5000]])
-    both = {"num_buckets": 32, "max_distance": 128}
-    two_sided = [0, 1, 7, 8, 8, 9, 9, 10, 15, 15, 15]
-    assert buckets_of(distances, **both, causal=False)[0].tolist() == two_sided
-    mirrored = buckets_of(-distances, **both, causal=False)[0].tolist()
-    assert mirrored == [0, *(16 + bucket for bucket in two_sided[1:])]
-    causal = [0, 1, 7, 8, 11, 12, 15, 16, 31, 31, 31]
-    assert buckets_of(distances, **both, causal=True)[0].tolist() == causal
-    assert not buckets_of(-distances, **both, causal=True).any()
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(2, 20), st.integers(1, 200), st.booleans())
-def test_buckets_grow_with_the_distance_and_none_is_out_of_range(
-    half: int, more: int, causal: bool
-) -> None:
-    sizes = {"num_buckets": 2 * half, "max_distance": 2 * half + more}
-    found = buckets_of(torch.arange(2 * sizes["max_distance"])[None], **sizes, causal=causal)[0]
-    top = 2 * half if causal else half
-    assert (found.diff() >= 0).all()
-    assert found[: top // 2].tolist() == list(range(top // 2))
-    assert (found[sizes["max_distance"] :] == top - 1).all()
-
-
 def test_bucket_scores_are_looked_up_by_head_trained_and_saved() -> None:
     """weight[bucket, head]: a table of T5, (num_buckets, H)."""
-    scores = scores_of(RelativeBuckets(8, 20), 3, range(4), 4, causal=False)
+    module = RelativePositionBias(3, 8, 20, causal=False)
+    scores = scores_of(module, range(4), 4)
     assert scores.shape == (1, 3, 4, 4)
     for head in range(3):
         # Distances 0, 1 and 2, 3 in buckets 0, 1, 2, 2, those to the right 4 further on.
         assert scores[0, head, 0].tolist() == [3 * bucket + head for bucket in (0, 5, 6, 6)]
         assert scores[0, head, :, 0].tolist() == [3 * bucket + head for bucket in (0, 1, 2, 2)]
-    module = filled(RelativeBuckets(8, 20).build(3, 4, causal=False))
     assert module.state_dict()["weight"].shape == (8, 3)
     module(torch.arange(4)[None], torch.arange(4)[None]).sum().backward()
     assert module.weight.grad[:, 0].tolist() == [4, 3, 3, 0, 0, 3, 3, 0]
@@ -160,18 +110,17 @@ def test_bucket_scores_are_looked_up_by_head_trained_and_saved() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_buckets_that_cannot_be_told_apart_are_refused(causal: bool) -> None:
     least = 2 if causal else 4
-    RelativeBuckets(least, 2).build(3, 8, causal=causal)
-    for scheme in (RelativeBuckets(least - 1, 8), RelativeBuckets(8 * least, 8)):
-        with pytest.raises(UserError, match=f"{scheme.num_buckets} buckets"):
-            scheme.build(3, 8, causal=causal)
+    RelativePositionBias(3, least, 2, causal=causal)
+    for count in (least - 1, 8 * least):
+        with pytest.raises(UserError, match=f"{count} buckets"):
+            RelativePositionBias(3, count, 8, causal=causal)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=["alibi", "buckets"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_trap_6_scores_of_some_queries_are_those_rows_of_the_whole(
-    scheme: Alibi | RelativeBuckets, causal: bool
-) -> None:
-    whole = scores_of(scheme, 3, range(9), 9, causal=causal)
+@pytest.mark.parametrize("kind", ["alibi", "causal", "both ways"])
+def test_trap_6_scores_of_some_queries_are_those_rows_of_the_whole(kind: str) -> None:
+    buckets = RelativePositionBias(3, 8, 6, causal=kind == "causal")
+    module = AlibiBias(3) if kind == "alibi" else buckets
+    whole = scores_of(module, range(9), 9)
     for queries in (range(8, 9), range(5, 9), range(2, 4)):
-        part = scores_of(scheme, 3, queries, 9, causal=causal)
+        part = scores_of(module, queries, 9)
         assert torch.equal(part, whole[:, :, queries.start : queries.stop])

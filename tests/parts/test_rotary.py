@@ -1,6 +1,5 @@
 """Rotary positions: formulas and transformers' tables, layouts, distances, precision."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,11 @@ from heedful.parts.rotary import (
     LinearScaling,
     Llama3Scaling,
     NtkScaling,
-    Rotary,
     RotaryPositions,
     Scaling,
     YarnScaling,
     rotate,
 )
-from heedful.zoo import llama, rope
 
 LAYOUTS: list[Layout] = ["half", "interleaved"]
 ORIGINAL = "original_max_position_embeddings"
@@ -53,13 +50,9 @@ SCALED: dict[str, tuple[Scaling | None, dict[str, Any]]] = {
 }
 
 
-def built(width: int, scheme: Rotary | None = None) -> RotaryPositions:
-    return (scheme or Rotary()).build(2, width, causal=True)
-
-
-def turned(x: Tensor, positions: list[int], scheme: Rotary) -> Tensor:
+def turned(x: Tensor, positions: list[int], *scheme: Any, **named: Any) -> Tensor:
     """`x` (B, H, T, E) with its T tokens at these positions."""
-    return rotate(x, built(x.size(-1), scheme)(torch.tensor([positions])))
+    return rotate(x, RotaryPositions(x.size(-1), *scheme, **named)(torch.tensor([positions])))
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -67,15 +60,6 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 
 # Tables
-
-
-def test_golden_turns() -> None:
-    """The one pair (1, 0) at place 1, in both layouts; the slow pair hardly moves."""
-    x = torch.tensor([1.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 4)
-    c, s = math.cos(1), math.sin(1)
-    half, interleaved = (turned(x, [1], Rotary(layout=layout)) for layout in LAYOUTS)
-    torch.testing.assert_close(half.flatten(), torch.tensor([c, 0.0, s, 0.0]))
-    torch.testing.assert_close(interleaved.flatten(), torch.tensor([c, s, 0.0, 0.0]))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -87,7 +71,7 @@ def test_each_pair_is_a_complex_number_that_is_turned(layout: Layout) -> None:
     pairs = (first.numpy() + 1j * second.numpy()) * np.exp(1j * np.outer(places, theta))
     parts = (torch.from_numpy(pairs.real), torch.from_numpy(pairs.imag))
     expected = torch.cat(parts, -1) if layout == "half" else torch.stack(parts, -1).flatten(-2)
-    found = turned(x, places, Rotary(500.0, layout))
+    found = turned(x, places, 500.0, layout)
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
 
 
@@ -112,26 +96,9 @@ def test_frequencies_are_those_of_transformers(name: str, base: float, width: in
         theirs, factor = rotary.inv_freq, rotary.attention_scaling
     else:
         theirs, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    module = built(width, Rotary(base, "half", scaling))
+    module = RotaryPositions(width, base, "half", scaling)
     torch.testing.assert_close(module.table, theirs, rtol=2e-6, atol=0)
     assert module.factor == pytest.approx(factor, rel=1e-7)
-
-
-def test_cosines_and_sines_of_transformers() -> None:
-    """Their module's, the attention factor of YaRN in them."""
-    transformers = pytest.importorskip("transformers")
-    scaling, keys = SCALED["yarn"]
-    config = transformers.LlamaConfig(
-        hidden_size=32, num_attention_heads=2, max_position_embeddings=16384,
-        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **keys},
-    )  # fmt: skip
-    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
-    places = torch.tensor([[0, 1, 5, 999]])
-    cos, sin = theirs(torch.zeros(1, 4, 16), places)
-    rotation = built(16, Rotary(scaling=scaling))(places)
-    torch.testing.assert_close(torch.cat([rotation.cos[:, 0]] * 2, -1), cos, rtol=0, atol=1e-4)
-    torch.testing.assert_close(torch.cat([rotation.sin[:, 0]] * 2, -1), sin, rtol=0, atol=1e-4)
-    assert rotation.cos[0, 0, 0, 0] == pytest.approx(0.1 * math.log(4) + 1)
 
 
 @pytest.mark.parametrize("width", [4, 64, 128])
@@ -140,24 +107,12 @@ def test_ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest(wi
     scaling = NtkScaling(8.0)
     base = 10000.0 * 8 ** (width / (width - 2))
     assert scaling.stretched(10000.0, width) == pytest.approx(base, rel=1e-12)
-    plain, stretched = built(width).table, built(width, Rotary(scaling=scaling)).table
-    torch.testing.assert_close(stretched, built(width, Rotary(base)).table)
+    plain, stretched = RotaryPositions(width).table, RotaryPositions(width, scaling=scaling).table
+    torch.testing.assert_close(stretched, RotaryPositions(width, base).table)
     assert stretched[0] == plain[0] == 1
     assert stretched[-1].item() == pytest.approx(plain[-1].item() / 8, rel=1e-5)
     assert (stretched[1:] < plain[1:]).all()
-    assert built(2, Rotary(scaling=scaling)).table.tolist() == [1.0]  # a single pair stays
-
-
-def test_llama_3_keeps_fast_pairs_divides_slow_ones_and_ramps_between() -> None:
-    plain = built(128, Rotary(500000.0)).table
-    ratio = built(128, Rotary(500000.0, "half", Llama3Scaling())).table / plain
-    turns = 8192 * plain / (2 * math.pi)
-    assert torch.equal(ratio[turns > 4], torch.ones_like(ratio[turns > 4]))
-    torch.testing.assert_close(ratio[turns < 1], torch.full_like(ratio[turns < 1], 1 / 8))
-    between = ratio[(turns > 1) & (turns < 4)]
-    assert between.numel() > 3
-    assert ((between > 1 / 8) & (between < 1)).all()
-    assert (between.diff() < 0).all()
+    assert RotaryPositions(2, scaling=scaling).table.tolist() == [1.0]  # a single pair stays
 
 
 # Layouts
@@ -172,25 +127,11 @@ def test_trap_13_the_layouts_are_one_another_under_the_permutation(
     x = random(2, 2, 3, 2 * pairs, seed=seed)
     order = torch.cat([torch.arange(0, 2 * pairs, 2), torch.arange(1, 2 * pairs, 2)])
     places = list(range(start, start + 3))
-    interleaved = turned(x, places, Rotary(layout="interleaved"))
-    half = turned(x[..., order], places, Rotary(layout="half"))
+    interleaved = turned(x, places, layout="interleaved")
+    half = turned(x[..., order], places, layout="half")
     assert torch.equal(interleaved[..., order], half)
     if pairs > 1 and start > 0:
-        assert not torch.equal(interleaved, turned(x, places, Rotary(layout="half")))
-
-
-@torch.no_grad()
-def test_trap_13_a_net_changes_its_layout_and_says_the_same() -> None:
-    config = llama.Config(
-        13, 12, 2, 1, 8, 2, 7, 32, rope_layout="interleaved", attention_bias=True
-    )  # fmt: skip
-    torch.manual_seed(0)
-    net = llama.build(config).double()
-    for parameter in net.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.3)
-    half, _ = rope.to_half_layout(net, config)
-    ids = torch.randint(13, (2, 20))
-    torch.testing.assert_close(half(ids), net(ids), rtol=1e-9, atol=1e-9)
+        assert not torch.equal(interleaved, turned(x, places, layout="half"))
 
 
 # Laws
@@ -208,11 +149,11 @@ def test_trap_13_a_net_changes_its_layout_and_says_the_same() -> None:
 def test_products_depend_on_the_distance_alone(
     pairs: int, query: int, key: int, shift: int, layout: Layout, scaling: Scaling | None
 ) -> None:
-    scheme = Rotary(10000.0, layout, scaling)
+    scheme = 10000.0, layout, scaling
     q, k = random(1, 1, 1, 2 * pairs), random(1, 1, 1, 2 * pairs, seed=1)
 
     def product(query: int, key: int) -> float:
-        return (turned(q, [query], scheme) * turned(k, [key], scheme)).sum().item()
+        return (turned(q, [query], *scheme) * turned(k, [key], *scheme)).sum().item()
 
     # Angles of 2,000 in fp32 are off by 1e-4.
     assert product(query + shift, key + shift) == pytest.approx(product(query, key), abs=5e-3)
@@ -222,19 +163,8 @@ def test_products_depend_on_the_distance_alone(
     assert len({round(product(m, 7), 9) for m in (6, 7, 8)}) == 3
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 8), st.integers(0, 100_000), st.sampled_from(LAYOUTS))
-def test_norms_are_kept(pairs: int, place: int, layout: Layout) -> None:
-    """And multiplied by the attention factor where YaRN sharpens."""
-    x = random(2, 2, 1, 2 * pairs)
-    found = turned(x, [place], Rotary(layout=layout))
-    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
-    sharp = turned(x, [place], Rotary(10000.0, layout, YarnScaling(4.0, 64, attention_factor=1.5)))
-    torch.testing.assert_close(sharp.norm(dim=-1), 1.5 * x.norm(dim=-1), rtol=1e-6, atol=0)
-
-
 def test_trap_15_each_row_has_the_angles_of_its_own_positions() -> None:
-    module = built(6)
+    module = RotaryPositions(6)
     whole, rows = module(torch.arange(9)[None]), module(torch.tensor([[0, 1], [4, 5]]))
     assert rows.sin.shape == (2, 1, 2, 3)
     assert torch.equal(rows.sin[1, 0], whole.sin[0, 0, 4:6])
@@ -247,7 +177,7 @@ def test_trap_15_each_row_has_the_angles_of_its_own_positions() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_trap_14_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtype) -> None:
     """At position 100,000, where bf16 knows every 512th integer and fp16 none."""
-    module = built(16).to(dtype)
+    module = RotaryPositions(16).to(dtype)
     assert module.table.dtype == torch.float32
     places = torch.tensor([[99_999, 100_000]])
     rotation = module(places)
@@ -263,18 +193,9 @@ def test_trap_14_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtyp
     torch.testing.assert_close(found.float(), exact, rtol=0, atol=1e-2)
 
 
-def test_trap_14_a_whole_model_in_bf16_keeps_its_angles() -> None:
-    config = llama.Config(13, 12, 2, 1, 8, 1, 7, 100)
-    net = llama.build(config)
-    position = net.decoder.blocks[0].self_attention.sublayer.position
-    before = position.table.clone()
-    net.to(torch.bfloat16)
-    assert torch.equal(position.table, before)
-
-
 def test_trap_37_what_no_checkpoint_holds_is_there_after_a_load() -> None:
     """No buffer: `to_empty` would leave it without a value, a saved file would hold it."""
-    module = built(8)
+    module = RotaryPositions(8)
     assert module.state_dict() == {}
     assert list(module.parameters()) == []
     before = module.table.clone()
@@ -287,4 +208,4 @@ def test_trap_37_what_no_checkpoint_holds_is_there_after_a_load() -> None:
 @pytest.mark.parametrize("width", [1, 3, 7])
 def test_an_odd_width_is_refused(width: int) -> None:
     with pytest.raises(ValueError, match=f"even head width, not {width}"):
-        Rotary().build(2, width, causal=True)
+        RotaryPositions(width)

@@ -56,9 +56,9 @@ TINY: dict[str, Any] = {
 }
 
 
-def tiny(**changes: Any) -> dict[str, Any]:
+def tiny(base: dict[str, Any] = TINY, **changes: Any) -> dict[str, Any]:
     """A recipe that trains in about a second; dotted names as `training__max_steps=5`."""
-    content: dict[str, Any] = json.loads(json.dumps(TINY))
+    content: dict[str, Any] = json.loads(json.dumps(base))
     for name, value in changes.items():
         place = content
         *parents, last = name.split("__")

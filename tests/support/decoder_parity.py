@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import read_hf_directory
-from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.tokens import Tokens
 from heedful.zoo import architecture
@@ -61,13 +61,15 @@ class DecoderCase(Case):
         ours: keys of our Config that make a tiny net whose embeddings are not theirs.
         by_rule: what a file says of those that `ours` leaves to a rule.
         shrinks: whether new weights that end a residual branch are smaller.
-        lengths: of the texts, the longest first among those that fit.
+        lengths: of the texts; with a window long ones, whose queries are taken in several parts.
+        pieces: in which a text is decoded with a cache.
     """
 
     ours: dict[str, Any]
     by_rule: dict[str, Any] = field(default_factory=dict)
     shrinks: bool = True
     lengths: tuple[int, ...] = (9, 4, 17, 1)
+    pieces: tuple[int, ...] = (3, 1, 5, 2)
 
 
 class DecoderLaws(Laws):
@@ -82,7 +84,8 @@ class DecoderLaws(Laws):
 
     def test_cached_is_uncached_with_left_padding(self, variant: str, tmp_path: Path) -> None:
         _, found, seed = self.imported(variant, tmp_path)
-        assert_cached_is_uncached(found.net, [11, 4, 1, 7], [3, 1, 5, 2], seed)
+        pieces = list(self.case.pieces)
+        assert_cached_is_uncached(found.net, [sum(pieces), 4, 1, 7], pieces, seed)
 
     def test_the_file_of_a_model_without_head_is_read_where_embeddings_are_tied(
         self, tmp_path: Path

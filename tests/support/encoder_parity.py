@@ -45,6 +45,7 @@ class EncoderCase(Case):
         std: of all new matrices.
         shrinks: whether new weights that end a residual branch are smaller.
         new_in_classifier: what a classifier lacks that is opened from a masked language model.
+        lengths: of the texts; with a window long ones, whose queries are taken in several parts.
         counts_by_pad: whether theirs counts positions by the padding's id, which no text may hold.
     """
 
@@ -57,6 +58,7 @@ class EncoderCase(Case):
     std: float = 0.02
     shrinks: bool = False
     new_in_classifier: str = "head.dense.bias, head.dense.weight, head.labels.bias and 1 more"
+    lengths: tuple[int, ...] = (7, 3, 11, 1)
     counts_by_pad: bool = False
 
     @property
@@ -103,7 +105,7 @@ class EncoderLaws(Laws):
         return output(model, torch.stack(self.case.rows(model, [9, 9], seed)))
 
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
-        lengths = [7, 3, 11, 1]
+        lengths = list(self.case.lengths)
         rows = self.case.rows(model, lengths, seed)
         assert_same_outputs(model, net, rows)
         if getattr(model.config, "type_vocab_size", 1) > 1:

@@ -1,6 +1,5 @@
 """What the tests of encoders' tasks share: tiny recipes, runs that are stopped, saved models."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import commands
 from heedful import plugins
 from heedful.config import Recipe
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
@@ -17,6 +17,7 @@ from heedful.inference import ModelCard, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import Distilled
+from heedful.tasks.rdrop import RDrop
 from heedful.tasks.task import Origin
 from heedful.training.events import Event, StepDone
 from heedful.training.trainer import TrainStep
@@ -44,14 +45,7 @@ TINY: dict[str, Any] = {
 
 def tiny(task: str, **changes: Any) -> Recipe:
     """A recipe of a net that trains in a moment; dotted names as `training__max_steps=5`."""
-    content = json.loads(json.dumps({"task": task, **TINY}))
-    for name, value in changes.items():
-        place = content
-        *parents, last = name.split("__")
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
-    return parse_recipe(content)
+    return parse_recipe(commands.tiny({"task": task, **TINY}, **changes))
 
 
 # With steps of its own and wider: a net of `TINY`'s size often never tells some texts apart.
@@ -148,6 +142,8 @@ def train_step(run: Ready) -> TrainStep:
     if settings.teacher is not None:
         teacher = architecture(name).build(config).eval().requires_grad_(False)
         return TrainStep(net, Distilled(settings, teacher, smoothing))
+    if run.recipe.training.r_drop:
+        return TrainStep(net, RDrop(run.recipe.training.r_drop, smoothing))
     return TrainStep(net, lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
 
 

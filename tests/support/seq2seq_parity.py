@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from heedful.export.hf import net_from_hf
 from heedful.export.hf_directory import HfDirectory
-from heedful.export.nets import net_from_hf
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.tokens import Tokens
 from hf_parity import CLOSE, Case, Laws, by_key, imported, padded, random_rows

@@ -4,8 +4,9 @@ As in `option_space.py` nets are in fp64 with every weight random, so that a law
 1e-9. Angles of rotary positions are in fp32, but the same ones however a text is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -28,22 +29,20 @@ from heedful.parts.heads import (
     tied_linear,
 )
 from heedful.parts.init import init_weights
-from heedful.parts.norms import LayerNorm, Norm, RMSNorm
-from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
-from heedful.parts.relative import Alibi, RelativeBuckets, RelativeScheme
-from heedful.parts.residual import PLACEMENTS, NormPlacement, Residual
+from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
+from heedful.parts.relative import AlibiBias, RelativePositionBias
+from heedful.parts.residual import PLACEMENTS, Norm, NormPlacement, Residual
 from heedful.parts.rotary import (
     LinearScaling,
     Llama3Scaling,
     NtkScaling,
-    Rotary,
+    RotaryPositions,
     Scaling,
     YarnScaling,
 )
 from option_space import VOCAB, configs, random_net
 
 MAX_LENGTH = 40
-RMS = RMSNorm()
 LABELS = 3
 STRETCHES: list[Scaling] = [
     LinearScaling(2.0),
@@ -51,20 +50,27 @@ STRETCHES: list[Scaling] = [
     Llama3Scaling(original_length=16),
     YarnScaling(4.0, 16),
 ]
-# By name, so that a test can be asked for one.
-SCHEMES: dict[str, Positions | RelativeScheme] = {
-    "sinusoidal": Sinusoidal(),
-    "sinusoidal-halves": Sinusoidal(halves=True),
-    "learned": Learned(),
-    "learned-offset": Learned(offset=2),
-    "none": NoPositions(),
-    "rotary": Rotary(100.0),
-    "rotary-interleaved": Rotary(100.0, "interleaved"),
-    **{f"rotary-{type(s).__name__}": Rotary(100.0, "half", s) for s in STRETCHES},
-    "alibi": Alibi(),
-    "buckets": RelativeBuckets(8, 6),
-    "buckets-few": RelativeBuckets(4, 3),
+# By name, so that a test can be asked for one. What is added to embeddings, and what attention has.
+ADDED: dict[str, Positions] = {
+    "sinusoidal": SinusoidalTable,
+    "sinusoidal-halves": partial(SinusoidalTable, halves=True),
+    "learned": LearnedTable,
+    "learned-offset": partial(LearnedTable, offset=2),
 }
+RELATIVE: dict[str, Callable[[int, int, bool], nn.Module]] = {
+    "rotary": lambda heads, width, causal: RotaryPositions(width, 100.0),
+    "rotary-interleaved": lambda heads, width, causal: RotaryPositions(width, 100.0, "interleaved"),
+    **{
+        f"rotary-{type(s).__name__}": lambda heads, width, causal, s=s: RotaryPositions(
+            width, 100.0, scaling=s
+        )
+        for s in STRETCHES
+    },
+    "alibi": lambda heads, width, causal: AlibiBias(heads),
+    "buckets": lambda heads, width, causal: RelativePositionBias(heads, 8, 6, causal=causal),
+    "buckets-few": lambda heads, width, causal: RelativePositionBias(heads, 4, 3, causal=causal),
+}
+SCHEMES = [*ADDED, "none", *RELATIVE]
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Single:
     head_dim: int = 4
     d_ff: int = 5
     windows: tuple[int | None, ...] = (None, None)
-    norm: Norm = RMS
+    norm: Norm = nn.RMSNorm
     placement: NormPlacement = "pre"
     network: Activation | Gate = "swiglu"
     bias: bool = False
@@ -92,7 +98,7 @@ class Single:
 @st.composite
 def singles(draw: st.DrawFn, *, dropout: float = 0.0) -> Single:
     """Every choice at tiny sizes: odd widths, heads that are no part of the model's width."""
-    scheme = draw(st.sampled_from(list(SCHEMES)))
+    scheme = draw(st.sampled_from(SCHEMES))
     num_heads, num_kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (4, 2)]))
     half = draw(st.integers(1, 3))
     window = st.none() | st.integers(1, 4)
@@ -105,7 +111,7 @@ def singles(draw: st.DrawFn, *, dropout: float = 0.0) -> Single:
         head_dim=2 * half if scheme.startswith("rotary") else draw(st.integers(1, 5)),
         d_ff=draw(st.integers(4, 8)),
         windows=tuple(draw(window) for _ in range(layers)),
-        norm=draw(st.sampled_from([LayerNorm(), LayerNorm(bias=False), RMS])),
+        norm=draw(st.sampled_from([nn.LayerNorm, partial(nn.LayerNorm, bias=False), nn.RMSNorm])),
         placement=draw(st.sampled_from(get_args(NormPlacement))),
         network=draw(st.sampled_from([*get_args(Activation), *get_args(Gate)])),
         bias=draw(st.booleans()),
@@ -158,7 +164,7 @@ def encoder(single: Single, head: str = "none", seed: int = 0) -> EncoderOnly:
         "none": lambda: None,
         "tokens": lambda: MaskedTokenHead(
             tied_linear(embedding.tokens.weight, bias=True),
-            MaskedTokenTransform(single.d_model, single.norm.build(single.d_model)),
+            MaskedTokenTransform(single.d_model, single.norm(single.d_model)),
         ),
         "classes": lambda: ClassificationHead(single.d_model, LABELS),
     }
@@ -174,25 +180,23 @@ def _random(net: Any) -> Any:
 
 
 def _embedding(single: Single, *, types: bool = False) -> TokenEmbedding:
-    scheme = SCHEMES[single.scheme]
-    added = scheme if isinstance(scheme, Positions) else NoPositions()
+    added = ADDED.get(single.scheme)
     return TokenEmbedding(
         nn.Embedding(VOCAB, single.d_model),
-        added.build(MAX_LENGTH, single.d_model),
+        None if added is None else added(MAX_LENGTH, single.d_model),
         max_length=MAX_LENGTH,
         scale=1.5,
         dropout=single.dropout,
-        norm=single.norm.build(single.d_model) if single.embedding_norm else None,
+        norm=single.norm(single.d_model) if single.embedding_norm else None,
         types=nn.Embedding(2, single.d_model) if types else None,
     )
 
 
 def _stack(single: Single, *, causal: bool, cross: bool = False) -> Stack:
-    scheme = SCHEMES[single.scheme]
     position = None
-    if isinstance(scheme, RelativeScheme):
-        position = scheme.build(single.num_heads, single.head_dim, causal=causal)
-    norm = single.norm.build(single.d_model) if single.final_norm else None
+    if single.scheme in RELATIVE:
+        position = RELATIVE[single.scheme](single.num_heads, single.head_dim, causal)
+    norm = single.norm(single.d_model) if single.final_norm else None
     return Stack((_block(single, position, window, cross) for window in single.windows), norm)
 
 
@@ -215,5 +219,5 @@ def _block(single: Single, position: nn.Module | None, window: int | None, cross
 
 
 def _residual(single: Single, sublayer: nn.Module) -> Residual:
-    norm = single.norm.build(single.d_model)
+    norm = single.norm(single.d_model)
     return PLACEMENTS[single.placement](sublayer, norm, dropout=single.dropout)

@@ -88,8 +88,3 @@ def test_trap_the_table_of_a_file_is_the_one_that_is_used(tmp_path: Path) -> Non
     theirs = model.distilbert.embeddings.position_embeddings.weight
     assert torch.equal(found.net.embedding.positions.weight, theirs)
     assert not found.net.embedding.positions.weight.requires_grad
-
-
-def test_trap_the_classifier_is_relu_whatever_the_layers_are() -> None:
-    classify = ["DistilBertForSequenceClassification"]
-    assert DISTILBERT.net(architectures=classify).net.head.activation is torch.nn.functional.relu

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from decoder_parity import (
     HF_SIZES,
@@ -13,10 +12,8 @@ from decoder_parity import (
     DecoderLaws,
     assert_cached_is_uncached,
     assert_same_logits,
-    random_net,
 )
-from heedful.errors import UserError
-from heedful.export.nets import net_to_hf
+from heedful.parts.rotary import LinearScaling
 from hf_parity import by_key, imported, millions, random_rows, transformers
 
 LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
@@ -52,6 +49,8 @@ GEMMA3 = DecoderCase(
             "tie_word_embeddings": False,
         },
     ],
+    lengths=(300, 131, 9, 1),
+    pieces=(130, 1, 19),
     ours=OURS,
     shrinks=False,
     by_rule={"head_dim": 4},
@@ -94,14 +93,6 @@ class TestLaws(DecoderLaws):
     case = GEMMA3
 
 
-def test_a_text_much_longer_than_the_window(tmp_path: Path) -> None:
-    """So long that attention of local layers takes the queries in several parts."""
-    model = GEMMA3.model()
-    net = imported(model, tmp_path).net
-    assert_same_logits(model, net, random_rows(23, [300, 131]))
-    assert_cached_is_uncached(net, [150, 20], [130, 1, 19])
-
-
 def test_scores_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers' own function for it does, which its Gemma 3 gives no cap."""
     model = GEMMA3.model(attn_logit_softcapping=0.5)
@@ -121,19 +112,4 @@ def test_old_files_say_the_same() -> None:
     old = {"rope_theta": 9.0, "rope_local_base_freq": 7.0, "sliding_window_pattern": 3}
     config = GEMMA3.read(**old, rope_scaling={"rope_type": "linear", "factor": 8.0})
     assert (config.rope_base, config.local_rope_base, config.global_every) == (9.0, 7.0, 3)
-    assert config.rope_scaling == {"type": "linear", "factor": 8.0}
-
-
-@torch.no_grad()
-def test_only_every_kth_layer_sees_beyond_the_window() -> None:
-    net, _ = random_net("gemma3", **OURS | {"num_layers": 4})
-    attentions = [block.self_attention.sublayer for block in net.decoder.blocks]
-    assert [attention.window for attention in attentions] == [3, None, 3, None]
-    local, other = (attentions[number].position.table for number in (0, 1))
-    assert local[1] / other[1] == pytest.approx(100**0.5)  # 10,000 and 1,000,000, half way
-
-
-def test_a_width_that_their_config_refuses_is_not_exported() -> None:
-    net, config = random_net("gemma3", **OURS | {"d_model": 15, "head_dim": 4})
-    with pytest.raises(UserError, match="d_model 15 is not divisible by num_heads 4"):
-        net_to_hf("gemma3", config, net)
+    assert config.rope_scaling == LinearScaling(8.0)

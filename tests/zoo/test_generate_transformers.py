@@ -51,39 +51,51 @@ OPTIONS: list[dict[str, Any]] = [
     {"beam_size": 2},
     {"beam_size": 4, "length_penalty": 0.6},
     {"beam_size": 3, "num_return": 3, "length_penalty": 2.0},
+    {"beam_size": 5, "num_return": 2, "length_penalty": 0.1, "max_new_tokens": 4},
+    {"beam_size": 4, "num_return": 4, "length_penalty": -1.0, "min_new_tokens": 4},
+    {"beam_size": 3, "repetition_penalty": 1.3, "banned": [13, [14, 15]]},
 ]  # the stop rule of an imported model is transformers' own
 
 
-def theirs_of(options: dict[str, Any]) -> dict[str, Any]:
+def theirs_of(model: Any, text: Any, options: dict[str, Any]) -> Any:
+    """What transformers generates of a text, with the scores of beams."""
     names = {"beam_size": "num_beams", "num_return": "num_return_sequences"}
-    return {names.get(key, key): value for key, value in options.items()}
+    keys = {"max_new_tokens": NEW} | {names.get(key, key): options[key] for key in options}
+    keys |= {"min_new_tokens": options.get("min_new_tokens", 1) - 1}  # without the end
+    if banned := keys.pop("banned", ()):
+        keys["bad_words_ids"] = [each if isinstance(each, list) else [each] for each in banned]
+    mask = torch.ones_like(text[None])
+    keys |= {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
+    return model.generate(text[None], attention_mask=mask, **keys)
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
 @torch.no_grad()
 def test_models_write_the_same_of_unequal_texts(name: str, tmp_path: Path) -> None:
-    finished = 0
+    """Also where hypotheses finish early or fill the limit, and another stop rule differs."""
+    early = full = others = 0
     for seed in range(3):
         model = made(name, seed)
         model.save_pretrained(tmp_path / f"hf{seed}")
         ours = import_hf(tmp_path / f"hf{seed}", tmp_path / f"ours{seed}")
         texts = random_rows(VOCAB, [4, 7, 1], seed, low=3)
-        for options in OPTIONS:
-            found = ours.generations([row.tolist() for row in texts], max_new_tokens=NEW, **options)
+        for options in OPTIONS[seed % 2 :: 2]:
+            asked = {"max_new_tokens": NEW} | options
+            found = ours.generations([row.tolist() for row in texts], **asked)
             for text, outputs in zip(texts, found, strict=True):
                 # One at a time: GPT's and GPT-Neo's positions over there are moved by left padding.
-                expected = model.generate(
-                    text[None],
-                    attention_mask=torch.ones_like(text[None]),
-                    max_new_tokens=NEW,
-                    do_sample=False,
-                    **theirs_of(options),
-                )
+                expected = theirs_of(model, text, options)
                 start = 1 if name in ENCODER_DECODERS else len(text)
-                expected_ids = [trimmed(row[start:].tolist()) for row in expected]
-                assert [output.ids for output in outputs] == expected_ids, (seed, options)
-                finished += sum(ids[-1] in ENDS for ids in expected_ids)
-    assert finished, "no output ended: the test would not see a wrong ending"
+                ids = [trimmed(row[start:].tolist()) for row in expected.sequences]
+                assert [output.ids for output in outputs] == ids, (seed, options)
+                if options:
+                    scores = expected.sequences_scores.tolist()
+                    assert [output.score for output in outputs] == pytest.approx(scores, abs=1e-4)
+                early += min(len(output.ids) for output in outputs) < asked["max_new_tokens"]
+                full += len(outputs[0].ids) == asked["max_new_tokens"]
+            others += ours.generations([row.tolist() for row in texts], **asked,
+                                       stop_rule="optimal") != found  # fmt: skip
+    assert min(early, full, others) > 0
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "marian"])

@@ -8,17 +8,10 @@ import torch
 
 from decoder_parity import DecoderCase, DecoderLaws, assert_same_logits, random_net
 from heedful.errors import UserError
+from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import read_hf_directory
-from heedful.export.nets import ImportedNet, net_from_hf, net_to_hf
 from heedful.zoo import gpt3
-from hf_parity import (
-    assert_same_net,
-    by_key,
-    exported,
-    imported,
-    random_rows,
-    transformers,
-)
+from hf_parity import assert_same_net, by_key, exported, imported, random_rows, transformers
 
 TURNS = ["global", "local"]
 TINY: dict[str, Any] = {
@@ -116,15 +109,6 @@ class TestLaws(DecoderLaws):
 
 
 # --- which layers see what ------------------------------------------------------------------
-
-
-@torch.no_grad()
-def test_layers_are_dense_and_banded_in_turn() -> None:
-    net, _ = random_net("gpt3", **TINY | {"num_layers": 5})
-    windows = [block.self_attention.sublayer.window for block in net.decoder.blocks]
-    assert windows == [None, 3, None, 3, None]
-    net, _ = random_net("gpt3", **TINY | {"window": None})
-    assert all(block.self_attention.sublayer.window is None for block in net.decoder.blocks)
 
 
 def test_layers_may_be_listed_one_by_one_or_left_out() -> None:

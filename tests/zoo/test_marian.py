@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.errors import UserError
 from heedful.zoo import marian
 from hf_parity import by_key, millions, transformers, written
 from seq2seq_parity import BART_NOT_BUILT, BART_SIZES, BartLaws, Seq2SeqCase, random_bias, tied_to
@@ -108,13 +107,6 @@ def test_trap_24_all_sines_stand_before_all_cosines(width: int) -> None:
                 frequency = 10000 ** (-2 * (index % sines) / width)
                 wave = math.sin if index < sines else math.cos
                 assert table[position, index] == pytest.approx(wave(position * frequency), abs=1e-6)
-
-
-def test_a_shared_matrix_needs_one_vocabulary() -> None:
-    sizes = MARIAN.sizes | {"decoder_vocab_size": TGT_VOCAB}
-    with pytest.raises(UserError, match="src_vocab_size is 23 and tgt_vocab_size 29"):
-        MARIAN.read(**sizes)
-    assert MARIAN.read(**sizes | {"share_encoder_decoder_embeddings": False})
 
 
 def test_a_file_of_opus_mt_is_the_base_size() -> None:

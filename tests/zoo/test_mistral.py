@@ -1,21 +1,9 @@
 """Mistral against transformers: sliding windows with either padding, files both ways, sizes."""
 
-from pathlib import Path
-
-import pytest
 import torch
 
-from decoder_parity import (
-    HF_SIZES,
-    TINY,
-    DecoderCase,
-    RotaryLaws,
-    assert_cached_is_uncached,
-    assert_same_logits,
-    random_net,
-)
-from heedful.zoo import llama
-from hf_parity import by_key, imported, random_rows, transformers
+from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryLaws
+from hf_parity import by_key, transformers
 
 OURS = TINY | {"window": 3}
 MISTRAL = DecoderCase(
@@ -53,6 +41,8 @@ MISTRAL = DecoderCase(
             },
         },
     ],
+    lengths=(300, 131, 9, 1),
+    pieces=(130, 1, 19),
     ours=OURS,
     by_rule={"head_dim": 4},
     kept=("sliding_window",),
@@ -77,34 +67,3 @@ MISTRAL = DecoderCase(
 
 class TestLaws(RotaryLaws):
     case = MISTRAL
-
-
-def test_a_text_much_longer_than_the_window(tmp_path: Path) -> None:
-    """So long that attention takes the queries in several parts."""
-    model = MISTRAL.model()
-    net = imported(model, tmp_path).net
-    assert_same_logits(model, net, random_rows(23, [300, 131]))
-    assert_cached_is_uncached(net, [150, 20], [130, 1, 19])
-
-
-@pytest.mark.parametrize("window", [1, 2, 5])
-@torch.no_grad()
-def test_trap_18_a_window_counts_the_query_itself(window: int) -> None:
-    """With one layer the token `window` places back is the first that changes nothing."""
-    net, _ = random_net("mistral", **OURS | {"num_layers": 1, "window": window})
-    ids = torch.stack(random_rows(19, [8]))
-    for back in range(8):
-        other = ids.clone()
-        other[0, 7 - back] = (other[0, 7 - back] + 1) % 19
-        changed = not torch.equal(net(other)[0, 7], net(ids)[0, 7])
-        assert changed == (back < window), back
-
-
-@torch.no_grad()
-def test_without_a_window_it_is_llama() -> None:
-    net, config = random_net("mistral", **OURS | {"window": None})
-    keys = {key: value for key, value in OURS.items() if key != "window"}
-    other = llama.build(llama.Config(**keys, norm_eps=config.norm_eps)).eval()
-    other.load_state_dict(net.state_dict())
-    ids = torch.stack(random_rows(19, [12]))
-    assert torch.equal(other(ids), net(ids))

@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_parity import (
-    SIZES,
-    EncoderCase,
-    EncoderLaws,
-    assert_same_outputs,
-)
+from encoder_parity import SIZES, EncoderCase, EncoderLaws
 from heedful.parts.tokens import Tokens
 from hf_parity import CLOSE, by_key, imported, millions, random_rows, transformers
 
@@ -48,6 +43,7 @@ MODERNBERT = EncoderCase(
             "tie_word_embeddings": False,
         },
     ],
+    lengths=(300, 131, 11, 1),
     kept=("layer_types", "rope_parameters", "local_attention", "num_labels"),
     mlm_tensors="decoder.",
     classify_tensors="classifier.bias",
@@ -87,13 +83,6 @@ class TestLaws(EncoderLaws):
     case = MODERNBERT
 
 
-@torch.no_grad()
-def test_a_text_much_longer_than_the_window(tmp_path: Path) -> None:
-    """So long that attention of local layers takes the queries in several parts."""
-    model = MODERNBERT.model()
-    assert_same_outputs(model, imported(model, tmp_path).net, random_rows(23, [300, 131]))
-
-
 @pytest.mark.parametrize("size", [9, 300])
 @torch.no_grad()
 def test_texts_side_by_side_are_what_each_is_alone(size: int, tmp_path: Path) -> None:
@@ -119,13 +108,3 @@ def test_a_pooling_of_published_files_matters_to_classifiers_alone() -> None:
         "local_rope_theta": 10000.0,
     }
     assert MODERNBERT.read(**published) == MODERNBERT.module.Config()
-
-
-@torch.no_grad()
-def test_a_local_layer_sees_half_a_window_on_either_side() -> None:
-    """And every third layer the whole text."""
-    sizes: dict[str, Any] = {"vocab_size": 23, "d_model": 8, "num_heads": 2, "d_ff": 6}
-    config = MODERNBERT.module.Config(**sizes, num_layers=4, window=5)
-    blocks = MODERNBERT.module.build(config).encoder.blocks
-    windows = [block.self_attention.sublayer.window for block in blocks]
-    assert windows == [None, 3, 3, None]  # its own and two on each side

@@ -1,14 +1,11 @@
-"""The name map: one description, read in both directions, and everything that may not fit."""
+"""The name map: what the parity tests of the zoo, which read it both ways, leave untold."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from heedful.errors import UserError
@@ -51,12 +48,7 @@ class Net(nn.Module):
             nn.init.normal_(parameter)
 
 
-LAYER = {
-    "attention.qkv": "{q,k,v}",
-    "attention.out": "o",
-    "up.weight": "{gate,up}",
-    "norm": "ln",
-}
+LAYER = {"attention.qkv": "{q,k,v}", "attention.out": "o", "up.weight": "{gate,up}", "norm": "ln"}
 NAMES = Names(
     [
         Name("embedding", "base.wte"),
@@ -70,24 +62,9 @@ NAMES = Names(
 )
 
 
-def by_hand(net: Net, *, tied: bool = True) -> dict[str, Tensor]:
-    """What a file of the net holds, taken apart by hand."""
-    file = {"base.wte.weight": net.embedding.weight, "final_logits_bias": net.head.bias[None]}
-    if not tied:
-        file["lm_head.weight"] = net.head.weight
-    for i, layer in enumerate(net.layers):
-        assert isinstance(layer, Layer)
-        attention = layer.attention
-        a, b, _ = attention.split_sizes
-        for letter, rows in (("q", slice(0, a)), ("k", slice(a, a + b)), ("v", slice(a + b, None))):
-            file[f"base.h.{i}.{letter}.weight"] = attention.qkv.weight[rows].t()
-            file[f"base.h.{i}.{letter}.bias"] = attention.qkv.bias[rows]
-        file[f"base.h.{i}.o.weight"] = attention.out.weight.t()
-        file[f"base.h.{i}.gate"] = layer.up.weight[:HIDDEN].t()
-        file[f"base.h.{i}.up"] = layer.up.weight[HIDDEN:].t()
-        file[f"base.h.{i}.ln.weight"] = layer.norm.weight
-        file[f"base.h.{i}.ln.bias"] = layer.norm.bias
-    return {name: tensor.detach().clone() for name, tensor in file.items()}
+def file_of(**sizes: Any) -> dict[str, Tensor]:
+    """What a file of a new net holds."""
+    return to_hf(Net(**sizes), NAMES)
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -108,48 +85,13 @@ def refuses(
     assert same(weights_of(net), before)
 
 
-# --- both ways ------------------------------------------------------------------------------
-
-sizes = st.fixed_dictionaries(
-    {
-        "layers": st.sampled_from([0, 1, 2, 3, 11]),  # 11: a number of two digits
-        "heads": st.sampled_from([2, 4]),
-        "groups": st.integers(1, 2),
-        "tied": st.booleans(),
-    }
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), size=sizes)
-def test_a_file_and_a_net_hold_the_same_both_ways(data: st.DataObject, size: dict) -> None:
-    net, again = Net(**size), Net(**size)
-    file = by_hand(net, tied=size["tied"])
-    assert same(to_hf(net, NAMES), file)
-    order = data.draw(st.permutations(sorted(file)))
-    if data.draw(st.booleans()):  # the file of a model without head lacks the prefix
-        order = [name.removeprefix("base.") for name in order]
-        file = {name.removeprefix("base."): tensor for name, tensor in file.items()}
-    assert from_hf(again, {name: file[name] for name in order}, NAMES, "file") == []
-    assert same(weights_of(again), weights_of(net))
-    assert (again.head.weight is again.embedding.weight) == size["tied"]
-
-
-def test_what_is_exported_computes_the_same() -> None:
-    """Query, key and value keep their order, and a transposed matrix its direction."""
-    net, x = Net(layers=1, heads=4, groups=2), torch.randn(3, WIDTH)
-    layer, file = net.layers[0], to_hf(net, NAMES)
-    query, key, value = layer.attention.qkv(x).split([8, 4, 4], dim=-1)
-    for letter, expected in (("q", query), ("k", key), ("v", value)):
-        weight, bias = file[f"base.h.0.{letter}.weight"].t(), file[f"base.h.0.{letter}.bias"]
-        torch.testing.assert_close(nn.functional.linear(x, weight, bias), expected)
-    torch.testing.assert_close(query @ file["base.h.0.o.weight"], layer.attention.out(query))
+# --- formats --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bits_are_widened_exactly(dtype: torch.dtype) -> None:
     net = Net()
-    file = {name: tensor.to(dtype) for name, tensor in by_hand(net).items()}
+    file = {name: tensor.to(dtype) for name, tensor in to_hf(net, NAMES).items()}
     assert from_hf(net, file, NAMES, "file") == []
     assert all(weight.dtype == torch.float32 for weight in net.parameters())
     assert same(to_hf(net, NAMES), {name: tensor.float() for name, tensor in file.items()})
@@ -157,82 +99,37 @@ def test_16_bits_are_widened_exactly(dtype: torch.dtype) -> None:
 
 def test_what_the_net_cannot_hold_is_rounded_with_a_notice() -> None:
     net = Net(layers=0)
-    file = {name: tensor.double() / 3 for name, tensor in by_hand(net).items()}
+    file = {name: tensor.double() / 3 for name, tensor in to_hf(net, NAMES).items()}
     notices = from_hf(net, file, NAMES, "file")
     assert notices == ["file: rounded from float64 to float32: base.wte.weight, final_logits_bias"]
     assert torch.equal(net.embedding.weight, file["base.wte.weight"].float())
 
 
-def test_an_exported_tensor_is_a_view() -> None:
-    net = Net(layers=1)
-    file = to_hf(net, NAMES)
-    assert not any(tensor.requires_grad for tensor in file.values())
-    with torch.no_grad():
-        net.layers[0].attention.qkv.weight.zero_()
-    assert file["base.h.0.k.weight"].eq(0).all()
-
-
 # --- tied weights ---------------------------------------------------------------------------
 
 
-def test_a_tied_tensor_may_be_there_under_either_name_or_both() -> None:
-    net = Net()
-    file = by_hand(net)
-    both = {**file, "lm_head.weight": file["base.wte.weight"].clone()}
-    other = {name: tensor for name, tensor in both.items() if name != "base.wte.weight"}
-    for held in (file, both, other):
-        again = Net()
-        from_hf(again, held, NAMES, "file")
-        assert same(weights_of(again), weights_of(net))
-    both["lm_head.weight"][3, 3] += 1e-6
-    refuses(both, "lm_head.weight differs from base.wte.weight")
-    from_hf(Net(tied=False), both, NAMES, "file")  # as two parameters they may differ
-
-
 def test_names_of_a_shared_parameter_may_differ_in_layout() -> None:
-    """One name is of rows in halves stored as (in, out), the other of the matrix as it is."""
     net, again = (nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(3, 4)}) for _ in range(2))
     for each in (net, again):
         each["b"].weight, each["b"].bias = each["a"].weight, each["a"].bias
     names = Names(
         (
             Name("a.weight", "whole"),
-            Name("b.weight", "{top,bottom}", transposed=True),
+            Name("b.weight", "turned", transposed=True),
             Name("a.bias", "bias"),
             Name("b.bias", "row", row=True),
         )
     )
     weight, bias = net["a"].weight.detach(), net["a"].bias.detach()
-    file = {"whole": weight, "top": weight[:2].t(), "bottom": weight[2:].t()}
-    file |= {"bias": bias, "row": bias[None]}
+    file = {"whole": weight, "turned": weight.t(), "bias": bias, "row": bias[None]}
     from_hf(again, file, names, "file")
     assert same(weights_of(again), weights_of(net))
-    for name, other in (("bottom", "top differs from whole"), ("row", "row differs from bias")):
+    for name, other in (("turned", "differs from whole"), ("row", "row differs from bias")):
         with pytest.raises(UserError, match=other):
             from_hf(again, {**file, name: file[name] + 1}, names, "file")
 
 
-def test_older_endings_are_read() -> None:
-    net, again, file = Net(), Net(), by_hand(Net())
-    from_hf(net, file, NAMES, "file")
-    old = {name.replace("ln.weight", "ln.gamma"): tensor for name, tensor in file.items()}
-    assert old.keys() != file.keys()
-    names = replace(NAMES, endings={"ln.gamma": "ln.weight"})
-    assert from_hf(again, old, names, "file") == []
-    assert same(weights_of(again), weights_of(net))
-
-
 # --- what does not fit ----------------------------------------------------------------------
-
-
-def test_each_tensor_must_be_there_in_its_shape() -> None:
-    whole = by_hand(Net())
-    for name, tensor in whole.items():
-        refuses({**whole, name: None}, f"lacks the tensor {name}$")
-        right = tuple(tensor.shape)
-        for wrong in ((*right, 1), (1, *right), (right[0] + 1, *right[1:])):
-            message = f"{re.escape(f'{name} is {wrong}, but ')}.* needs {re.escape(str(right))}$"
-            refuses({**whole, name: torch.zeros(wrong)}, message)
 
 
 Q = "base.h.1.q"
@@ -257,7 +154,7 @@ WRONG: dict[str, dict[str, Tensor | None]] = {
     # A pattern of buffers matches whole names only; older endings count where a map has them.
     "no place for: base.h.0.mask_of_weight": {"base.h.0.mask_of_weight": torch.ones(2)},
     "no place for: base.h.0.ln.gamma": {"base.h.0.ln.gamma": torch.ones(WIDTH)},
-    r"lm_head.weight is \(6, 6\), but the model's head.weight, \(7, 6\), needs": {
+    r"lm_head.weight is \(6, 6\), but the model's head.weight needs": {
         "lm_head.weight": torch.ones(WIDTH, WIDTH)
     },
 }
@@ -265,22 +162,14 @@ WRONG: dict[str, dict[str, Tensor | None]] = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_what_does_not_fit_is_named(message: str) -> None:
-    refuses({**by_hand(Net()), **WRONG[message]}, message)
-
-
-def test_another_number_of_layers_is_refused() -> None:
-    refuses(by_hand(Net(layers=2)), r"lacks the tensor base.h.2.gate \(and 10 more\)", layers=3)
-    refuses(by_hand(Net(layers=3)), r"no place for: base.h.2.gate \(and 10 more\)", layers=2)
+    refuses({**file_of(), **WRONG[message]}, message)
 
 
 def test_joined_parts_must_each_fit() -> None:
     """Parts that only add up to the right height would be taken apart at the wrong rows."""
-    file = by_hand(Net(heads=4, groups=2))
+    file = file_of(heads=4, groups=2)
     query, key = file["base.h.1.q.weight"], file["base.h.1.k.weight"]
-    message = (
-        r"base.h.1.q.weight is \(6, 4\), but the model's layers.1.attention.qkv.weight, "
-        r"\(16, 6\), is joined of \(6, 8\) \+ \(6, 4\) \+ \(6, 4\) and needs \(6, 8\)"
-    )
+    message = r"base.h.1.q.weight is \(6, 4\), but .*layers.1.attention.qkv.weight needs \(6, 8\)"
     swapped = {**file, "base.h.1.q.weight": key, "base.h.1.k.weight": query}
     refuses(swapped, message, heads=4, groups=2)
 
@@ -288,16 +177,8 @@ def test_joined_parts_must_each_fit() -> None:
 # --- what may be there, or lack -------------------------------------------------------------
 
 
-def test_buffers_are_passed_over_silently_with_the_prefix_or_without() -> None:
-    net = Net()
-    file = by_hand(net)
-    file["base.h.0.mask"] = file["h.1.mask"] = torch.ones(2, 2, dtype=torch.bool)
-    file["embeddings.position_ids"] = torch.arange(4)
-    assert from_hf(Net(), file, NAMES, "file") == []
-
-
 def test_unused_weights_are_left_out_with_a_notice() -> None:
-    file = {**by_hand(Net()), **{f"pooler.{i}": torch.ones(1) for i in range(5)}}
+    file = {**file_of(), **{f"pooler.{i}": torch.ones(1) for i in range(5)}}
     assert from_hf(Net(), file, NAMES, "file") == [
         "file: left out what the model has no place for: pooler.0, pooler.1, pooler.2 and 2 more"
     ]
@@ -306,7 +187,7 @@ def test_unused_weights_are_left_out_with_a_notice() -> None:
 def test_an_optional_weight_is_left_as_initialised_with_a_notice() -> None:
     names = replace(NAMES, optional=r"head\.bias|layers\.\d+\.attention\.qkv\.bias")
     source, net = Net(), Net()
-    file = by_hand(source)
+    file = to_hf(source, NAMES)
     bias = net.head.bias.detach().clone()
     del file["final_logits_bias"]
     assert from_hf(net, file, names, "file") == [
@@ -331,35 +212,30 @@ ZEROS = replace(
 )
 
 
-def test_what_the_net_has_nothing_for_is_written_as_zeros() -> None:
+def test_what_the_net_has_nothing_for_is_written_as_zeros_and_may_lack() -> None:
     net = Net(layers=2, heads=4)
     file = to_hf(net.half(), ZEROS)
-    zeros = {name: file.pop(name) for name in list(file) if name not in by_hand(net)}
-    assert same(file, by_hand(net))
+    plain = to_hf(net, NAMES)
+    refuses(file, "no place for: base.h.0.o.bias", NAMES, heads=4)
+    for held in (file, plain):  # a file may lack them
+        again = Net(layers=2, heads=4)
+        assert from_hf(again, held, ZEROS, "file") == []
+        assert same(weights_of(again), {n: w.float() for n, w in weights_of(net).items()})
+    zeros = {name: file.pop(name) for name in list(file) if name not in plain}
+    assert same(file, plain)
     assert same(zeros, {f"base.h.{i}.o.bias": torch.zeros(WIDTH).half() for i in (0, 1)})
     assert all(tensor.dtype == torch.float16 for tensor in zeros.values())
     places = [tensor.data_ptr() for tensor in zeros.values()]
     assert len(set(places)) == len(places)  # a file may hold no two that overlap
 
 
-def test_zeros_may_be_there_with_the_prefix_or_without_or_lack() -> None:
-    net = Net()
-    file = to_hf(net, ZEROS)
-    bare = {name.removeprefix("base."): tensor for name, tensor in file.items()}
-    for held in (file, bare, by_hand(net)):
-        again = Net()
-        assert from_hf(again, held, ZEROS, "file") == []
-        assert same(weights_of(again), weights_of(net))
-    refuses(file, "no place for: base.h.0.o.bias", NAMES)
-
-
 @pytest.mark.parametrize("value", [1e-30, -1.0, float("nan")])
 def test_what_should_be_zero_and_is_not_is_refused(value: float) -> None:
     name, file = "base.h.1.o.bias", to_hf(Net(), ZEROS)
     other = torch.tensor([0.0, 0, value, 0, 0, 0])
-    refuses({**file, name: other}, f"{name} is not zero, but should be zeros .* has nothing", ZEROS)
+    refuses({**file, name: other}, f"{name} should be zeros .* has nothing", ZEROS)
     longer = torch.zeros(WIDTH + 1)
-    refuses({**file, name: longer}, rf"{name} is \(7,\), but should be zeros \(6,\)", ZEROS)
+    refuses({**file, name: longer}, rf"{name} should be zeros \(6,\)", ZEROS)
 
 
 # --- mistakes in a map ----------------------------------------------------------------------
@@ -368,8 +244,6 @@ def test_what_should_be_zero_and_is_not_is_refused(value: float) -> None:
 MISTAKES: dict[str, dict[str, Name | None]] = {
     "no name for .*layers.0.norm.weight": {"layers.{i}.norm": None},
     "the name of two parameters": {"head.bias": Name("head.bias", "base.wte.weight")},
-    "which number": {"head.bias": Name("head.bias", "base.h.{i}")},
-    "with the prefix base. and without": {"head.bias": Name("head.bias", "wte.weight")},
     "head.bias is 7 rows": {"head.bias": Name("head.bias", "{a,b}")},
 }
 
@@ -380,7 +254,7 @@ def test_a_mistake_in_a_map_is_ours(message: str) -> None:
     names = [changes.get(name.ours, name) for name in NAMES.names]
     kept = [name for name in names if name is not None]
     with pytest.raises(AssertionError, match=message):
-        from_hf(net, by_hand(net), replace(NAMES, names=kept), "file")
+        from_hf(net, to_hf(net, NAMES), replace(NAMES, names=kept), "file")
 
 
 def test_a_number_that_occurs_twice_is_the_same() -> None:

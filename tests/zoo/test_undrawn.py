@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.zoo import architecture
-from heedful.zoo.saved import undrawn_net
+from heedful.errors import UserError
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import drawn_net, make_config, undrawn_net
 from parity_cases import CASES
 
 
@@ -24,10 +25,11 @@ def tables(net: Any) -> dict[str, torch.Tensor]:
 def test_trap_37_nothing_is_drawn_and_every_table_is_there(name: str) -> None:
     case = CASES[name]
     config = case.read(**case.hf_config(**case.sizes).to_dict())
+    drawn = drawn_net(name, config)
     before = torch.get_rng_state()
-    net = undrawn_net(name, config)
+    net = undrawn_net(name, config, weights_of(drawn), "here")
     assert torch.equal(torch.get_rng_state(), before)
-    drawn = architecture(name).build(config)
+    drawn = drawn_net(name, config)
     assert not torch.equal(torch.get_rng_state(), before)
     ours, theirs = tables(net), tables(drawn)
     assert ours.keys() == theirs.keys()
@@ -35,3 +37,38 @@ def test_trap_37_nothing_is_drawn_and_every_table_is_there(name: str) -> None:
     tied = [list(dict(each.named_parameters())) for each in (net, drawn)]
     assert tied[0] == tied[1]
     assert all(parameter.isfinite().all() for parameter in net.parameters())
+
+
+STACK = {"vocab_size": 20, "d_model": 8, "num_heads": 2, "num_layers": 2, "d_ff": 16}
+
+
+@pytest.mark.parametrize(
+    "size", [{"num_layers": 1_000}, {"d_ff": 10**9}, {"vocab_size": 10**9}, {"max_length": 10**9}]
+)
+def test_sizes_that_the_tensors_cannot_have_are_refused_before_the_net_is_made(
+    size: dict[str, int],
+) -> None:
+    weights = weights_of(drawn_net("gpt2", make_config("gpt2", STACK)))
+    [(key, value)] = size.items()
+    config = make_config("gpt2", STACK | size)
+    with pytest.raises(UserError, match=f"^here: {key} {value:,} is more than"):
+        undrawn_net("gpt2", config, weights, "here")
+    with pytest.raises(UserError, match="num_layers must be at most"):
+        make_config("gpt2", STACK | {"num_layers": 10**7})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
+    config = make_config("gpt2", STACK)
+    weights = {
+        name: tensor.detach() for name, tensor in weights_of(drawn_net("gpt2", config)).items()
+    }
+    weights["embedding.tokens.weight"][3, 4] = value
+    with pytest.raises(UserError, match=r"^here: embedding\.tokens\.weight holds NaN or infinity"):
+        undrawn_net("gpt2", config, weights, "here")
+
+
+@pytest.mark.parametrize("size", [{"d_model": 2**20}, {"vocab_size": 2**31 - 1}])
+def test_a_net_that_no_memory_holds_is_refused_before_it_is_made(size: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="GiB to be trained"):
+        drawn_net("gpt2", make_config("gpt2", {**STACK, "d_model": 2**12, **size}))

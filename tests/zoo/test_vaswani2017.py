@@ -196,35 +196,9 @@ def counted(net: nn.Module) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("size", "parts", "total", "paper"),
-    [
-        (
-            "base",
-            {
-                "embedding": 18_944_000,  # 37,000 x 512
-                "attention": 18_911_232,  # 18 x (4 x 512^2 + 4 x 512)
-                "feed-forward": 25_196_544,  # 12 x (2 x 512 x 2048 + 2048 + 512)
-                "norms": 30_720,  # 30 x 2 x 512
-            },
-            63_082_496,
-            65_000_000,
-        ),
-        (
-            "big",
-            {
-                "embedding": 37_888_000,  # 37,000 x 1024
-                "attention": 75_571_200,  # 18 x (4 x 1024^2 + 4 x 1024)
-                "feed-forward": 100_724_736,  # 12 x (2 x 1024 x 4096 + 4096 + 1024)
-                "norms": 61_440,  # 30 x 2 x 1024
-            },
-            214_245_376,
-            213_000_000,
-        ),
-    ],
+    ("size", "total", "paper"), [("base", 63_082_496, 65e6), ("big", 214_245_376, 213e6)]
 )
-def test_sizes_are_the_papers_to_the_parameter(
-    size: str, parts: dict[str, int], total: int, paper: int
-) -> None:
+def test_sizes_are_the_papers_to_the_parameter(size: str, total: int, paper: float) -> None:
     """Within 4% of Table 3 at its shared vocabulary of about 37,000.
 
     Nothing is left out or counted twice. The differences, -1,917,504 for base (as many as 3,745
@@ -234,10 +208,9 @@ def test_sizes_are_the_papers_to_the_parameter(
     paper_config = Config(37_000, 37_000, **SIZES[size])
     with torch.device("meta"):
         net = build(paper_config)
-    assert counted(net) == parts == closed_form(paper_config)
+    assert counted(net) == closed_form(paper_config)
     assert sum(parameter.numel() for parameter in net.parameters()) == total
     assert abs(total - paper) / paper < 0.04
-    assert total - paper == {"base": -1_917_504, "big": 1_245_376}[size]
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -1,14 +1,14 @@
-"""The `heedful` command: its verbs, and how an error reaches the user."""
+"""The `heedful` command: its verbs."""
 
-import sys
 from importlib import import_module
 
 import typer
 
 from heedful import __version__
 from heedful.cli import import_, recipes
+from heedful.cli.before import looked_at
+from heedful.cli.guard import guarded
 from heedful.cli.shared import help_of
-from heedful.errors import UserError
 
 app = typer.Typer(
     name="heedful",
@@ -22,10 +22,10 @@ app = typer.Typer(
 
 MAKING = ("demo", "train", "distill")
 USING = ("translate", "generate", "fill", "classify", "embed")
-JUDGING = ("evaluate", "score", "average", "verify", "info", "export")
+JUDGING = ("evaluate", "score", "average", "optimize", "verify", "info", "export")
 for verb in (*MAKING, *USING, *JUDGING):
     function = getattr(import_module(f"heedful.cli.{verb}"), verb)
-    app.command(verb, help=help_of(function))(function)
+    app.command(verb, help=help_of(function))(looked_at(function))
 app.add_typer(import_.app, name="import")
 app.add_typer(recipes.app, name="recipes")
 
@@ -47,14 +47,4 @@ def _root(
 
 def main() -> None:
     """Run a verb. Bad input is one line on stderr and exit code 2, never a traceback."""
-    try:
-        app()
-    except UserError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except OSError as error:
-        what = error.filename or "cannot write the output"
-        typer.secho(f"error: {what}: {error.strerror or error}", fg="red", err=True)
-        sys.exit(2)
+    guarded(app)

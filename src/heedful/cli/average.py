@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import NewFolder
+from heedful.cli.shared import NewFolder, Overwrite
 
 
 def average(
@@ -18,6 +18,7 @@ def average(
     last: Annotated[
         int | None, typer.Option(min=1, help="Only the last n of the run's own checkpoints.")
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Average the weights of checkpoints (Vaswani et al. 2017, sec. 6.1).
 
@@ -26,20 +27,19 @@ def average(
     Example: heedful average runs/translation averaged --last 5
     """
     from heedful.errors import UserError
+    from heedful.files import MODEL_FILES, check_new, write_directory
     from heedful.inference import load
-    from heedful.training.averaging import average_weights
-    from heedful.training.checkpoint import Checkpoints
+    from heedful.training.checkpoint import Checkpoints, average_weights
     from heedful.zoo.names import set_weights
     from heedful.zoo.saved import WEIGHTS
 
-    model = load(run, device="cpu")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{out} exists already; give a new directory")
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=run)
+    model = load(run, device="cpu", engine="eager")
     folders = checkpoints or Checkpoints(run / "checkpoints", keep=1).regular()
     if not folders:
         raise UserError(f"{run} keeps no checkpoints; name some with --checkpoint")
     folders = folders[-last:] if last else folders
     set_weights(model.net, average_weights([folder / WEIGHTS for folder in folders]), out)
-    model.save(out)
+    write_directory(out, model.save)
     names = ", ".join(folder.name for folder in folders)
     typer.echo(f"{out}: the average of {len(folders)} checkpoints ({names})")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import Device, Input, JsonLines, Output
+from heedful.cli.shared import Device, Engine, Input, JsonLines, Output, Precision, Threads
 
 
 def classify(
@@ -17,6 +17,9 @@ def classify(
     ] = False,
     json: JsonLines = False,
     device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
 ) -> None:
     """Name the class of each text: a line out for each line in.
 
@@ -29,7 +32,14 @@ def classify(
     from heedful.inference import Classifier, expect, load
 
     chunks = input_chunks(input)
-    classifier = load(model, device=device)
+    classifier = load(
+        model,
+        device=device,
+        engine=engine,
+        precision=precision,
+        threads=threads,
+        use="latency" if input is None else "throughput",
+    )
     expect(classifier, Classifier, "classify")
     first, paired = 1, False
     bar = progress_bar("classifying", shown=output is not None)

@@ -8,18 +8,31 @@ import typer
 
 from heedful.cli.shared import (
     Quiet,
-    RecipeName,
     RunFolder,
     Settings,
     make_console,
     report_result,
     run_recipe,
 )
+from heedful.errors import UserError
+
+STUDENT = "translation-student"
 
 
 def distill(
     teacher: Annotated[Path, typer.Argument(help="The model directory to learn from.")],
-    recipe: RecipeName,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="A recipe file, a run's folder, or a shipped recipe's name."),
+    ] = None,
+    student: Annotated[
+        bool,
+        typer.Option(
+            "--student",
+            help=f"In place of a recipe: {STUDENT} with the data of the teacher's run; "
+            "many encoder layers and one decoder layer, for speed.",
+        ),
+    ] = False,
     settings: Settings = None,
     out: RunFolder = None,
     quiet: Quiet = False,
@@ -29,21 +42,33 @@ def distill(
     The recipe says how large the new model is, what it reads, and under `distillation` how it
     learns: from the teacher's probabilities of each token (level word), or from the teacher's own
     outputs (level sequence). It keeps the teacher's tokenizer. Without --out the folder is
-    runs/RECIPE-distilled. A run that was stopped goes on with heedful train FOLDER --resume.
+    runs/RECIPE-distilled, and with --student TEACHER-student. A run that was stopped goes on with
+    heedful train FOLDER --resume.
 
     Example: heedful distill runs/translation small.yaml --set model.d_model=128
+
+    Example: heedful distill runs/translation --student
     """
     from heedful.recipe_files import load_recipe, recipe_path
 
     # JSON, so that no path is taken for a number or a date.
     named = f"distillation.teacher={json.dumps(str(teacher), ensure_ascii=False)}"
+    if (recipe is None) != student:
+        raise UserError("give a recipe for the new model, or --student, and not both")
+    folder = out
+    if recipe is None:
+        recipe, of_teacher = STUDENT, teacher / "recipe.yaml"
+        folder = out or teacher.resolve().with_name(f"{teacher.resolve().name}-student")
+        if of_teacher.is_file():
+            data = load_recipe(of_teacher).data.model_dump(exclude_unset=True)
+            settings = [f"data={json.dumps(data, ensure_ascii=False)}", *(settings or [])]
     loaded = load_recipe(recipe, [*(settings or []), named])
     chosen = loaded.distillation
     how = {
         "word": f"its probabilities of each token (temperature {chosen.temperature:g})",
         "sequence": f"its own outputs (beam of {chosen.beam_size})",
     }[chosen.level]
-    folder = out or Path("runs") / f"{recipe_path(recipe).stem}-distilled"
+    folder = folder or Path("runs") / f"{recipe_path(recipe).stem}-distilled"
     console = make_console(quiet=quiet)
     console.print(f"{folder} learns from {teacher}: {how}")
     report_result(run_recipe(loaded, folder, console), console)

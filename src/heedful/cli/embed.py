@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import Device, Input
+from heedful.cli.shared import (
+    Device,
+    Engine,
+    Input,
+    Precision,
+    Threads,
+    Truncate,
+    too_long_of,
+)
 
 
 def embed(
@@ -19,7 +27,11 @@ def embed(
     pooling: Annotated[
         str, typer.Option(help="Of the tokens' states: mean, first or last.")
     ] = "mean",
+    truncate: Truncate = False,
     device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
 ) -> None:
     """Turn each line into a vector, from the states of the model's last layer.
 
@@ -35,15 +47,22 @@ def embed(
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
     chunks = input_chunks(input)
-    opened = load(model, device=device)
+    opened = load(
+        model,
+        device=device,
+        engine=engine,
+        precision=precision,
+        threads=threads,
+        use="latency" if input is None else "throughput",
+    )
     bar = progress_bar("embedding", shown=output is not None)
     parts = []
     with nullcontext(print) if as_array else line_writer(output) as write, bar as progress:
         for chunk in chunks:
-            vectors = opened.embed(chunk, pooling=pooling)
+            vectors = opened.vectors(chunk, pooling=pooling, too_long=too_long_of(truncate))
             progress(len(chunk))
             if as_array:
-                parts.append(vectors.numpy())
+                parts.append(vectors)
                 continue
             for text, vector in zip(chunk, vectors.tolist(), strict=True):
                 write(json_line(text=text, vector=vector))
@@ -56,3 +75,5 @@ def embed(
         empty = np.zeros((0, opened.config.d_model), np.float32)
         with replacing(output) as file:
             np.save(file, np.concatenate([empty, *parts]))
+    if opened.num_truncated:
+        typer.echo(f"{opened.num_truncated} texts were truncated", err=True)

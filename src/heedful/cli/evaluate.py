@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.flags import takes_options
-from heedful.cli.shared import Device, Json, ModelFolder, Truncate
+from heedful.cli.shared import Device, Json, ModelFolder, Truncate, too_long_of
 
 if TYPE_CHECKING:
     from heedful.inference import Classifier, LanguageModel, Translator
@@ -64,17 +64,17 @@ def evaluate(
         raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
     if text is not None:
         content = read_whole(text)
-        opened = load(model, device=device)
+        opened = load(model, device=device, engine="eager")
         expect(opened, LanguageModel, "evaluate --text")
         _print({"model": str(model)} | _of_text(opened, content, text), json)
     elif labelled is not None:
         fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
-        opened = load(model, device=device)
+        opened = load(model, device=device, engine="eager")
         expect(opened, Classifier, "evaluate --labelled")
         _print({"model": str(model)} | _of_labels(opened, labelled, fields, output), json)
     elif src is not None and ref is not None:
         lines = read_parallel(src, ref)
-        opened = load(model, device=device)
+        opened = load(model, device=device, engine="eager")
         expect(opened, Translator, "evaluate --src")
         target = language or opened.card.tgt_language
         found = _of_pairs(opened, *lines, options, metrics, target, output, truncate)
@@ -94,16 +94,19 @@ def _of_pairs(
     from heedful.cli.lines import progress_bar
     from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores
     from heedful.files import write_text
-    from heedful.options import TooLong
+    from heedful.plugins import metric
 
-    too_long: TooLong = "truncate" if truncate else "error"
+    names = DEFAULT_METRICS if metrics is None else tuple(metrics.split(","))
+    for name in names:
+        metric.get(name)  # a wrong one is told before the work
+    too_long = too_long_of(truncate)
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, too_long=too_long, progress=progress, **options)
     scores = corpus_scores(
         outputs,
         references,
         trg_lang=language,
-        metrics=DEFAULT_METRICS if metrics is None else metrics.split(","),
+        metrics=names,
     )
     forced = translator.teacher_forced(sources, references, too_long=too_long)
     if output is not None:
@@ -134,10 +137,9 @@ def _of_labels(
     model: "Classifier", path: Path, fields: dict[str, str | None], output: Path | None
 ) -> dict[str, Any]:
     from heedful.cli.lines import progress_bar
-    from heedful.data.labels import label_ids
     from heedful.data.rows import read_rows
     from heedful.files import write_text
-    from heedful.tasks.classification import accuracy, confusion, macro_f1
+    from heedful.tasks.classification import accuracy, confusion, label_ids, macro_f1
 
     # Columns of a file without a header are numbered.
     named: dict[str, Any] = {

@@ -1,36 +1,54 @@
 """`heedful export`: a model in a format that other programs open."""
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import ModelFolder, note
+from heedful.cli.shared import ModelFolder, NewFolder, Overwrite, note
 
 
 class Format(StrEnum):
     """What a model can be written as."""
 
     hf = "hf"
+    ctranslate2 = "ctranslate2"
 
 
 def export(
     model: ModelFolder,
-    out: Annotated[Path, typer.Argument(help="The new directory.")],
-    to: Annotated[Format, typer.Option(help="The format; hf: what transformers opens.")],
+    out: NewFolder,
+    to: Annotated[
+        Format,
+        typer.Option(help="hf: what transformers opens; ctranslate2: what that engine opens."),
+    ],
+    precision: Annotated[
+        str, typer.Option(help="Of the weights for CTranslate2: float32, bfloat16 or int8.")
+    ] = "float32",
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a model with its tokenizers for other programs.
 
     For transformers: the directory opens with AutoTokenizer and the Auto class of the model's kind,
     and needs no code of ours.
 
+    For CTranslate2 (pip install 'heedful[fast]'): a directory with its tokenizers and example.py,
+    which shows its use without torch. A model that CTranslate2 cannot run is refused with every
+    reason.
+
     Example: heedful export runs/novel --to hf novel-hf
     """
+    from heedful.export.ctranslate2 import check_precision, export_ctranslate2
     from heedful.export.hf import export_hf
+    from heedful.files import MODEL_FILES, check_new
     from heedful.inference import load
 
-    assert to is Format.hf
-    opened = load(model, device="cpu")
-    export_hf(opened, out, say=note)
-    typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
+    check_precision(precision)
+    opened = load(model, device="cpu", engine="eager")
+    if to is Format.hf:
+        export_hf(opened, out, overwrite=overwrite, say=note)
+        typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
+        return
+    export_ctranslate2(opened, out, precision=precision, overwrite=overwrite)
+    typer.echo(f"{out}: a {opened.kind} for CTranslate2; see {out / 'example.py'}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import Device, Input, JsonLines, Output
+from heedful.cli.shared import Device, Input, JsonLines, Output, Truncate, too_long_of
 
 
 def fill(
@@ -20,6 +20,7 @@ def fill(
     output: Output = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates for each mask.")] = 5,
     json: JsonLines = False,
+    truncate: Truncate = False,
     device: Device = "auto",
 ) -> None:
     """Name the likeliest words for each mask in a text.
@@ -37,7 +38,7 @@ def fill(
     if text and input is not None:
         raise UserError("give --text or --input, not both")
     chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(input)
-    filler = load(model, device=device)
+    filler = load(model, device=device, engine="eager")
     expect(filler, MaskedLanguageModel, "fill")
     number = 0
     with line_writer(output) as write:
@@ -45,7 +46,7 @@ def fill(
             for line in chunk:
                 number += 1
                 try:
-                    masks = filler.fill(line, top_k=top)
+                    masks = filler.fill(line, top_k=top, too_long=too_long_of(truncate))
                 except UserError as error:
                     raise UserError(f"line {number}: {error}") from None
                 if json:
@@ -56,5 +57,5 @@ def fill(
                     for each in mask:
                         write(f"{each.probability:.6f}\t{each.token}\t{each.text}")
                     write("")
-    if not number:
-        raise UserError("there is no text: give --text TEXT, --input FILE, or lines on stdin")
+        if not number:
+            raise UserError("there is no text: give --text TEXT, --input FILE, or lines on stdin")

@@ -2,15 +2,28 @@
 
 import secrets
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from heedful.cli.flags import takes_options
-from heedful.cli.shared import Device, Input, JsonLines, ModelFolder, Output, Truncate
+from heedful.cli.shared import (
+    Device,
+    Engine,
+    Input,
+    JsonLines,
+    ModelFolder,
+    Output,
+    Precision,
+    Threads,
+    Truncate,
+    too_long_of,
+)
 
 if TYPE_CHECKING:
     from heedful.inference import Generator
@@ -32,6 +45,9 @@ def generate(
     truncate: Truncate = False,
     json: JsonLines = False,
     device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
 ) -> None:
     """Go on with prompts, or answer sources with a model of two stacks, as it is written.
 
@@ -46,15 +62,24 @@ def generate(
 
     if prompt and input is not None:
         raise UserError("give --prompt or --input, not both")
+    if prompt and whole_file:
+        raise UserError("--whole-file is of --input or stdin; leave it or --prompt out")
     chunks = _prompts(prompt, input, whole_file)  # a missing file is told before a model is loaded
-    generator = load(model, device=device)
+    generator = load(
+        model,
+        device=device,
+        engine=engine,
+        precision=precision,
+        threads=threads,
+        use="latency" if input is None else "throughput",
+    )
     expect(generator, Generator, "generate")
     draft = options.get("draft")
     if draft not in (None, "lookup"):
-        options["draft"] = load(str(draft), device=device)
+        options["draft"] = load(str(draft), device=device, engine="eager")
         expect(options["draft"], Generator, "--draft")
-    options["too_long"] = "truncate" if truncate else "error"
-    _write(generator, chunks, options, output, json)
+    options["too_long"] = too_long_of(truncate)
+    _write(generator, chunks, options, output, json, ahead=0 if input is None else 1)
     if generator.num_truncated:
         typer.echo(f"{generator.num_truncated} sources were truncated", err=True)
 
@@ -65,37 +90,39 @@ def _write(
     options: dict[str, Any],
     output: Path | None,
     json: bool,
+    ahead: int,
 ) -> None:
     """Every prompt's outputs. Prompt number i draws alike, whatever it comes with."""
-    from heedful.cli.lines import json_line, line_writer, piece_writer, progress_bar
+    from heedful.cli.lines import json_line, kept, line_writer, piece_writer, progress_bar
     from heedful.errors import UserError
 
-    seed = options.pop("seed", secrets.randbelow(2**31))
+    options["said"] = frozenset(options)
+    seed = options.setdefault("seed", secrets.randbelow(2**31))
     chosen = model.options(**options)
-    streams = output is None and not json and chosen.beam_size == chosen.num_return == 1
-    number = 0
+    waiting: deque[str] = deque()
     bar = progress_bar("generating", shown=output is not None)
+    number = 0
     with line_writer(output) as write, bar as progress:
-        for chunk in chunks:
-            seeds = [seed + (place << 32) for place in range(number, number + len(chunk))]
-            options |= {"first_number": number + 1, "progress": progress}
-            number += len(chunk)
-            if streams:
-                for prompt, own in zip(chunk, seeds, strict=True):
-                    for piece in model.stream(prompt, **options, seed=[own]):
-                        piece_writer(piece)
-                    write("")
-                    options["first_number"] += 1
-                continue
-            found = model.generations(chunk, **options, seed=seeds)
-            for prompt, outputs in zip(chunk, found, strict=True):
+        if output is None and not json and chosen.beam_size == chosen.num_return == 1:
+            for number, prompt in enumerate(chain.from_iterable(chunks), 1):
+                own = {"seed": [seed + (number - 1 << 32)], "first_number": number}
+                for piece in model.stream(prompt, **options | own):
+                    piece_writer(piece)
+                write("")
+        else:
+            windows = kept(chunks, waiting)
+            found = model.in_turn(windows, ahead=ahead, progress=progress, **options)
+            for outputs in found:
+                number, prompt = number + 1, waiting.popleft()
                 if json:
                     write(json_line(prompt=prompt, outputs=[asdict(each) for each in outputs]))
                 else:
                     for each in outputs:
                         write(each.text)
-    if not number:
-        raise UserError("there is no prompt: give --prompt TEXT, --input FILE, or lines on stdin")
+        if not number:
+            raise UserError(
+                "there is no prompt: give --prompt TEXT, --input FILE, or lines on stdin"
+            )
 
 
 def _prompts(given: list[str] | None, path: Path | None, whole_file: bool) -> Iterator[list[str]]:

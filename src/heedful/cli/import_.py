@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import NewFolder, help_of, note
+from heedful.cli.before import looked_at
+from heedful.cli.shared import NewFolder, Overwrite, help_of, note
 
 app = typer.Typer(
     help="Make a heedful model of one in another format; no code of it is run.",
@@ -31,6 +32,7 @@ def hf(
             help="Override a key of the model, e.g. head=classify or num_labels=3.",
         ),
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Import a model in the Hugging Face format: weights, tokenizers, labels and ids.
 
@@ -43,9 +45,9 @@ def hf(
     from heedful.recipe_files import read_setting
 
     keys = dict(read_setting(setting, "head=classify") for setting in settings or [])
-    model = import_hf(directory, out, say=note, **keys)
+    model = import_hf(directory, out, overwrite=overwrite, say=note, **keys)
     count = parameter_count(model.net)
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
 
 
-app.command("hf", help=help_of(hf))(hf)
+app.command("hf", help=help_of(hf))(looked_at(hf))

@@ -1,9 +1,12 @@
 """`heedful info`: what a model directory holds, or what heedful runs on."""
 
+import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from heedful.cli.shared import Json
 
 if TYPE_CHECKING:
     from heedful.inference import SavedModel
@@ -13,31 +16,48 @@ def info(
     model: Annotated[
         Path | None, typer.Argument(help="A model directory. Default: the installation.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Describe a model, or the installation.
 
     Example: heedful info runs/dates
     """
     rows = _installation() if model is None else _model(model)
+    if json:
+        typer.echo(json_format.dumps(_named(rows), ensure_ascii=False, indent=2))
+        return
     for name, value in rows.items():
         typer.echo(f"{name:<22}{value}")
 
 
-def _installation() -> dict[str, str]:
-    import platform
+def _named(rows: dict[str, str]) -> dict[str, str]:
+    """Rows by names of their own: what is shown below "parameters" is of its parts."""
+    return {
+        f"parameters.{name.strip()}" if name.startswith(" ") else name: value
+        for name, value in rows.items()
+    }
 
-    import torch
+
+def _installation() -> dict[str, str]:
+    import os
+    import platform
+    from importlib.metadata import version
 
     import heedful
-    from heedful.inference import choose_device
 
+    torch = version("torch")
+    device = "cpu"
+    if not torch.endswith("+cpu"):  # only torch itself knows what it finds here
+        from heedful.inference import choose_device
+
+        device = str(choose_device("auto"))
     return {
         "heedful": heedful.__version__,
-        "torch": torch.__version__,
+        "torch": torch,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "threads": str(torch.get_num_threads()),
-        "device (auto)": str(choose_device("auto")),
+        "cores": str(os.cpu_count()),
+        "device (auto)": device,
     }
 
 
@@ -46,7 +66,7 @@ def _model(path: Path) -> dict[str, str]:
 
     from heedful.inference import load, parameter_count
 
-    model = load(path, device="cpu")
+    model = load(path, device="cpu", engine="eager")
     card = model.card
     rows = {
         "kind": model.kind,
@@ -57,7 +77,29 @@ def _model(path: Path) -> dict[str, str]:
     }
     for name, part in model.net.named_children():
         rows[f"  {name}"] = f"{parameter_count(part):,}"
-    return rows | {name: str(value) for name, value in asdict(model.config).items()}
+    keys = {name: str(value) for name, value in asdict(model.config).items()}
+    return rows | _engines(path) | keys
+
+
+def _engines(path: Path) -> dict[str, str]:
+    """What else runs the model, and how."""
+    from heedful.engines.folder import Record
+
+    record = Record.read(path)
+    if record is None:
+        return {"engines": "none beside the net itself"}
+    rows = {
+        "engines": ", ".join(
+            f"{name} {forms.version} ({', '.join(forms.proofs)})"
+            for name, forms in record.engines.items()
+        )
+    }
+    if reason := record.unfit(path):
+        rows["  left"] = reason
+    for use, best in record.best.items():
+        size = f"{best.workers} x {best.threads or 'all'}"
+        rows[f"  {use}"] = f"{best.engine} {best.precision}, workers x threads {size}"
+    return rows
 
 
 def _text(model: "SavedModel") -> dict[str, str]:

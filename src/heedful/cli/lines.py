@@ -4,6 +4,7 @@ import json
 import os
 import select
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -14,6 +15,7 @@ from heedful.errors import UserError
 
 CHUNK = 1_024
 _BLOCK = 1 << 20
+_LONGEST = 1_000_000  # characters of a line for a model
 
 
 def input_chunks(path: Path | None) -> Iterator[list[str]]:
@@ -23,10 +25,28 @@ def input_chunks(path: Path | None) -> Iterator[list[str]]:
     invalid UTF-8 with its line number.
     """
     if path is None:
-        return _live_chunks(sys.stdin.fileno())
-    chunks = _file_chunks(path)
+        return _short_enough(_live_chunks(sys.stdin.fileno()))
+    chunks = _short_enough(_file_chunks(path))
     first = next(chunks, [])
     return chain([first], chunks)
+
+
+def kept(chunks: Iterator[list[str]], lines: deque[str]) -> Iterator[list[str]]:
+    """The same chunks; their lines are also put behind `lines`, for whoever writes of them."""
+    for chunk in chunks:
+        lines.extend(chunk)
+        yield chunk
+
+
+def _short_enough(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The chunks; raises UserError for a line that no model reads, before it is cut to tokens."""
+    first = 1
+    for chunk in chunks:
+        for number, line in enumerate(chunk, first):
+            if len(line) > _LONGEST:
+                raise UserError(f"line {number} has {len(line):,} characters; break it into lines")
+        first += len(chunk)
+        yield chunk
 
 
 def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
@@ -34,6 +54,8 @@ def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
     from heedful.data.rows import read_rows
 
     rows = read_rows({"first": [first], "second": [second]}, keep_empty=True)
+    for name in ("first", "second"):
+        list(_short_enough(iter([rows[name]])))
     return rows["first"], rows["second"]
 
 
@@ -93,15 +115,8 @@ def progress_bar(
 
 
 def _show(line: str, end: str = "\n") -> None:
-    try:
-        sys.stdout.write(line + end)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has gone; nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
-    except OSError as error:
-        raise UserError(f"cannot write to stdout: {error.strerror}") from None
+    sys.stdout.write(line + end)
+    sys.stdout.flush()
 
 
 def _file_chunks(path: Path) -> Iterator[list[str]]:
@@ -114,18 +129,25 @@ def _file_chunks(path: Path) -> Iterator[list[str]]:
 
 def _live_chunks(handle: int) -> Iterator[list[str]]:
     """What a pipe or a terminal has given so far, as whole lines."""
-    from heedful.data.rows import decoded_lines
+    from heedful.data.rows import LONGEST_LINE, decoded_lines
 
     rest, number, data = b"", 0, b"?"
     while data:
-        rest += (data := os.read(handle, _BLOCK))
+        rest += (data := _read(handle))
         # A writer that is not waiting for answers sends more at once: take it together.
         while data and len(rest) < _BLOCK and select.select([handle], [], [], 0.01)[0]:
-            rest += (data := os.read(handle, _BLOCK))
+            rest += (data := _read(handle))
         *lines, rest = rest.split(b"\n")
-        if rest and not data:
+        if rest and (not data or len(rest) > LONGEST_LINE):
             lines.append(rest)
         for start in range(0, len(lines), CHUNK):
             part = lines[start : start + CHUNK]
             yield list(decoded_lines(part, "stdin", first=number + 1))
             number += len(part)
+
+
+def _read(handle: int) -> bytes:
+    try:
+        return os.read(handle, _BLOCK)
+    except OSError as error:
+        raise UserError(f"cannot read stdin: {error.strerror}") from None

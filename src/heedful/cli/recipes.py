@@ -1,10 +1,14 @@
 """`heedful recipes`: the recipes that come with heedful."""
 
 import itertools
+import json as json_format
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from heedful.cli.before import looked_at
+from heedful.cli.shared import Json, help_of
 
 app = typer.Typer(
     help="List, show and copy the shipped recipes; every key in them is explained.",
@@ -13,18 +17,24 @@ app = typer.Typer(
 
 
 @app.command("ls")
-def list_recipes() -> None:
+def list_recipes(json: Json = False) -> None:
     """List the shipped recipes, each with its first line.
 
     Example: heedful recipes ls
     """
     from heedful.recipe_files import RECIPES, shipped_recipes
 
-    names = shipped_recipes()
-    width = max(map(len, names)) + 2
-    for name in names:
-        first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-        typer.echo(f"{name:<{width}}{first.removeprefix('# ')}")
+    files = {name: RECIPES / f"{name}.yaml" for name in shipped_recipes()}
+    about = {
+        name: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        for name, path in files.items()
+    }
+    if json:
+        typer.echo(json_format.dumps(about, ensure_ascii=False, indent=2))
+        return
+    width = max(map(len, about)) + 2
+    for name, line in about.items():
+        typer.echo(f"{name:<{width}}{line}")
 
 
 @app.command("show")
@@ -38,17 +48,17 @@ def show(
     Example: heedful recipes show translation
     """
     from heedful import plugins
+    from heedful.files import read_text
     from heedful.recipe_files import explained, load_recipe, recipe_path
 
-    lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
+    recipe = load_recipe(name)
+    task = plugins.task.get(recipe.task)(recipe)
+    lines = read_text(recipe_path(name)).splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
         typer.echo(line)
-    recipe = load_recipe(name)
-    task = plugins.task.get(recipe.task)
-    typer.echo(explained(recipe, task.objective_model(recipe)), nl=False)
+    typer.echo(explained(recipe, type(task.objective)), nl=False)
 
 
-@app.command("cp")
 def copy(
     name: Annotated[str, typer.Argument(help="A shipped recipe.")],
     to: Annotated[Path | None, typer.Argument(help="Where to. Default: NAME.yaml here.")] = None,
@@ -69,3 +79,6 @@ def copy(
         raise UserError(f"{target} exists already; give another name")
     write_text(target, source.read_text(encoding="utf-8"))
     typer.echo(f"{target}: train it with heedful train {target}")
+
+
+app.command("cp", help=help_of(copy))(looked_at(copy))

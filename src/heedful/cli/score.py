@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from heedful.cli.shared import Device, ModelFolder, Output, Truncate
+from heedful.cli.shared import Device, ModelFolder, Output, Truncate, too_long_of
 
 if TYPE_CHECKING:
     from heedful.inference import TextScore
@@ -43,7 +43,7 @@ def score(
         raise UserError("give --src and --tgt for a translator, or --input for a language model")
     if src is None or tgt is None:
         chunks = input_chunks(input)
-        opened = load(model, device=device)
+        opened = load(model, device=device, engine="eager")
         if isinstance(opened, Translator):
             raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
         expect(opened, LanguageModel, "score")
@@ -55,9 +55,9 @@ def score(
                     write("nan\tnan\tnan" if found is None else _row(line, found, per_token))
         return
     sources, targets = read_parallel(src, tgt)
-    translator = load(model, device=device)
+    translator = load(model, device=device, engine="eager")
     expect(translator, Translator, "score with --src and --tgt")
-    pairs = translator.score(sources, targets, too_long="truncate" if truncate else "error")
+    pairs = translator.score(sources, targets, too_long=too_long_of(truncate))
     with line_writer(output) as write:
         for pair in pairs:
             value = pair.log_prob / (pair.num_tokens if per_token else 1)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from heedful.config import Recipe
+    from heedful.options import TooLong
     from heedful.run import Result
 
 ModelFolder = Annotated[Path, typer.Argument(help="A model directory.")]
@@ -23,6 +24,22 @@ Output = Annotated[
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 NewFolder = Annotated[Path, typer.Argument(help="The new model directory.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a model that is there already.")
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="What runs the model: ctranslate2, or eager, the net itself. auto: what was found "
+        "best where the model was optimised, else the net. What an engine lacks runs eager."
+    ),
+]
+Precision = Annotated[
+    str, typer.Option(help="float32, bfloat16 or int8, where there is one. auto: the best.")
+]
+Threads = Annotated[
+    int | None, typer.Option(help="Cores of a worker. Default: as measured; small models: 1.")
+]
 RecipeName = Annotated[
     str, typer.Argument(help="A recipe file, a run's folder, or a shipped recipe's name.")
 ]
@@ -40,6 +57,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="A line of JSON for each text, with scores.")
 ]
+
+
+def too_long_of(truncate: bool) -> "TooLong":
+    """What `--truncate` asks for."""
+    return "truncate" if truncate else "error"
 
 
 def help_of(verb: Callable[..., Any]) -> str:
@@ -74,7 +96,7 @@ def run_recipe(
         recipe,
         folder,
         resume=resume,
-        listeners=[] if console.quiet else [ProgressBar()],
+        listeners=[] if console.quiet else [ProgressBar(console)],
         say=console.print,
         command=shlex.join(["heedful", *sys.argv[1:]]),
     )

@@ -1,56 +1,103 @@
 """`heedful translate`: lines in, translations out, in their order."""
 
 import math
-from typing import Annotated, Any
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from heedful.cli.flags import takes_options
-from heedful.cli.shared import Device, Input, ModelFolder, Output, Truncate
+from heedful.cli.shared import (
+    Device,
+    Engine,
+    Input,
+    Output,
+    Precision,
+    Threads,
+    Truncate,
+    too_long_of,
+)
+
+if TYPE_CHECKING:
+    from heedful.inference import Translator
 
 
 @takes_options("draft", "num_draft_tokens")
 def translate(
     *,
-    model: ModelFolder,
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A model directory; of several the mean of their probabilities is searched.",
+        ),
+    ],
     input: Input = None,
     output: Output = None,
     options: dict[str, Any],
     scores: Annotated[
         bool, typer.Option("--scores", help="Put the score and a tab before each.")
     ] = False,
+    weight: Annotated[
+        list[float] | None,
+        typer.Option("--weight", help="Of a model among several, in their order; repeatable."),
+    ] = None,
     truncate: Truncate = False,
     device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
 ) -> None:
     """Translate lines from a file or a pipe.
 
     One line out for each line in (with --nbest N: N lines each, best first). Output streams: a
     line that is typed is answered at once.
 
+    Several models with one vocabulary, each of its own size and architecture, translate together;
+    they run eager.
+
     Example: echo 'Hello.' | heedful translate runs/translation
     """
     from heedful.cli.lines import input_chunks, line_writer, progress_bar
-    from heedful.inference import Translator, expect, load
 
     chunks = input_chunks(input)  # a missing file is told before a model is loaded
-    translator = load(model, device=device)
-    expect(translator, Translator, "translate")
-    options["too_long"] = "truncate" if truncate else "error"
+    use = "latency" if input is None else "throughput"
+    how = {"device": device, "precision": precision, "threads": threads, "use": use}
+    translator = _opened(models, weight, engine, how)
+    if input is None and sys.stdin is not None and sys.stdin.isatty():
+        typer.echo("ready: type a line, and its translation follows; Ctrl-D ends", err=True)
+    options["too_long"] = too_long_of(truncate)
     nbest = options.get("num_return", 1)
-    cut, first = 0, 1
+    cut = 0
     bar = progress_bar("translating", shown=output is not None)
     with line_writer(output) as write, bar as progress:
-        for chunk in chunks:
-            options |= {"first_number": first, "progress": progress}
-            first += len(chunk)
-            for translations in translator.generations(chunk, **options):
-                cut += not translations[0].finished
-                missing = [None] * (nbest - len(translations))
-                for entry in [*translations, *missing]:
-                    text = "" if entry is None else entry.text
-                    score = -math.inf if entry is None else entry.score
-                    write(f"{score:.6f}\t{text}" if scores else text)
+        ahead = 0 if input is None else 1  # who types a line waits for its answer
+        for found in translator.in_turn(chunks, ahead=ahead, progress=progress, **options):
+            cut += not found[0].finished
+            missing = [None] * (nbest - len(found))
+            for entry in [*found, *missing]:
+                text = "" if entry is None else entry.text
+                score = -math.inf if entry is None else entry.score
+                write(f"{score:.6f}\t{text}" if scores else text)
     if translator.num_truncated:
         typer.echo(f"{translator.num_truncated} lines were truncated", err=True)
     if cut:
         typer.echo(f"{cut} translations were cut off by the length limit", err=True)
+
+
+def _opened(
+    models: list[Path], weights: list[float] | None, engine: str, how: dict[str, Any]
+) -> "Translator":
+    """The model, or several as one."""
+    from heedful.errors import UserError
+    from heedful.inference import Translator, ensemble, expect, load
+
+    if len(models) > 1:
+        if engine not in ("auto", "eager"):
+            raise UserError(f"several models run eager alone; leave out --engine {engine}")
+        engine = "eager"
+    opened: list[Translator] = [load(model, engine=engine, **how) for model in models]
+    for translator in opened:
+        expect(translator, Translator, "translate")
+    return opened[0] if len(opened) == 1 and not weights else ensemble(opened, weights)

@@ -20,7 +20,7 @@ def verify(
         bool, typer.Option(help="Also train a copy on one batch, which takes some seconds.")
     ] = True,
     json: Json = False,
-    seed: Annotated[int, typer.Option(help="Seed of the random ids.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random ids.")] = 0,
 ) -> None:
     """Check a model: causality, padding, masks, cache, gradients, tying and more.
 
@@ -49,7 +49,7 @@ def verify(
     else:
         from heedful.inference import load
 
-        found = load(model)
+        found = load(model, engine="eager")
         net, length = found.net, min(_LONGEST, found.config.max_length)
         if length < _SHORTEST:
             raise UserError(

@@ -17,14 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from heedful import plugins
 from heedful.errors import UserError
-from heedful.examples.date_styles import (
-    LANGUAGES,
-    YEARS,
-    Language,
-    Style,
-    Table,
-    build_styles,
-)
+from heedful.examples.date_styles import LANGUAGES, YEARS, Language, Style, build_styles
 from heedful.tasks.translation import MadePairs
 
 Split = Literal["train", "valid", "test"]
@@ -42,7 +35,6 @@ HELD_OUT_YEARS: frozenset[int] = frozenset(
     )
 )
 STYLES: tuple[Style, ...] = build_styles()
-HELD_OUT_STYLES: frozenset[str] = frozenset(style.name for style in STYLES if style.held_out)
 MAX_HELD_OUT_COUNT = 50_000
 
 
@@ -136,35 +128,15 @@ def _is_familiar(example: DateExample) -> bool:
     return any(style.render(day) == example.src for style in styles)
 
 
-def _longest(style: Style) -> int:
-    """Characters in the style's longest date; in 200 years every combination of parts occurs."""
-    return sum(
-        len(piece) if isinstance(piece, str) else max(map(len, piece.texts))
-        for piece in style.pieces
-    )
-
-
-def _characters(style: Style) -> set[str]:
-    return set("".join("".join(p.texts) if isinstance(p, Table) else p for p in style.pieces))
-
-
-# What a tokenizer and a model's max_length must hold: characters, without special tokens.
-LONGEST_SOURCE: int = max(map(_longest, STYLES))
-LONGEST_TARGET: int = len("YYYY-MM-DD")
-ALPHABET: str = "".join(sorted(set().union(*map(_characters, STYLES))))
-
-
-def _for_people(style_name: str, day: str, group: Group) -> DateExample:
-    return _example(
-        {style.name: style for style in STYLES}[style_name], date.fromisoformat(day), group
-    )
-
-
-EXAMPLES_FOR_PEOPLE: tuple[DateExample, ...] = (
-    _for_people("en the {nth} of {month}, {year}", "2028-02-29", "new years and styles"),
-    _for_people("en {mon.} {nth}, {year}", "1969-07-20", "new styles"),
-    _for_people("de {weekday} den {d}. {month} {year}", "1954-07-04", "new years and styles"),
-    _for_people("fr le {weekday} {nth} {month} {year}", "1918-11-11", "new years and styles"),
-    _for_people("es {weekday} {d} de {month} de {year}", "1992-07-25", "new years and styles"),
-    _for_people("zh {weekday}，{cyear}年{cm}月{cd}日", "2040-10-01", "new years and styles"),
+_FOR_PEOPLE: tuple[tuple[str, str, Group], ...] = (
+    ("en the {nth} of {month}, {year}", "2028-02-29", "new years and styles"),
+    ("en {mon.} {nth}, {year}", "1969-07-20", "new styles"),
+    ("de {weekday} den {d}. {month} {year}", "1954-07-04", "new years and styles"),
+    ("fr le {weekday} {nth} {month} {year}", "1918-11-11", "new years and styles"),
+    ("es {weekday} {d} de {month} de {year}", "1992-07-25", "new years and styles"),
+    ("zh {weekday}，{cyear}年{cm}月{cd}日", "2040-10-01", "new years and styles"),
+)
+_BY_NAME = {style.name: style for style in STYLES}
+EXAMPLES_FOR_PEOPLE: tuple[DateExample, ...] = tuple(
+    _example(_BY_NAME[name], date.fromisoformat(day), group) for name, day, group in _FOR_PEOPLE
 )

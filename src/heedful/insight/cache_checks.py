@@ -42,14 +42,14 @@ class _Way:
 @asks("cached = uncached")
 def cached(probe: Probe) -> Seen:
     """Step by step = whole prefixes, also after rows were reordered."""
-    if not probe.kind.causal:
+    if not probe.causal:
         raise Skipped("an encoder: nothing is decoded")
     own = isinstance(probe.net, DecoderOnly | EncoderDecoder)
     if not own and not (hasattr(probe.net, "start") and hasattr(probe.net, "step")):
-        begin = "rows" if probe.kind.single else "src, src_lengths"
+        begin = "rows" if probe.single else "src, src_lengths"
         raise Skipped(f"the net has no start({begin}, capacity=...) and step(ids, cache)")
     worst, reorders = 0.0, False
-    for way in _of_one_stack(probe) if probe.kind.single else _of_two_stacks(probe):
+    for way in _of_one_stack(probe) if probe.single else _of_two_stacks(probe):
         decoder = _OwnDecoder(probe, way) if own else _Decoder(probe, way)
         error, where = _decode(probe, way, decoder)
         if error > probe.tolerance:
@@ -88,7 +88,7 @@ class _Decoder:
     def __init__(self, probe: Probe, way: _Way) -> None:
         self.net = cast(Any, probe.net)
         capacity = probe.width(probe.written)
-        if probe.kind.single:
+        if probe.single:
             starts = {"starts": torch.tensor(way.pads, device=probe.device)}
             self.cache = self.net.start(3, capacity=capacity, **starts if any(way.pads) else {})
         else:
@@ -114,7 +114,7 @@ class _OwnDecoder(_Decoder):
         self.net = cast(Any, probe.net)
         self.reorders, beams = way.reorders, 2 if way.reorders else 1
         rows: Any = 3
-        if not probe.kind.single:
+        if not probe.single:
             source = way.source
             lengths = source.lengths.get("src")
             rows = Tokens.of(source.ids["src"], lengths, source.padding_side)

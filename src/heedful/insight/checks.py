@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heedful.insight.kind import Kind, Side
+from heedful.insight.kind import Side
 from heedful.insight.probe import Probe, first_line
 from heedful.insight.report import CheckResult, Status
 
@@ -65,32 +65,31 @@ class Check:
     def run(self, probe: Probe) -> CheckResult:
         """Ask a net."""
         found = self._run(probe)
-        if self.delicate and found.status == "failed":
-            finer = probe.in_double()
-            again = found if finer is None else self._run(finer)
-            found = again if again.status == "passed" else found
+        if self.delicate and found.status == "failed" and (finer := probe.in_double()):
+            again = self._run(finer)
+            return again if again.status == "passed" else found
         return found
 
     def result(
-        self, kind: Kind, status: Status, detail: str, error: float | None = None
+        self, probe: Probe, status: Status, detail: str, error: float | None = None
     ) -> CheckResult:
         """A result with the check's texts."""
         holds, hint = self.holds, self.hint
-        if kind.single:
+        if probe.single:
             holds, hint = self.single_holds or holds, self.single_hint or hint
-        holds = holds.format_map(kind.words)
-        hint = hint.format_map(kind.words) if status == "failed" else ""
+        holds = holds.format_map(probe.words)
+        hint = hint.format_map(probe.words) if status == "failed" else ""
         return CheckResult(self.name, status, detail, hint, error, holds)
 
     def _run(self, probe: Probe) -> CheckResult:
         try:
-            return self.result(probe.kind, "passed", *self.ask(probe))
+            return self.result(probe, "passed", *self.ask(probe))
         except Skipped as reason:
-            return self.result(probe.kind, "skipped", str(reason))
+            return self.result(probe, "skipped", str(reason))
         except Failed as found:
-            return self.result(probe.kind, "failed", str(found), found.error)
+            return self.result(probe, "failed", str(found), found.error)
         except Exception as error:  # a net that is being verified may raise anything
-            return self.result(probe.kind, "failed", f"raised {first_line(error)}")
+            return self.result(probe, "failed", f"raised {first_line(error)}")
 
 
 def distances(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> Float[Tensor, "P"]:

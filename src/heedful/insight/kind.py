@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -23,23 +23,23 @@ LENGTHS: dict[Side, str] = {"src": "src_lengths", "tgt": "tgt_lengths", "ids": "
 SIZES: dict[Side, str] = {"src": "src_vocab_size", "tgt": "tgt_vocab_size", "ids": "vocab_size"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kind:
     """What is asked of a net.
 
     Attributes:
         sides: the sequences it is called with; outputs stand at the positions of the last one.
         causal: whether a position must not see those after it.
-        outputs: tokens: logits (B, T, V); classes: logits (B, C), one row a text; states:
-            (B, T, D); vectors: (B, D), one a text.
+        output_kind: tokens: logits (B, T, V); classes: logits (B, C), one row a text; states:
+            (B, T, D); vectors: (B, D), one a text; None: not known yet.
         reach: how many places away a token must still be seen; None: however far. 1 where some
             layer may look through a window.
     """
 
     sides: tuple[Side, ...]
     causal: bool
-    outputs: Outputs = "tokens"
-    reach: int | None = 1
+    output_kind: Outputs | None
+    reach: int | None
 
     @property
     def written(self) -> Side:
@@ -54,15 +54,20 @@ class Kind:
     @property
     def of_text(self) -> bool:
         """Whether there is one output a text, and not one a position."""
-        return self.outputs in ("classes", "vectors")
+        return self.output_kind in ("classes", "vectors")
+
+    @property
+    def outputs_name(self) -> str:
+        """What the outputs are called: logits, states or vectors."""
+        return self.output_kind if self.output_kind in ("states", "vectors") else "logits"
 
     @property
     def words(self) -> dict[str, str]:
         """What checks call things: `{outputs}`, `{written}` (before "token"), `{size}`."""
         return {
-            "outputs": "logits" if self.outputs in ("tokens", "classes") else self.outputs,
+            "outputs": self.outputs_name,
             "written": "" if self.single else "target ",
-            "size": "C" if self.outputs == "classes" else "V",
+            "size": "C" if self.output_kind == "classes" else "V",
         }
 
 
@@ -73,10 +78,10 @@ def kind_of(
     causal: bool | None,
     outputs: Outputs | None,
     sizes: dict[Side, int | None],
-) -> tuple[Kind, bool]:
-    """The kind of a net, and whether its outputs are known; else they are yet to be looked at.
+) -> Kind:
+    """The kind of a net; what the caller says goes before what is seen.
 
-    What the caller says goes before what is seen. Raises UserError where neither is enough.
+    Raises UserError where neither is enough.
     """
     if stacks not in (None, 1, 2):
         raise UserError(f"stacks must be 1 or 2, not {stacks}")
@@ -95,7 +100,7 @@ def kind_of(
             f"{wrong[0]}= is not for a net of {have}; pass stacks={3 - count} if it has {other}"
         )
     if count == 2:
-        return Kind(("src", "tgt"), causal=True), True
+        return Kind(("src", "tgt"), causal=True, output_kind="tokens", reach=1)
     ours = isinstance(net, DecoderOnly | EncoderOnly)
     if causal is None and not ours:
         raise UserError(
@@ -103,13 +108,17 @@ def kind_of(
             "causal=False if all may see all (an encoder); stacks=2 if it reads a source and a "
             "target"
         )
-    seen = outputs or _own_outputs(net)
-    kind = Kind(("ids",), isinstance(net, DecoderOnly) if causal is None else causal)
-    kind = replace(kind, outputs=seen or "tokens")
+    causal = isinstance(net, DecoderOnly) if causal is None else causal
+    if ours and outputs is None:
+        outputs = "tokens" if isinstance(net.head, OutputHead) else None
+        if net.head is None or isinstance(net.head, ClassificationHead):
+            outputs = "states" if net.head is None else "classes"
+    kind = Kind(("ids",), causal, outputs, reach=1)
     layers = [module for module in net.modules() if isinstance(module, Attention)]
     # Of a foreign net nothing is known of windows; a classifier reads whole texts all the same.
-    whole = any(layer.window is None for layer in layers) if ours else kind.of_text
-    return replace(kind, reach=None if whole else 1), seen is not None
+    if any(layer.window is None for layer in layers) if ours else kind.of_text:
+        kind.reach = None
+    return kind
 
 
 def _count_stacks(
@@ -143,14 +152,3 @@ def _num_required(function: Callable[..., Any]) -> int:
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = parameters_of(function).values()
     return sum(p.kind in by_place and p.default is p.empty for p in parameters)
-
-
-def _own_outputs(net: nn.Module) -> Outputs | None:
-    """What a net of ours gives, by its head; None: not one of ours."""
-    if not isinstance(net, DecoderOnly | EncoderOnly):
-        return None
-    if net.head is None:
-        return "states"
-    if isinstance(net.head, ClassificationHead):
-        return "classes"
-    return "tokens" if isinstance(net.head, OutputHead) else None

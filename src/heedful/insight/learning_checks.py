@@ -73,7 +73,7 @@ def weight_tying(probe: Probe) -> Seen:
 @asks("bf16")
 def bf16(probe: Probe) -> Seen:
     """Under autocast, with padding where it can be shown."""
-    batch, first = probe.batch(3), probe.kind.sides[0]
+    batch, first = probe.batch(3), probe.sides[0]
     if probe.cannot_pad(first) is None:
         batch = probe.padded(batch, first, probe.ragged(first))
     real = probe.real(batch)
@@ -102,13 +102,13 @@ def initial_loss(probe: Probe) -> Seen:
     batch = probe.batch(8)
     logits = probe.outputs(batch).float()
     known = logits == -math.inf
-    if probe.kind.outputs == "tokens":
+    if probe.output_kind == "tokens":
         # Where output and input share their matrix, the token just read has a high logit by right.
         known |= F.one_hot(batch.ids[probe.written], size).bool()
     mean = logits.masked_fill(known, 0.0).sum(-1) / (~known).sum(-1)
     loss = float((logits.masked_fill(known, -math.inf).logsumexp(-1) - mean).mean())
     above = loss - math.log(size)
-    seen = f"{loss:.2f}; ln {probe.kind.words['size']} is {math.log(size):.2f}"
+    seen = f"{loss:.2f}; ln {probe.words['size']} is {math.log(size):.2f}"
     if not above <= INITIAL_LOSS_MARGIN:
         raise Failed(seen, above)
     return seen, above
@@ -165,10 +165,10 @@ def _lesson(probe: Probe, size: int) -> tuple[Batch, Int[Tensor, "B P"]]:
     """
     batch, side = probe.batch(4), probe.written
     ids = batch.ids[side]
-    if probe.kind.of_text:
+    if probe.of_text:
         order = torch.randperm(4, generator=probe.generator).to(ids.device)
         return batch, (order % size)[:, None]
-    if probe.kind.causal:
+    if probe.causal:
         return batch.replaced(side, ids[:, :-1]), ids[:, 1:]
     return batch, probe.ids(side, *ids.shape)
 

@@ -39,17 +39,17 @@ for _where in PADDING_SIDES:
 @asks("empty rows")
 def empty_rows(probe: Probe) -> Seen:
     """A row of padding alone, on each side that can be padded."""
-    first = probe.kind.sides[0]
+    first = probe.sides[0]
     if reason := probe.cannot_pad(first):
         raise Skipped(reason)
-    for side in probe.kind.sides:
+    for side in probe.sides:
         if probe.cannot_pad(side) is None:
             _must_be_finite(probe, side)
     batch, width = probe.batch(2), probe.width(first)
     narrow, wide = (
         probe.outputs(probe.padded(batch, first, [width, 0], extra=extra)) for extra in (0, 3)
     )
-    if probe.kind.single:
+    if probe.single:
         beside = f"{probe.outputs_name} change by {{error}} beside an empty row"
         error = must_equal(probe, probe.outputs(batch)[:1], wide[:1, :width], beside)
     else:
@@ -62,7 +62,7 @@ def empty_rows(probe: Probe) -> Seen:
 def padding_gradient(probe: Probe) -> Seen:
     """The loss of real tokens has no gradient at padding."""
     looked_at = []
-    for side in probe.kind.sides:
+    for side in probe.sides:
         for where in PADDING_SIDES:
             if probe.cannot_pad(side, where):
                 continue
@@ -77,7 +77,7 @@ def padding_gradient(probe: Probe) -> Seen:
                 raise Failed(f"padding ({place}) has a gradient of {gradient:.1e}", gradient)
             looked_at.append(place)
     if not looked_at:
-        unpadded = probe.cannot_pad(probe.kind.sides[0])
+        unpadded = probe.cannot_pad(probe.sides[0])
         raise Skipped(unpadded or "no embedding lookup of the ids was seen")
     return f"none ({'; '.join(looked_at)})", 0.0
 

@@ -41,7 +41,7 @@ class Batch:
 
 
 @dataclass
-class Probe:
+class Probe(Kind):
     """A private copy of the net in evaluation mode, and everything that is known about it.
 
     Raises UserError where the net cannot be copied or its vocabularies are not to be found.
@@ -57,7 +57,6 @@ class Probe:
     """
 
     net: nn.Module
-    kind: Kind
     call: Call | None
     accepts: frozenset[str]
     pad_id: int | None
@@ -79,22 +78,13 @@ class Probe:
             why = f"verify works on a copy of the net, and copying it raised {first_line(error)}"
             raise UserError(why) from error
         self.net.zero_grad(set_to_none=True)
-        self._find_vocabularies()
+        if self.output_kind is None or not all(self.vocab_sizes.values()):
+            self._look()
         for side, size in self.vocab_sizes.items():
             if self.pad_id is not None and not 0 <= self.pad_id < size:
                 raise UserError(f"pad_id {self.pad_id} is not an id of a vocabulary of {size}")
             if len(self.tokens(side)) < 2:
                 raise UserError(f"a vocabulary of {size} has no two tokens to tell apart")
-
-    @property
-    def outputs_name(self) -> str:
-        """What the outputs are called: logits, states or vectors."""
-        return self.kind.words["outputs"]
-
-    @property
-    def written(self) -> Side:
-        """The side whose positions the outputs stand at."""
-        return self.kind.written
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +123,7 @@ class Probe:
 
     def batch(self, rows: int) -> Batch:
         """Random sequences without padding."""
-        return Batch({side: self.ids(side, rows, self.width(side)) for side in self.kind.sides})
+        return Batch({side: self.ids(side, rows, self.width(side)) for side in self.sides})
 
     def padded(
         self,
@@ -169,7 +159,7 @@ class Probe:
     def real(self, batch: Batch) -> Bool[Tensor, "B P"]:
         """True for the outputs that stand at real tokens: all, where they are of whole texts."""
         real = ~self.padding(batch, self.written)
-        return torch.ones_like(real[:, :1]) if self.kind.of_text else real
+        return torch.ones_like(real[:, :1]) if self.of_text else real
 
     def cannot_pad(self, side: Side, where: PaddingSide = "right") -> str | None:
         """Why the net cannot be shown padding there; None: it can."""
@@ -187,7 +177,7 @@ class Probe:
     def forward(self, net: nn.Module, batch: Batch) -> Any:
         """What `net`, this one or another copy, gives, whole texts having one position."""
         raw = self.raw(net, batch)
-        return raw.unsqueeze(1) if self.kind.of_text else raw
+        return raw.unsqueeze(1) if self.of_text else raw
 
     def raw(self, net: nn.Module, batch: Batch) -> Any:
         """Call `net`, telling it what it can be told."""
@@ -195,7 +185,7 @@ class Probe:
         if batch.padding_side == "left":
             keywords["padding_side"] = "left"
         keywords = {name: value for name, value in keywords.items() if name in self.accepts}
-        ids = (batch.ids[side] for side in self.kind.sides)
+        ids = (batch.ids[side] for side in self.sides)
         return net(*ids, **keywords) if self.call is None else self.call(net, *ids, **keywords)
 
     def in_double(self) -> "Probe | None":
@@ -223,7 +213,7 @@ class Probe:
         if self.outputs_name != "logits" or size == 1:
             noise = torch.randn(outputs.shape, generator=self.generator).to(outputs.device)
             return (outputs.float() * noise)[real].mean()
-        if self.kind.outputs == "classes":
+        if self.output_kind == "classes":
             labels = torch.randint(size, (rows, places), generator=self.generator)
         else:
             labels = self.ids(self.written, rows, places)
@@ -246,41 +236,35 @@ class Probe:
             return torch.zeros_like(found[1])
         return torch.autograd.grad(scored, [found[1]], materialize_grads=True)[0]
 
-    def look_at_outputs(self) -> None:
-        """What the outputs are of, by their shape; what is neither is left to the check of it."""
-        try:
-            with torch.no_grad():
-                seen = self.raw(self.net, self.batch(3))
-        except Exception:  # the first check calls it again, and reports it
-            return
-        if not isinstance(seen, Tensor):
-            return
-        if seen.dim() == 2:
-            # A classifier reads whole texts; nothing says that it looks through windows.
-            self.kind = replace(self.kind, outputs="classes", reach=None)
-        elif seen.dim() == 3 and self.vocab_sizes[self.written] not in seen.shape:
-            self.kind = replace(self.kind, outputs="states")
+    def _look(self) -> None:
+        """Find out by a first call what was not said: vocabularies, and what outputs are of.
 
-    def _find_vocabularies(self) -> None:
-        """Fill in sizes that were not given from the matrices that ids 0 and 1 are looked up in."""
-        missing = [side for side, size in self.vocab_sizes.items() if not size]
-        if not missing:
-            return
+        A vocabulary is as large as the matrix that ids 0 and 1 are looked up in. Outputs are told
+        by their shape; what is neither is left to the check of it.
+        """
         first = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 1, 1, 0]], device=self.device)
         second = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]], device=self.device)
-        ids = dict(zip(self.kind.sides, (first, second), strict=False))
-        why = "no embedding lookup of its ids was seen"
+        ids = dict(zip(self.sides, (first, second), strict=False))
+        seen, why = None, "no embedding lookup of its ids was seen"
         with torch.no_grad(), Lookups() as lookups:
             try:
-                self.raw(self.net, Batch(ids))
+                seen = self.raw(self.net, Batch(ids))
             except Exception as error:  # any net may raise anything; sizes may be known by then
                 why = f"calling it raised {first_line(error)}"
-        for side in missing:
+        for side in (side for side, size in self.vocab_sizes.items() if not size):
             lookup = lookups.of(ids[side])
             if lookup is None:
                 name = SIZES[side]
                 raise UserError(f"cannot tell the net's {name} ({why}); pass {name}=...")
             self.vocab_sizes[side] = lookup[0].size(0)
+        if self.output_kind is not None:
+            return
+        self.output_kind, shape = "tokens", getattr(seen, "shape", ())
+        if len(shape) == 2:
+            # A classifier reads whole texts; nothing says that it looks through windows.
+            self.output_kind, self.reach = "classes", None
+        elif len(shape) == 3 and self.vocab_sizes[self.written] not in shape:
+            self.output_kind = "states"
 
 
 def first_line(error: BaseException) -> str:

@@ -81,7 +81,8 @@ class Report:
                 seen += f"\n[italic]{escape(result.hint)}[/italic]"
             colour = COLOURS[result.status]
             status = f"[{colour}]{result.status}[/{colour}]"
-            table.add_row(result.name, status, _number(result.error), seen)
+            error = "" if result.error is None else f"{result.error:.1e}"
+            table.add_row(result.name, status, error, seen)
         return table
 
     def __str__(self) -> str:
@@ -101,7 +102,3 @@ class Report:
                 row["error"] = None
             checks.append(row)
         return {"ok": self.ok, "checks": checks}
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1e}"

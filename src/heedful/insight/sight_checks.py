@@ -23,11 +23,11 @@ ONE_FOR_ALL = "the net has one output a text, which stands at no position"
 @asks("output shape")
 def output_shape(probe: Probe) -> Seen:
     """Also of one row with one token."""
-    sides = probe.kind.sides
+    sides = probe.sides
     single = Batch({side: probe.ids(side, 1, 2 if side == "src" else 1) for side in sides})
     # Of tokens it is the vocabulary; the others' is what the first call gives.
-    width: int | None = probe.vocab_sizes[probe.written] if probe.kind.outputs == "tokens" else None
-    letter = "C" if probe.kind.outputs == "classes" else "D"
+    width: int | None = probe.vocab_sizes[probe.written] if probe.output_kind == "tokens" else None
+    letter = "C" if probe.output_kind == "classes" else "D"
     for batch in (probe.batch(3), single):
         with torch.no_grad():
             found = probe.raw(probe.net, batch)
@@ -35,7 +35,7 @@ def output_shape(probe: Probe) -> Seen:
         if not isinstance(found, Tensor):
             raise Failed(f"{called} gave a {type(found).__name__}, not a tensor")
         shape = tuple(found.shape)
-        wanted = (*batch.ids[probe.written].shape[: 1 if probe.kind.of_text else 2], width)
+        wanted = (*batch.ids[probe.written].shape[: 1 if probe.of_text else 2], width)
         if len(shape) != len(wanted) or shape != (*wanted[:-1], width or shape[-1]):
             shown = ", ".join(str(size or letter) for size in wanted)
             raise Failed(f"{called} gave {shape}, not ({shown})")
@@ -88,9 +88,9 @@ def batch_independence(probe: Probe) -> Seen:
 @asks("causality")
 def causality(probe: Probe) -> Seen:
     """By values, and by gradients, which show what cancels in the values."""
-    if not probe.kind.causal:
+    if not probe.causal:
         raise Skipped("an encoder: every token may see later ones")
-    if probe.kind.of_text:
+    if probe.of_text:
         raise Skipped(ONE_FOR_ALL)
     effects = influence(probe, probe.written).triu(1)  # [i, j]: of token j on the outputs at i < j
     error = float(effects.max())
@@ -118,14 +118,21 @@ def mask_polarity(probe: Probe) -> Seen:
     """What must be seen is seen: of a window only the nearest tokens are asked for."""
     effects = influence(probe, probe.written)
     size = effects.size(1)
-    if probe.kind.of_text:
-        return _each_is_used(probe, probe.written, effects[0, : (probe.kind.reach or size) + 1])
+    if probe.of_text:
+        return _each_is_used(probe, probe.written, effects[0, : (probe.reach or size) + 1])
     either = torch.maximum(effects.diagonal(1), effects.diagonal(-1))
-    if probe.kind.causal:
-        _before_are_used(probe, effects)
+    if probe.causal:
+        before = _before(effects)
+        nearest, later = float(effects.diagonal(-1).min()), float(effects.triu(1).max())
+        if nearest <= probe.tolerance < later:
+            name = probe.outputs_name
+            raise Failed(f"{name} follow later tokens and not those before: mask inverted")
+        for reach in (1, probe.reach or size):
+            where = (before > 0) & (before <= reach)
+            _must_be_used(probe, effects, where, f"{probe.words['written']}token")
     else:
         _neighbours_are_used(probe, either)
-    if probe.kind.single:
+    if probe.single:
         return "every token is made use of", float(either.min())
     seen, weakest = _each_is_used(probe, "src", influence(probe, "src").amin(0))
     return seen, min(weakest, float(either.min()))
@@ -134,21 +141,18 @@ def mask_polarity(probe: Probe) -> Seen:
 @asks("sees both sides")
 def sees_both_sides(probe: Probe) -> Seen:
     """Of an encoder's position."""
-    if probe.kind.causal:
+    if probe.causal:
         raise Skipped("a decoder: no token may see later ones")
-    if probe.kind.of_text:
+    if probe.of_text:
         raise Skipped(ONE_FOR_ALL)
     effects = influence(probe, "ids")
     before = _before(effects)
-    near = before.abs() <= (probe.kind.reach or effects.size(1))
+    near = before.abs() <= (probe.reach or effects.size(1))
     found = []
     for which, where in (("later", before < 0), ("earlier", before > 0)):
-        weakest, position, token = _weakest(effects, where & near)
-        if weakest <= probe.tolerance:
-            if float(effects[where].max()) <= probe.tolerance:
-                raise Failed(f"no {which} token changes the {probe.outputs_name} at any position")
-            raise Failed(f"token {token} does not change the {probe.outputs_name} at {position}")
-        found.append(weakest)
+        if float(effects[where].max()) <= probe.tolerance:
+            raise Failed(f"no {which} token changes the {probe.outputs_name} at any position")
+        found.append(_must_be_used(probe, effects, where & near, "token"))
     return "earlier and later tokens change the outputs", min(found)
 
 
@@ -158,13 +162,13 @@ def position_awareness(probe: Probe) -> Seen:
     batch = probe.batch(3)
     outputs, ids = probe.outputs(batch), batch.ids[probe.written]
     swaps = []
-    for pair in [[-3, -2], [1, 2]] if probe.kind.of_text else [[-3, -2]]:
+    for pair in [[-3, -2], [1, 2]] if probe.of_text else [[-3, -2]]:
         swapped = ids.clone()
         swapped[:, pair] = ids[:, pair[::-1]]
         other = probe.outputs(batch.replaced(probe.written, swapped))
         swaps.append(distance(outputs[:, -1:], other[:, -1:]))
     moved = max(swaps)
-    if probe.kind.single:
+    if probe.single:
         if moved <= probe.tolerance:
             seen = f"reordering tokens does not change the {probe.outputs_name} of others"
             raise Failed(seen, moved)
@@ -183,23 +187,16 @@ def _before(effects: Float[Tensor, "T T"]) -> Int[Tensor, "T T"]:
     return places[:, None] - places
 
 
-def _weakest(effects: Float[Tensor, "T T"], where: Bool[Tensor, "T T"]) -> tuple[float, int, int]:
-    """The smallest effect of those asked for, its position and its token."""
+def _must_be_used(
+    probe: Probe, effects: Float[Tensor, "T T"], where: Bool[Tensor, "T T"], token_name: str
+) -> float:
+    """The smallest effect of those asked for; raises `Failed` where it is no more than rounding."""
     found = effects.masked_fill(~where, torch.inf)
     position, token = divmod(int(found.argmin()), effects.size(1))
-    return float(found.min()), position, token
-
-
-def _before_are_used(probe: Probe, effects: Float[Tensor, "T T"]) -> None:
-    """Of a causal net: the token just before each position, then all that are in reach."""
-    before, name = _before(effects), probe.outputs_name
-    for reach in (1, probe.kind.reach or effects.size(1)):
-        weakest, position, token = _weakest(effects, (before > 0) & (before <= reach))
-        if weakest <= probe.tolerance:
-            if reach == 1 and float(effects.triu(1).max()) > probe.tolerance:
-                raise Failed(f"{name} follow later tokens and not token {token}: mask inverted")
-            token_name = f"{probe.kind.words['written']}token {token}"
-            raise Failed(f"{token_name} does not change the {name} at {position}")
+    if float(found.min()) <= probe.tolerance:
+        name = probe.outputs_name
+        raise Failed(f"{token_name} {token} does not change the {name} at {position}")
+    return float(found.min())
 
 
 def _neighbours_are_used(probe: Probe, either: Float[Tensor, "N"]) -> None:
@@ -222,7 +219,7 @@ def _each_is_used(probe: Probe, side: Side, effects: Float[Tensor, "J"]) -> tupl
     whose = "source" if side == "src" else "text"
     none = float(effects.max()) <= probe.tolerance
     # The output of a whole text may follow the token that it is read from, whatever the mask.
-    if (none or probe.kind.of_text) and _padding_is_seen(probe, side):
+    if (none or probe.of_text) and _padding_is_seen(probe, side):
         raise Failed(f"{whose} padding changes the {name}, real tokens do not: mask inverted")
     token = "source token" if side == "src" else "token"
     unused = f"the {whose}" if none else f"{token} {int(effects.argmin())}"

@@ -1,16 +1,31 @@
 """The runner: every check on one net, none of which leaves a trace in it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import yaml
 from torch import nn
 
+# Each of these modules declares its checks (`asks`).
+from heedful.insight import cache_checks, padding_checks, sight_checks  # noqa: F401
+from heedful.insight.checks import ASKS, Check
 from heedful.insight.kind import LENGTHS, Outputs, Side, Stacks, kind_of, parameters_of
+from heedful.insight.learning_checks import INITIAL_LOSS_MARGIN, OVERFIT_SHARE
 from heedful.insight.probe import Call, Probe
 from heedful.insight.report import CheckResult, Report
-from heedful.insight.table import CHECKS, SINGLE_CHECKS
 
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+def checks_of(*, single: bool) -> list[Check]:
+    """The checks of a net of one stack or of two, in the order of `checks.yaml`."""
+    text = (Path(__file__).parent / "checks.yaml").read_text(encoding="utf-8")
+    text = text.replace("{margin}", f"{INITIAL_LOSS_MARGIN}")
+    described = yaml.safe_load(text.replace("{share}", f"{OVERFIT_SHARE}"))
+    assert described.keys() == ASKS.keys()
+    found = (Check(name, ASKS[name], **texts) for name, texts in described.items())
+    return [check for check in found if check.stacks != (2 if single else 1)]
 
 
 def verify(
@@ -77,15 +92,15 @@ def verify(
     }
     devices = {p.device.index or 0 for p in net.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
-        kind, is_known = kind_of(net, call, stacks, causal, outputs, sizes)
+        kind = kind_of(net, call, stacks, causal, outputs, sizes)
         if tolerance is None:  # what fp32 sums in another order, or 16-bit numbers, differ by
             tolerance = 5e-2 if any(p.dtype in _HALVES for p in net.parameters()) else 1e-4
         # Only what is named counts: `**kwargs` may be passed on to something that knows none.
         keywords = {"padding_side", *(LENGTHS[side] for side in kind.sides)}
         accepts = frozenset(keywords & parameters_of(call or net.forward).keys())
         probe = Probe(
+            **vars(kind),
             net=net,
-            kind=kind,
             call=call,
             accepts=accepts,
             pad_id=pad_id,
@@ -98,19 +113,17 @@ def verify(
             overfit_seconds=overfit_seconds,
             generator=torch.Generator().manual_seed(seed),
         )
-        if not is_known:
-            probe.look_at_outputs()
         return _run_all(probe, on_result)
 
 
 def _run_all(probe: Probe, on_result: Callable[[CheckResult], None] | None) -> Report:
     results: list[CheckResult] = []
     sunk: dict[str, str] = {}  # a check -> the failed check that it rests on, or itself
-    for check in SINGLE_CHECKS if probe.kind.single else CHECKS:
+    for check in checks_of(single=probe.single):
         below = [sunk[name] for name in check.needs if name in sunk]
         if below:
             why = f"means nothing while '{below[0]}' fails"
-            result = check.result(probe.kind, "skipped", why)
+            result = check.result(probe, "skipped", why)
         else:
             result = check.run(probe)
         if below or result.status == "failed":

@@ -1,13 +1,12 @@
 """The encoder-decoder family: one stack reads the source, another writes the target."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.models.stack import Stack
-from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
@@ -90,10 +89,7 @@ class EncoderDecoder(nn.Module):
         """Read the sources and make the cache of targets of up to `capacity` tokens, all beams
         together."""
         states, span = self.encode(source)
-        projected = []
-        for block in self.decoder.blocks:
-            attention = block.cross_attention.sublayer  # type: ignore[union-attr]
-            assert isinstance(attention, CrossAttention)
-            projected.append(attention.project_memory(states))
+        attentions: Any = [block.cross_attention.sublayer for block in self.decoder.blocks]  # type: ignore[union-attr]
+        projected = [attention.project_memory(states) for attention in attentions]
         cache = Cache.empty(self.decoder.cache_shapes, states.size(0), capacity, beams, states)
         return replace(cache, cross=projected, source_real=span.real)

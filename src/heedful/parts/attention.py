@@ -52,22 +52,6 @@ def attend(
     return out, weights
 
 
-def attend_fused(
-    query: Float[Tensor, "B H T E"],
-    key: Float[Tensor, "B H K E"],
-    value: Float[Tensor, "B H K E"],
-    bias: Float[Tensor, "#B #H #T K"] | None,
-    dropout: float = 0.0,
-    scale: float | None = None,
-    *,
-    causal: bool = False,
-) -> Float[Tensor, "B H T E"]:
-    """The same by PyTorch's fused kernels, which never form the weights; `bias` in their type."""
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
-    )
-
-
 class MultiHead(nn.Module):
     """What self- and cross-attention share: heads, their attention, and the output projection.
 
@@ -134,14 +118,6 @@ class MultiHead(nn.Module):
         """Attention over all keys, or block by block where a window leaves most of them out."""
         if self.window is not None and visible.is_sequence:
             return self._attend_blocks(query, key, value, visible)
-        fused = not self._forms_weights(query)
-        plain = self.position_scores is None and self.window is None
-        if fused and plain and visible.is_causal_alone:
-            repeats = self.num_heads // self.num_kv_heads
-            if repeats > 1:
-                key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
-            dropout = self.dropout.p if self.training else 0.0
-            return attend_fused(query, key, value, None, dropout, self.scale, causal=True)
         return self._attend(query, key, value, visible, None)
 
     def _attend_blocks(
@@ -170,24 +146,35 @@ class MultiHead(nn.Module):
         visible: Visibility,
         part: tuple[range, range] | None,
     ) -> Tensor:
-        """Both paths; query heads that share a key head are further queries of that head."""
+        """By plain products, or by a fused kernel, which never forms the weights.
+
+        Query heads that share a key head are further queries of that head; where the kernel knows
+        by itself what may be seen, and no bias is formed, each has a copy of the key head.
+        """
         length, repeats = query.size(2), self.num_heads // self.num_kv_heads
-        forms_weights = self._forms_weights(query)
-        dtype = query.dtype
-        bias = visible.bias(
-            torch.promote_types(dtype, torch.float32) if forms_weights else dtype,
-            scheme=self.position_scores,
-            window=self.window,
-            repeats=repeats,
-            part=part,
-        )
+        forms_weights, dtype = self._forms_weights(query), query.dtype
+        plain = self.position_scores is None and self.window is None and not forms_weights
+        causal, bias = plain and visible.is_causal_alone, None
+        if causal and repeats > 1:
+            key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
+            repeats = 1
+        elif not causal:
+            bias = visible.bias(
+                torch.promote_types(dtype, torch.float32) if forms_weights else dtype,
+                scheme=self.position_scores,
+                window=self.window,
+                repeats=repeats,
+                part=part,
+            )
         if repeats > 1:
             query = query.unflatten(1, (-1, repeats)).flatten(2, 3)
         if forms_weights:
             heads, _ = attend(query, key, value, bias, self.dropout, self.scale, self.softcap)
         else:
             dropout = self.dropout.p if self.training else 0.0
-            heads = attend_fused(query, key, value, bias, dropout, self.scale)
+            heads = F.scaled_dot_product_attention(
+                query, key, value, bias, dropout, causal, scale=self.scale
+            )
         return heads if repeats == 1 else heads.unflatten(2, (repeats, length)).flatten(1, 2)
 
     @property

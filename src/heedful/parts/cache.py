@@ -1,5 +1,6 @@
 """What a decoding remembers: keys and values of every layer, made and held by the caller."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -30,14 +31,6 @@ class LayerCache(NamedTuple):
         flat.index_copy_(0, self.slots, rows.to(self.store.dtype))
         keys, values = self.store[:, : self.limit].transpose(1, 2).chunk(2, dim=1)
         return keys, values
-
-
-class Pass(NamedTuple):
-    """What a stack needs to take new tokens through its layers."""
-
-    layers: list[LayerCache]
-    visible: Visibility
-    across: Visibility | None
 
 
 @dataclass
@@ -106,11 +99,12 @@ class Cache:
         """C, tokens that a text's beams may have together."""
         return self.positions.size(1) - 1
 
-    def begin(self, tokens: Tokens) -> Pass:
+    def begin(self, tokens: Tokens) -> tuple[list[LayerCache], Visibility, Visibility | None]:
         """Give slots to new tokens: of B rows, which all beams of a text share, or of B · W rows.
 
         Padding is given none. The rows of a text become queries of one: the layers take its tokens
-        as (B, rows · T), and write to their slots in turn.
+        as (B, rows · T), and write to their slots in turn. Gives what each layer is called with,
+        and what the tokens may attend to of the text and of the source.
         """
         rows, length = tokens.ids.shape
         texts, beams = self.num_sources, rows // self.num_sources
@@ -131,7 +125,14 @@ class Cache:
         if self.cross:
             places = torch.arange(self.cross[0].size(2), device=self.used.device)[None]
             across = Visibility(queries, Span(places, self.source_real), causal=False)
-        return Pass(self._layers(slots), visible, across)
+        first = torch.arange(texts, device=slots.device) * (self.capacity + 1)
+        flat = (first[:, None] + slots).flatten()
+        crosses: Sequence[Tensor | None] = self.cross or [None] * len(self.stores)
+        layers = [
+            LayerCache(store, flat, self.limit, cross)
+            for store, cross in zip(self.stores, crosses, strict=True)
+        ]
+        return layers, visible, across
 
     def follow(self, parents: Int[Tensor, "B W"]) -> None:
         """Beam w of text b goes on from its former beam parents[b, w]."""
@@ -187,14 +188,6 @@ class Cache:
         self.used.add_(counts[:, -1])
         self.positions.scatter_(1, slots, torch.where(new.real, new.positions, FREE))
         return slots
-
-    def _layers(self, slots: Int[Tensor, "B n"]) -> list[LayerCache]:
-        first = torch.arange(self.num_sources, device=slots.device) * (self.capacity + 1)
-        flat = (first[:, None] + slots).flatten()
-        return [
-            LayerCache(store, flat, self.limit, self.cross[index] if self.cross else None)
-            for index, store in enumerate(self.stores)
-        ]
 
     def _tensors(self) -> list[Tensor]:
         """All tensors; each has the texts in its first dimension."""

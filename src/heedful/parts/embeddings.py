@@ -3,8 +3,8 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.errors import UserError
 from heedful.parts.dropout import Dropout
-from heedful.parts.positions import check_length
 from heedful.parts.tokens import Tokens
 
 
@@ -49,8 +49,11 @@ class TokenEmbedding(nn.Module):
         Raises UserError for a text that is longer than `max_length`. A row may be wider, where
         padding or other texts stand beside it; only then are the positions looked at.
         """
-        if tokens.ids.size(1) > self.max_length:
-            check_length(tokens.longest(), self.max_length)
+        if tokens.ids.size(1) > self.max_length and tokens.longest() > self.max_length:
+            raise UserError(
+                f"a sequence of {tokens.longest()} tokens is longer than the model allows "
+                f"(max_length {self.max_length}); shorten or truncate it"
+            )
         x = self.tokens(tokens.ids)
         if self.scale != 1.0:
             x = x * self.scale

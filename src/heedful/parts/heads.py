@@ -3,9 +3,8 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import ACTIVATIONS, Activation
@@ -46,8 +45,7 @@ class OutputHead(nn.Module):
     """Logits of the vocabulary's entries: transform(x) Wᵀ + b.
 
     Args:
-        out: (V, D); its weight may be an embedding's (Press and Wolf 2017). It is called, never
-            read, unless it is a plain `nn.Linear` (`head_loss`).
+        out: (V, D); its weight may be an embedding's (Press and Wolf 2017).
         transform: of the states before it; default: none.
         softcap: logits z become softcap · tanh(z / softcap) (Gemma 2); default: they do not.
     """
@@ -63,6 +61,18 @@ class OutputHead(nn.Module):
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.logits(self.transform(x))
 
+    def only(self, entries: Int[Tensor, "U"]) -> "OutputHead":
+        """A head of these entries of the vocabulary alone, with a copy of their rows of Wᵀ.
+
+        As in the chunked loss, `out` must be a plain `nn.Linear`.
+        """
+        assert type(self.out) is nn.Linear, type(self.out)
+        out = nn.Linear(1, 1, device="meta")
+        out.weight = nn.Parameter(self.out.weight.detach()[entries])
+        bias = self.out.bias
+        out.bias = None if bias is None else nn.Parameter(bias.detach()[entries])
+        return OutputHead(out, self.transform, self.softcap)
+
     def logits(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits of states that `transform` has been applied to."""
         logits = self.out(x)
@@ -76,11 +86,13 @@ class MaskedTokenHead(OutputHead):
 def tied_linear(weight: Tensor, *, bias: bool = False, tied: bool = True) -> nn.Linear:
     """The (V, D) output of a net: with an embedding's own weight, or one of its size."""
     size, width = weight.shape
-    like = {"device": weight.device, "dtype": weight.dtype}
-    out: nn.Linear = skip_init(nn.Linear, width, size, bias=bias, **like)
+    # Nothing is drawn; `skip_init` would import all that torch has for symbols, a second's work.
+    out = nn.Linear(width, size, bias=bias, device="meta")
     if tied:
         assert isinstance(weight, nn.Parameter)
-        out.weight = weight
+    out.weight = weight if tied else nn.Parameter(torch.empty_like(weight))
+    if bias:
+        out.bias = nn.Parameter(weight.new_empty(size))
     return out
 
 

@@ -1,12 +1,12 @@
 """Losses as (sum, count): divided once an optimizer step, by the count over all that it saw."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from heedful.parts.heads import OutputHead
 
@@ -15,6 +15,7 @@ from heedful.parts.heads import OutputHead
 _CHUNK_ELEMENTS = 5_000_000
 # But never fewer rows: each chunk reads the whole matrix and writes its whole gradient.
 _LEAST_ROWS = 512
+_WIDE = torch.float32
 
 
 class LossSum(NamedTuple):
@@ -48,6 +49,7 @@ def cross_entropy(
     return LossSum(loss, nll.detach(), correct, targets.numel())
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def head_loss(
     head: OutputHead,
     states: Float[Tensor, "N D"],
@@ -58,117 +60,65 @@ def head_loss(
 ) -> LossSum:
     """`cross_entropy(head(states), targets)` without ever holding the (N, V) logits.
 
-    A plain output matrix is read by the fused kernel below. One that was wrapped or replaced is
-    called, a chunk of rows at a time, and once more on the way back.
-    """
-    hidden = head.transform(states)
-    if type(head.out) is nn.Linear and head.softcap is None and not _is_hooked(head.out):
-        return linear_cross_entropy(
-            hidden,
-            head.out.weight,
-            targets,
-            head.out.bias,
-            label_smoothing=label_smoothing,
-            count_correct=count_correct,
-        )
-    found = [
-        checkpoint(_chunk_sums, head, x, target, label_smoothing, use_reentrant=False)
-        for x, target in zip(hidden.split(_LEAST_ROWS), targets.split(_LEAST_ROWS), strict=True)
-    ]
-    loss, nll, correct = (torch.stack(column).sum() for column in zip(*found, strict=True))
-    return LossSum(loss, nll.detach(), correct, targets.numel())
-
-
-def _chunk_sums(
-    head: OutputHead, x: Tensor, targets: Tensor, label_smoothing: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return cross_entropy(head.logits(x), targets, label_smoothing=label_smoothing)[:3]
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def linear_cross_entropy(
-    hidden: Float[Tensor, "N D"],
-    weight: Float[Tensor, "V D"],
-    targets: Int[Tensor, "N"],
-    bias: Float[Tensor, "V"] | None = None,
-    *,
-    label_smoothing: float = 0.0,
-    count_correct: bool = False,
-) -> LossSum:
-    """`cross_entropy(hidden @ weight.T + bias, targets)` without ever holding the (N, V) logits.
-
     Rows are taken in chunks, and each chunk's gradient is formed while its probabilities are still
-    in the processor's cache (Hsu et al. 2024 do so on GPUs). Under autocast the products run in its
-    type, the softmax in fp32.
+    in the processor's cache (Hsu et al. 2024 do so on GPUs). The head is called, so that what wraps
+    or replaces its matrix is seen. Under autocast it runs in that type, the softmax in fp32.
     """
-    device = hidden.device.type
-    product_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    with torch.autocast(device, enabled=False):
-        loss, nll, correct = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, targets, bias, label_smoothing, count_correct, product_dtype
-        )
+    states = head.transform(states)
+    weights = [weight for weight in head.out.parameters() if weight.requires_grad]
+    if not torch.is_grad_enabled():
+        states, weights = states.detach(), []
+    vocab = getattr(head.out, "out_features", _CHUNK_ELEMENTS)  # a wrapper may not say
+    rows = max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
+    loss, nll, correct = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, targets, head.logits, rows, label_smoothing, count_correct, *weights
+    )
     return LossSum(loss, nll, correct, targets.numel())
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
+class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
+        states: Tensor,
         targets: Tensor,
-        bias: Tensor | None,
+        logits_of: Callable[[Tensor], Tensor],
+        rows: int,
         smoothing: float,
         count_correct: bool,
-        product_dtype: torch.dtype | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        vocab = weight.size(0)
-        dtype = product_dtype or hidden.dtype
-        matrix = weight.detach().to(dtype)
-        chunk = max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
-        want = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        grad_hidden = torch.empty_like(hidden) if want else None
+        wanted = bool(ctx.needs_input_grad[0] or weights)
+        grad_states = torch.empty_like(states)
         # Summed in fp32 at least: chunks would vanish in a 16-bit weight's own type.
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        grad_weight = torch.zeros_like(weight, dtype=wide) if want else None
-        grad_bias = torch.zeros_like(bias) if want and bias is not None else None
-        sums = torch.float32 if hidden.device.type == "mps" else torch.float64
-        loss, nll = hidden.new_zeros(2, dtype=sums)
+        grads = [w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, _WIDE)) for w in weights]
+        sums = torch.float32 if states.device.type == "mps" else torch.float64
+        loss, nll = states.new_zeros(2, dtype=sums)
         correct = targets.new_zeros(()) if count_correct else targets.new_full((), -1)
-        for start in range(0, targets.numel(), chunk):
-            part = slice(start, start + chunk)
-            x, target = hidden[part].detach().to(dtype), targets[part, None]
-            logits = (x @ matrix.T).float()
-            if bias is not None:
-                logits += bias.detach()
+        chunks = (of.split(rows) for of in (states.detach(), targets[:, None], grad_states))
+        for x, target, grad_x in zip(*chunks, strict=True):
+            with torch.set_grad_enabled(wanted):
+                out = logits_of(x.requires_grad_(wanted))
+            logits = out.detach().float()
             if count_correct:
                 correct += (logits.argmax(-1, keepdim=True) == target).sum()
             log_probs = F.log_softmax(logits, -1)
-            chunk_nll = -log_probs.gather(-1, target).sum()
+            chunk_nll, share = -log_probs.gather(-1, target).sum(), smoothing / logits.size(-1)
             nll += chunk_nll
             loss += (1 - smoothing) * chunk_nll
             if smoothing:
-                loss -= smoothing / vocab * log_probs.sum()
-            if grad_hidden is None or grad_weight is None:
+                loss -= share * log_probs.sum()
+            if not wanted:
                 continue
-            # d loss / d logits = softmax - q
-            grad = log_probs.exp_()
+            grad = log_probs.exp_()  # d loss / d logits = softmax - q
             if smoothing:
-                grad -= smoothing / vocab
+                grad -= share
             grad.scatter_add_(-1, target, grad.new_full((1, 1), smoothing - 1).expand_as(target))
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            grad = grad.to(dtype)
-            grad_hidden[part] = grad @ matrix
-            grad_weight += grad.T @ x
-        ctx.grads = (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            grad_bias,
-        )
+            found = torch.autograd.grad(out, (x, *weights), grad.to(out.dtype))
+            grad_x.copy_(found[0])
+            for total, part in zip(grads, found[1:], strict=True):
+                total += part
+        ctx.grads = grad_states, [g.to(w.dtype) for g, w in zip(grads, weights, strict=True)]
         nll = nll.float()
         # For reporting only, and kept by callers: neither may hold the gradients in memory.
         ctx.mark_non_differentiable(nll, correct)
@@ -176,7 +126,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight, grad_bias = ctx.grads
+        grad_states, of_weights = ctx.grads
         scale = grads[0]
-        scaled_bias = None if grad_bias is None else grad_bias * scale
-        return grad_hidden * scale, grad_weight * scale, None, scaled_bias, None, None, None
+        return grad_states * scale, *[None] * 5, *(grad * scale for grad in of_weights)

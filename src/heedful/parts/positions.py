@@ -1,13 +1,13 @@
-"""Position schemes that are added to the embeddings: each a small value that builds its module."""
+"""Position tables whose rows are added to the embeddings."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.errors import UserError
+Positions = Callable[[int, int], nn.Module]  # makes a table of (max_length, D)
 
 
 class PositionTable(nn.Module):
@@ -25,65 +25,32 @@ class PositionTable(nn.Module):
 
 
 class SinusoidalTable(PositionTable):
-    """Not saved: it follows from its shape. A buffer, so that it moves with the model."""
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weight", table, persistent=False)
-
-
-class LearnedTable(PositionTable):
-    """A trained row a position; the first `offset` rows are not used."""
-
-    def __init__(self, max_length: int, width: int, offset: int = 0) -> None:
-        super().__init__()
-        self.offset = offset
-        self.weight = nn.Parameter(torch.empty(max_length + offset, width))
-
-
-@dataclass(frozen=True)
-class Sinusoidal:
     """Sines at even, cosines at odd dimensions (Vaswani et al. 2017, sec. 3.5).
 
     `halves` puts all sines first and then all cosines: Marian's order, and that of the authors'
     own code. No model that learns its embeddings can tell the two apart; its weights can.
     """
 
-    base: float = 10000.0
-    halves: bool = False
-
-    def build(self, max_length: int, width: int) -> nn.Module:
-        """A module that gives rows of `sinusoidal_table`."""
-        table = sinusoidal_table(max_length, width, self.base)
-        if self.halves:
+    def __init__(self, max_length: int, width: int, *, halves: bool = False) -> None:
+        super().__init__()
+        table = sinusoidal_table(max_length, width)
+        if halves:
             table = torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
-        return SinusoidalTable(table)
+        # Not saved, as it follows from its shape; a buffer, so that it moves with the model.
+        self.register_buffer("weight", table, persistent=False)
 
 
-@dataclass(frozen=True)
-class Learned:
-    """One trained vector a position (Gehring et al. 2017).
+class LearnedTable(PositionTable):
+    """One trained row a position (Gehring et al. 2017).
 
     `offset` rows stand before that of the first position: BART and RoBERTa keep two, which their
     padding's id once needed, and their files have them.
     """
 
-    offset: int = 0
-
-    def build(self, max_length: int, width: int) -> nn.Module:
-        """A module with a trained (max_length + offset, width) table."""
-        return LearnedTable(max_length, width, self.offset)
-
-
-@dataclass(frozen=True)
-class NoPositions:
-    """None: order is known inside attention alone."""
-
-    def build(self, max_length: int, width: int) -> None:
-        """Nothing is added."""
-
-
-Positions = Sinusoidal | Learned | NoPositions
+    def __init__(self, max_length: int, width: int, *, offset: int = 0) -> None:
+        super().__init__()
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(max_length + offset, width))
 
 
 def sinusoidal_table(
@@ -101,12 +68,3 @@ def sinusoidal_table(
     table[:, 0::2] = angles.sin()
     table[:, 1::2] = angles[:, : width // 2].cos()
     return table
-
-
-def check_length(length: int, max_length: int) -> None:
-    """Refuse a sequence that the model has no positions for, naming both lengths."""
-    if length > max_length:
-        raise UserError(
-            f"a sequence of {length} tokens is longer than the model allows "
-            f"(max_length {max_length}); shorten or truncate it"
-        )

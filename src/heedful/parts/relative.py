@@ -1,50 +1,15 @@
 """Position schemes that add scores to those of attention: what the distance of two tokens is worth.
 
-Each is a small value that builds a module for an `Attention`; layers may share one module.
+Each is a module for an `Attention`; layers may share one.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.rotary import Rotary
-
-
-@dataclass(frozen=True)
-class Alibi:
-    """Attention with linear biases (Press et al. 2022, sec. 3): -slope · distance.
-
-    Where a stack may look at them, scores of tokens to the right fall off as those to the left.
-    """
-
-    def build(self, num_heads: int, head_dim: int, *, causal: bool) -> nn.Module:
-        """A module without weights."""
-        return AlibiBias(num_heads)
-
-
-@dataclass(frozen=True)
-class RelativeBuckets:
-    """A learned score for each head and bucket of distances (Raffel et al. 2020, sec. 2.1; T5).
-
-    Args:
-        num_buckets: half of them for single distances, the others logarithmically wider; a stack
-            that looks both ways uses half of each for either side.
-        max_distance: from here on all distances share the last bucket.
-    """
-
-    num_buckets: int = 32
-    max_distance: int = 128
-
-    def build(self, num_heads: int, head_dim: int, *, causal: bool) -> nn.Module:
-        """A module with a (num_buckets, num_heads) table."""
-        return RelativePositionBias(self, num_heads, causal=causal)
-
-
-RelativeScheme = Rotary | Alibi | RelativeBuckets
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, "{num_heads}"]:
@@ -81,7 +46,10 @@ def relative_buckets(
 
 
 class AlibiBias(nn.Module):
-    """The scores of `Alibi`."""
+    """Attention with linear biases (Press et al. 2022, sec. 3): -slope · distance; no weights.
+
+    Where a stack may look at them, scores of tokens to the right fall off as those to the left.
+    """
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -96,19 +64,26 @@ class AlibiBias(nn.Module):
 
 
 class RelativePositionBias(nn.Module):
-    """The learned scores of `RelativeBuckets`; `weight` is (num_buckets, H)."""
+    """A learned score for each head and bucket of distances (Raffel et al. 2020, sec. 2.1; T5).
 
-    def __init__(self, scheme: RelativeBuckets, num_heads: int, *, causal: bool) -> None:
+    Args:
+        num_buckets: half of them for single distances, the others logarithmically wider; a stack
+            that looks both ways uses half of each for either side.
+        max_distance: from here on all distances share the last bucket.
+    """
+
+    def __init__(
+        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, *, causal: bool
+    ) -> None:
         super().__init__()
-        exact = scheme.num_buckets // (2 if causal else 4)  # distances with a bucket of their own
-        if exact < 1 or scheme.max_distance <= exact:
+        exact = num_buckets // (2 if causal else 4)  # distances with a bucket of their own
+        if exact < 1 or max_distance <= exact:
             raise UserError(
-                f"{scheme.num_buckets} buckets up to distance {scheme.max_distance}: there must "
+                f"{num_buckets} buckets up to distance {max_distance}: there must "
                 f"be {2 if causal else 4} at least, and the distance must be above {max(exact, 1)}"
             )
-        self.scheme = scheme
-        self.causal = causal
-        self.weight = nn.Parameter(torch.empty(scheme.num_buckets, num_heads))
+        self.max_distance, self.causal = max_distance, causal
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
 
     def forward(
         self, queries: Int[Tensor, "#B t"], keys: Int[Tensor, "#B k"]
@@ -116,8 +91,8 @@ class RelativePositionBias(nn.Module):
         """Of the positions of queries and keys."""
         buckets = relative_buckets(
             queries[:, :, None] - keys[:, None, :],
-            num_buckets=self.scheme.num_buckets,
-            max_distance=self.scheme.max_distance,
+            num_buckets=self.weight.size(0),
+            max_distance=self.max_distance,
             causal=self.causal,
         )
         return self.weight[buckets].permute(0, 3, 1, 2)

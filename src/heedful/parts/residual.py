@@ -1,13 +1,17 @@
-"""Where the normalisation stands around a sub-layer: four placements, one class each."""
+"""Normalisation, and where it stands around a sub-layer: four placements, one class each."""
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from heedful.parts.dropout import Dropout
 
+Norm = Callable[[int], nn.Module]  # makes the norm of a width, for example partial(nn.LayerNorm)
 NormPlacement = Literal["post", "pre", "output", "sandwich"]
 
 
@@ -67,3 +71,20 @@ PLACEMENTS: dict[NormPlacement, type[Residual]] = {
     "output": OutputNorm,
     "sandwich": SandwichNorm,
 }
+
+
+class CentredRMSNorm(nn.Module):
+    """x / √(mean(x²) + eps) · (1 + weight), so that a weight of zero is the identity (Gemma).
+
+    In fp32 at least: 1 + weight rounds in 16 bits.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = 1 + self.weight.to(wide)
+        return F.rms_norm(x.to(wide), scale.shape, scale, self.eps).to(x.dtype)

@@ -6,14 +6,16 @@ eq. 34). Angles are formed in fp32 whatever the model runs in: bf16 cannot hold 
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 Layout = Literal["half", "interleaved"]
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Rotation(NamedTuple):
@@ -40,24 +42,26 @@ def rotate(x: Float[Tensor, "B H T E"], rotation: Rotation) -> Float[Tensor, "B 
     return joined.to(x.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class LinearScaling:
     """Places divided by `factor` (Chen et al. 2023, "position interpolation")."""
 
-    factor: float
+    factor: PositiveFloat
+    type: Literal["linear"] = "linear"
 
     def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
         return frequencies / self.factor, 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class NtkScaling:
     """A larger base, so that high frequencies hardly change (bloc97 2023, "NTK-aware").
 
     base · factor^(E / (E - 2)): the lowest frequency is divided by just `factor`.
     """
 
-    factor: float
+    factor: PositiveFloat
+    type: Literal["ntk"] = "ntk"
 
     def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
         return _frequencies(self.stretched(base, width), width), 1.0
@@ -67,7 +71,7 @@ class NtkScaling:
         return base * self.factor ** (width / (width - 2)) if width > 2 else base
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Llama3Scaling:
     """Low frequencies divided by `factor`, high ones kept, between them a ramp (Llama 3.1).
 
@@ -76,10 +80,15 @@ class Llama3Scaling:
         original_length: the length that the model was trained on before.
     """
 
-    factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
-    original_length: int = 8192
+    factor: PositiveFloat = 8.0
+    low: PositiveFloat = 1.0
+    high: PositiveFloat = 4.0
+    original_length: PositiveInt = 8192
+    type: Literal["llama3"] = "llama3"
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} must be below high {self.high}")
 
     def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
         turns = self.original_length * frequencies / (2 * math.pi)
@@ -87,7 +96,7 @@ class Llama3Scaling:
         return kept * frequencies + (1 - kept) * frequencies / self.factor, 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class YarnScaling:
     """Low frequencies interpolated, high ones kept, and the scores sharpened (Peng et al. 2023).
 
@@ -100,12 +109,17 @@ class YarnScaling:
         truncate: the ramp's ends are whole dimensions, as in the authors' code.
     """
 
-    factor: float
-    original_length: int
-    slow: float = 1.0
-    fast: float = 32.0
-    attention_factor: float | None = None
+    factor: PositiveFloat
+    original_length: PositiveInt
+    slow: PositiveFloat = 1.0
+    fast: PositiveFloat = 32.0
+    attention_factor: PositiveFloat | None = None
     truncate: bool = True
+    type: Literal["yarn"] = "yarn"
+
+    def __post_init__(self) -> None:
+        if self.slow >= self.fast:
+            raise ValueError(f"slow {self.slow} must be below fast {self.fast}")
 
     def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
         low, high = (self._dimension(turns, base, width) for turns in (self.fast, self.slow))
@@ -125,34 +139,27 @@ class YarnScaling:
 
 
 Scaling = LinearScaling | NtkScaling | Llama3Scaling | YarnScaling
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """Rotary positions (Su et al. 2021), their layout, and how they are stretched."""
-
-    base: float = 10000.0
-    layout: Layout = "half"
-    scaling: Scaling | None = None
-
-    def build(self, num_heads: int, head_dim: int, *, causal: bool) -> "RotaryPositions":
-        """A module that turns (B, H, T, head_dim); the width must be even."""
-        if head_dim % 2:
-            raise ValueError(f"rotary positions need an even head width, not {head_dim}")
-        return RotaryPositions(self, head_dim)
+# The type of a Config's `rope_scaling`, which is written as keys: `type` and what that class takes.
+RopeScaling = Annotated[Scaling, Field(discriminator="type")] | None
 
 
 class RotaryPositions(nn.Module):
-    """The rotation of some places; it has no weights."""
+    """Rotary positions (Su et al. 2021) of heads of an even width; no weights."""
 
-    frequencies: Tensor
-
-    def __init__(self, scheme: Rotary, head_dim: int) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10000.0,
+        layout: Layout = "half",
+        scaling: Scaling | None = None,
+    ) -> None:
         super().__init__()
-        frequencies, self.factor = _frequencies(scheme.base, head_dim), 1.0
-        if scheme.scaling is not None:
-            frequencies, self.factor = scheme.scaling(frequencies, scheme.base, head_dim)
-        self.layout = scheme.layout
+        if head_dim % 2:
+            raise ValueError(f"rotary positions need an even head width, not {head_dim}")
+        frequencies, self.factor = _frequencies(base, head_dim), 1.0
+        if scaling is not None:
+            frequencies, self.factor = scaling(frequencies, base, head_dim)
+        self.layout = layout
         # Not a buffer: `net.to(bfloat16)` would round it, and `to_empty` leave it without a value.
         self.table = frequencies
 

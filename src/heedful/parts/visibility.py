@@ -131,8 +131,7 @@ class Visibility:
         """
         key = (dtype, id(scheme), window, repeats, part)
         if key not in self._formed:
-            bias = self._bias(dtype, scheme, window, part)
-            self._formed[key] = _for_groups(bias, repeats)
+            self._formed[key] = self._bias(dtype, scheme, window, repeats, part)
         formed: Tensor | None = self._formed[key]
         return formed
 
@@ -141,6 +140,7 @@ class Visibility:
         dtype: torch.dtype,
         scheme: nn.Module | None,
         window: int | None,
+        repeats: int,
         part: tuple[range, range] | None,
     ) -> Tensor | None:
         queries, keys, allowed = self.queries, self.keys, self.allowed
@@ -150,19 +150,13 @@ class Visibility:
         if allowed is not None:
             seen = allowed if seen is None else seen & allowed
         scores = None if scheme is None else scheme(queries.positions, keys.positions).to(dtype)
-        if seen is None:
-            return scores
-        blocked = torch.finfo(dtype).min / 2
-        if scores is not None:
-            return torch.where(seen[:, None], scores, blocked)
-        zero = torch.zeros((), dtype=dtype, device=seen.device)
-        return torch.where(seen[:, None], zero, blocked)
-
-
-def _for_groups(bias: Tensor | None, repeats: int) -> Tensor | None:
-    """A bias (#B, #H, t, k) for (B, G, repeats · t, k) scores."""
-    if bias is None or repeats == 1:
-        return bias
-    if bias.size(1) == 1:
-        return bias.repeat(1, 1, repeats, 1)
-    return bias.unflatten(1, (-1, repeats)).flatten(2, 3)
+        bias = scores
+        if seen is not None:
+            zero = torch.zeros((), dtype=dtype, device=seen.device)
+            blocked = torch.finfo(dtype).min / 2
+            bias = torch.where(seen[:, None], zero if scores is None else scores, blocked)
+        if bias is None or repeats == 1:
+            return bias
+        if bias.size(1) == 1:
+            return bias.repeat(1, 1, repeats, 1)
+        return bias.unflatten(1, (-1, repeats)).flatten(2, 3)

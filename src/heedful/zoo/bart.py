@@ -15,12 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
+from torch import nn
+
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned
+from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo.build import Side, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
@@ -79,9 +80,9 @@ def build(config: Config) -> EncoderDecoder:
         config,
         stack_of(config),
         tie="all",
-        positions=Learned(OFFSET),
+        positions=partial(LearnedTable, offset=OFFSET),
         bias=True,
-        norm=LayerNorm(),
+        norm=nn.LayerNorm,
         draw=normal(0.02),
     )
 
@@ -92,7 +93,7 @@ def stack_of(config: Config) -> Callable[[Side], Stack]:
         stack,
         config,
         residual=PostNorm,
-        norm=LayerNorm(),
+        norm=nn.LayerNorm,
         attention={"dropout": config.attention_dropout},
         mlp={"dropout": config.activation_dropout},
     )

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned
 from heedful.zoo.build import encoder_only
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
@@ -72,9 +70,7 @@ def build(config: Config) -> EncoderOnly:
 
     As in the authors' code: N(0, 0.02²) without what lies beyond two standard deviations.
     """
-    types = nn.Embedding(config.type_vocab_size, config.d_model)
-    norm = LayerNorm(config.norm_eps)
-    return encoder_only(config, Learned(), norm, types=types, draw=_truncated_normal)
+    return encoder_only(config, draw=_truncated_normal)
 
 
 def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:

@@ -5,6 +5,7 @@ they are read here; what a paper chooses besides is passed by its file.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -25,9 +26,8 @@ from heedful.parts.heads import (
     tied_linear,
 )
 from heedful.parts.init import Draw, init_weights, normal, shrink_residuals, xavier
-from heedful.parts.norms import LayerNorm, Norm
-from heedful.parts.positions import Positions
-from heedful.parts.residual import PostNorm, Residual
+from heedful.parts.positions import LearnedTable, Positions
+from heedful.parts.residual import Norm, PostNorm, Residual
 
 Keys = Mapping[str, Any]
 Side = Literal["", "encoder_", "decoder_"]
@@ -40,7 +40,7 @@ def stack(
     side: Side = "",
     *,
     residual: type[Residual],
-    norm: Norm,
+    norm: Norm | None = None,
     attention: Keys = NONE,
     layer: Callable[[int], Keys] = lambda number: NONE,
     mlp: Keys = NONE,
@@ -53,6 +53,7 @@ def stack(
     Args:
         side: which of two stacks, whose layers, heads and d_ff may be its own.
         residual: where the norms stand.
+        norm: default: layer normalisation with the Config's `norm_eps`.
         attention: arguments of `Attention` and `CrossAttention`.
         layer: further ones of a layer's `Attention` by its number, from 0.
         mlp: arguments of `feedforward` in place of the Config's.
@@ -64,9 +65,10 @@ def stack(
     heads = getattr(config, f"num_{side}heads", None) or config.num_heads
     d_ff = getattr(config, f"{side}d_ff", None) or config.d_ff or 4 * width
     sizes = {"d_ff": d_ff, "kind": config.activation, **mlp}
+    norm = norm or _layer_norm(config)
 
     def around(sublayer: nn.Module) -> Residual:
-        return residual(sublayer, norm.build(width), dropout=config.dropout)
+        return residual(sublayer, norm(width), dropout=config.dropout)
 
     def block(number: int) -> Block:
         cross = CrossAttention(width, heads, **attention) if side == "decoder_" else None
@@ -77,7 +79,7 @@ def stack(
         )
 
     blocks = (block(number) for number in range(getattr(config, f"num_{side}layers")))
-    return Stack(blocks, norm.build(width) if final_norm else None, **more)
+    return Stack(blocks, norm(width) if final_norm else None, **more)
 
 
 def embed(
@@ -85,7 +87,7 @@ def embed(
 ) -> TokenEmbedding:
     """Tokens and positions of a Config; `more`: of `TokenEmbedding`."""
     length = config.max_length
-    table = None if positions is None else positions.build(length, config.d_model)
+    table = None if positions is None else positions(length, config.d_model)
     return TokenEmbedding(tokens, table, max_length=length, dropout=config.dropout, **more)
 
 
@@ -117,28 +119,29 @@ def decoder_only(
 
 def encoder_only(
     config: Any,
-    positions: Positions | None,
-    norm: LayerNorm,
     *,
+    positions: Positions | None = LearnedTable,
+    norm: Norm | None = None,
     encoder: Stack | None = None,
     head_activation: Activation | None = None,
     head_bias: bool = True,
     classifier: Keys = NONE,
-    types: nn.Embedding | None = None,
     draw: Draw | None = None,
 ) -> EncoderOnly:
     """BERT or a descendant: norm(embeddings), the encoder, and the Config's `head`.
 
     Args:
+        norm: default: layer normalisation with the Config's `norm_eps`.
         encoder: default: BERT's, with norms after the sums.
         head_activation: of the head for masked tokens; default: the layers'.
         head_bias: of its first matrix.
         classifier: further arguments of `ClassificationHead`.
-        types: BERT's embedding of which text a token is of; default: none.
         draw: fills a new weight; default: N(0, 0.02²).
     """
-    width = config.d_model
+    width, norm = config.d_model, norm or _layer_norm(config)
     tokens = nn.Embedding(config.vocab_size, width)
+    num_types = getattr(config, "type_vocab_size", None)
+    types = None if num_types is None else nn.Embedding(num_types, width)
     if encoder is None:
         dropout = {"dropout": config.attention_dropout}
         encoder = stack(config, residual=PostNorm, norm=norm, attention=dropout)
@@ -146,12 +149,12 @@ def encoder_only(
     if config.head == "mlm":
         out = tied_linear(tokens.weight, bias=True, tied=config.tie_embeddings)
         activation = head_activation or config.activation
-        before = MaskedTokenTransform(width, norm.build(width), activation, bias=head_bias)
+        before = MaskedTokenTransform(width, norm(width), activation, bias=head_bias)
         head = MaskedTokenHead(out, before)
     elif config.head == "classify":
         keys = {"dropout": classifier_dropout(config), **classifier}
         head = ClassificationHead(width, config.num_labels, **keys)
-    embedding = embed(config, tokens, positions, norm=norm.build(width), types=types)
+    embedding = embed(config, tokens, positions, norm=norm(width), types=types)
     net = EncoderOnly(embedding, encoder, head)
     init_weights(net, draw or normal(0.02))
     return net
@@ -171,7 +174,7 @@ def encoder_decoder(
     positions: Positions | None = None,
     bias: bool = False,
     transform: nn.Module | None = None,
-    norm: LayerNorm | None = None,
+    norm: Norm | None = None,
     draw: Draw = xavier,
 ) -> EncoderDecoder:
     """Two stacks between two embeddings and logits.
@@ -191,7 +194,7 @@ def encoder_decoder(
     src = tgt if is_shared else nn.Embedding(config.src_vocab_size, width)
 
     def side(tokens: nn.Embedding) -> TokenEmbedding:
-        built = None if norm is None else norm.build(width)
+        built = None if norm is None else norm(width)
         scale = width**0.5 if is_scaled else 1.0
         return embed(config, tokens, positions, scale=scale, norm=built)
 
@@ -201,3 +204,7 @@ def encoder_decoder(
     net = EncoderDecoder(side(src), encoder, side(tgt), decoder, head)
     init_weights(net, draw)
     return net
+
+
+def _layer_norm(config: Any) -> Norm:
+    return partial(nn.LayerNorm, eps=config.norm_eps)

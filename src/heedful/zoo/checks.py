@@ -11,6 +11,7 @@ from heedful.errors import UserError
 from heedful.plugins import nearest
 
 T = TypeVar("T")
+_MOST = {True: 1_024, False: 2**31 - 1}  # layers, which DeepNet had 1,000 of; any other number
 
 
 @dataclass_transform(frozen_default=True)
@@ -31,7 +32,7 @@ def validated(cls: type[T], keys: dict[str, Any], where: str) -> T:
         return TypeAdapter(cls).validate_python(keys)
     except ValidationError as error:
         first = error.errors()[0]
-        key = f"{first['loc'][0]}: " if first["loc"] else ""
+        key = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
         message = first["msg"].removeprefix("Value error, ")
         raise UserError(f"{where}: {key}{message}") from None
 
@@ -39,8 +40,8 @@ def validated(cls: type[T], keys: dict[str, Any], where: str) -> T:
 def _check(config: Any) -> None:
     """Refuse what no model can have; raises ValueError naming the key.
 
-    Whole numbers must be at least 1, dropouts in [0, 1), epsilons and bases above 0; heads must
-    divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`.
+    Whole numbers must be at least 1 and below 2³¹, dropouts in [0, 1), epsilons and bases above 0;
+    heads must divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`.
     """
     values = check_numbers(config)
     width, heads = values["d_model"], values["num_heads"]
@@ -66,6 +67,8 @@ def check_numbers(config: Any) -> dict[str, Any]:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
         elif isinstance(value, int) and value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
+        elif isinstance(value, int) and value > (most := _MOST["layers" in name]):
+            raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
         elif isinstance(value, float) and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, not {value}")
     return values

@@ -8,6 +8,7 @@ BERT with half its layers, which started as every second one of their teacher's,
 embedding of types and without the pooler (sec. 3). The parameters are counted without a head.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -15,8 +16,7 @@ from torch import nn
 
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned, sinusoidal_table
+from heedful.parts.positions import sinusoidal_table
 from heedful.zoo.bert import Head
 from heedful.zoo.build import encoder_only
 from heedful.zoo.checks import model_config
@@ -59,7 +59,8 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}}
 def build(config: Config) -> EncoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
     # The norms' epsilon is no choice in their format either.
-    net = encoder_only(config, Learned(), LayerNorm(1e-12), classifier={"activation": "relu"})
+    norm = partial(nn.LayerNorm, eps=1e-12)
+    net = encoder_only(config, norm=norm, classifier={"activation": "relu"})
     if config.positions == "sinusoidal":
         _fix(net.embedding.positions)
     return net

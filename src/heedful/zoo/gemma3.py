@@ -7,12 +7,12 @@ others see the last `window` tokens and have one of 10,000 (sec. 2). The models 
 the global layers' positions by 8.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
-from heedful.parts.norms import RMSNorm
-from heedful.parts.residual import SandwichNorm
+from heedful.parts.residual import CentredRMSNorm, SandwichNorm
 from heedful.zoo import rotary_decoder
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import GATES, Hf, HfFormat
@@ -83,7 +83,7 @@ def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying."""
     return assemble(
         config,
-        norm=RMSNorm(config.norm_eps, centred=True),
+        norm=partial(CentredRMSNorm, eps=config.norm_eps),
         qk_norm=True,
         residual=SandwichNorm,
         layer=LAYERS.attention(config, config.window),

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned
+from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo.build import decoder_only, stack
 from heedful.zoo.checks import model_config
@@ -61,10 +60,9 @@ def build(config: Config) -> DecoderOnly:
     blocks = stack(
         config,
         residual=PostNorm,
-        norm=LayerNorm(config.norm_eps),
         attention={"dropout": config.dropout},
     )
-    return decoder_only(config, blocks, positions=Learned(), shrinks=False)
+    return decoder_only(config, blocks, positions=LearnedTable, shrinks=False)
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -94,13 +92,23 @@ HF_LAYER = {
 
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
+    buffers = r"transformer\.(h\.\d+\.attn\.bias|position_ids)"
+    embeddings = ("tokens_embed", "positions_embed")
+    return decoder_names(HF_LAYER, buffers, embeddings, transposed=True)
+
+
+def decoder_names(
+    layer: dict[str, str], buffers: str, embeddings: tuple[str, str] = ("wte", "wpe"), **more: bool
+) -> Names:
+    """GPT's, GPT-2's and GPT-Neo's; `more`: attributes of the layers' names."""
     return Names(
         [
-            Name("embedding.tokens", "transformer.tokens_embed"),
-            Name("embedding.positions", "transformer.positions_embed"),
-            *layer_names("decoder.blocks.{i}", "transformer.h.{i}", HF_LAYER, transposed=True),
+            Name("embedding.tokens", f"transformer.{embeddings[0]}"),
+            Name("embedding.positions", f"transformer.{embeddings[1]}"),
+            *layer_names("decoder.blocks.{i}", "transformer.h.{i}", layer, **more),
+            Name("decoder.final_norm", "transformer.ln_f", zero_bias=more.get("zero_bias", False)),
             Name("head.out", "lm_head"),
         ],
         prefix="transformer.",
-        buffers=r"transformer\.(h\.\d+\.attn\.bias|position_ids)",
+        buffers=buffers,
     )

@@ -11,18 +11,20 @@ GPT with the norms moved before the sub-layers and one more after the last (sec.
 1024 tokens and byte-level BPE. Output and input share one matrix.
 """
 
+from functools import partial
 from typing import Annotated, Any
+
+from torch import nn
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Activation
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned
+from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt
 from heedful.zoo.build import decoder_only, stack
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -57,12 +59,12 @@ def build(config: Config) -> DecoderOnly:
     blocks = stack(
         config,
         residual=PreNorm,
-        norm=LayerNorm(config.norm_eps, bias),
+        norm=partial(nn.LayerNorm, eps=config.norm_eps, bias=bias),
         attention={"dropout": config.dropout, "bias": bias, "out_bias": bias},
         mlp={"bias": bias},
         final_norm=True,
     )
-    return decoder_only(config, blocks, positions=Learned())
+    return decoder_only(config, blocks, positions=LearnedTable)
 
 
 # Their format always has biases: of a model without any they are zeros, and this key says so.
@@ -85,19 +87,4 @@ HF = HfFormat(
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
     buffers = r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
-    return decoder_names(gpt.HF_LAYER, buffers, transposed=True, zero_bias=True)
-
-
-def decoder_names(layer: dict[str, str], buffers: str, **more: bool) -> Names:
-    """GPT-2's and GPT-Neo's; `more`: attributes of the layers' names."""
-    return Names(
-        [
-            Name("embedding.tokens", "transformer.wte"),
-            Name("embedding.positions", "transformer.wpe"),
-            *layer_names("decoder.blocks.{i}", "transformer.h.{i}", layer, **more),
-            Name("decoder.final_norm", "transformer.ln_f", zero_bias=more.get("zero_bias", False)),
-            Name("head.out", "lm_head"),
-        ],
-        prefix="transformer.",
-        buffers=buffers,
-    )
+    return gpt.decoder_names(gpt.HF_LAYER, buffers, transposed=True, zero_bias=True)

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Activation
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned
+from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt, gpt2
 from heedful.zoo.build import decoder_only, stack
@@ -66,7 +65,6 @@ def build(config: Config) -> DecoderOnly:
     blocks = stack(
         config,
         residual=PreNorm,
-        norm=LayerNorm(config.norm_eps),
         attention={
             "head_dim": config.head_dim,
             "scale": None if config.scale_scores else 1.0,
@@ -76,7 +74,7 @@ def build(config: Config) -> DecoderOnly:
         layer=lambda number: {"window": config.window if number % 2 else None},
         final_norm=True,
     )
-    return decoder_only(config, blocks, positions=Learned())
+    return decoder_only(config, blocks, positions=LearnedTable)
 
 
 def _layers(num_layers: int, window: int | None) -> list[str]:
@@ -140,4 +138,4 @@ def hf_names(config: Config) -> Names:
         "self_attention.sublayer.out": "attn.attention.out_proj",
     }
     buffers = r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)"
-    return gpt2.decoder_names(layer, buffers)
+    return gpt.decoder_names(layer, buffers)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.errors import UserError
-from heedful.parts.rotary import Rotary
+from heedful.parts.rotary import RotaryPositions
 from heedful.zoo.build import Keys
-from heedful.zoo.rope import head_width, rope_from_hf, scaling_of
+from heedful.zoo.rope import head_width, rope_from_hf
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
@@ -29,12 +29,9 @@ class LocalLayers:
 
     def attention(self, config: Any, window: int) -> Callable[[int], Keys]:
         """Position and window of a layer by its number, as `stack` takes them."""
-        schemes = (
-            Rotary(config.rope_base, scaling=scaling_of(getattr(config, "rope_scaling", None))),
-            Rotary(config.local_rope_base),
-        )
-        width = head_width(config)
-        far, near = (each.build(config.num_heads, width, causal=True) for each in schemes)
+        width, scaling = head_width(config), getattr(config, "rope_scaling", None)
+        far = RotaryPositions(width, config.rope_base, scaling=scaling)
+        near = RotaryPositions(width, config.local_rope_base)
 
         def of(number: int) -> Keys:
             if self.is_global(number, config.global_every):

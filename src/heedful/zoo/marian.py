@@ -12,6 +12,7 @@ and position tables that hold all sines before all cosines.
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import xavier
-from heedful.parts.positions import Sinusoidal
+from heedful.parts.positions import SinusoidalTable
 from heedful.zoo import bart
 from heedful.zoo.build import Tying, encoder_decoder
 from heedful.zoo.checks import check_one_vocabulary, model_config
@@ -64,7 +65,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    positions, tie = Sinusoidal(halves=True), config.tie_embeddings
+    positions, tie = partial(SinusoidalTable, halves=True), config.tie_embeddings
     stack_of = bart.stack_of(config)
     return encoder_decoder(
         config, stack_of, tie=tie, positions=positions, bias=True, draw=init_weight

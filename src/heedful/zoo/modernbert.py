@@ -6,6 +6,7 @@ and has a rotary base of 160,000, the others see 64 tokens on either side and ha
 (sec. 2.1.2). Texts side by side in one row do not see each other: no padding is computed.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 from torch import nn
@@ -14,7 +15,6 @@ from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.init import shrink_residuals
-from heedful.parts.norms import LayerNorm
 from heedful.parts.residual import PreNorm
 from heedful.zoo.bert import Head
 from heedful.zoo.build import Keys, encoder_only, stack
@@ -79,7 +79,7 @@ def build(config: Config) -> EncoderOnly:
 
     Those that end a residual branch are divided by √(2L), as in Megatron (sec. 2.2.2).
     """
-    norm = LayerNorm(config.norm_eps, bias=False)
+    norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=False)
     encoder = stack(
         config,
         residual=PreNorm,
@@ -91,9 +91,9 @@ def build(config: Config) -> EncoderOnly:
     )
     encoder.blocks[0].self_attention.norm = nn.Identity()  # type: ignore[method-assign]
     activation = config.head_activation
-    keys = {"bias": False, "norm": norm.build(config.d_model), "activation": activation}
+    keys = {"bias": False, "norm": norm(config.d_model), "activation": activation}
     head: Keys = {"head_activation": activation, "head_bias": False, "classifier": keys}
-    net = encoder_only(config, None, norm, encoder=encoder, **head)
+    net = encoder_only(config, positions=None, norm=norm, encoder=encoder, **head)
     shrink_residuals(net)
     return net
 

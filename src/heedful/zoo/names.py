@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,28 +93,39 @@ def from_hf(
             one parameter for and that differ, or one that is not zero and the net has nothing for.
             The net is then as it was.
     """
-    groups, zeros = _groups(net, names), _zeros(net, names)
-    listed = (theirs for group in groups for place in group for theirs in place.theirs)
-    known = {*zeros, *listed}
+    slots = list(_slots(net, names))
+    zeros, groups = _zeros(slots, net), _by_part(net, slots)
+    known = {slot.theirs for slot in slots} | zeros.keys()
     held, notices = _recognise(tensors, known, names, where)
-    for theirs, rows in sorted(zeros.items()):
-        _check_zero(theirs, held.get(theirs, rows), rows, where)
+    for theirs, zero in sorted(zeros.items()):
+        tensor = held.get(theirs, zero)
+        if tensor.shape != zero.shape or tensor.any():
+            raise UserError(
+                f"{where}: {theirs} should be zeros {_shape(zero)}: the model has nothing for it"
+            )
     for copy, source in names.copies.items():
         if copy not in held and source in held:
             held[copy] = held[source]
             notices.append(f"{where} lacks {copy}: {source} is taken for it")
-    present, left = _present(groups, held, names, where)
-    for one, *others in present:
-        _check_shapes(one, held, where)
-        for other in others:
-            _check_shapes(other, held, where)
-            _check_equal(one, other, held, where)
-    filled = [group[0] for group in present]
-    for place in filled:
-        for theirs, part in place.pairs():
-            part.copy_(held[theirs])
+    begun = {slot.owner for slot in slots if slot.theirs in held}
+    filled: list[_Slot] = []
+    left, missing = set(), []
+    for group in groups:
+        present, first = [slot for slot in group if slot.theirs in held], group[0]
+        if present:
+            _check_alike(present, held, where)
+            filled.append(present[0])
+        elif first.owner in begun or not re.fullmatch(names.optional, first.ours):
+            missing.append(first.theirs)
+        else:
+            left.add(first.ours)
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UserError(f"{where} lacks the tensor {min(missing)}{more}")
+    for slot in filled:
+        slot.view.copy_(held[slot.theirs])
     if left:
-        notices.append(f"{where} has nothing for {_listed(left)}: left as initialised")
+        notices.append(f"{where} has nothing for {_listed([*left])}: left as initialised")
         source_net = drawn() if drawn is not None else net
         for ours in left:
             net.get_parameter(ours).copy_(source_net.get_parameter(ours))
@@ -125,8 +137,9 @@ def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
 
     A parameter that the net shares is there once, under the first of its names.
     """
-    first = (group[0] for group in _groups(net, names))
-    return {theirs: part for place in first for theirs, part in place.pairs()} | _zeros(net, names)
+    slots = list(_slots(net, names))
+    first = (group[0] for group in _by_part(net, slots))
+    return {slot.theirs: slot.view for slot in first} | _zeros(slots, net)
 
 
 def weights_of(net: nn.Module) -> dict[str, Tensor]:
@@ -139,87 +152,67 @@ def set_weights(net: nn.Module, tensors: Mapping[str, Tensor], where: Path | str
     from_hf(net, tensors, Names([Name(name, name) for name in weights_of(net)]), where)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A parameter of the net, and views of its parts laid out as the tensors of a file."""
+class _Slot(NamedTuple):
+    """A tensor of a file: a parameter or the part of one, as a view in the file's layout."""
 
-    name: Name
+    theirs: str
     ours: str
-    parameter: nn.Parameter
-    theirs: tuple[str, ...]
-    parts: tuple[Tensor, ...]
-
-    def pairs(self) -> Iterator[tuple[str, Tensor]]:
-        """Names in a file, and the part of each."""
-        return zip(self.theirs, self.parts, strict=True)
-
-    def join(self, held: Mapping[str, Tensor]) -> Tensor:
-        """The tensors of a file as one of ours."""
-        parts = [_laid_out(held[theirs], self.name) for theirs in self.theirs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    owner: int  # of the parameter, however many modules share it
+    part: int
+    view: Tensor
+    name: Name
 
 
-def _groups(net: nn.Module, names: Names) -> list[list[_Place]]:
-    """For each parameter its places under each of its names, in the order of the map."""
-    groups: dict[int, list[_Place]] = {}
-    owner: dict[str, int] = {}
+def _slots(net: nn.Module, names: Names) -> Iterator[_Slot]:
+    """All tensors that the map has names for, in its order."""
     parameters = list(net.named_parameters(remove_duplicate=False))
-    for place in (place for name in names.names for place in _places_of(net, name, parameters)):
-        groups.setdefault(id(place.parameter), []).append(place)
-        for theirs in place.theirs:
-            same = owner.setdefault(theirs, id(place.parameter)) == id(place.parameter)
-            assert same, f"{theirs} is the name of two parameters"
-    forgotten = [ours for ours, weight in weights_of(net).items() if id(weight) not in groups]
-    assert not forgotten, f"the map has no name for {forgotten}"
-    doubtful = [name for name in owner if names.prefix and names.prefix + name in owner]
-    assert not doubtful, f"with the prefix {names.prefix} and without: {doubtful}"
-    return list(groups.values())
-
-
-def _places_of(
-    net: nn.Module, name: Name, parameters: Iterable[tuple[str, nn.Parameter]]
-) -> Iterator[_Place]:
-    listed = _expanded(name.theirs)
-    assert "{i}" in name.ours or "{i}" not in name.theirs, f"{name}: which number?"
     number = re.escape("{i}")
-    pattern = re.escape(name.ours).replace(number, r"(?P<i>\d+)", 1).replace(number, r"(?P=i)")
-    whole = re.compile(pattern + r"(?P<leaf>\.(weight|bias))?")
-    for ours, parameter in parameters:
-        if found := whole.fullmatch(ours):
+    for name in names.names:
+        pattern = re.escape(name.ours).replace(number, r"(?P<i>\d+)", 1).replace(number, r"(?P=i)")
+        whole = re.compile(pattern + r"(?P<leaf>\.(weight|bias))?")
+        joined = re.fullmatch(r"(.*)\{([^{}]*,[^{}]*)\}(.*)", name.theirs)
+        each = [name.theirs]
+        if joined is not None:
+            each = [joined[1] + one + joined[3] for one in joined[2].split(",")]
+        for ours, parameter in parameters:
+            if (found := whole.fullmatch(ours)) is None:
+                continue
             layer, leaf = found.groupdict().get("i", ""), found["leaf"] or ""
-            theirs = tuple(each.replace("{i}", layer) + leaf for each in listed)
-            parts = tuple(_laid_out(part, name) for part in _split(net, ours, len(listed)))
-            yield _Place(name, ours, parameter, theirs, parts)
+            parts = _split(net, ours, parameter.detach(), len(each))
+            for index, (theirs, part) in enumerate(zip(each, parts, strict=True)):
+                view = _laid_out(part, name)
+                theirs = theirs.replace("{i}", layer) + leaf
+                yield _Slot(theirs, ours, id(parameter), index, view, name)
 
 
-def _expanded(name: str) -> list[str]:
-    """All names that one with `{a,b}` in it stands for."""
-    found = re.search(r"\{([^{}]*,[^{}]*)\}", name)
-    if found is None:
-        return [name]
-    return [name[: found.start()] + each + name[found.end() :] for each in found[1].split(",")]
+def _by_part(net: nn.Module, slots: Sequence[_Slot]) -> Iterable[list[_Slot]]:
+    """For each parameter or part of one its slots: one for each of its names."""
+    groups: dict[tuple[int, int], list[_Slot]] = {}
+    owner: dict[str, int] = {}
+    for slot in slots:
+        same = owner.setdefault(slot.theirs, slot.owner) == slot.owner
+        assert same, f"{slot.theirs} is the name of two parameters"
+        groups.setdefault((slot.owner, slot.part), []).append(slot)
+    forgotten = [name for name, weight in net.named_parameters() if (id(weight), 0) not in groups]
+    assert not forgotten, f"the map has no name for {forgotten}"
+    return groups.values()
 
 
-def _zeros(net: nn.Module, names: Names) -> dict[str, Tensor]:
+def _zeros(slots: Sequence[_Slot], net: nn.Module) -> dict[str, Tensor]:
     """The biases that are zero there because our modules have none."""
     return {
-        theirs.removesuffix("weight") + "bias": part.new_zeros(
-            part.size(-1 if name.transposed else 0)
+        slot.theirs.removesuffix("weight") + "bias": slot.view.new_zeros(
+            slot.view.size(-1 if slot.name.transposed else 0)
         )
-        for name in names.names
-        if name.zero_bias
-        for place in _places_of(net, name, net.named_parameters(remove_duplicate=False))
-        if place.ours.endswith(".weight")
-        and net.get_submodule(place.ours.removesuffix(".weight")).bias is None
-        for theirs, part in place.pairs()
+        for slot in slots
+        if slot.name.zero_bias
+        and slot.ours.endswith(".weight")
+        and net.get_submodule(slot.ours.removesuffix(".weight")).bias is None
     }
 
 
-def _split(net: nn.Module, ours: str, num_parts: int) -> Sequence[Tensor]:
+def _split(net: nn.Module, ours: str, weight: Tensor, num_parts: int) -> Sequence[Tensor]:
     """Views of a parameter's parts along its first dimension."""
-    weight = net.get_parameter(ours).detach()
-    if num_parts == 1:
-        return [weight]
     path = ours.rpartition(".")[0]
     modules = (net.get_submodule(path), net.get_submodule(path.rpartition(".")[0]))
     given = [getattr(module, "split_sizes", ()) for module in modules]
@@ -272,83 +265,44 @@ def _recognise(
     if unknown:
         close = difflib.get_close_matches(min(unknown), sorted(known), n=1, cutoff=0)
         hint = f"; the nearest known name is {close[0]}" if close else ""
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise UserError(
-            f"{where} holds a tensor that the model has no place for: {_first(unknown)}{hint}"
+            f"{where} holds a tensor that the model has no place for: {min(unknown)}{more}{hint}"
         )
     if unused:
         return held, [f"{where}: left out what the model has no place for: {_listed(unused)}"]
     return held, []
 
 
-def _present(
-    groups: list[list[_Place]], held: Mapping[str, Tensor], names: Names, where: Path | str
-) -> tuple[list[list[_Place]], list[str]]:
-    """For each parameter the places that a file fills; names of ours that it may leave."""
-    present: list[list[_Place]] = []
-    left: list[str] = []
-    missing: list[str] = []
-    for group in groups:
-        begun = [place for place in group if not held.keys().isdisjoint(place.theirs)]
-        lacks = [theirs for place in begun for theirs in place.theirs if theirs not in held]
-        if begun and not lacks:
-            present.append(begun)
-        elif not begun and any(re.fullmatch(names.optional, place.ours) for place in group):
-            left.append(group[0].ours)
-        else:
-            missing += lacks or group[0].theirs
-    if missing:
-        raise UserError(f"{where} lacks the tensor {_first(missing)}")
-    return present, left
-
-
-def _check_shapes(place: _Place, held: Mapping[str, Tensor], where: Path | str) -> None:
-    for theirs, part in place.pairs():
-        if held[theirs].shape != part.shape:
-            whole = f"the model's {place.ours}, {_shape(place.parameter)},"
-            if len(place.parts) > 1:
-                shapes = " + ".join(_shape(other) for other in place.parts)
-                whole += f" is joined of {shapes} and"
+def _check_alike(slots: Sequence[_Slot], held: Mapping[str, Tensor], where: Path | str) -> None:
+    """Refuse a wrong shape, and what differs under two names of one parameter."""
+    for slot in slots:
+        tensor, first = held[slot.theirs], held[slots[0].theirs]
+        if tensor.shape != slot.view.shape:
             raise UserError(
-                f"{where}: {theirs} is {_shape(held[theirs])}, but {whole} needs {_shape(part)}"
+                f"{where}: {slot.theirs} is {_shape(tensor)}, but the model's {slot.ours} needs "
+                f"{_shape(slot.view)}"
+            )
+        wide = torch.promote_types(first.dtype, tensor.dtype)
+        pair = _laid_out(first, slots[0].name), _laid_out(tensor, slot.name)
+        if slot is not slots[0] and not torch.equal(*(each.to(wide) for each in pair)):
+            raise UserError(
+                f"{where}: {slot.theirs} differs from {slots[0].theirs}, but the model has one "
+                "parameter for both"
             )
 
 
-def _check_zero(name: str, tensor: Tensor, zeros: Tensor, where: Path | str) -> None:
-    if tensor.shape != zeros.shape or tensor.any():
-        found = "not zero" if tensor.shape == zeros.shape else f"{_shape(tensor)}"
-        raise UserError(
-            f"{where}: {name} is {found}, but should be zeros {_shape(zeros)}: the model has "
-            "nothing for it"
-        )
-
-
-def _check_equal(one: _Place, other: _Place, held: Mapping[str, Tensor], where: Path | str) -> None:
-    first, second = one.join(held), other.join(held)
-    wide = torch.promote_types(first.dtype, second.dtype)
-    if not torch.equal(first.to(wide), second.to(wide)):
-        raise UserError(
-            f"{where}: {other.theirs[0]} differs from {one.theirs[0]}, but the model has one "
-            "parameter for both"
-        )
-
-
-def _rounded(places: Iterable[_Place], held: Mapping[str, Tensor], where: Path | str) -> list[str]:
+def _rounded(slots: Sequence[_Slot], held: Mapping[str, Tensor], where: Path | str) -> list[str]:
     """A notice for each format that the net's own cannot hold exactly."""
     rounded: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
-    for place in places:
-        own = place.parameter.dtype
-        for theirs in place.theirs:
-            if torch.promote_types(held[theirs].dtype, own) != own:
-                rounded.setdefault((held[theirs].dtype, own), []).append(theirs)
+    for slot in slots:
+        stored, own = held[slot.theirs].dtype, slot.view.dtype
+        if torch.promote_types(stored, own) != own:
+            rounded.setdefault((stored, own), []).append(slot.theirs)
     return [
         f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {_listed(found)}"
         for (stored, own), found in rounded.items()
     ]
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    return min(names) + more
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

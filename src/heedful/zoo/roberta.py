@@ -11,14 +11,12 @@ says nothing: pairs are told apart by their separators.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned
+from heedful.parts.positions import LearnedTable
 from heedful.zoo import bert
 from heedful.zoo.build import classifier_dropout, encoder_only
 from heedful.zoo.checks import model_config
@@ -48,11 +46,9 @@ def build(config: Config) -> EncoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
     return encoder_only(
         config,
-        Learned(config.position_offset),
-        LayerNorm(config.norm_eps),
+        positions=partial(LearnedTable, offset=config.position_offset),
         head_activation="gelu",
         classifier={"input_dropout": classifier_dropout(config)},
-        types=nn.Embedding(config.type_vocab_size, config.d_model),
     )
 
 

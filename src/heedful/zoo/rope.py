@@ -1,67 +1,20 @@
-"""Rotary positions as plain keys: those of our Config, and those of the Hugging Face format."""
+"""Rotary positions of a Config, and what the Hugging Face format says of them."""
 
 import copy
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from pydantic import AfterValidator
 from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.attention import Attention
-from heedful.parts.rotary import (
-    LinearScaling,
-    Llama3Scaling,
-    NtkScaling,
-    Rotary,
-    RotaryPositions,
-    Scaling,
-    YarnScaling,
-)
-from heedful.zoo.checks import check_numbers, validated
+from heedful.parts.rotary import NtkScaling, RotaryPositions
 
 AnyConfig = TypeVar("AnyConfig")
-SCALINGS: dict[str, type[Scaling]] = {
-    "linear": LinearScaling,
-    "ntk": NtkScaling,
-    "yarn": YarnScaling,
-    "llama3": Llama3Scaling,
-}
-
-
-def scaling_of(keys: Mapping[str, Any] | None) -> Scaling | None:
-    """The scaling whose name is `type` and whose arguments are the other keys.
-
-    Raises ValueError naming the key that is wrong.
-    """
-    if keys is None:
-        return None
-    given = dict(keys)
-    kind = given.pop("type", None)
-    if kind not in SCALINGS:
-        raise ValueError(f"type is {kind!r}; known: {', '.join(SCALINGS)}")
-    scaling = validated(SCALINGS[kind], given, kind)
-    values = check_numbers(scaling)
-    for less, more in (("low", "high"), ("slow", "fast")):
-        if less in values and values[less] >= values[more]:
-            raise ValueError(f"{less} {values[less]} of {kind} must be below {more} {values[more]}")
-    return scaling
-
-
-def _whole(keys: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The keys with all that was left out, so that equal scalings are equal keys."""
-    scaling = scaling_of(keys)
-    if keys is None or scaling is None:
-        return None
-    return {"type": keys["type"], **asdict(scaling)}
-
-
-# The type of a Config's `rope_scaling`: a `Scaling` as values that JSON can hold.
-RopeScaling = Annotated[dict[str, Any] | None, AfterValidator(_whole)]
 
 
 def head_width(config: Any) -> int:
@@ -72,8 +25,8 @@ def head_width(config: Any) -> int:
 
 def rotary_module(config: Any) -> RotaryPositions:
     """That all layers share, of a Config with `rope_base`, `rope_layout` and `rope_scaling`."""
-    scheme = Rotary(config.rope_base, config.rope_layout, scaling_of(config.rope_scaling))
-    return scheme.build(config.num_heads, head_width(config), causal=True)
+    scheme = (config.rope_base, config.rope_layout, config.rope_scaling)
+    return RotaryPositions(head_width(config), *scheme)
 
 
 def check_rope(config: Any) -> None:
@@ -168,14 +121,14 @@ def rope_to_hf(config: Any) -> dict[str, Any]:
 
     There is no NTK over there, but it is no more than a larger base.
     """
-    scaling, base = scaling_of(config.rope_scaling), config.rope_base
+    scaling, base = config.rope_scaling, config.rope_base
     if isinstance(scaling, NtkScaling):
         return {"rope_theta": scaling.stretched(base, head_width(config)), "rope_scaling": None}
     if scaling is None:
         return {"rope_theta": base, "rope_scaling": None}
-    kind, ours = config.rope_scaling["type"], asdict(scaling)
-    said = {key: ours[name] for key, name in HF_SCALINGS[kind].items() if ours[name] is not None}
-    return {"rope_theta": base, "rope_scaling": {"rope_type": kind, **said}}
+    ours, table = asdict(scaling), HF_SCALINGS[scaling.type]
+    said = {key: ours[name] for key, name in table.items() if ours[name] is not None}
+    return {"rope_theta": base, "rope_scaling": {"rope_type": scaling.type, **said}}
 
 
 @torch.no_grad()

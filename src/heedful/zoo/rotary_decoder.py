@@ -1,6 +1,7 @@
 """LLaMA and its descendants: their sizes, how they are put together, and their names."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from torch import nn
@@ -8,21 +9,13 @@ from torch import nn
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
-from heedful.parts.norms import Norm, RMSNorm
-from heedful.parts.residual import PreNorm, Residual
-from heedful.parts.rotary import Layout
+from heedful.parts.residual import Norm, PreNorm, Residual
+from heedful.parts.rotary import Layout, RopeScaling
 from heedful.zoo.build import NONE, Keys, decoder_only, stack
 from heedful.zoo.checks import model_config
 from heedful.zoo.hf import GATES, Hf
 from heedful.zoo.names import Name, Names, layer_names
-from heedful.zoo.rope import (
-    RopeScaling,
-    check_rope,
-    head_width,
-    rope_from_hf,
-    rope_to_hf,
-    rotary_module,
-)
+from heedful.zoo.rope import check_rope, head_width, rope_from_hf, rope_to_hf, rotary_module
 
 
 @model_config
@@ -90,10 +83,10 @@ def assemble(
     keys: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     bias = getattr(config, "attention_bias", False)
     keys |= {"dropout": config.attention_dropout, "bias": bias, "out_bias": bias}
-    norm, width = norm or RMSNorm(config.norm_eps), head_width(config)
+    norm, width = norm or partial(nn.RMSNorm, eps=config.norm_eps), head_width(config)
 
     def of(number: int) -> Keys:
-        norms = {f"{name}_norm": norm.build(width) for name in ("query", "key") if qk_norm}
+        norms = {f"{name}_norm": norm(width) for name in ("query", "key") if qk_norm}
         return {"position": position, **norms, **layer(number)}
 
     blocks = stack(

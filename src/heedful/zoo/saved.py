@@ -1,7 +1,9 @@
 """A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
 
+import os
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from heedful.errors import UserError
 from heedful.files import write_file
 from heedful.zoo import architecture
 from heedful.zoo.checks import validated
-from heedful.zoo.names import weights_of
+from heedful.zoo.names import FLOATS, weights_of
 
 WEIGHTS = "model.safetensors"
+_SMALL, _LARGE = 1 << 20, 1 << 28  # numbers that a part of a net may hold whatever its file does
 # Names of tensors with a row for each entry of the vocabulary.
 OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
@@ -68,11 +71,59 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def undrawn_net(name: str, config: Any) -> nn.Module:
-    """A net of an architecture whose weights are yet to be set; tables and buffers are there."""
+def undrawn_net(
+    name: str, config: Any, tensors: Mapping[str, Tensor], where: Path | str
+) -> nn.Module:
+    """A net of an architecture whose weights are yet to be set, from `tensors` read at `where`.
+
+    Tables and buffers are there. Raises UserError where the config's sizes are not the tensors', or
+    these hold NaN or infinity.
+    """
+    _check_sizes(config, tensors, where)
+    _check_finite(tensors, where)
     with _Undrawn():
         net: nn.Module = architecture(name).build(config)
     return net
+
+
+def drawn_net(name: str, config: Any) -> nn.Module:
+    """A new net with weights as drawn; raises UserError where training it needs more memory."""
+    with torch.device("meta"), _Undrawn():
+        sketch: nn.Module = architecture(name).build(config)
+    count = sum(parameter.numel() for parameter in sketch.parameters())
+    tables = sum(buffer.numel() for buffer in sketch.buffers())
+    needed = 4 * (4 * count + tables)  # weights, gradients and two averages, in fp32
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UserError(
+            f"model: {count:,} parameters need {needed / 2**30:,.0f} GiB to be trained, and this "
+            f"machine has {there / 2**30:,.0f}; make it smaller"
+        )
+    net: nn.Module = architecture(name).build(config)
+    return net
+
+
+def _check_finite(tensors: Mapping[str, Tensor], where: Path | str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype in FLOATS and not tensor.sum(dtype=torch.float64).isfinite():
+            raise UserError(f"{where}: {name} holds NaN or infinity; the model is damaged")
+
+
+def _check_sizes(config: Any, tensors: Mapping[str, Tensor], where: Path | str) -> None:
+    """Refuse sizes that the tensors cannot have, before a net of these sizes is made."""
+    count, numbers = len(tensors), sum(tensor.numel() for tensor in tensors.values())
+    for name, value in asdict(config).items():
+        if not isinstance(value, int):
+            continue
+        width = 1 if name == "d_model" else config.d_model
+        most = count if "layers" in name else max(numbers, _SMALL) // width
+        if name == "max_length":  # of tables that are made anew, not read
+            most = max(most, _LARGE // config.d_model)
+        if value > most:
+            raise UserError(
+                f"{where}: {name} {value:,} is more than its {count:,} tensors of {numbers:,} "
+                "numbers can have; its config.json is damaged or of another model"
+            )
 
 
 @torch.no_grad()

@@ -19,8 +19,7 @@ from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import Scale
-from heedful.parts.norms import RMSNorm
-from heedful.parts.relative import RelativeBuckets, RelativePositionBias
+from heedful.parts.relative import RelativePositionBias
 from heedful.parts.residual import PreNorm
 from heedful.zoo.build import Side, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
@@ -38,7 +37,7 @@ class Config:
         max_length: longest source and target that we accept; the model itself has no limit.
         dropout: on embeddings, sub-layers' outputs, attention weights, hidden units and states.
         activation: of the feed-forward: relu in 1.0, geglu_tanh in 1.1.
-        num_buckets, max_distance: of the scores by distance (`RelativeBuckets`).
+        num_buckets, max_distance: of the scores by distance (`RelativePositionBias`).
         tie_embeddings: one matrix for source, target and output, as in 1.0; false: one for source
             and target and one for the output, whose states are not scaled, as in 1.1.
     """
@@ -88,15 +87,15 @@ SIZES: dict[str, dict[str, Any]] = {  # sec. 3.7, and the parameters of each
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    scheme = RelativeBuckets(config.num_buckets, config.max_distance)
+    buckets = config.num_heads, config.num_buckets, config.max_distance
 
     def stack_of(side: Side) -> Stack:
-        position = scheme.build(config.num_heads, config.head_dim, causal=side == "decoder_")
+        position = RelativePositionBias(*buckets, causal=side == "decoder_")
         return stack(
             config,
             side,
             residual=PreNorm,
-            norm=RMSNorm(config.norm_eps),
+            norm=partial(nn.RMSNorm, eps=config.norm_eps),
             attention={"head_dim": config.head_dim, "scale": 1.0, "bias": False}
             | {"dropout": config.dropout, "out_bias": False},
             layer=lambda number: {"position": position},

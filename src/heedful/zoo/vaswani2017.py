@@ -14,16 +14,15 @@ from typing import Any, Literal
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
-from heedful.parts.norms import LayerNorm
-from heedful.parts.positions import Learned, NoPositions, Positions, Sinusoidal
+from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
 from heedful.zoo.build import Tying, encoder_decoder, stack
 from heedful.zoo.checks import check_one_vocabulary, model_config
 
-POSITIONS: dict[str, Positions] = {
-    "sinusoidal": Sinusoidal(),
-    "learned": Learned(),
-    "none": NoPositions(),
+POSITIONS: dict[str, Positions | None] = {
+    "sinusoidal": SinusoidalTable,
+    "learned": LearnedTable,
+    "none": None,
 }
 
 
@@ -85,7 +84,6 @@ def build(config: Config) -> EncoderDecoder:
         stack,
         config,
         residual=PLACEMENTS[config.norm_placement],
-        norm=LayerNorm(config.norm_eps),
         attention={
             "dropout": _or(config.attention_dropout, config.dropout),
             "bias": bias,

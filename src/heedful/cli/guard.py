@@ -1,0 +1,148 @@
+"""Between a verb and the system: its streams, its signals, and how whatever ends it is told."""
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+
+from heedful.errors import UserError
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # the parser's own errors
+_NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller batches or beams"
+_LONGEST = 1_000  # characters of an error's line
+
+
+def guarded(command: Callable[..., Any]) -> NoReturn:
+    """Run a command and end the process. Bad input is one line on stderr and code 2.
+
+    Ctrl-C ends with 130, SIGTERM and SIGHUP with 128 + their number, after what was begun is
+    cleared away. A reader of stdout that goes away ends a filter with 0, and a run not at all.
+    """
+    _open_streams()
+    _heed_signals()
+    try:
+        code = command(prog_name="heedful", standalone_mode=False)
+        sys.stdout.flush()
+    except UserError as error:
+        _fail(str(error))
+    except _USAGE_ERROR as error:
+        _of_usage(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        _fail(f"{error.filename or 'cannot read or write'}: {error.strerror or error}")
+    except MemoryError:
+        _fail(_NO_MEMORY)
+    except RecursionError:
+        _fail("something in the input is nested too deep")
+    except IndexError as error:
+        if "index out of range in self" not in str(error):
+            raise
+        # As torch says it of an embedding.
+        _fail("a token is beyond the model's table: its tokenizer is damaged or of another model")
+    except RuntimeError as error:
+        if "allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        _fail(_NO_MEMORY)  # as torch says it
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def runs_on() -> None:
+    """What is begun now goes on when nobody reads stdout any more."""
+    if isinstance(sys.stdout, _Stdout):
+        sys.stdout.runs_on = True
+
+
+def one_line(text: str) -> str:
+    """A text as one line that any terminal shows; a long one is cut in its middle."""
+    shown = "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+    half = _LONGEST // 2
+    return shown if len(shown) <= _LONGEST else f"{shown[:half]} […] {shown[-half:]}"
+
+
+class _Stdout(io.TextIOWrapper):
+    """UTF-8 on stdout, whose failure is told once."""
+
+    runs_on = False
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            return self._failed(error)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> int:
+        # Nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        if self.runs_on:
+            return 0
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(0)
+        raise UserError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def _open_streams() -> None:
+    """Have three open streams, whatever the caller closed: files must not take their numbers.
+
+    A closed stdin is empty; writing to a closed stdout fails. Text is UTF-8, as in files.
+    """
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if handle < 2 else os.O_WRONLY)
+    if sys.stdin is None:  # it was closed, or is a directory
+        sys.stdin = io.TextIOWrapper(io.FileIO(os.devnull), encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8")
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    if sys.stdout is None or isinstance(sys.stdout, io.TextIOWrapper):
+        is_terminal = os.isatty(1)
+        encoding = sys.stdout.encoding if sys.stdout is not None and is_terminal else "utf-8"
+        sys.stdout = _Stdout(
+            io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
+            encoding=encoding,
+            errors="backslashreplace",
+            line_buffering=is_terminal,
+        )
+
+
+def _heed_signals() -> None:
+    """Let what ends a process from outside unwind it; who asked to be left alone (nohup) is."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
+
+
+def _of_usage(error: Any) -> NoReturn:
+    """What is wrong with the words of a command; a group without a verb shows its help."""
+    context = error.ctx
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(context.get_help())
+        sys.exit(0)
+    path = "heedful" if context is None else context.command_path
+    message = " ".join(error.format_message().split())
+    _fail(f"{message[:1].lower()}{message[1:].removesuffix('.')}; see {path} --help")
+
+
+def _fail(text: str) -> NoReturn:
+    typer.secho(f"error: {one_line(text)}", fg="red", err=True)
+    sys.exit(2)

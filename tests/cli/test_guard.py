@@ -1,0 +1,116 @@
+"""Streams, signals and errors between a verb and the system, in real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import assert_refused, write_recipe
+
+HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
+
+
+def run(*words: object, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*HEEDFUL, *map(str, words)], capture_output=True, check=False, **options)
+
+
+@pytest.mark.parametrize("redirect", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_never_a_traceback(redirect: str) -> None:
+    line = f'"$0" -c "from heedful.cli import main; main()" recipes ls {redirect}'
+    done = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, check=False)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == (2 if ">&-" in redirect.replace("2>&-", "") else 0)
+
+
+def test_text_is_utf_8_whatever_the_locale_says() -> None:
+    done = run("recipes", "show", "dates", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    done.stdout.decode("utf-8")
+
+
+def test_a_full_stdout_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*HEEDFUL, "recipes", "ls"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"error: cannot write to stdout: No space left on device\n"
+
+
+def test_a_run_whose_reader_goes_away_runs_to_its_end(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=3)
+    command = f"{' '.join(map(repr, HEEDFUL))} train {recipe} --out run"
+    line = f"set -o pipefail; {command} | head -n 1"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "run" / "scores.json").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_saves(tmp_path: Path, number: signal.Signals) -> None:
+    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=10**6)
+    words = [*HEEDFUL, "train", str(recipe), "--out", str(tmp_path / "run")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        while not list(tmp_path.glob("run/checkpoints/step-*")):
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert b"stopped and saved" in process.communicate()[1]
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("translate", "missing argument"),
+        ("info a b", "unexpected extra argument"),
+        ("info --nonsense", "no such option"),
+        ("evaluate m --beam x", "valid integer"),
+        ("nonsense", "no such command"),
+        ("import", None),
+        ("", None),
+    ],
+)
+def test_wrong_words_are_one_line(commands, line: str, part: str | None) -> None:
+    done = commands.run(*line.split())
+    if part is None:
+        assert (done.code, done.err) == (0, "")
+        assert "Usage" in done.out
+    else:
+        assert_refused(done, part, "--help")
+
+
+def test_an_error_is_one_line_whatever_it_names(commands) -> None:
+    assert_refused(commands.run("info", "x\ny\x1b[31m"), r"x\ny\x1b[31m")
+    assert len(commands.run("info", "x" * 100_000).err) < 2_000
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("translate M -i {0} -o {0}", "is read"),
+        ("translate M -i lines -o M/out", "is inside"),
+        ("translate M --device meta", "no device meta"),
+        ("translate M -o /", "Is a directory"),
+        ("translate M -o lines/out", "Not a directory"),
+    ],
+)
+def test_what_could_only_fail_at_the_end_fails_first(commands, tmp_path, line, part) -> None:
+    """No model is there: whatever is looked at later than this would miss it first."""
+    (tmp_path / "lines").write_text("a\n")
+    (tmp_path / "M").mkdir()
+    assert_refused(commands.run(*line.format("lines").split(), cwd=tmp_path), part)
+
+
+def test_what_is_listed_may_be_json(commands) -> None:
+    assert "dates" in json.loads(commands.run("recipes", "ls", "--json").out)
+    assert "torch" in json.loads(commands.run("info", "--json").out)
+
+
+def test_memory_that_is_not_there_is_one_line(commands, tmp_path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.json", evaluation__final_beam_size=2**40)
+    assert_refused(commands.train(recipe, tmp_path / "run"), "not enough memory")

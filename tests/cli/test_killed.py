@@ -1,0 +1,85 @@
+"""Killed at random moments: nothing old is lost, nothing is half-written, and the same works again.
+
+Training has its own tests (training/test_resume.py). HEEDFUL_KILLS says how often each verb is
+killed; `make fuzz` kills each forty times.
+"""
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import tree, write_recipe
+
+KILLS = int(os.environ.get("HEEDFUL_KILLS", "2"))
+VERBS = {
+    "average": "average run out --overwrite",
+    "export": "export marian out --to hf --overwrite",
+    "import": "import hf theirs out --overwrite",
+    "translate": "translate run -i lines -o out",
+    "evaluate": "evaluate run --src lines --ref lines -o out",
+    "embed": "embed run -i lines -o out.npy",
+    "distill": "distill run small.json --out out --quiet",
+    "train": "train small.json --out out --quiet",
+}
+
+
+@pytest.fixture(scope="module")
+def here(commands, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("killed")
+    write_recipe(folder / "recipe.json", training__max_steps=6)
+    net = {"architecture": "marian", "num_encoder_layers": 1, "num_decoder_layers": 1}
+    sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32}
+    write_recipe(folder / "marian.json", training__max_steps=1, model=net | sizes)
+    write_recipe(folder / "small.json", training__max_steps=4, training__evaluate_every=2)
+    (folder / "lines").write_text("1 2 3\n4 5\n" * 40)
+    for line in (
+        "train recipe.json --out run --quiet",
+        "train marian.json --out marian --quiet",
+        "export marian theirs --to hf",
+    ):
+        done = commands.run(*line.split(), cwd=folder)
+        assert done.code == 0, done.err
+    return folder
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_killed_at_random_moments_of_every_verb(commands, here, tmp_path, verb: str) -> None:
+    words = VERBS[verb].split()
+    makes_run = verb in ("train", "distill")
+    out = tmp_path / next(word for word in words if word.startswith("out"))
+    for entry in here.iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
+    whole = commands.run(*words, cwd=tmp_path)
+    assert whole.code == 0, whole.err
+    new = _content(out)
+    draw = random.Random(f"{verb} 1")
+    for _ in range(KILLS):
+        if makes_run:
+            shutil.rmtree(out)
+        before = tree(tmp_path / "run")
+        killed = commands.run(
+            *words, cwd=tmp_path, kill={"seconds": draw.uniform(0, whole.seconds)}
+        )
+        assert killed.signal or killed.code == 0, killed
+        assert tree(tmp_path / "run") == before
+        if makes_run:
+            again = words
+            if (out / "checkpoints").exists() or (out / "model.safetensors").exists():
+                again = ["train", str(out), "--resume", "--quiet"]
+        else:
+            assert _content(out) == new, "old and new are alike, so all that there may be"
+            again = words
+        done = commands.run(*again, cwd=tmp_path)
+        assert done.code == 0, done.err
+        if not makes_run:
+            assert _content(out) == new
+        left = [path.name for path in tmp_path.rglob(".*.tmp")]
+        assert left == []
+
+
+def _content(path: Path) -> Any:
+    return tree(path) if path.is_dir() else path.read_bytes()
