@@ -3,13 +3,14 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common import argument_parser, command_line, interleaved, table, write_results
-from heedful.parts.attention import attend, attend_fused
+from heedful.parts.attention import attend
 from heedful.parts.dropout import Dropout
-from heedful.parts.losses import linear_cross_entropy
+from heedful.parts.heads import OutputHead
+from heedful.parts.losses import head_loss
 from heedful.parts.tokens import Span
 from heedful.parts.visibility import Visibility
 
@@ -68,7 +69,7 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
             return backward(attend(q, k, v, mask.bias(torch.float32), drop)[0])
 
         def fused(q: Tensor = q, k: Tensor = k, v: Tensor = v, p: float = p) -> float:
-            return backward(attend_fused(q, k, v, mask.bias(q.dtype), p))
+            return backward(F.scaled_dot_product_attention(q, k, v, mask.bias(q.dtype), p))
 
         name = f"attention in training, {str(dtype).removeprefix('torch.')}, dropout {p:g}"
         found[name] = {"plain products": plain, "fused kernel": fused}
@@ -79,14 +80,14 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
         "in bf16": lambda: forward(low.softmax(-1)),
     }
     hidden = torch.randn(BATCH * LENGTH, WIDTH, requires_grad=True)
-    weight = torch.randn(VOCAB, WIDTH, requires_grad=True)
+    head = OutputHead(nn.Linear(WIDTH, VOCAB, bias=False))
     targets = torch.randint(VOCAB, (BATCH * LENGTH,))
 
     def chunked() -> float:
-        return backward(linear_cross_entropy(hidden, weight, targets, label_smoothing=0.1).loss)
+        return backward(head_loss(head, hidden, targets, label_smoothing=0.1).loss)
 
     def whole() -> float:
-        logits = hidden @ weight.T
+        logits = head(hidden)
         loss = F.cross_entropy(logits.float(), targets, label_smoothing=0.1, reduction="sum")
         return backward(loss)
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from common import argument_parser, command_line, table, write_results
-from heedful.parts.attention import Attention, attend_fused
+from heedful.parts.attention import Attention
 from heedful.parts.tokens import Span, Tokens
 from heedful.parts.visibility import Visibility
 from heedful.zoo import llama
@@ -122,7 +123,7 @@ def decode(contexts: tuple[int, ...], rounds: int) -> dict[str, dict[str, float]
 
         def read(stored: Any = stored, query: Tensor = query) -> None:
             for keys, values in stored:
-                attend_fused(query, keys, values, None)
+                F.scaled_dot_product_attention(query, keys, values)
 
         found[str(context)] = {
             "token_seconds": median_seconds(token, 20 * rounds),

@@ -7,7 +7,7 @@ from runs import (
     beam_scores,
     forced_note,
     scores_table,
-    translation_arguments,
+    translation_parser,
     translation_run,
     write_translation_results,
 )
@@ -23,7 +23,7 @@ METRICS = ["chrf", "bleu"]
 
 def main() -> None:
     """Train where needed, decode the validation set, score, write."""
-    arguments = translation_arguments(NAME, __doc__ or "")
+    arguments = translation_parser(NAME, __doc__ or "").parse_args()
     run, found = translation_run(NAME, arguments, FILES)
     pairs = run.pairs("valid")
     scores = beam_scores(run, pairs, METRICS)
