@@ -1,7 +1,8 @@
 """Shortlists: IBM Model 1 against its definition, lists that hold what they must, files."""
 
+import json
 import math
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,18 @@ import pytest
 import torch
 
 from engine_models import model_of
+from heedful.data.tokenizer import train_tokenizer
 from heedful.engines import shortlist
 from heedful.engines.ctranslate2_engine import write_vocabulary_map
 from heedful.engines.engine import Settings
-from heedful.engines.folder import FOLDER, SHORTLIST, place_of
+from heedful.engines.folder import FOLDER, SHORTLIST, Record, digest, place_of
 from heedful.engines.shortlist import Shortlist, make_shortlist
 from heedful.errors import UserError
 from heedful.generation import beam_search
 from heedful.inference import GenerationIds, ModelCard, load, open_net
 from heedful.inference.forms import make_form, open_form
+from heedful.inference.opening import tokenizer_files
+from heedful.inference.optimizing import Findings, _put_into_forms
 from heedful.zoo import vaswani2017
 
 PAIRS = [([0, 1], [0, 1, 1]), ([0, 2], [0, 2]), ([1], [1]), ([2, 2, 0], [3, 2, 0])]
@@ -62,18 +66,18 @@ def test_lists_hold_the_likeliest_the_frequent_and_what_they_must() -> None:
 
 def test_a_file_holds_the_same_and_a_damaged_or_foreign_one_is_refused(tmp_path: Path) -> None:
     made, path = make_shortlist(PAIRS, 9, 6), tmp_path / "list.safetensors"
-    made.save(path)
-    again = Shortlist.load(path, 9, 6)
+    made.save(path, "ours")
+    again = Shortlist.load(path, "ours")
     assert all(np.array_equal(made.of(source), again.of(source)) for source in range(9))
     assert np.array_equal(made.always, again.always)
-    with pytest.raises(UserError, match="9 and 6 tokens, but the model's have 8 and 6"):
-        Shortlist.load(path, 8, 6)
-    Shortlist(made.always, made.starts, made.tokens + 6, 6).save(path)
+    with pytest.raises(UserError, match="other tokenizers than the model's"):
+        Shortlist.load(path, "theirs")
+    Shortlist(made.always, made.starts, made.tokens + 6, 6).save(path, "ours")
     with pytest.raises(UserError, match="do not fit"):
-        Shortlist.load(path, 9, 6)
+        Shortlist.load(path, "ours")
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(UserError, match="no whole shortlist"):
-        Shortlist.load(path, 9, 6)
+        Shortlist.load(path, "ours")
 
 
 def test_the_map_of_ctranslate2_names_tokens() -> None:
@@ -159,8 +163,34 @@ def test_a_model_is_opened_with_its_shortlist_and_not_with_another_models(tmp_pa
     size = model.tokenizer.vocab_size
     made, path = make_shortlist(PAIRS, size, size), tmp_path / FOLDER / SHORTLIST
     path.parent.mkdir()
-    made.save(path)
+    made.save(path, digest(tokenizer_files(tmp_path)))
     assert load(tmp_path).eager.shortlist.words([1]).tolist() == made.words([1]).tolist()
-    make_shortlist(PAIRS, size + 1, size).save(path)
+    # Trained on other text, with as many tokens.
+    other = train_tokenizer(["other words"], kind="char", vocab_size=None)
+    other.save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match="make it again"):
         load(tmp_path)
+
+
+def test_required_phrases_are_listed_whatever_the_source() -> None:
+    model = model_of("vaswani2017")
+    marks = np.array([model.tokenizer.eos_id])
+    nothing = np.zeros(41, np.int64)
+    model.shortlist = Shortlist(marks, nothing, np.array([], np.int64), 40)
+    asked = model.asked([[6, 7, 8]], require=[[30, 31]], beam_size=2, max_new_tokens=6)
+    [[best, *_]] = model.eager.outputs([[6, 7, 8]], asked)
+    assert (30, 31) in pairwise(best.ids)
+    assert math.isfinite(best.log_prob)
+
+
+def test_a_list_that_an_engine_cannot_have_is_told_and_eager_has_it(tmp_path: Path) -> None:
+    model_of("vaswani2017").save(tmp_path)
+    make_form(model_of("vaswani2017"), tmp_path, "float32")
+    place = place_of(tmp_path, "ctranslate2", "float32")
+    names = json.loads((place / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    names[7] = "of one"
+    (place / "shared_vocabulary.json").write_text(json.dumps(names), encoding="utf-8")
+    findings = Findings(Record.new(tmp_path, "Translator"))
+    every = Shortlist(np.arange(40), np.zeros(41, np.int64), np.array([], np.int64), 40)
+    _put_into_forms(every, tmp_path, ["float32"], findings)
+    assert "blanks" in findings.refused["a shortlist in ctranslate2"]

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import Device, Engine, Input, JsonLines, Output, Precision, Threads
+from heedful.cli.shared import (
+    Device,
+    Engine,
+    Input,
+    JsonLines,
+    Output,
+    Precision,
+    Threads,
+    open_model,
+)
 
 
 def classify(
@@ -29,17 +38,10 @@ def classify(
     Example: echo 'What a film!' | heedful classify runs/reviews --scores
     """
     from heedful.cli.lines import input_chunks, json_line, line_writer, progress_bar
-    from heedful.inference import Classifier, expect, load
+    from heedful.inference import Classifier, expect
 
     chunks = input_chunks(input)
-    classifier = load(
-        model,
-        device=device,
-        engine=engine,
-        precision=precision,
-        threads=threads,
-        use="latency" if input is None else "throughput",
-    )
+    classifier = open_model(model, input, device, engine, precision, threads)
     expect(classifier, Classifier, "classify")
     first, paired = 1, False
     bar = progress_bar("classifying", shown=output is not None)

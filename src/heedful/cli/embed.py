@@ -13,6 +13,7 @@ from heedful.cli.shared import (
     Precision,
     Threads,
     Truncate,
+    open_model,
     too_long_of,
 )
 
@@ -41,20 +42,12 @@ def embed(
     """
     from heedful.cli.lines import input_chunks, json_line, line_writer, progress_bar
     from heedful.errors import UserError
-    from heedful.inference import load
 
     as_array = output is not None and output.suffix == ".npy"
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
     chunks = input_chunks(input)
-    opened = load(
-        model,
-        device=device,
-        engine=engine,
-        precision=precision,
-        threads=threads,
-        use="latency" if input is None else "throughput",
-    )
+    opened = open_model(model, input, device, engine, precision, threads)
     bar = progress_bar("embedding", shown=output is not None)
     parts = []
     with nullcontext(print) if as_array else line_writer(output) as write, bar as progress:

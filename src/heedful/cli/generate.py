@@ -22,6 +22,7 @@ from heedful.cli.shared import (
     Precision,
     Threads,
     Truncate,
+    open_model,
     too_long_of,
 )
 
@@ -65,14 +66,7 @@ def generate(
     if prompt and whole_file:
         raise UserError("--whole-file is of --input or stdin; leave it or --prompt out")
     chunks = _prompts(prompt, input, whole_file)  # a missing file is told before a model is loaded
-    generator = load(
-        model,
-        device=device,
-        engine=engine,
-        precision=precision,
-        threads=threads,
-        use="latency" if input is None else "throughput",
-    )
+    generator = open_model(model, input, device, engine, precision, threads)
     expect(generator, Generator, "generate")
     draft = options.get("draft")
     if draft not in (None, "lookup"):

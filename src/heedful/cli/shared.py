@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from heedful.config import Recipe
+    from heedful.engines.folder import Use
     from heedful.options import TooLong
     from heedful.run import Result
 
@@ -57,6 +58,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="A line of JSON for each text, with scores.")
 ]
+
+
+def open_model(
+    model: Path, input: Path | None, device: str, engine: str, precision: str, threads: int | None
+) -> Any:
+    """A model as its options say: for many texts from a file, one at a time from a pipe."""
+    from heedful.inference import load
+
+    use: Use = "throughput" if input else "latency"
+    return load(model, device=device, engine=engine, precision=precision, threads=threads, use=use)
 
 
 def too_long_of(truncate: bool) -> "TooLong":

@@ -16,6 +16,7 @@ from heedful.cli.shared import (
     Precision,
     Threads,
     Truncate,
+    open_model,
     too_long_of,
 )
 
@@ -62,9 +63,7 @@ def translate(
     from heedful.cli.lines import input_chunks, line_writer, progress_bar
 
     chunks = input_chunks(input)  # a missing file is told before a model is loaded
-    use = "latency" if input is None else "throughput"
-    how = {"device": device, "precision": precision, "threads": threads, "use": use}
-    translator = _opened(models, weight, engine, how)
+    translator = _opened(models, weight, input, (device, engine, precision, threads))
     if input is None and sys.stdin is not None and sys.stdin.isatty():
         typer.echo("ready: type a line, and its translation follows; Ctrl-D ends", err=True)
     options["too_long"] = too_long_of(truncate)
@@ -87,17 +86,23 @@ def translate(
 
 
 def _opened(
-    models: list[Path], weights: list[float] | None, engine: str, how: dict[str, Any]
+    models: list[Path],
+    weights: list[float] | None,
+    input: Path | None,
+    how: tuple[str, str, str, int | None],
 ) -> "Translator":
     """The model, or several as one."""
     from heedful.errors import UserError
-    from heedful.inference import Translator, ensemble, expect, load
+    from heedful.inference import Translator, ensemble, expect
 
+    device, engine, precision, threads = how
     if len(models) > 1:
         if engine not in ("auto", "eager"):
             raise UserError(f"several models run eager alone; leave out --engine {engine}")
         engine = "eager"
-    opened: list[Translator] = [load(model, engine=engine, **how) for model in models]
+    opened: list[Translator] = [
+        open_model(each, input, device, engine, precision, threads) for each in models
+    ]
     for translator in opened:
         expect(translator, Translator, "translate")
     return opened[0] if len(opened) == 1 and not weights else ensemble(opened, weights)

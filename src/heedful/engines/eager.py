@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -239,7 +240,8 @@ class Eager:
         if options.prefix_function is not None:  # which may ask for any token
             return None
         forced = (options.forced or {}).values()
-        must = {*asked.end, *forced, asked.first, asked.last} - {None}
+        phrases = chain.from_iterable(asked.required)
+        must = {*asked.end, *forced, *phrases, asked.first, asked.last} - {None}
         prefixes = asked.prefixes or [[] for _ in rows]
         words = [
             [*must, *prefix, *self.shortlist.words(row).tolist()]

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -160,10 +160,18 @@ def place_of(model: Path, engine: str, precision: str) -> Path:
     return model / FOLDER / engine / precision
 
 
-def open_shortlist(model: Path, source_size: int, target_size: int) -> Shortlist | None:
+def open_shortlist(model: Path, tokenizers: Sequence[Path]) -> Shortlist | None:
     """The shortlist of a model directory; None: it has none. Raises UserError for another's."""
     path = model / FOLDER / SHORTLIST
-    return Shortlist.load(path, source_size, target_size) if path.is_file() else None
+    return Shortlist.load(path, digest(tokenizers)) if path.is_file() else None
+
+
+def digest(files: Iterable[Path]) -> str:
+    """The SHA-256 of what files hold, one behind the other."""
+    found = hashlib.sha256()
+    for path in files:
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def instruction_set() -> str:

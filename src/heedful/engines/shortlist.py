@@ -71,10 +71,12 @@ class Shortlist:
         """Target ids that a sentence of these may have, on average."""
         return float(np.mean([len(self.words(source)) for source, _ in pairs])) if pairs else 0.0
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def save(self, path: Path, tokenizers: str) -> None:
+        """Write a safetensors file, whole or not at all; `tokenizers` tells whose ids these are."""
         content = {"always": self.always, "starts": self.starts, "tokens": self.tokens}
-        written = save({**content, "sizes": np.array([self.target_size])})
+        content["sizes"] = np.array([self.target_size])
+        content["tokenizers"] = np.frombuffer(tokenizers.encode(), np.uint8)
+        written = save(content)
 
         def write(beside: Path) -> None:
             beside.write_bytes(written)
@@ -82,19 +84,18 @@ class Shortlist:
         write_file(path, write)
 
     @classmethod
-    def load(cls, path: Path, source_size: int, target_size: int) -> "Shortlist":
-        """Read one; raises UserError where it is none, or is of other vocabularies."""
+    def load(cls, path: Path, tokenizers: str) -> "Shortlist":
+        """Read one; raises UserError where it is none, or is of other tokenizers."""
         try:
             arrays = load(path.read_bytes())
-            target = int(arrays["sizes"][0])
+            target, named = int(arrays["sizes"][0]), arrays["tokenizers"].tobytes()
             found = cls(arrays["always"], arrays["starts"], arrays["tokens"], target)
         except (OSError, SafetensorError, KeyError, IndexError) as error:
             raise UserError(f"{path} is no whole shortlist: {error}") from None
         found._check(path)
-        if (found.source_size, found.target_size) != (source_size, target_size):
+        if named != tokenizers.encode():
             raise UserError(
-                f"{path} is of tokenizers with {found.source_size} and {found.target_size} tokens, "
-                f"but the model's have {source_size} and {target_size}: make it again with "
+                f"{path} is of other tokenizers than the model's: make it again with "
                 "`heedful optimize MODEL --shortlist`"
             )
         return found

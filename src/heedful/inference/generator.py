@@ -155,9 +155,7 @@ class Generator(SavedModel):
         chosen = self.options(**given)
         if not chosen.draws or chosen.seed is not None:
             return chosen
-        torch = sys.modules.get(
-            "torch"
-        )  # its generator, so that torch.manual_seed repeats a sample
+        torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
         seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)
         return replace(chosen, seed=seed)
 

@@ -51,10 +51,8 @@ def load(
     try:
         plugins.require(map(str, content.get("plugins", ())), str(directory))
         card, keys = ModelCard.from_dict(content), SimpleNamespace(**content["model"])
-        tokenizers: list[Tokenizer | None] = [
-            Tokenizer.load(directory / plain_name(name, directory / CONFIG))
-            for name in dict.fromkeys(_files(content))
-        ]
+        files = _tokenizer_files(directory, content)
+        tokenizers: list[Tokenizer | None] = [Tokenizer.load(path) for path in files]
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
     opened = open_engine(
@@ -67,9 +65,7 @@ def load(
         say=lambda line: logging.getLogger("heedful").warning(f"note: {line}"),
     )
     src, tgt = (tokenizers * 2)[:2] or (None, None)
-    shortlist = None
-    if src is not None and tgt is not None:
-        shortlist = open_shortlist(directory, src.vocab_size, tgt.vocab_size)
+    shortlist = open_shortlist(directory, files)
     if opened is None:
         model = _open_eager(directory, content, card, tokenizers, device, precision, threads)
         model.shortlist = shortlist
@@ -130,7 +126,13 @@ def _description(directory: Path) -> Any:
     return content
 
 
-def _files(content: dict[str, Any]) -> list[str]:
-    """The tokenizers' files, one for each side; none for a net without text."""
+def tokenizer_files(directory: Path) -> list[Path]:
+    """The files of a model directory's tokenizers; none for a net without text."""
+    return _tokenizer_files(directory, _description(directory))
+
+
+def _tokenizer_files(directory: Path, content: dict[str, Any]) -> list[Path]:
+    """One for each side, or one that both have."""
     files = content["tokenizers"]
-    return [files[side] for side in SIDES] if files else []
+    names = dict.fromkeys(files[side] for side in SIDES) if files else {}
+    return [directory / plain_name(name, directory / CONFIG) for name in names]

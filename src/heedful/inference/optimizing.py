@@ -3,7 +3,7 @@
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from heedful.engines.folder import (
     Record,
     Use,
     cores,
+    digest,
     place_of,
 )
 from heedful.engines.shortlist import Pairs, Shortlist, make_shortlist
@@ -32,6 +33,7 @@ from heedful.inference.forms import Proof, Prover, make_form, open_form
 from heedful.inference.generator import Generator
 from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import SavedModel
+from heedful.inference.opening import tokenizer_files
 from heedful.inference.translator import Translator
 
 ENGINES = ("eager", "ctranslate2")
@@ -127,9 +129,8 @@ def optimize(
         if prover is not None and pairs is not None:
             progress("counting a shortlist", 0, 1)
             if made := _list(model, pairs, prover, tolerance, findings):
-                made.save(beside / SHORTLIST)
-                for precision in forms:
-                    write_vocabulary_map(made, place_of(work, CTranslate2.name, precision))
+                made.save(beside / SHORTLIST, digest(tokenizer_files(directory)))
+                _put_into_forms(made, work, forms, findings)
         settings = _settings(model, real, engines, [*forms], threads, uses)
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
@@ -206,6 +207,15 @@ def _list(
     findings.shortlist = Listing(made.mean_size(held_out), made.recall(held_out), proof)
     model.shortlist = made
     return made
+
+
+def _put_into_forms(made: Shortlist, work: Path, forms: Iterable[str], findings: Findings) -> None:
+    """Give the engine's forms the shortlist; where it cannot have it, `refused` says why."""
+    try:
+        for precision in forms:
+            write_vocabulary_map(made, place_of(work, CTranslate2.name, precision))
+    except UserError as error:
+        findings.refused[f"a shortlist in {CTranslate2.name}"] = str(error)
 
 
 # --- measuring ----------------------------------------------------------------------------------
