@@ -533,7 +533,6 @@ WRONG_KIND = [
     ("classify", "mlm", (), "classify needs a classifier"),
     ("score", "mlm", (), "score needs a language model"),
     ("score", "two", (), "give --src FILE and --tgt FILE"),
-    ("export", "own", ("--to", "hf", "made"), "vaswani2017 has no counterpart"),
 ]
 
 

@@ -42,6 +42,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "roberta": {"pad_token_id": 0, "max_position_embeddings": 49},
     "marian": {"pad_token_id": 0, "decoder_start_token_id": 0}
     | {"eos_token_id": 2, "forced_eos_token_id": 2},
+    "pegasus": {"decoder_start_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2},
     "t5": {"eos_token_id": 2},
 }
 CLASSES = {"pad_token_id": 0, "id2label": LABELS, "label2id": {v: k for k, v in LABELS.items()}}
@@ -284,12 +285,6 @@ def test_roberta_whose_positions_transformers_would_count_otherwise_is_refused(
         export_hf(fresh("roberta", tokenizer), tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
     export_hf(fresh("roberta", tokenizer, position_offset=1), tmp_path / "hf")
-
-
-def test_vaswani2017_has_no_counterpart(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="vaswani2017 has no counterpart"):
-        export_hf(fresh("vaswani2017"), tmp_path / "hf")
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- where the ids come from ----------------------------------------------------------------

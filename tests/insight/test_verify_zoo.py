@@ -66,6 +66,7 @@ ZOO: list[tuple[str, dict[str, Any], set[str]]] = [
     ("modernbert", {"head": "none"}, STATES),
     ("bart", {}, set()),
     ("marian", {}, set()),
+    ("pegasus", {}, set()),
     ("t5", {}, set()),
     ("t5", {"activation": "geglu_tanh", "tie_embeddings": False}, set()),
     ("vaswani2017", {"num_encoder_layers": 2, "num_decoder_layers": 2}, set()),
@@ -80,7 +81,7 @@ LEARN: list[tuple[str, dict[str, Any]]] = [
     ("t5", {}),
 ]
 SMALL: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bart", "marian", "vaswani2017"), TWO),
+    **dict.fromkeys(("bart", "marian", "pegasus", "vaswani2017"), TWO),
     "t5": {**TWO, "head_dim": 8},
     **{name: {**ONE, "d_ff": 64} for name in ("bert", "roberta", "distilbert", "modernbert")},
     "mistral": {**ONE, "d_ff": 64, "head_dim": 8, "num_kv_heads": 2},

@@ -20,6 +20,7 @@ ENCODER_DECODERS = [name for name, case in CASES.items() if isinstance(case, Seq
 BEGIN_AND_END: dict[str, dict[str, Any]] = {
     "bart": {"decoder_start_token_id": 1, "forced_eos_token_id": 1},
     "marian": {"decoder_start_token_id": 0, "forced_eos_token_id": 1},
+    "pegasus": {"decoder_start_token_id": 0, "forced_eos_token_id": 1},
     "t5": {"decoder_start_token_id": 0},
 }
 LONG = ("n_positions", "max_position_embeddings")

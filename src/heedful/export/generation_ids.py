@@ -16,11 +16,12 @@ _CLASS_IDS: dict[str, dict[str, int]] = {
     "marian": {"eos": 0, "pad": 58100},
     "mistral": {"bos": 1, "eos": 2},
     "mixtral": {"bos": 1, "eos": 2},
+    "pegasus": {"eos": 1, "pad": 0},
     "t5": {"eos": 1, "pad": 0},
 }
 # Which of them a decoder of two stacks begins with, and which must end with the end mark.
-_STARTS = {"bart": "eos", "marian": "pad", "t5": "pad"}
-_ENDS_BY_FORCE = ("bart", "marian")
+_STARTS = {"bart": "eos", "marian": "pad", "pegasus": "pad", "t5": "pad"}
+_ENDS_BY_FORCE = ("bart", "marian", "pegasus")
 # Options of a generation, here and over there. Those that draw count where `do_sample` says so.
 _OPTIONS = {
     "beam_size": "num_beams",
@@ -103,7 +104,7 @@ def read_generation_ids(
     return ids, notices
 
 
-def generation_to_hf(model: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def generation_to_hf(model: Any, model_type: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What `config.json` and `generation_config.json` say of ids; None: the model does not write.
 
     The ids of roles are in both, as far as they are known.
@@ -119,7 +120,7 @@ def generation_to_hf(model: Any) -> tuple[dict[str, Any], dict[str, Any] | None]
         content["eos_token_id"] = ids.end[0] if len(ids.end) == 1 else list(ids.end)
     if specials is None and ids.start:
         # A bare net begins with padding in some families, and with the start mark in others.
-        role = {**_STARTS, "bart": None}.get(model.card.architecture, "bos")
+        role = {**_STARTS, "bart": None}.get(model_type, "bos")
         if role is not None:
             content[f"{role}_token_id"] = ids.start[0]
     more = _options_there(model)

@@ -118,7 +118,7 @@ def export_hf(
     content, tensors = net_to_hf(card.architecture, model.config, net)
     if isinstance(model, Classifier):
         content |= labels_to_hf(model.labels)
-    ids, generation = generation_to_hf(model)
+    ids, generation = generation_to_hf(model, content["model_type"])
     for key, value in ids.items():
         if content.get(key) is None:
             content[key] = value
@@ -191,16 +191,16 @@ def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedN
 def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """Their `config.json` and tensors; raises UserError where they have no place for ours.
 
-    An architecture that is another one by some of its settings says so by `written_as`.
+    An architecture that is another one by some of its settings, or once its weights are put into
+    another order, gives that one by `written_as`.
     """
     module = architecture(name)
     if hasattr(module, "written_as"):
-        name, config = module.written_as(config)
+        name, config, net = module.written_as(config, net)
         module = architecture(name)
     if not hasattr(module, "HF"):
         raise UserError(
-            f"a model of the architecture {name} has no counterpart in the Hugging Face format; "
-            "train marian, bart or t5 to export a translator"
+            f"a model of the architecture {name} has no place in the Hugging Face format"
         )
     return config_to_hf(module.HF, config), to_hf(net, module.hf_names(config))
 

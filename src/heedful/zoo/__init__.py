@@ -13,6 +13,7 @@ ARCHITECTURES = (
     "modernbert",
     "bart",
     "marian",
+    "pegasus",
     "t5",
     "llama",
     "mistral",

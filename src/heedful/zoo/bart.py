@@ -87,16 +87,11 @@ def build(config: Config) -> EncoderDecoder:
     )
 
 
-def stack_of(config: Config) -> Callable[[Side], Stack]:
-    """The encoder and the decoder of 2017."""
-    return partial(
-        stack,
-        config,
-        residual=PostNorm,
-        norm=nn.LayerNorm,
-        attention={"dropout": config.attention_dropout},
-        mlp={"dropout": config.activation_dropout},
-    )
+def stack_of(config: Config, **more: Any) -> Callable[[Side], Stack]:
+    """The encoder and the decoder of 2017; `more`: of `stack`."""
+    keys = {"residual": PostNorm, "norm": nn.LayerNorm, **more}
+    attention, mlp = config.attention_dropout, config.activation_dropout
+    return partial(stack, config, attention={"dropout": attention}, mlp={"dropout": mlp}, **keys)
 
 
 HF = HfFormat(

@@ -9,6 +9,8 @@ in two details: it does not scale scores, and its queries, keys and values have 
 
 from typing import Annotated, Any
 
+from torch import nn
+
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Activation
@@ -110,13 +112,13 @@ HF = HfFormat(
 )
 
 
-def written_as(config: Config) -> tuple[str, Any]:
-    """The architecture in whose format this model is written: GPT-2's where it is one."""
+def written_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
+    """The architecture, Config and net that are written: GPT-2's where it is one."""
     usual = config.head_dim in (None, config.d_model / config.num_heads)
     if config.window is None and config.scale_scores and config.qkv_bias and usual:
         kept = gpt2.Config.__dataclass_fields__.keys() & Config.__dataclass_fields__.keys()
-        return "gpt2", gpt2.Config(**{key: getattr(config, key) for key in kept})
-    return "gpt3", config
+        return "gpt2", gpt2.Config(**{key: getattr(config, key) for key in kept}), net
+    return "gpt3", config, net
 
 
 def hf_names(config: Config) -> Names:

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ class Names:
         buffers: tensors that hold no weights (causal masks, position ids): passed over silently.
         unused: weights that our net has no place for: passed over with a notice.
         optional: names of ours that a file may lack: left as initialised, with a notice.
+        repeated: further tensors that are written, for readers that miss them, and passed over
+            when read (tables that follow from their size): their name -> where it is in our net.
     """
 
     names: Sequence[Name]
@@ -63,6 +66,7 @@ class Names:
     buffers: str = ""
     unused: str = ""
     optional: str = ""
+    repeated: Mapping[str, str] = field(default_factory=dict)
 
 
 def layer_names(ours: str, theirs: str, modules: Mapping[str, str], **more: bool) -> list[Name]:
@@ -133,13 +137,14 @@ def from_hf(
 
 
 def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
-    """The net's weights in the Hugging Face format: views of them, no copies (but for zeros).
+    """The net's weights in the Hugging Face format: views, no copies but of what is `repeated`.
 
     A parameter that the net shares is there once, under the first of its names.
     """
     slots = list(_slots(net, names))
     first = (group[0] for group in _by_part(net, slots))
-    return {slot.theirs: slot.view for slot in first} | _zeros(slots, net)
+    again = {theirs: attrgetter(ours)(net).clone() for theirs, ours in names.repeated.items()}
+    return {slot.theirs: slot.view for slot in first} | _zeros(slots, net) | again
 
 
 def weights_of(net: nn.Module) -> dict[str, Tensor]:
@@ -242,6 +247,8 @@ def _recognise(
         for old, new in names.endings.items():
             if name.endswith(old):
                 both += [each.removesuffix(old) + new for each in both]
+        if not names.repeated.keys().isdisjoint(both):
+            continue
         full = next((each for each in both if each in known), None)
         if full is None and any(re.fullmatch(names.buffers, each) for each in both):
             continue

@@ -12,6 +12,8 @@ output (sec. 3.4). `tiny` is the size of Wu et al. 2021 for Multi30k.
 from functools import partial
 from typing import Any, Literal
 
+from torch import nn
+
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
@@ -94,6 +96,13 @@ def build(config: Config) -> EncoderDecoder:
     )
     positions = POSITIONS[config.positions]
     return encoder_decoder(config, stack_of, positions=positions, tie=config.tie_embeddings)
+
+
+def written_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
+    """The architecture, Config and net that are written in the Hugging Face format."""
+    from heedful.zoo import hf_vaswani2017
+
+    return hf_vaswani2017.written_as(config, net)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -1,0 +1,96 @@
+"""PEGASUS (Zhang et al. 2020, "PEGASUS: Pre-training with Extracted Gap-sentences for Abstractive
+Summarization").
+
+| sec. 5 and 6 | layers, each side | d_model | d_ff | heads | parameters (96,103 entries) |
+|--------------|-------------------|---------|------|-------|-----------------------------|
+| base         | 12                | 768     | 3072 | 12    | 272M                        |
+| large        | 16                | 1024    | 4096 | 16    | 569M                        |
+
+The Transformer of 2017 with norms before the sub-layers and one after each stack, which the Hugging
+Face format writes like Marian's, with all sines before all cosines and a bias on the logits.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.feedforward import Activation
+from heedful.parts.positions import SinusoidalTable
+from heedful.parts.residual import PreNorm
+from heedful.zoo import bart
+from heedful.zoo.build import encoder_decoder
+from heedful.zoo.checks import model_config
+from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.hf_seq2seq import bart_names
+from heedful.zoo.names import Name, Names
+
+
+@model_config
+class Config(bart.Config):
+    """BART's keys; the defaults are the paper's larger model.
+
+    Args:
+        tie_embeddings: none, or all: source, target and output share one matrix.
+    """
+
+    src_vocab_size: Annotated[int, Hf("vocab_size")] = 96103
+    tgt_vocab_size: Annotated[int, Hf("vocab_size")] = 96103
+    d_model: int = 1024
+    num_heads: int = 16
+    num_encoder_layers: int = 16
+    num_decoder_layers: int = 16
+    d_ff: int = 4096
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    activation: Activation = "relu"
+    tie_embeddings: Annotated[
+        Literal["none", "all"], Hf("tie_word_embeddings", values={True: "all", False: "none"})
+    ] = "all"
+    scale_embeddings: bool = True
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"d_model": 768, "num_heads": 12, "d_ff": 3072}
+    | {"num_encoder_layers": 12, "num_decoder_layers": 12},
+    "large": {},
+}
+
+
+def build(config: Config) -> EncoderDecoder:
+    """A new model, its weights drawn from torch's generator once, after tying."""
+    positions = partial(SinusoidalTable, halves=True)
+    stack_of = bart.stack_of(config, residual=PreNorm, final_norm=True)
+    return encoder_decoder(
+        config, stack_of, tie=config.tie_embeddings, positions=positions, bias=True
+    )
+
+
+HF = HfFormat(
+    model_type="pegasus",
+    config=Config,
+    classes={"PegasusForConditionalGeneration": {}, "PegasusModel": {}},
+    fixed={key: bart.HF.fixed[key] for key in bart.HF.fixed if key != "tie_word_embeddings"}
+    | {"normalize_before": True, "add_final_layer_norm": True}
+    | {"normalize_embedding": False, "static_position_embeddings": True},
+    defaults={**bart.HF.defaults, "src_vocab_size": 50265, "tgt_vocab_size": 50265}
+    | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
+    read=bart.HF.read,
+    write=bart.HF.write,
+)
+
+
+def hf_names(config: Config) -> Names:
+    """BART's, without the norms over embeddings and with those after the stacks."""
+    is_shared = config.tie_embeddings == "all"
+    names = bart_names(shared=is_shared)
+    norms = [Name(f"{side}.final_norm", f"model.{side}.layer_norm") for side in _SIDES]
+    tables = {
+        f"model.{side}.embed_positions.weight": f"{embedding}.positions.weight"
+        for side, embedding in _SIDES.items()
+    }
+    unread = {} if is_shared else {"model.shared.weight": "src_embedding.tokens.weight"}
+    return replace(names, names=[*names.names, *norms], repeated=tables | unread)
+
+
+_SIDES = {"encoder": "src_embedding", "decoder": "tgt_embedding"}

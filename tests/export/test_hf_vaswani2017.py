@@ -1,0 +1,166 @@
+"""The Transformer of 2017 as Marian and PEGASUS of transformers: the same logits, the same text."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.errors import UserError
+from heedful.export.hf import export_hf, import_hf
+from heedful.inference import GenerationIds, ModelCard, open_net
+from heedful.zoo import architecture
+from heedful.zoo.saved import make_config
+from hf_parity import CLOSE, randomised
+from seq2seq_parity import ours_of, random_pairs, theirs_of
+
+transformers = pytest.importorskip("transformers")
+
+LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
+TEXTS = ["the dog sat", "hello cat in the park and the world", "a"]
+CLASSES = {"post": transformers.MarianMTModel, "pre": transformers.PegasusForConditionalGeneration}
+
+
+def tokenizer_of(size: int) -> Tokenizer:
+    return train_tokenizer(LINES, kind="bpe", vocab_size=size)
+
+
+def made(src: Tokenizer | None, tgt: Tokenizer | None, seed: int = 0, **keys: Any) -> Any:
+    """A random tiny translator that reads its source: attention says more than the embeddings."""
+    sizes = [30 if each is None else each.vocab_size for each in (src, tgt)]
+    tiny = {"src_vocab_size": sizes[0], "tgt_vocab_size": sizes[1], "max_length": 40}
+    tiny |= {"d_model": 12, "num_heads": 3, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    config: Any = make_config("vaswani2017", tiny | {"d_ff": 16} | keys)
+    net = randomised(architecture("vaswani2017").build(config), seed)
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            if name.endswith(("attention.sublayer.out.weight", "kv.weight")):
+                weight.mul_(5)
+    ids = GenerationIds() if src else GenerationIds(start=(1,), end=(2,))
+    card = ModelCard("vaswani2017", "translation", generation=ids)
+    return open_net(net, config, card, src, tgt)
+
+
+def drawn(placement: str, tying: str, seed: int) -> dict[str, Any]:
+    """Sizes and choices of one configuration."""
+    draw = random.Random(f"{placement} {tying} {seed}")
+    heads = draw.choice([1, 3, 5])
+    return {
+        "norm_placement": placement,
+        "tie_embeddings": tying,
+        "num_heads": heads,
+        "d_model": heads * draw.choice([3, 4, 7]),  # odd: a sine more than cosines
+        "d_ff": draw.choice([8, 20]),
+        "num_encoder_layers": draw.choice([1, 2]),
+        "num_decoder_layers": draw.choice([1, 3]),
+        "activation": draw.choice(["relu", "gelu", "gelu_tanh", "silu"]),
+        "bias": draw.random() < 0.7,
+        "scale_embeddings": draw.random() < 0.7,
+        "attention_dropout": draw.choice([None, 0.2]),
+    }
+
+
+@pytest.mark.parametrize("tying", ["none", "decoder", "all"])
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@torch.no_grad()
+def test_transformers_gives_the_same_logits_and_text(
+    placement: str, tying: str, tmp_path: Path
+) -> None:
+    tokenizer, written = tokenizer_of(40), set[str]()
+    for seed in range(2):
+        model = made(tokenizer, tokenizer, seed, **drawn(placement, tying, seed))
+        folder = tmp_path / str(seed)
+        export_hf(model, folder / "hf")
+        auto, cls = transformers.AutoModelForSeq2SeqLM, CLASSES[placement]
+        theirs, report = auto.from_pretrained(folder / "hf", output_loading_info=True)
+        assert type(theirs) is cls
+        assert not any(report.values()), report
+        back = import_hf(folder / "hf", folder / "back")
+        nets = (model.net, back.net, theirs.eval())
+        pairs = random_pairs(40, 40, "right", seed)
+        real = pairs.tgt_mask.bool()
+        ours, again, there = (each.double() for each in nets)  # their logits are large
+        expected = ours_of(ours, pairs, "right")[real]
+        assert expected.std() > 0.1
+        torch.testing.assert_close(theirs_of(there, pairs).logits[real], expected, **CLOSE)
+        torch.testing.assert_close(ours_of(again, pairs, "right")[real], expected, **CLOSE)
+        for each in nets:
+            each.float()
+
+        read = transformers.AutoTokenizer.from_pretrained(folder / "hf")
+        batch = read(TEXTS, return_tensors="pt", padding=True)
+        for beam in (1, 4):
+            ids = theirs.generate(**batch, num_beams=beam, max_new_tokens=11)
+            text = read.batch_decode(ids, skip_special_tokens=True)
+            said = model.translate(TEXTS, beam_size=beam, max_new_tokens=11)
+            written |= {*said}
+            assert text == said == back.translate(TEXTS, beam_size=beam, max_new_tokens=11)
+        assert back.options() == model.options()
+        assert back.ids == model.ids
+    assert len(written) > 4
+
+
+@torch.no_grad()
+def test_two_vocabularies_are_marians(tmp_path: Path) -> None:
+    src, tgt = tokenizer_of(40), tokenizer_of(33)
+    model = made(src, tgt, tie_embeddings="decoder")
+    export_hf(model, tmp_path / "hf")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").eval()
+    read = transformers.AutoTokenizer.from_pretrained
+    batch = read(tmp_path / "hf")(TEXTS, return_tensors="pt", padding=True)
+    ids = theirs.generate(**batch, num_beams=1, max_new_tokens=11)
+    text = read(tmp_path / "hf/tokenizer_target").batch_decode(ids, skip_special_tokens=True)
+    assert text == model.translate(TEXTS, beam_size=1, max_new_tokens=11)
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@torch.no_grad()
+def test_a_net_without_a_tokenizer_is_written(placement: str, tmp_path: Path) -> None:
+    model = made(None, None, norm_placement=placement)
+    export_hf(model, tmp_path / "hf")
+    theirs = CLASSES[placement].from_pretrained(tmp_path / "hf").eval()
+    pairs = random_pairs(30, 30, "right")
+    real = pairs.tgt_mask.bool()
+    expected = ours_of(model.net, pairs, "right")[real]
+    torch.testing.assert_close(theirs_of(theirs, pairs).logits[real], expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said", "instead"),
+    [
+        ({"norm_placement": "output"}, "norm_placement output", "model.norm_placement=pre"),
+        ({"norm_placement": "sandwich"}, "norm_placement sandwich", "model.norm_placement=pre"),
+        ({"positions": "learned"}, "positions learned", "model.positions=sinusoidal"),
+        ({"positions": "none"}, "positions none", "model.positions=sinusoidal"),
+        ({"final_norm": True}, "final_norm true", "model.final_norm=false"),
+        (
+            {"norm_placement": "pre", "final_norm": False},
+            "final_norm false",
+            "model.final_norm=true",
+        ),
+        ({"norm_eps": 1e-6}, "norm_eps 1e-06", "model.norm_eps=1e-05"),
+        (
+            {"norm_placement": "pre", "tgt_vocab_size": 31, "tie_embeddings": "none"},
+            "joint false",
+            "tokenizer.joint=true",
+        ),
+        (
+            {"norm_placement": "output", "positions": "none", "norm_eps": 1e-3},
+            "model.norm_placement output, model.positions none, model.norm_eps 0.001",
+            "--set model.norm_placement=pre --set model.positions=sinusoidal "
+            "--set model.norm_eps=1e-05",
+        ),
+    ],
+)
+def test_what_has_no_place_is_refused_with_what_has(
+    keys: dict[str, Any], said: str, instead: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as error:
+        export_hf(made(None, None, **keys), tmp_path / "hf")
+    assert said in str(error.value)
+    assert str(error.value).endswith(
+        f"train it with {'' if instead[0] == '-' else '--set '}{instead}"
+    )
+    assert list(tmp_path.iterdir()) == []

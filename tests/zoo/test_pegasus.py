@@ -1,0 +1,88 @@
+"""PEGASUS against transformers: logits, padding, caches, both ways of the weights, its sizes."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_marian import prepare as prepare_marian
+
+from hf_parity import by_key, millions, transformers, written
+from seq2seq_parity import BART_NOT_BUILT, BART_SIZES, BartLaws, Seq2SeqCase, tied_to
+
+UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+
+
+def prepare(model: Any, keys: dict[str, Any]) -> None:
+    """As Marian's; the matrix that nothing reads where none is shared is the source's."""
+    prepare_marian(model, keys)
+    getattr(model, "model", model).shared.weight.copy_(model.get_encoder().embed_tokens.weight)
+
+
+PEGASUS = Seq2SeqCase(
+    name="pegasus",
+    hf_config=transformers.PegasusConfig,
+    hf_class=transformers.PegasusForConditionalGeneration,
+    base_class=transformers.PegasusModel,
+    sizes=BART_SIZES | {"scale_embedding": True},
+    configs=[
+        {},
+        UNTIED | {"activation_function": "gelu", "decoder_layers": 1},
+        {
+            "d_model": 15,  # odd: a sine more than cosines
+            "encoder_attention_heads": 5,
+            "decoder_attention_heads": 3,
+            "encoder_ffn_dim": 7,
+            "decoder_ffn_dim": 9,
+            "encoder_layers": 1,
+            "decoder_layers": 3,
+            "activation_function": "relu",
+            "scale_embedding": False,
+        },
+    ],
+    prepare=prepare,
+    left_out={
+        "src_vocab_size": 50265,
+        "tgt_vocab_size": 50265,
+        "num_encoder_layers": 12,
+        "num_decoder_layers": 12,
+        "activation": "gelu",
+        "scale_embeddings": False,
+    },
+    not_built={
+        message: keys
+        for message, keys in BART_NOT_BUILT.items()
+        if keys.keys().isdisjoint(("tie_word_embeddings", "normalize_before"))
+        and "add_final_layer_norm" not in keys
+    }
+    | by_key(normalize_before=False, add_final_layer_norm=False, normalize_embedding=True)
+    | by_key(static_position_embeddings=False, tie_word_embeddings="decoder"),
+    other_class="PegasusForCausalLM",
+    impossible={
+        "src_vocab_size is 7 and tgt_vocab_size 96103": {"src_vocab_size": 7},
+        "d_model 1024 is not divisible by num_heads 7": {"num_heads": 7},
+        "'none' or 'all'": {"tie_embeddings": "decoder"},
+    },
+    published={"base": millions(272.2), "large": millions(568.7)},
+    beyond=lambda config: -config.tgt_vocab_size,  # the bias is no parameter over there
+    counted=transformers.PegasusForConditionalGeneration,
+    tied=tied_to("model.shared.weight", "model."),
+    optional=("final_logits_bias",),
+)
+
+
+class TestLaws(BartLaws):
+    case = PEGASUS
+
+
+@pytest.mark.parametrize(("keys", "matrices"), [({}, 1), (UNTIED, 3)])
+def test_trap_19_tied_matrices_are_one(keys: dict[str, Any], matrices: int) -> None:
+    found = PEGASUS.net(**keys)
+    net = found.net
+    three = {net.src_embedding.tokens.weight, net.tgt_embedding.tokens.weight, net.head.out.weight}
+    assert len(three) == matrices
+    again = {"model.shared.weight"} if matrices > 1 else set()  # transformers would miss it
+    names = {name for name, tensor in written(found).items() if tensor.size(0) == 23}
+    assert len(names - again) == matrices
+    tensors = written(found)
+    for name in again:
+        assert torch.equal(tensors[name], net.src_embedding.tokens.weight)
