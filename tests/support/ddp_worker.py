@@ -1,7 +1,9 @@
 """One of two processes that train under DDP; run by tests/training/test_train_step.py."""
 
+import faulthandler
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -15,9 +17,17 @@ from heedful.recipe_files import load_recipe
 
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[4]}
+    faulthandler.dump_traceback_later(200, exit=True)  # where it stands, rather than silence
+    # Without a port that another may take, and without asking a resolver for this host's name.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", rank=rank, world_size=world)
+    distributed.init_process_group(
+        "gloo",
+        init_method=(folder / "store").as_uri(),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=90),
+    )
     for path in sorted(folder.glob("*.yaml")):
         run = Ready(load_recipe(path), folder / "data")
         plan = run.task.plan(run.data, 0)[:world]
@@ -29,6 +39,7 @@ def main() -> None:
         if rank == 0:
             grads = {n: p.grad for n, p in step.module.net.named_parameters() if p.grad is not None}
             save_file(grads, folder / f"{path.stem}.safetensors")
+    distributed.barrier()  # neither leaves while the other still reads
     distributed.destroy_process_group()
 
 
