@@ -122,6 +122,6 @@ class ClassificationHead(nn.Module):
         self.dropout = Dropout(dropout)
         self.labels = nn.Linear(d_model, num_labels)
 
-    def forward(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... C"]:
         hidden = self.activation(self.dense(self.input_dropout(x)))
         return self.labels(self.dropout(self.norm(hidden)))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.parts.heads import OutputHead
@@ -49,7 +49,18 @@ def cross_entropy(
     return LossSum(loss, nll.detach(), correct, targets.numel())
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+class ChunkLoss(NamedTuple):
+    """Of some rows: the sums of a `LossSum`, and d loss / d logits where it was asked for."""
+
+    loss: Tensor
+    nll: Tensor
+    correct: Tensor
+    grad: Tensor | None
+
+
+ChunkLossOf = Callable[[Float[Tensor, "... n V"], Int[Tensor, "n"], bool], ChunkLoss]
+
+
 def head_loss(
     head: OutputHead,
     states: Float[Tensor, "N D"],
@@ -58,25 +69,64 @@ def head_loss(
     label_smoothing: float = 0.0,
     count_correct: bool = False,
 ) -> LossSum:
-    """`cross_entropy(head(states), targets)` without ever holding the (N, V) logits.
+    """`cross_entropy(head(states), targets)` without ever holding the (N, V) logits."""
 
-    Rows are taken in chunks, and each chunk's gradient is formed while its probabilities are still
-    in the processor's cache (Hsu et al. 2024 do so on GPUs). The head is called, so that what wraps
-    or replaces its matrix is seen. Under autocast it runs in that type, the softmax in fp32.
+    def loss_of(logits: Tensor, target: Tensor, wanted: bool) -> ChunkLoss:
+        place, share = target[:, None], label_smoothing / logits.size(-1)
+        correct = (logits.argmax(-1) == target).sum() if count_correct else target.new_zeros(())
+        log_probs = F.log_softmax(logits, -1)
+        nll = -log_probs.gather(-1, place).sum()
+        loss = (1 - label_smoothing) * nll
+        if label_smoothing:
+            loss -= share * log_probs.sum()
+        if not wanted:
+            return ChunkLoss(loss, nll, correct, None)
+        grad = log_probs.exp_()  # d loss / d logits = softmax - q
+        if label_smoothing:
+            grad -= share
+        grad.scatter_add_(-1, place, grad.new_full((1, 1), label_smoothing - 1).expand_as(place))
+        return ChunkLoss(loss, nll, correct, grad)
+
+    found = chunked_loss(head, states, targets, loss_of, _CHUNK_ELEMENTS, _LEAST_ROWS)
+    return found if count_correct else found._replace(correct=found.correct - 1)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def chunked_loss(
+    head: nn.Module,
+    states: Float[Tensor, "... N D"],
+    targets: Int[Tensor, "N"],
+    loss_of: ChunkLossOf,
+    elements: int,
+    least_rows: int,
+) -> LossSum:
+    """A loss of a head's logits, which are formed some rows at a time, with their gradient at once.
+
+    Each chunk's gradient is formed while its probabilities are still in the processor's cache (Hsu
+    et al. 2024 do so on GPUs). The head is called, so that what wraps or replaces its matrix is
+    seen. Under autocast it runs in that type, the loss in fp32.
+
+    Args:
+        states: (N, D), or more of the same targets, as (2, N, D) of two passes.
+        loss_of: from logits (..., n, V) in fp32, targets (n,), and whether the gradient is wanted.
+        elements, least_rows: of the logits that are formed at once.
     """
-    states = head.transform(states)
-    weights = [weight for weight in head.out.parameters() if weight.requires_grad]
+    logits_of: Callable[[Tensor], Tensor] = head
+    out = head
+    if isinstance(head, OutputHead):
+        states, logits_of, out = head.transform(states), head.logits, head.out
+    weights = [weight for weight in out.parameters() if weight.requires_grad]
     if not torch.is_grad_enabled():
         states, weights = states.detach(), []
-    vocab = getattr(head.out, "out_features", _CHUNK_ELEMENTS)  # a wrapper may not say
-    rows = max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
-    loss, nll, correct = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        states, targets, head.logits, rows, label_smoothing, count_correct, *weights
+    vocab = getattr(out, "out_features", 10_000)  # a wrapper may not say
+    rows = max(least_rows, elements // vocab)
+    loss, nll, correct = _Chunked.apply(  # type: ignore[no-untyped-call]
+        states, targets, logits_of, rows, loss_of, *weights
     )
     return LossSum(loss, nll, correct, targets.numel())
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
+class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -84,8 +134,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         logits_of: Callable[[Tensor], Tensor],
         rows: int,
-        smoothing: float,
-        count_correct: bool,
+        loss_of: ChunkLossOf,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wanted = bool(ctx.needs_input_grad[0] or weights)
@@ -94,29 +143,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grads = [w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, _WIDE)) for w in weights]
         sums = torch.float32 if states.device.type == "mps" else torch.float64
         loss, nll = states.new_zeros(2, dtype=sums)
-        correct = targets.new_zeros(()) if count_correct else targets.new_full((), -1)
-        chunks = (of.split(rows) for of in (states.detach(), targets[:, None], grad_states))
+        correct = targets.new_zeros(())
+        chunks = (states.detach().split(rows, -2), targets.split(rows), grad_states.split(rows, -2))
         for x, target, grad_x in zip(*chunks, strict=True):
             with torch.set_grad_enabled(wanted):
                 out = logits_of(x.requires_grad_(wanted))
-            logits = out.detach().float()
-            if count_correct:
-                correct += (logits.argmax(-1, keepdim=True) == target).sum()
-            log_probs = F.log_softmax(logits, -1)
-            chunk_nll, share = -log_probs.gather(-1, target).sum(), smoothing / logits.size(-1)
-            nll += chunk_nll
-            loss += (1 - smoothing) * chunk_nll
-            if smoothing:
-                loss -= share * log_probs.sum()
-            if not wanted:
+            found = loss_of(out.detach().float(), target, wanted)
+            loss += found.loss
+            nll += found.nll
+            correct += found.correct
+            if found.grad is None:
                 continue
-            grad = log_probs.exp_()  # d loss / d logits = softmax - q
-            if smoothing:
-                grad -= share
-            grad.scatter_add_(-1, target, grad.new_full((1, 1), smoothing - 1).expand_as(target))
-            found = torch.autograd.grad(out, (x, *weights), grad.to(out.dtype))
-            grad_x.copy_(found[0])
-            for total, part in zip(grads, found[1:], strict=True):
+            of_x, *of_weights = torch.autograd.grad(out, (x, *weights), found.grad.to(out.dtype))
+            grad_x.copy_(of_x)
+            for total, part in zip(grads, of_weights, strict=True):
                 total += part
         ctx.grads = grad_states, [g.to(w.dtype) for g, w in zip(grads, weights, strict=True)]
         nll = nll.float()
@@ -128,4 +168,4 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, of_weights = ctx.grads
         scale = grads[0]
-        return grad_states * scale, *[None] * 5, *(grad * scale for grad in of_weights)
+        return grad_states * scale, *[None] * 4, *(grad * scale for grad in of_weights)
