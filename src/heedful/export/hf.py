@@ -284,12 +284,14 @@ def _doubts(model: AnyModel, directory: Path) -> list[str]:
 
 
 def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
-    """Add to the tokenizer's files what only the model knows: its length, languages, and types."""
+    """Add to the tokenizer's files what only the model knows: lengths, sides, languages, types."""
     if isinstance(model, Translator):
         _end_sources(directory, model)
     path = directory / _TOKENIZER_CONFIG
     settings = read_json(path)
     settings["model_max_length"] = model.config.max_length
+    if isinstance(model, LanguageModel):
+        settings["padding_side"] = "left"  # what a row goes on with stands behind its own text
     if settings.get("tokenizer_class") == "MarianTokenizer":
         for ours, theirs in _SIDES.items():
             if (language := getattr(model.card, f"{ours}_language")) is not None:

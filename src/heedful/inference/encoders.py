@@ -115,14 +115,18 @@ class MaskedLanguageModel(Encoder):
         return fillings
 
     def _masked_ids(self, text: str) -> list[int]:
-        """Ids of a text with masks; the pieces between masks are encoded on their own."""
+        """Ids of a text with masks; the pieces between masks are encoded on their own, but by a
+        tokenizer that finds specials in a text, which knows what space belongs to them.
+        """
         text = text.replace("\0", " ")
         for name in (*MASK_NAMES, self.mask_token):
             text = text.replace(name, "\0")
+        if not self.tokenizer.specials_are_text:
+            text = text.replace("\0", self.mask_token)
         ids: list[int] = []
         for number, piece in enumerate(text.split("\0")):
             ids += [self._mask_id()] if number else []
-            ids += self.tokenizer.encode(piece) if piece.strip() else []
+            ids += self.tokenizer.encode(piece)
         return self.tokenizer.add_special_tokens(ids)
 
     def _shown(self, ids: list[int]) -> str:

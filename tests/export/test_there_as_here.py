@@ -1,0 +1,151 @@
+"""Every architecture's export says in transformers what the model says here: text in, text out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.export.hf import export_hf, import_hf
+from heedful.inference import GenerationIds, ModelCard, open_net
+from heedful.inference.nets import AnyModel
+from heedful.zoo import ARCHITECTURES, architecture
+from heedful.zoo.saved import make_config
+from hf_parity import CLOSE, randomised
+
+transformers = pytest.importorskip("transformers")
+
+LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 10
+TEXTS = ["the cat", "a dog runs in the world and more", "hello"]
+SPECIALS = "the </s> sat <pad> on <s> a <unk> é"  # text like any other
+MASKED = ["<mask> cat sat", "the<mask> <mask> on the mat <mask>", "a <mask>"]
+KINDS = {"unigram": 45, "wordpiece": 45, "byte_bpe": 290, "word": None, "char": None, "byte": None}
+ONE_OF_EACH = ("vaswani2017", "gpt2", "bert")
+CASES = [(name, "bpe") for name in ARCHITECTURES]
+CASES += [(name, kind) for name in ONE_OF_EACH for kind in KINDS]
+ENCODERS = [name for name in ARCHITECTURES if hasattr(architecture(name).Config, "head")]
+OWN = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}, "roberta": {"position_offset": 1}}
+
+
+def made(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
+    """A random model of tiny sizes whose outputs depend on what it reads, as its task makes it."""
+    fields = architecture(name).Config.__dataclass_fields__
+    size = KINDS.get(kind, 45)
+    options: dict[str, Any] = {"vocab_size": size, "or_fewer": size is not None}
+    if "head" in fields:
+        options |= {"extra_specials": ["<mask>"], "template": "both"}
+    elif "vocab_size" in fields:
+        options["template"] = "bos" if kind == "bpe" else "none"
+    tokenizer = train_tokenizer(LINES, kind=kind, **options)
+    sizes = dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
+    sizes |= {"d_model": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "max_length": 60}
+    sizes |= dict.fromkeys(("num_layers", "num_encoder_layers", "num_decoder_layers"), 1)
+    known = {key: value for key, value in (sizes | {"d_ff": 32}).items() if key in fields}
+    config: Any = make_config(name, known | OWN.get(name, {}) | keys)
+    net = randomised(architecture(name).build(config))
+    with torch.no_grad():
+        for path, weight in net.named_parameters():
+            if path.endswith(("attention.sublayer.out.weight", "kv.weight", "qkv.weight")):
+                weight.mul_(5)
+    ids = GenerationIds()
+    if "vocab_size" in fields and "head" not in fields:
+        ids = GenerationIds(tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=(0, 1))
+    labels = ("no", "yes") if keys.get("head") == "classify" else ()
+    return open_net(net, config, ModelCard(name, "t", labels=labels, generation=ids), tokenizer)
+
+
+def opened(model: AnyModel, folder: Path, auto: str) -> tuple[Any, Any]:
+    """The tokenizer and the model of its export."""
+    export_hf(model, folder)
+    net = getattr(transformers, f"AutoModel{auto}").from_pretrained(folder).eval()
+    return transformers.AutoTokenizer.from_pretrained(folder), net
+
+
+def assert_same_ids(there: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+    """Text to ids and back, with the specials and without."""
+    assert there(text)["input_ids"] == ids
+    for is_whole in (True, False):
+        back = there.decode(ids, skip_special_tokens=not is_whole)
+        assert back == tokenizer.decode(ids, keep_specials=is_whole)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@torch.no_grad()
+def test_text_in_and_text_out_are_the_same(name: str, kind: str, tmp_path: Path) -> None:
+    model = made(name, kind)
+    tokenizer = model.tokenizer if name in ENCODERS else model.tgt_tokenizer
+    family = {"masked language model": "ForMaskedLM", "translator": "ForSeq2SeqLM"}
+    auto = family.get(model.kind, "ForCausalLM")
+    there, theirs = opened(model, tmp_path / "hf", auto)
+    for role in ("pad", "bos", "eos", "unk", "mask", "cls", "sep"):
+        id = getattr(tokenizer.specials, f"{role}_id")
+        assert getattr(there, f"{role}_token_id") == id
+        if id is not None:
+            assert [getattr(there, f"{role}_token")] == tokenizer.tokens([id])
+    if auto == "ForMaskedLM":
+        assert_fills(there, theirs, model)
+        return
+    for text in (*TEXTS, SPECIALS):
+        assert_same_ids(there, tokenizer, text, model.prompt_ids([text])[0])
+    batch = there(TEXTS, return_tensors="pt", padding=True)
+    start = batch["input_ids"].size(1) if auto == "ForCausalLM" else 0
+    for beam in (1, 4):
+        stop = {"early_stopping": "never"} if beam > 1 else {}
+        ids = theirs.generate(**batch, num_beams=beam, max_new_tokens=9, **stop)
+        said = there.batch_decode(ids[:, start:], skip_special_tokens=True)
+        assert said == model.generate(TEXTS, beam_size=beam, max_new_tokens=9)
+
+
+def assert_fills(there: Any, theirs: Any, model: Any) -> None:
+    """Masks of a padded batch are filled by the same tokens, equally likely."""
+    for text in (*TEXTS, *MASKED):
+        assert_same_ids(there, model.tokenizer, text, model._masked_ids(text))
+    batch = there(MASKED, return_tensors="pt", padding=True)
+    logits = theirs(**batch).logits
+    logits[..., sorted(model.tokenizer.special_ids)] = -torch.inf
+    for text, ids, row in zip(MASKED, batch["input_ids"], logits, strict=True):
+        found = row[ids == there.mask_token_id].softmax(-1).topk(3)
+        ours = model.fill(text, top_k=3)
+        assert [[each.id for each in place] for place in ours] == found.indices.tolist()
+        chances = torch.tensor([[each.probability for each in place] for place in ours])
+        torch.testing.assert_close(chances, found.values, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_pairs_of_texts_have_the_same_classes(name: str, tmp_path: Path) -> None:
+    model: Any = made(name, head="classify", num_labels=2)
+    there, theirs = opened(model, tmp_path / "hf", "ForSequenceClassification")
+    others = [*reversed(TEXTS)]
+    for more in ({}, {"pairs": others}):
+        batch = there(TEXTS, *more.values(), return_tensors="pt", padding=True)
+        ours = torch.from_numpy(model.class_logits(TEXTS, **more))
+        torch.testing.assert_close(theirs(**batch).logits, ours, **CLOSE)
+    assert [theirs.config.id2label[label] for label in (0, 1)] == [*model.labels]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_texts_have_the_same_states(name: str, tmp_path: Path) -> None:
+    model: Any = made(name, head="none")
+    there, theirs = opened(model, tmp_path / "hf", "")
+    batch = there(TEXTS, return_tensors="pt", padding=True)
+    states, real = theirs(**batch).last_hidden_state, batch["attention_mask"][..., None]
+    mean = (states * real).sum(1) / real.sum(1)
+    torch.testing.assert_close(mean, model.embed(TEXTS), **CLOSE)
+
+
+def test_a_mask_that_takes_the_space_before_it_takes_it_here(tmp_path: Path) -> None:
+    """RoBERTa's does."""
+    export_hf(made("bert", "byte_bpe"), tmp_path / "hf")
+    path = tmp_path / "hf/tokenizer.json"
+    content = json.loads(path.read_text())
+    [mask] = [token for token in content["added_tokens"] if token["content"] == "<mask>"]
+    mask["lstrip"] = True
+    path.write_text(json.dumps(content))
+    model: Any = import_hf(tmp_path / "hf", tmp_path / "back")
+    there = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for text in MASKED:
+        assert model._masked_ids(text) == there(text)["input_ids"]
