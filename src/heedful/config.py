@@ -315,7 +315,9 @@ class Recipe(_Strict):
     distillation: Distillation = Field(default_factory=Distillation)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     expect: list[Expectation] = Field(
-        [], description="is my run right? bands of the held-out loss; change nothing of the run"
+        [],
+        description="is my run right? bands of the held-out loss, set aside by any `--set` that "
+        "the loss hangs on; change nothing of the run",
     )
 
     @model_validator(mode="before")
@@ -353,9 +355,10 @@ class Recipe(_Strict):
             )
         return self
 
-    def to_yaml(self) -> str:
-        """Every key with its value, defaults included."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    def to_yaml(self, *, differences: bool = False) -> str:
+        """Every key with its value, or those alone that differ from their defaults."""
+        content = self.model_dump(mode="json", exclude_defaults=differences)
+        return yaml.safe_dump({"task": self.task} | content, sort_keys=False, allow_unicode=True)
 
 
 class Key(NamedTuple):

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from heedful.config import RENAMED, Recipe, keys_of
+from heedful.config import MAY_CHANGE, RENAMED, Recipe, keys_of
 from heedful.errors import UserError
 from heedful.files import read_text
 from heedful.plugins import nearest
@@ -22,6 +22,8 @@ from heedful.plugins import nearest
 RECIPES = Path(__file__).parent / "recipes"
 _LARGEST = 4 << 20  # bytes of a recipe
 _MOST_NODES = 100_000
+# Overrides that leave the held-out loss of a step as it is, or say what it is to be.
+_KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
 
 
 def explained(recipe: Recipe, objective: type[BaseModel] | None = None) -> str:
@@ -80,7 +82,8 @@ _Yaml12.add_implicit_resolver(
 def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe by path or by the name of a shipped one, with `key=value` overrides.
 
-    With an override of `init_from` the recipe's own `model` gives way to the source's.
+    With an override of `init_from` the recipe's own `model` gives way to the source's. Loss bands
+    (`expect`) are of the recipe as it is: an override that the loss hangs on sets them aside.
 
     Raises:
         UserError: no such recipe, not YAML, an unknown key, a wrong value.
@@ -96,6 +99,8 @@ def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ())
         # The sizes of the model that a run starts from hold, but for what the command line says.
         model = content.get("model") or {}
         content["model"] = {key: model[key] for key in model if "dropout" in str(key)}
+    if not all(key.startswith(_KEEP_BANDS) for key, _ in settings):
+        content.pop("expect", None)
     for key, value in settings:
         _apply(content, key, value)
     return parse_recipe(content, str(path), [key for key, _ in settings])

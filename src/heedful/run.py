@@ -7,7 +7,6 @@ report. Its data are prepared in a cache that runs share.
 
 import os
 import platform
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from heedful.config import MAY_CHANGE, Recipe, changed_keys
 from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import unigram_entropy
 from heedful.files import read_json, remove_unfinished, write_json, write_text
 from heedful.inference import (
     SavedModel,
@@ -42,22 +42,22 @@ from heedful.tasks.distillation import (
     sequence_distillation,
 )
 from heedful.tasks.epochs import Epochs
+from heedful.tasks.init_from import VOCABULARIES, take_over
 from heedful.tasks.rdrop import RDrop
 from heedful.tasks.task import Data, FinalScores, Origin, Say, Task
 from heedful.tasks.word_dropout import WordDropout
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
 from heedful.training.folder import RunFolder
-from heedful.training.loggers import Expectations, JsonlLog, TensorBoardLog, read_log
+from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule
 from heedful.training.trainer import Objective, Trainer, TrainStep, Work
+from heedful.training.verdict import Expectations, general_verdicts
 from heedful.zoo import architecture
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import (
-    OF_WORDS,
     WEIGHTS,
-    copy_matching,
     drawn_net,
     load_tensors,
     make_config,
@@ -66,7 +66,7 @@ from heedful.zoo.saved import (
 
 CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data
 DATA = "data.json"
-_VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
+_SPLITS = {"test": "test text", "valid": "held-out text"}
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,17 @@ class Result:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run has once it is started; `resumed_from` is the step that it goes on from."""
+    """What a run has once it is started; `resumed_from` is the step that it goes on from.
+
+    `unigram_entropy` is that of the targets that it learns from, as `RunStarted` has it.
+    """
 
     task: Task
     data: Data
     model: SavedModel
     trainer: Trainer
     resumed_from: int | None
+    unigram_entropy: float
 
 
 def train(
@@ -125,13 +129,18 @@ def train(
                 log.append(TensorBoardLog(out / "tensorboard", resume_step=step))
             run.trainer.listeners = [*listeners, *log, Expectations(recipe.expect, say)]
         reason, scores = _finish(run, out, say)
+    events = read_log(out / "log.jsonl")
+    for verdict in general_verdicts(events, out) if scores else ():
+        say(str(verdict))
     write_report(
         out / "report.html",
-        title=f"{recipe.task}: {out.name}",
-        events=read_log(out / "log.jsonl"),
-        recipe_yaml=recipe.to_yaml(),
+        title=f"{recipe.task.replace('_', ' ')}: {out.name}",
+        events=events,
+        recipe_yaml=recipe.to_yaml(differences=True),
         facts=_facts(run, device, command),
         final_scores=scores.by_name if scores else {},
+        labels=scores.labels if scores else (),
+        confusion=scores.confusion if scores else (),
     )
     return Result(out, recipe.task, reason, scores)
 
@@ -176,7 +185,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     model = _build(task, data, source, teacher)
     if source is not None:
         # Also where a run goes on: it may have been stopped before its first checkpoint.
-        _take_over(model, source, say_new, str(recipe.init_from))
+        take_over(model, source, say_new, str(recipe.init_from), out)
     if teacher is not None:
         ready_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
@@ -188,7 +197,8 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     if not (resume and (out / CONFIG).is_file()):
         save_description(model, out)
     epochs = Epochs(task, data)
-    epochs.plan(0)  # an example above the batch's limit is told now
+    first = epochs.plan(0)  # an example above the batch's limit is told now
+    entropy = unigram_entropy(epochs.load(item).targets for item in first)
     work = Work(
         plan=epochs.plan,
         load=lambda item: epochs.load(item).to(device),
@@ -208,7 +218,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
         bf16=uses_bf16(recipe.training.precision, device),
         compare_at=[one.step for one in recipe.expect],
     )
-    return _Run(task, data, model, trainer, trainer.resume() if resume else None)
+    return _Run(task, data, model, trainer, trainer.resume() if resume else None, entropy)
 
 
 def _objective(
@@ -241,16 +251,18 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
                 device=str(run.model.device),
                 total_steps=recipe.training.max_steps,
                 resumed_from=run.resumed_from,
+                unit=run.task.unit,
+                unigram_entropy=run.unigram_entropy,
             )
         )
         reason = trainer.run()
-        scores = None
+        scores, values, scored = None, {}, ""
         if reason != "interrupted":
-            say("scoring the held-out text with the model that the run chooses")
-            _choose_final(run, out)
+            scored = f"{_SPLITS[data.final]}, {_choose_final(run, out)}"
+            say(f"scoring: {scored}")
             scores = run.task.finish(run.model, run.data, out)
-        values = {} if scores is None else scores.values()
-        trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values))
+            values = scores.values()
+        trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values, scored))
     finally:
         for listener in trainer.listeners:
             listener.close()
@@ -376,7 +388,7 @@ def _kept_sizes(
     Raises:
         UserError: texts that are longer than that model's.
     """
-    for name in _VOCABULARIES:
+    for name in VOCABULARIES:
         if name in sizes:
             theirs = (getattr(m.config, name, 0) for m in (source, teacher) if m is not None)
             sizes[name] = max(sizes[name], *theirs, 0)
@@ -392,47 +404,24 @@ def _kept_sizes(
     return sizes | {"max_length": max_length}
 
 
-def _take_over(model: SavedModel, source: SavedModel, say: Say, name: str) -> None:
-    """Copy what fits, tables of words only where both have the same words, and say what did."""
-    ours, theirs = (
-        [each.src_tokenizer.content(), each.tgt_tokenizer.content()] for each in (model, source)
-    )
-    without = "" if ours == theirs else OF_WORDS
-    loaded, new, unused = copy_matching(model.net, source.net, without=without)
-    if not loaded:
-        raise UserError(
-            f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"
-        )
-    say(f"init_from  {len(loaded)} tensors of {name} loaded")
-    for what, names in (("drawn anew, not loaded", new), ("of it not used", unused)):
-        if names:
-            say(f"           {len(names)} {what}: {_summary(names)}")
-    sizes, its = asdict(model.config), asdict(source.config)
-    for key in sizes.keys() & its.keys() - {*_VOCABULARIES, "head", "num_labels"}:
-        if sizes[key] != its[key] and "dropout" not in key:
-            say(f"           model.{key} is {sizes[key]}, where {name} has {its[key]}")
+def _choose_final(run: _Run, out: Path) -> str:
+    """The run's model: the average of its checkpoints where that is better than the best.
 
-
-def _summary(names: Sequence[str]) -> str:
-    """A few names as they are, many by the parts of the net that they are of."""
-    if len(names) <= 3:
-        return ", ".join(names)
-    parts = Counter(".".join(name.split(".")[:2]) for name in names)
-    return ", ".join(f"{part} ({count})" for part, count in parts.items())
-
-
-def _choose_final(run: _Run, out: Path) -> None:
-    """The run's model: the average of its checkpoints where that is better than the best."""
-    net = run.model.net
+    Returns:
+        Which weights these are.
+    """
+    net, trainer = run.model.net, run.trainer
     best = load_tensors(out / WEIGHTS)
-    files = [path / WEIGHTS for path in run.trainer.checkpoints.to_average()]
+    files = [path / WEIGHTS for path in trainer.checkpoints.to_average()]
     if run.task.recipe.training.average_last > 1 and len(files) > 1:
         average = average_weights(files)
         set_weights(net, average, out)
-        if run.task.evaluate(run.model, run.data).value > run.trainer.state.best_value:
+        if run.task.evaluate(run.model, run.data).value > trainer.state.best_value:
             save_tensors(out / WEIGHTS, average)
-            return
+            return f"the mean of {len(files)} checkpoints"
     set_weights(net, best, out / WEIGHTS)
+    kind = "weights" if trainer.average is None else "averaged weights"
+    return f"the {kind} of step {trainer.state.best_step:,}"
 
 
 def _facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:

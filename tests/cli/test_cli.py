@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import heedful
 from commands import write_recipe
 from heedful.cli.app import app
+from heedful.evaluation.metrics import sentence_chrf
 
 VERBS = [str(command.name) for command in app.registered_commands]
 HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
@@ -169,7 +170,7 @@ def test_evaluate_json(commands, folder, model, tmp_path):
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     named = {"model", "beam_size", "length_penalty", "num_segments", "scores"}
-    assert found.keys() == {*named, "perplexity", "token_accuracy"}
+    assert found.keys() == {*named, "perplexity", "token_accuracy", "examples"}
     assert found["scores"].keys() == {"bleu", "chrf", "ter", "exact_match"}
     assert found["num_segments"] == 3
     sources = ["1 2 3", "5 4", "0 1 0"]
@@ -181,11 +182,18 @@ def test_evaluate_json(commands, folder, model, tmp_path):
     forced = model.teacher_forced(sources, sources)
     assert found["perplexity"] == pytest.approx(forced["perplexity"], rel=1e-4)
     assert found["token_accuracy"] == pytest.approx(forced["token_accuracy"])
+    worst = found["examples"]["worst"]
+    assert [one["chrf"] for one in worst] == sorted(sentence_chrf(outputs, sources))
+    for one in worst:
+        line = one["line"] - 1
+        assert (one["source"], one["output"]) == (sources[line], outputs[line])
+    assert {one["line"] for one in found["examples"]["random"]} == {1, 2, 3}
 
 
 def test_evaluate_prints_the_metrics_that_are_asked_for(commands, folder, tmp_path):
     (tmp_path / "src").write_text("1 2 3\n5 4\n")
     arguments = ("--src", tmp_path / "src", "--ref", tmp_path / "src", "--metrics", "chrf,bleu")
+    arguments += ("--examples", "0")
     lines = commands.run("evaluate", folder, *arguments).out.splitlines()
     assert [line.split()[0] for line in lines] == ["chrf", "bleu", "perplexity", "token_accuracy"]
 

@@ -431,8 +431,20 @@ def test_evaluate_labelled_texts(commands, models, opened, tmp_path):
         table[found["labels"].index(wanted), found["labels"].index(chosen)] += 1
     assert found["confusion"] == table.tolist()
     assert (tmp_path / "out").read_text().splitlines() == named
-    shown = commands.run(*arguments).out
-    assert [line.split()[0] for line in shown.splitlines()] == ["accuracy", "macro_f1"]
+    assert sum(of["num_texts"] for of in found["per_label"].values()) == 5
+    chances = [each.probability for each in opened["classes"].classify(texts)]
+    wrong = sorted((row for row in range(5) if not right[row]), key=lambda row: -chances[row])
+    assert [one["text"] for one in found["examples"]["worst"]] == [texts[row] for row in wrong[:3]]
+    assert len(found["examples"]["random"]) == 3
+    shown = commands.run(*arguments, "--examples", 1).out
+    first = [line.split()[0] for line in shown.splitlines() if line]
+    labels = found["labels"]
+    told = ["place", "text", "label", "said", "probability"]
+    assert first == [
+        *("accuracy", "macro_f1", "label", *labels, "label", *labels),
+        *("worst:", *told, "random:", *told),
+    ]
+    assert texts[wrong[0]] in shown
 
 
 def test_info_of_every_kind(commands, models, opened):

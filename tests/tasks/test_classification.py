@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import heedful
 from encoder_runs import LEARNS, Ready, saved, tiny, words
@@ -18,7 +16,7 @@ from heedful.data.rows import read_rows
 from heedful.errors import UserError
 from heedful.inference import Classifier
 from heedful.run import train
-from heedful.tasks.classification import accuracy, confusion, labels_of, macro_f1
+from heedful.tasks.classification import labels_of
 from heedful.tasks.task import Origin
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
@@ -61,33 +59,6 @@ def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
 
 def ready(folder: Path, file: str, **changes: Any) -> Ready:
     return Ready(recipe_of(file, **changes), folder, "bert")
-
-
-# --- scores ---------------------------------------------------------------------------------
-
-
-def test_the_table_of_errors() -> None:
-    labels, predictions = np.array([0, 0, 0, 1, 2, 2]), np.array([0, 0, 2, 2, 2, 2])
-    table = confusion(labels, predictions, 4)
-    assert table.tolist() == [[2, 0, 1, 0], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 0, 0]]
-    assert accuracy(table) == pytest.approx(4 / 6)
-    # F1: 4/5, 0 and 4/6; the fourth label is neither there nor said.
-    assert macro_f1(table) == pytest.approx((4 / 5 + 0 + 4 / 6) / 3)
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30))
-@settings(max_examples=60, deadline=None)
-def test_scores_are_as_defined(answers: list[tuple[int, int]]) -> None:
-    labels, predictions = (np.array(side) for side in zip(*answers, strict=True))
-    table = confusion(labels, predictions, 4)
-    scores = []
-    for label in {each for answer in answers for each in answer}:
-        right = sum(answer == (label, label) for answer in answers)
-        said, there = (sum(a[side] == label for a in answers) for side in (1, 0))
-        precision, recall = right / said if said else 0.0, right / there if there else 0.0
-        scores.append(2 * precision * recall / (precision + recall) if right else 0.0)
-    assert macro_f1(table) == pytest.approx(sum(scores) / len(scores))
-    assert accuracy(table) == pytest.approx(np.mean([a == b for a, b in answers]))
 
 
 # --- a job's data ---------------------------------------------------------------------------
@@ -196,6 +167,7 @@ def test_a_run_learns_and_its_model_classifies(tmp_path: Path) -> None:
         for j, other in enumerate(model.labels):
             count = list(zip(labels, named, strict=True)).count((label, other))
             assert written["confusion"][i][j] == count
+        assert written["per_label"][label]["num_texts"] == labels.count(label)
     # No text's answer or vector depends on the others.
     vectors = model.embed(texts)
     for text, answer, vector in list(zip(texts, answers, vectors, strict=True))[:8]:

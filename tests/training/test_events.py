@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,8 @@ from heedful.training.events import (
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.progress import ProgressBar, clock
 
-START = RunStarted({"model": {"d_model": 64}}, 1_234_567, 900, 100, "cpu", 100)
+RECIPE = {"model": {"d_model": 64}, "training": {"label_smoothing": 0.1}}
+START = RunStarted(RECIPE, 1_234_567, 900, 100, "cpu", 100)
 
 
 def step_done(step: int) -> StepDone:
@@ -243,8 +244,36 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
     assert "loss 0.125 (smoothed)  rate 1.00e-03  1,000 tokens/s  0:30 left" in steps[1]
     held_out = [line for line in lines if "held-out loss" in line]
     assert [line[0] for line in held_out] == [" ", "*", " ", " ", " "]
-    assert "perplexity 3.25  accuracy 62.50%  BLEU 23.40  exact match 50.00%" in held_out[1]
+    scores = "perplexity 3.25  token accuracy 62.50%  BLEU 23.40  exact match 50.00%"
+    assert f"held-out loss 1.500 (smoothed)  {scores}" in held_out[1]
     assert lines[-1] == "all steps done after step 100 and 0:50; best  BLEU 23.40"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "of_training", "held_out"),
+    [
+        ({"training": {"label_smoothing": 0.1}}, " (smoothed)", " (smoothed)"),
+        ({"training": {"r_drop": 1.0}}, " (with R-Drop)", None),
+        ({"distillation": {"teacher": "t", "level": "word"}}, " (with the teacher's part)", None),
+        ({}, " (not the likelihood alone)", " (not the likelihood alone)"),
+    ],
+)
+def test_a_loss_says_what_it_has_beside_the_likelihood(
+    recipe: dict[str, object], of_training: str, held_out: str | None
+) -> None:
+    start = replace(START, recipe=recipe, unit="tokens")
+    events: list[Event] = [start, step_done(10)]
+    events.append(Evaluated(10, 1, 5.0, 1.5, math.exp(1.2 if held_out else 1.5), 0.5))
+    first, step, evaluation = shown(events, terminal=False).splitlines()
+    assert "900 training and 100 held-out tokens" in first
+    assert f"loss 0.500{of_training}  rate" in step
+    assert f"loss 1.500{held_out or ''}  perplexity" in evaluation
+
+
+def test_a_classifier_has_its_own_figures() -> None:
+    event = Evaluated(10, 1, 5.0, 0.5, math.exp(0.5), 0.75, {"accuracy": 0.75, "macro_f1": 0.5})
+    (line,) = shown([event], terminal=False).splitlines()
+    assert line == "  step 10  held-out loss 0.500  accuracy 75.00%  macro F1 50.00%  0:05"
 
 
 def test_in_a_terminal_the_bar_comes_down_before_the_end() -> None:

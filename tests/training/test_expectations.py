@@ -1,16 +1,23 @@
-"""A run says whether its held-out loss is in the band that its recipe names."""
+"""A run says whether it is right: by bands of its recipe, and by what holds for any data."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commands import assert_same_checkpoints, tiny
 from heedful.config import Expectation
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
+from heedful.evaluation.likelihood import unigram_entropy
+from heedful.recipe_files import load_recipe, parse_recipe
 from heedful.run import train
-from heedful.training.events import Evaluated
-from heedful.training.loggers import Expectations, read_log
+from heedful.training.events import Evaluated, Event, RunStarted, StepDone
+from heedful.training.loggers import read_log
+from heedful.training.verdict import Expectations, general_verdicts
 
 BAND = {"step": 4, "low": 1.5, "high": 2.0}
 
@@ -50,12 +57,12 @@ def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
         if isinstance(event, Evaluated)
     }
     assert set(found) == {3, 5, 6, 9, 12}
-    about = [line for line in lines if line.startswith("is it right?")]
+    about = [line for line in lines if line.startswith("is it right? step")]
     assert [line.split(";")[0].split(", where")[0] for line in about] == [
-        f"is it right? step 3: loss {found[3]:.3f} is within 0 to 50",
-        f"is it right? step 5: loss {found[5]:.3f} is within 0 to 50",
-        f"is it right? step 6: loss {found[6]:.3f} is below 40 to 50",
-        f"is it right? step 9: loss {found[9]:.3f} is above 0 to 1e-06",
+        f"is it right? step 3: smoothed loss {found[3]:.3f} is within 0 to 50",
+        f"is it right? step 5: smoothed loss {found[5]:.3f} is within 0 to 50",
+        f"is it right? step 6: smoothed loss {found[6]:.3f} is below 40 to 50",
+        f"is it right? step 9: smoothed loss {found[9]:.3f} is above 0 to 1e-06",
     ]
 
 
@@ -68,10 +75,80 @@ def test_bands_change_nothing_of_a_run(tmp_path: Path) -> None:
     assert_same_checkpoints(tmp_path / "with", tmp_path / "without")
 
 
-def test_a_run_without_bands_says_nothing_of_them(tmp_path: Path) -> None:
+def test_a_run_without_bands_says_what_holds_for_any_data(tmp_path: Path) -> None:
     lines: list[str] = []
-    train(parse_recipe(tiny(training__max_steps=3)), tmp_path / "run", say=lines.append)
-    assert not any("is it right" in line for line in lines)
+    recipe = parse_recipe(tiny(training__max_steps=3, training__log_every=1))
+    train(recipe, tmp_path / "run", say=lines.append)
+    about = [line for line in lines if line.startswith("is it right?")]
+    parts = ("the training loss", "the held-out loss at step 3", f"`heedful verify {tmp_path}/run`")
+    assert [part in line for part, line in zip(parts, about, strict=True)] == [True] * 3
+    start = next(e for e in read_log(tmp_path / "run/log.jsonl") if isinstance(e, RunStarted))
+    assert start.unigram_entropy is not None
+    assert f"{start.unigram_entropy:.3f}" in about[1]
+
+
+def of_losses(losses: list[float]) -> list[Event]:
+    return [StepDone(i, 0, 9.0, x, 0.1, 1.0, 1.0, 1, 1.0) for i, x in enumerate(losses, start=1)]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.integers(3, 400), st.floats(0.0, 10.0))
+def test_a_clear_fall_is_told_from_noise(seed: int, count: int, level: float) -> None:
+    """Steady or curved, a fall of ten standard deviations is one; a rise never is."""
+    noise = np.random.default_rng(seed).normal(0, 0.1, count)
+    steady, curved = np.linspace(1, 0, count), np.exp(-np.linspace(0, 3, count))
+    for shape in (steady, curved):
+        smooth = general_verdicts(of_losses([*(level + shape)]), Path("run"))
+        assert smooth[0].good, smooth
+        assert not general_verdicts(of_losses([*(level - shape + 1)]), Path("run"))[0].good
+        if count >= 20:
+            falling = level + 10 * shape + noise
+            assert general_verdicts(of_losses([*falling]), Path("run"))[0].good
+
+
+def test_noise_is_hardly_ever_a_fall() -> None:
+    rng = np.random.default_rng(0)
+    found = [
+        general_verdicts(of_losses([*rng.normal(2, 0.1, 60)]), Path("run"))[0].good
+        for _ in range(300)
+    ]
+    assert sum(map(bool, found)) <= 6
+
+
+def test_a_loss_is_held_against_the_frequencies_of_the_targets() -> None:
+    for entropy, good in ((1.3, True), (1.1, False)):
+        start = RunStarted({}, 1, 1, 1, "cpu", 1, unigram_entropy=entropy)
+        # The loss that is trained on is smoothed, and does not count.
+        events = [
+            Evaluated(step, 0, 1.0, 9.0, math.exp(nll), 0.5) for step, nll in ((1, 1.2), (2, 4))
+        ]
+        verdict = general_verdicts([start, *events], Path("run"))[0]
+        assert verdict.good == good
+        assert verdict.text.startswith("the held-out loss at step 1, 1.200 nats")
+    assert general_verdicts(of_losses([1.0]), Path("run")) == []
+
+
+def test_the_entropy_of_targets_by_hand() -> None:
+    found = unigram_entropy(map(torch.tensor, ([5, 5, 7], [7, 9, 9, 9, 9])))
+    assert found == pytest.approx(0.5 * math.log(4) + 0.5 * math.log(2))
+    some = unigram_entropy(map(torch.tensor, ([1, 2], [3, 3])), enough=2)
+    assert some == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("override", "kept"),
+    [
+        ("training.max_steps=700", True),
+        ("data.folder=elsewhere", True),
+        ("training.device=cpu", True),
+        ("data.train.text=mine.txt", False),
+        ("model.d_model=32", False),
+        ("training.label_smoothing=0.1", False),
+    ],
+)
+def test_bands_are_of_the_recipe_as_it_is(override: str, kept: bool) -> None:
+    assert bool(load_recipe("rhyme", [override]).expect) == kept
+    assert load_recipe("rhyme", [override, "expect=[{step: 1, low: 0, high: 1}]"]).expect
 
 
 def test_a_resumed_run_may_have_other_bands(tmp_path: Path) -> None:

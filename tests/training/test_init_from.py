@@ -63,6 +63,11 @@ def test_what_was_not_loaded_is_summed_up_on_both_sides(source, tmp_path):
     assert f"encoder.blocks ({blocks})" in new
     left = {name for name in given if given[name] != own.get(name)}
     assert f"{len(left)} of it not used" in unused
+    names = json.loads((tmp_path / "run/init_from.json").read_text())
+    assert set(names["drawn_anew"]) == drawn
+    assert set(names["not_used"]) == left
+    assert set(names["loaded"]) == own.keys() - drawn
+    assert f"           all names are in {tmp_path / 'run/init_from.json'}" in said
     assert f"           model.d_ff is 48, where {source} has 32" in said
     assert f"{len(own) - len(drawn)} tensors of" in "\n".join(said)
 

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,17 +16,19 @@ from heedful.training.charts import (
     HEIGHT,
     MAX_POINTS,
     PLOT,
+    SIDE,
     SMALLEST,
     WIDTH,
     Chart,
     Series,
     draw,
+    draw_confusion,
     number,
 )
 from heedful.training.events import Evaluated, Event, RunFinished, RunStarted, Sample, StepDone
-from heedful.training.report import differences, write_report
+from heedful.training.report import MAX_LABELS, differences, write_report
 
-SECTIONS = ["summary", "scores", "curves", "samples", "recipe", "facts"]
+SECTIONS = ["summary", "right", "scores", "curves", "samples", "recipe", "facts"]
 VOID = {"meta", "wbr"}
 NASTY = "<script>alert('x')</script>\"&"
 
@@ -78,7 +81,10 @@ def curves_of(page: Page) -> list[list[tuple[float, float]]]:
 
 
 def a_run() -> list[Event]:
-    events: list[Event] = [RunStarted({}, 2_101_248, 29_000, 1_014, "cpu", 100)]
+    recipe = {"task": "translation", "training": {"label_smoothing": 0.1}}
+    recipe["expect"] = [{"step": 50, "low": 1.0, "high": 2.0}]
+    start = RunStarted(recipe, 2_101_248, 29_000, 1_014, "cpu", 100, unigram_entropy=6.0)
+    events: list[Event] = [start]
     for step in range(10, 101, 10):
         events.append(StepDone(step, 1, 5 / step, 4 / step, 1e-5 * step, 1.0, 1e4, 500, step * 1.0))
         if step % 50 == 0:
@@ -89,9 +95,12 @@ def a_run() -> list[Event]:
             ]
             scores = {"exact_match": step / 200, "bleu": step / 3}
             events.append(
-                Evaluated(step, 1, step * 1.0, 3 / step, 7.25, 0.5, scores, samples, step == 50)
+                Evaluated(
+                    step, 1, step, 90 / step, math.exp(3 / step), 0.5, scores, samples, step == 50
+                )
             )
-    events.append(RunFinished(100, 100.0, "early_stopping", {"bleu": 16.7}))
+    scored = "test text, the weights of step 50"
+    events.append(RunFinished(100, 100.0, "early_stopping", {"bleu": 16.7}, {}, scored))
     return events
 
 
@@ -149,6 +158,9 @@ def test_all_sections_and_main_figures_are_there(tmp_path: Path) -> None:
         "vaswani2017",
         "heedful train",
         "after step 50: 1 of 3 equal their reference",
+        "Scored: test text, the weights of step 50.",
+        "is another: smoothed",
+        "recipe.yaml, beside this page, has every key",
     ):
         assert expected in page.text, expected
     signature = page.text.replace("| ", "|")
@@ -165,9 +177,83 @@ def test_everything_given_is_escaped(tmp_path: Path) -> None:
 def test_wrong_outputs_are_marked(tmp_path: Path) -> None:
     _, page = report(tmp_path, a_run())
     kinds = [a["class"] for a in page.found("article")]
-    assert kinds == ["sample wrong", "sample", "sample wrong"]
+    assert kinds == ["sample wrong", "sample right", "sample wrong"]
     marked = [text for tag, text in page.texts if tag == "mark"]
     assert "".join(marked).endswith("!")
+
+
+def test_no_step_has_two_losses(tmp_path: Path) -> None:
+    """The smoothed loss of step 50 is 1.8, of step 100 0.9; both are compared with bands alone."""
+    _, page = report(tmp_path, a_run())
+    tiles = {name: text for name, text, _ in tiles_of(page)}
+    assert tiles["loss"] == "0.060"
+    assert "1.8" not in page.text.replace("step 50: smoothed loss 1.800 is within 1 to 2", "")
+    cells = [text for tag, text in page.texts if tag == "td"]
+    assert {"0.0600", "0.0300"} <= set(cells)
+    assert "0.9000" not in cells
+
+
+def tiles_of(page: Page) -> list[tuple[str, str, str]]:
+    """Name, value and note of each tile."""
+    found = [text for tag, text in page.texts if tag in ("b", "span", "small")]
+    starts = [i for i, (tag, _) in enumerate(page.texts) if tag == "small"]
+    return [tuple(text for _, text in page.texts[i - 2 : i + 1]) for i in starts if found]  # type: ignore[misc]
+
+
+def test_whether_it_is_right_stands_on_the_page(tmp_path: Path) -> None:
+    _, page = report(tmp_path, a_run())
+    for expected in (
+        "step 50: smoothed loss 1.800 is within 1 to 2",
+        "the training loss falls: 0.400 at first, 0.040 at last",
+        "the held-out loss at step 100, 0.030 nats a target, is below 6.000",
+        f"heedful verify {tmp_path / 'new'}",
+    ):
+        assert expected in page.text, expected
+
+
+def test_what_has_no_reference_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    start = RunStarted({"task": "language_modelling"}, 1, 1, 1, "cpu", 1, unit="tokens")
+    samples = [Sample("Tick", "", "-tock"), Sample("", "", NASTY)]
+    event = Evaluated(1, 1, 1.0, 1.0, math.e, 0.5, {}, samples, True)
+    text, page = report(tmp_path, [start, event])
+    assert [a["class"] for a in page.found("article")] == ["sample", "sample"]
+    section = text[text.index('id="samples"') : text.index('id="recipe"')]
+    assert not re.search("differs|reference|<mark|wrong", section)
+    assert "1 training and 1 held-out tokens" in page.text
+
+
+def test_a_classifier_has_its_own_figures(tmp_path: Path) -> None:
+    samples = [Sample("a text", "no", "yes")]
+    scores = {"accuracy": 0.625, "macro_f1": 0.6}
+    events: list[Event] = [
+        RunStarted({"task": "classification"}, 1, 8, 8, "cpu", 10),
+        Evaluated(10, 1, 1.0, 1.0, math.exp(0.9), 0.625, scores, samples, True),
+    ]
+    tables = {"labels": ("no", "yes"), "confusion": [[1234, 1], [2, 4]], "final_scores": scores}
+    text, page = report(tmp_path, events, **tables)
+    assert not re.search("perplexity|token accuracy", page.text, re.IGNORECASE)
+    assert [t for tag, t in page.texts if tag == "dt"][1:] == ["label", "said"]
+    drawn = [t for tag, t in page.texts if tag == "text"]
+    assert drawn.index("1,234") < drawn.index("1") < drawn.index("2") < drawn.index("4")
+    assert {"no", "yes", "said", "label"} <= set(drawn)
+    cells = text[text.index('id="labels"') : text.index('id="curves"')]
+    for share in (1234 / 1236, 1234 / 1235, 4 / 5, 4 / 6):  # precision and recall of both
+        assert f"{share:.2%}" in cells
+    assert "#a0000" not in text
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 30])
+def test_tables_of_errors_of_any_size_keep_to_the_paper(tmp_path: Path, count: int) -> None:
+    labels = [f"label-{NASTY} {number}" for number in range(count)]
+    table = np.arange(count * count).reshape(count, count)
+    text, page = report(tmp_path, a_run(), labels=labels, confusion=table.tolist())
+    assert "<script" not in text
+    viewed = [a for a in page.found("svg") if a["viewbox"] == f"0 0 {SIDE} {SIDE}"]
+    assert len(viewed) == (count <= MAX_LABELS)  # larger ones are a table of labels alone
+    assert page.text.count(f"label-{NASTY} {count - 1}") == 1
+    if viewed:
+        cells = Page(draw_confusion(labels, table)).found("path")
+        assert len([one for one in cells if "opacity" in str(one.get("style"))]) == count**2
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 8])
@@ -194,7 +280,8 @@ def test_the_curves_are_the_events(tmp_path: Path) -> None:
     _, page = report(tmp_path, a_run())
     training, held_out = curves_of(page)[:2]
     for drawn, kind in ((training, StepDone), (held_out, Evaluated)):
-        expected = [(e.step, e.loss) for e in a_run() if isinstance(e, kind)]
+        # Neither has label smoothing, so that they can be compared.
+        expected = [(e.step, e.nll) for e in a_run() if isinstance(e, kind)]
         assert len(drawn) == len(expected)
         # Both axes are linear: differences on paper are those of the data, by one factor.
         (x0, y0), (x1, y1) = drawn[0], drawn[-1]
@@ -203,7 +290,7 @@ def test_the_curves_are_the_events(tmp_path: Path) -> None:
             assert (x - x0) / (x1 - x0) == pytest.approx((step - s0) / (s1 - s0), abs=2e-3)
             assert (y - y0) / (y1 - y0) == pytest.approx((value - v0) / (v1 - v0), abs=5e-3)
     titles = [text for tag, text in page.texts if tag == "title"]
-    assert "step 50\ntraining: 0.1\nheld out: 0.06 (best)" in titles
+    assert "step 50\ntraining: 0.08\nheld out: 0.06 (best)" in titles
     assert "step 100\nheld out: 50%" in titles
 
 

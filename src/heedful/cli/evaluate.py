@@ -2,6 +2,7 @@
 
 import json as json_format
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 
 from heedful.cli.flags import takes_options
 from heedful.cli.shared import Device, Json, ModelFolder, Truncate, too_long_of
+
+_MOST_COLUMNS = 12  # of a table of errors that is printed
 
 if TYPE_CHECKING:
     from heedful.inference import Classifier, LanguageModel, Translator
@@ -43,6 +46,9 @@ def evaluate(
         Path | None,
         typer.Option("--output", "-o", help="Also write the translations or labels here."),
     ] = None,
+    examples: Annotated[
+        int, typer.Option(min=0, help="Show so many of the worst outputs, and as many at random.")
+    ] = 3,
     json: Json = False,
     truncate: Truncate = False,
     device: Device = "auto",
@@ -51,7 +57,11 @@ def evaluate(
 
     With --src and --ref a file is translated and scored: sacreBLEU's BLEU, chrF and TER with
     signatures, exact match; perplexity and token accuracy are those of the reference. With --text:
-    perplexity and bits of all of a file as one text. With --labelled: accuracy and macro F1.
+    perplexity and bits of all of a file as one text. With --labelled: accuracy and macro F1, each
+    label's precision, recall and F1, and what texts of each label were taken for.
+
+    Examples follow: the outputs furthest from their reference by chrF, or the mistakes that the
+    classifier was surest of, and some at random, always the same.
 
     Example: heedful evaluate runs/translation --src test.en --ref test.de --json
     """
@@ -71,13 +81,14 @@ def evaluate(
         fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
         opened = load(model, device=device, engine="eager")
         expect(opened, Classifier, "evaluate --labelled")
-        _print({"model": str(model)} | _of_labels(opened, labelled, fields, output), json)
+        found = _of_labels(opened, labelled, fields, output, examples)
+        _print({"model": str(model)} | found, json)
     elif src is not None and ref is not None:
         lines = read_parallel(src, ref)
         opened = load(model, device=device, engine="eager")
         expect(opened, Translator, "evaluate --src")
         target = language or opened.card.tgt_language
-        found = _of_pairs(opened, *lines, options, metrics, target, output, truncate)
+        found = _of_pairs(opened, *lines, options, metrics, target, output, truncate, examples)
         _print({"model": str(model)} | found, json)
 
 
@@ -90,9 +101,10 @@ def _of_pairs(
     language: str | None,
     output: Path | None,
     truncate: bool,
+    num_examples: int,
 ) -> dict[str, Any]:
     from heedful.cli.lines import progress_bar
-    from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores
+    from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores, sentence_chrf
     from heedful.files import write_text
     from heedful.plugins import metric
 
@@ -113,7 +125,31 @@ def _of_pairs(
         write_text(output, "".join(f"{line}\n" for line in outputs))
     chosen = translator.options(**options)
     search = {"beam_size": chosen.beam_size, "length_penalty": chosen.length_penalty}
-    return {**search, **scores.to_dict(), **forced}
+    chrf = sentence_chrf(outputs, references)
+    ranked = sorted(range(len(chrf)), key=chrf.__getitem__)
+    shown = _examples(
+        ranked,
+        len(outputs),
+        num_examples,
+        lambda line: {
+            "line": line + 1,
+            "source": sources[line],
+            "output": outputs[line],
+            "reference": references[line],
+            "chrf": chrf[line],
+        },
+    )
+    return {**search, **scores.to_dict(), **forced, "examples": shown}
+
+
+def _examples(
+    ranked: Sequence[int], count: int, wanted: int, entry: Callable[[int], dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Some of `ranked`, the worst first, and as many of all `count`, drawn by a fixed seed."""
+    import random
+
+    drawn = sorted(random.Random(0).sample(range(count), min(wanted, count)))
+    return {"worst": [*map(entry, ranked[:wanted])], "random": [*map(entry, drawn)]}
 
 
 def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]:
@@ -134,12 +170,19 @@ def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]
 
 
 def _of_labels(
-    model: "Classifier", path: Path, fields: dict[str, str | None], output: Path | None
+    model: "Classifier",
+    path: Path,
+    fields: dict[str, str | None],
+    output: Path | None,
+    num_examples: int,
 ) -> dict[str, Any]:
+    import numpy as np
+
     from heedful.cli.lines import progress_bar
-    from heedful.data.rows import read_rows
+    from heedful.data.rows import LABEL, read_rows
+    from heedful.evaluation.labels import confusion, label_scores, per_label
     from heedful.files import write_text
-    from heedful.tasks.classification import accuracy, confusion, label_ids, macro_f1
+    from heedful.tasks.classification import label_ids
 
     # Columns of a file without a header are numbered.
     named: dict[str, Any] = {
@@ -153,18 +196,32 @@ def _of_labels(
         pairs = given.columns.get("pair")
         found = model.classify(given["text"], pairs=pairs, progress=progress)
     numbers = {label: number for number, label in enumerate(model.labels)}
-    import numpy as np
-
     chosen = np.array([numbers[each.label] for each in found])
     table = confusion(wanted, chosen, len(model.labels))
     if output is not None:
         write_text(output, "".join(f"{each.label}\n" for each in found))
+    wrong = np.flatnonzero(chosen != wanted).tolist()
+    wrong.sort(key=lambda row: -found[row].probability)
+    shown = _examples(
+        wrong,
+        len(given),
+        num_examples,
+        lambda row: {
+            "place": given.place(row),
+            "text": given["text"][row],
+            **({} if pairs is None else {"pair": pairs[row]}),
+            "label": given[LABEL][row],
+            "said": found[row].label,
+            "probability": found[row].probability,
+        },
+    )
     return {
         "num_texts": len(given),
-        "accuracy": accuracy(table),
-        "macro_f1": macro_f1(table),
+        **label_scores(table),
+        "per_label": per_label(table, model.labels),
         "labels": list(model.labels),
         "confusion": table.tolist(),
+        "examples": shown,
     }
 
 
@@ -178,3 +235,38 @@ def _print(content: dict[str, Any], json: bool) -> None:
     for name, value in content.items():
         if isinstance(value, float) and name != "length_penalty":
             typer.echo(f"{name:<26}{value:9.4f}")
+    if "confusion" in content:
+        _print_labels(content["labels"], content["per_label"], content["confusion"])
+    for kind, entries in content.get("examples", {}).items():
+        if entries:
+            typer.echo(f"\n{kind}:")
+        for entry in entries:
+            typer.echo()
+            for name, value in entry.items():
+                typer.echo(f"  {name:<12}{f'{value:.3f}' if isinstance(value, float) else value}")
+
+
+def _print_labels(
+    labels: list[str], scores: dict[str, dict[str, float]], table: list[list[int]]
+) -> None:
+    """A line for each label, and the table of errors where a screen has room for it."""
+    from rich.table import Table
+
+    from heedful.cli.shared import make_console
+
+    shown = Table("label", box=None, pad_edge=False)
+    for name in ("precision", "recall", "F1", "texts"):
+        shown.add_column(name, justify="right")
+    for label, of in scores.items():
+        figures = (f"{of[name]:.4f}" for name in ("precision", "recall", "f1"))
+        shown.add_row(label, *figures, f"{of['num_texts']:,}")
+    tables = [shown]
+    if len(labels) <= _MOST_COLUMNS:
+        tables.append(Table("label / said", box=None, pad_edge=False))
+        for label in labels:
+            tables[-1].add_column(label, justify="right")
+        for label, row in zip(labels, table, strict=True):
+            tables[-1].add_row(label, *(f"{count:,}" for count in row))
+    for each in tables:
+        typer.echo()
+        make_console().print(each)

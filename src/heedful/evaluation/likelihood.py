@@ -1,8 +1,9 @@
 """How likely texts are to a net: the states that say a batch's targets, and sums over batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -83,6 +84,21 @@ def total(parts: Sequence[LossSum]) -> LossSum:
         torch.stack([part.correct for part in parts]).cpu().sum(),
         sum(part.tokens for part in parts),
     )
+
+
+def unigram_entropy(targets: Iterable[Int64[Tensor, " M"]], enough: int = 50_000) -> float:
+    """Entropy of the frequencies of targets, in nats a target: of all, or of the first `enough`.
+
+    It is the loss of whoever knows how frequent each target is, and nothing of the texts.
+    """
+    taken: list[np.ndarray] = []
+    for some in targets:
+        taken.append(some.numpy())
+        if sum(map(len, taken)) >= enough:
+            break
+    _, counts = np.unique(np.concatenate(taken), return_counts=True)
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
 
 
 def averages(found: LossSum) -> dict[str, float]:

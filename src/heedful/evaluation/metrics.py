@@ -101,6 +101,15 @@ def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Sc
     return Score("exact match", num_equal / len(references), signature, details)
 
 
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """chrF2 of each line by itself, 0 to 100: to find the worst, not to compare systems by."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    metric = CHRF()
+    pairs = zip(hypotheses, references, strict=True)
+    return [metric.sentence_score(output, [reference]).score for output, reference in pairs]
+
+
 def tokenized_lowercase_bleu(
     hypotheses: list[str], references: list[str], language: str | None
 ) -> Score:

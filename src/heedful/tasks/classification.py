@@ -18,6 +18,7 @@ from heedful.data.plans import plan_held_out
 from heedful.data.rows import LABEL, Rows, hold_out
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.evaluation.labels import confusion, label_scores, per_label
 from heedful.evaluation.likelihood import target_loss, target_states, total
 from heedful.files import write_text
 from heedful.inference import Classifier, ModelCard
@@ -137,22 +138,24 @@ class Classification(EncoderTask):
                 strict=False,
             )
         ]
-        scores = {"accuracy": accuracy(table), "macro_f1": macro_f1(table)}
-        return self.judged(found, samples, scores)
+        return self.judged(found, samples, label_scores(table))
 
     def finish(self, model: Classifier, data: Data, out: Path) -> FinalScores:
         """Name the class of each test text (validation text where there is none), and score.
 
         `scores.json` has a table of errors besides: `confusion[i][j]` texts of `labels[i]` were
-        taken for `labels[j]`. The names are in `test.output.txt`, one a line.
+        taken for `labels[j]`; and each label's precision, recall and F1. The names are in
+        `test.output.txt`, one a line.
         """
         found, predictions, table = self._predicted(model, data, data.final)
         names, loss = labels_of(data), float(found.nll) / found.tokens
-        scores = {"accuracy": accuracy(table), "macro_f1": macro_f1(table), "loss": loss}
+        scores = label_scores(table) | {"loss": loss}
         named = "".join(f"{names[label]}\n" for label in predictions.tolist())
         write_text(out / f"{data.final}.output.txt", named)
         tables = {"labels": list(names), "confusion": table.tolist()}
-        return self.written(data, out, {"num_texts": len(predictions)}, scores, **tables)
+        more = tables | {"per_label": per_label(table, names)}
+        scored = self.written(data, out, {"num_texts": len(predictions)}, scores, **more)
+        return replace(scored, **tables)
 
     @torch.inference_mode()
     def _predicted(
@@ -210,26 +213,3 @@ def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
 def _rank(label: str) -> tuple[bool, Decimal, str]:
     is_number = _NUMBER.fullmatch(label) is not None
     return not is_number, Decimal(label) if is_number else Decimal(0), label
-
-
-def confusion(
-    labels: Int64[np.ndarray, " N"], predictions: Int64[np.ndarray, " N"], num_labels: int
-) -> Int64[np.ndarray, "C C"]:
-    """How many texts of each label (row) were taken for each label (column)."""
-    places = labels * num_labels + predictions
-    return np.bincount(places, minlength=num_labels**2).reshape(num_labels, num_labels)
-
-
-def accuracy(table: Int64[np.ndarray, "C C"]) -> float:
-    """The share of a `confusion` that was named rightly."""
-    return float(table.trace() / table.sum())
-
-
-def macro_f1(table: Int64[np.ndarray, "C C"]) -> float:
-    """The mean of all labels' F1, 2 · right / (texts of it + texts taken for it).
-
-    Each label weighs alike, however rare. One that neither a text has nor any was taken for has no
-    F1 and is left out.
-    """
-    right, both = table.diagonal(), table.sum(axis=0) + table.sum(axis=1)
-    return float((2 * right[both > 0] / both[both > 0]).mean())

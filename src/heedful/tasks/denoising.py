@@ -120,7 +120,7 @@ class Denoising(SeqToSeqTask, TextTask):
         found = self._scored(model, data, data.final)
         counts = {"num_texts": len(data.splits[data.final]), "num_targets": found.tokens}
         shown_samples = [
-            f"corrupted: {sample.source}\noriginal:  {sample.reference}\n"
+            f"corrupted: {sample.source}\ntarget:    {sample.reference}\n"
             f"output:    {sample.output}\n"
             for sample in self._samples(model, data)
         ]
@@ -153,9 +153,9 @@ class Denoising(SeqToSeqTask, TextTask):
         return self.sums(model.net, (self._batch(data, pairs, indices) for indices in plan))
 
     def _samples(self, model: Translator, data: Data) -> list[Sample]:
-        """The first held-out texts: corrupted, as they were, and what the model writes of them."""
-        tokenizer, texts = data.tokenizer, data.ids("valid")
-        first = range(min(self.recipe.evaluation.num_samples, len(texts)))
+        """The first held-out texts: corrupted, what is to be written, and what the model writes."""
+        tokenizer = data.tokenizer
+        first = range(min(self.recipe.evaluation.num_samples, len(data.splits["valid"])))
         if not first:
             return []
         rows = PlannedRows(0, np.array(first))
@@ -164,7 +164,7 @@ class Denoising(SeqToSeqTask, TextTask):
         return [
             Sample(
                 shown(tokenizer, source),
-                shown(tokenizer, texts[index].tolist()),
+                shown(tokenizer, pairs.tgt[index].tolist()),
                 shown(tokenizer, list(output[0].ids)),
             )
             for index, source, output in zip(

@@ -45,6 +45,7 @@ class LanguageModelling(TextTask):
     Objective = WindowKeys
     default_model: ClassVar[dict[str, Any]] = {"architecture": "gpt2"}
     length_key = "objective.context"
+    unit = "tokens"
 
     def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         template = "bos" if self.objective.marks else "none"

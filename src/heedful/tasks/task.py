@@ -105,9 +105,16 @@ class PlannedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class FinalScores:
-    """What a finished run is worth: by name a number, or a mapping with "score" and details."""
+    """What a finished run is worth: by name a number, or a mapping with "score" and details.
+
+    `split` is the text that was scored. A classifier's `confusion` has a row and a column for each
+    of its `labels`.
+    """
 
     by_name: dict[str, Any]
+    split: str
+    labels: Sequence[str] = ()
+    confusion: Sequence[Sequence[int]] = ()
 
     def values(self) -> dict[str, float]:
         """Name to number alone."""
@@ -126,6 +133,7 @@ class Task(ABC):
         levels: of distillation; none where the task cannot be distilled.
         sources: the keys of `data.train` that it reads from.
         length_key: the recipe's key that says how many tokens a model must read.
+        unit: what `count` counts.
     """
 
     Objective: ClassVar[Any] = Keys
@@ -133,6 +141,7 @@ class Task(ABC):
     levels: ClassVar[tuple[str, ...]] = ("word",)
     sources: ClassVar[tuple[str, ...]] = ("text",)
     length_key: ClassVar[str] = "data.max_length"
+    unit: ClassVar[str] = "examples"
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises UserError for wrong keys of the recipe's objective."""
@@ -324,7 +333,7 @@ class Task(ABC):
         """The scores of the run's final model, written into `scores.json`."""
         content = {"set": data.final, **counts, "scores": scores, **more}
         write_json(out / "scores.json", content)
-        return FinalScores(dict(scores))
+        return FinalScores(dict(scores), data.final)
 
 
 class TextTask(Task):

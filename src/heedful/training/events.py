@@ -3,6 +3,8 @@
 An event is a frozen dataclass and one line of JSON; a run's log is the list of its events.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
@@ -14,7 +16,11 @@ from heedful.errors import UserError
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A session of a run begins; `resumed_from` is the step that it goes on from."""
+    """A session of a run begins; `resumed_from` is the step that it goes on from.
+
+    `unit` is what `num_train` and `num_valid` count. `unigram_entropy` is that of the training
+    targets, in nats a target: the loss of a model that knows their frequencies alone.
+    """
 
     recipe: dict[str, Any]
     num_parameters: int
@@ -23,6 +29,8 @@ class RunStarted:
     device: str
     total_steps: int | None
     resumed_from: int | None = None
+    unit: str = "examples"
+    unigram_entropy: float | None = None
     event: Literal["run_started"] = "run_started"
 
 
@@ -75,6 +83,16 @@ class Evaluated:
     is_best: bool = False
     event: Literal["evaluated"] = "evaluated"
 
+    @property
+    def nll(self) -> float:
+        """The loss without label smoothing, in nats per target."""
+        return math.log(self.perplexity)
+
+    @property
+    def is_of_labels(self) -> bool:
+        """Whether the targets are labels of texts, of which a perplexity says nothing."""
+        return "accuracy" in self.scores
+
 
 @dataclass(frozen=True)
 class CheckpointSaved:
@@ -91,13 +109,17 @@ StopReason = Literal["max_steps", "max_epochs", "early_stopping", "time_limit", 
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The session ends for `reason`; `best` and `scores` are metric name to value."""
+    """The session ends for `reason`; `best` and `scores` are metric name to value.
+
+    `scored` says of which text, and of which weights, the `scores` are.
+    """
 
     step: int
     seconds: float
     reason: StopReason
     best: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
+    scored: str = ""
     event: Literal["run_finished"] = "run_finished"
 
 
@@ -145,6 +167,8 @@ def format_score(name: str, value: float) -> str:
     """A score as people read it: shares (exact match, token accuracy) in per cent, others as is."""
     if name == "step":
         return f"{value:,.0f}"
+    if name == "loss":
+        return f"{value:.3f}"
     return f"{100 * value:.2f}%" if name in SHARES else f"{value:.2f}"
 
 
@@ -156,5 +180,21 @@ def score_label(name: str) -> str:
         "chrf++": "chrF2++",
         "ter": "TER",
         "tokenized_lowercase_bleu": "tokenised lowercased BLEU",
+        "macro_f1": "macro F1",
     }
     return labels.get(name, name.replace("_", " "))
+
+
+def criterion(recipe: Mapping[str, Any], *, held_out: bool = False) -> str:
+    """What a recipe's loss has beside the likelihood of the targets, "" where nothing.
+
+    The loss of a held-out text has no terms but the task's own.
+    """
+    training, distillation = recipe.get("training", {}), recipe.get("distillation", {})
+    taught = distillation.get("teacher") and distillation.get("level") == "word"
+    parts = {
+        "smoothed": training.get("label_smoothing"),
+        "with the teacher's part": taught and not held_out,
+        "with R-Drop": training.get("r_drop") and not held_out,
+    }
+    return ", ".join(name for name, is_there in parts.items() if is_there)

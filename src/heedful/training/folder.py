@@ -19,6 +19,7 @@ _OWN = (
     "config.json",
     "tokenizer*.json",
     "data.json",
+    "init_from.json",
     "checkpoints",
     "log.jsonl",
     "tensorboard",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -12,6 +13,7 @@ from heedful.training.events import (
     RunFinished,
     RunStarted,
     StepDone,
+    criterion,
     format_score,
     score_label,
 )
@@ -40,6 +42,7 @@ class ProgressBar:
         self._total: int | None = None
         self._origin: tuple[int, float] | None = None  # step and seconds of the session's first
         self._shown_at = -line_seconds
+        self._recipe: Mapping[str, Any] = {}
 
     def on(self, event: Event) -> None:
         """Shows the event; checkpoints are not shown, as they come with every evaluation."""
@@ -48,14 +51,12 @@ class ProgressBar:
         elif isinstance(event, StepDone):
             self._step(event)
         elif isinstance(event, Evaluated):
-            accuracy = format_score("token_accuracy", event.token_accuracy)
-            # A classifier's accuracy is that of its labels, and among its scores.
-            accuracy = "" if "accuracy" in event.scores else f"  accuracy {accuracy}"
-            smoothed = _smoothed(event.loss, math.log(event.perplexity))
+            own = {"perplexity": event.perplexity, "token_accuracy": event.token_accuracy}
+            scores = event.scores if event.is_of_labels else own | event.scores
+            beside = self._beside(event.loss, event.nll, held_out=True)
             self._print(
                 f"{'*' if event.is_best else ' '} step {self._of(event.step)}"
-                f"  held-out loss {event.loss:.3f}{smoothed}  perplexity {event.perplexity:.2f}"
-                f"{accuracy}{_listed(event.scores)}  {clock(event.seconds)}"
+                f"  held-out loss {event.loss:.3f}{beside}{_listed(scores)}  {clock(event.seconds)}"
             )
         elif isinstance(event, RunFinished):
             self.close()
@@ -71,12 +72,12 @@ class ProgressBar:
 
     def _start(self, event: RunStarted) -> None:
         self.close()
-        self._total = event.total_steps
+        self._total, self._recipe = event.total_steps, event.recipe
         self._origin = None
         again = "" if event.resumed_from is None else f", resumed from step {event.resumed_from:,}"
         self._print(
             f"{event.num_parameters:,} parameters on {event.device};"
-            f" {event.num_train:,} training and {event.num_valid:,} held-out examples{again}"
+            f" {event.num_train:,} training and {event.num_valid:,} held-out {event.unit}{again}"
         )
         if self._console.is_terminal:
             self._progress = Progress(
@@ -95,7 +96,7 @@ class ProgressBar:
     def _step(self, event: StepDone) -> None:
         left = self._seconds_left(event)
         facts = (
-            f"loss {event.loss:.3f}{_smoothed(event.loss, event.nll)}"
+            f"loss {event.loss:.3f}{self._beside(event.loss, event.nll)}"
             f"  rate {event.learning_rate:.2e}"
             f"  {event.tokens_per_second:,.0f} tokens/s"
             f"{'' if left is None else f'  {clock(left)} left'}"
@@ -115,16 +116,17 @@ class ProgressBar:
             return None
         return max(0, self._total - event.step) * seconds / steps
 
+    def _beside(self, loss: float, nll: float, *, held_out: bool = False) -> str:
+        """What is said of a loss that is not the likelihood alone, which the perplexity follows."""
+        if math.isclose(loss, nll, rel_tol=1e-4):
+            return ""
+        return f" ({criterion(self._recipe, held_out=held_out) or 'not the likelihood alone'})"
+
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _of(self, step: int) -> str:
         return f"{step:,}" if self._total is None else f"{step:,}/{self._total:,}"
-
-
-def _smoothed(loss: float, nll: float) -> str:
-    """What is said of a loss against smoothed targets, which the perplexity does not follow."""
-    return "" if math.isclose(loss, nll, rel_tol=1e-4) else " (smoothed)"
 
 
 def clock(seconds: float) -> str:

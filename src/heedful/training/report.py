@@ -11,8 +11,11 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from heedful.evaluation.labels import per_label
 from heedful.files import write_text
-from heedful.training.charts import Chart, Series, draw, number
+from heedful.training.charts import Chart, Series, draw, draw_confusion, number
 from heedful.training.events import (
     SHARES,
     Evaluated,
@@ -20,12 +23,22 @@ from heedful.training.events import (
     RunFinished,
     RunStarted,
     StepDone,
+    criterion,
     format_score,
     score_label,
 )
 from heedful.training.progress import REASONS, clock
+from heedful.training.verdict import verdicts
 
 MAX_SAMPLES = 20
+MAX_LABELS = 12  # of a confusion matrix that is drawn
+# What the three texts of a sample are, by task.
+SAMPLES = {
+    "language_modelling": ("prompt", "", "goes on"),
+    "masked_lm": ("masked", "original", "filled in"),
+    "denoising": ("corrupted", "target", "output"),
+    "classification": ("text", "label", "said"),
+}
 Kind = TypeVar("Kind")
 Part = tuple[str, bool]  # a piece of a text, and whether only this text has it
 
@@ -38,12 +51,16 @@ def write_report(
     recipe_yaml: str,
     facts: Mapping[str, str],
     final_scores: Mapping[str, Any],
+    labels: Sequence[str] = (),
+    confusion: Sequence[Sequence[int]] = (),
 ) -> None:
     """Writes the report of a run to `out`, whole or not at all.
 
     `events` may stop anywhere. `facts` are names and texts (versions, machine, command).
+    `recipe_yaml` is what the recipe has of its own; all of it stands beside the page.
     `final_scores` are by metric, each a number or a mapping with "score" and, where known, "name",
-    "signature" and BLEU's "precisions" and "brevity_penalty".
+    "signature" and BLEU's "precisions" and "brevity_penalty". `confusion` has a row for each of
+    `labels`, and in it how many of its texts were taken for each.
 
     Raises `UserError` when the file cannot be written.
     """
@@ -61,6 +78,7 @@ def write_report(
         "compact": _compact,
         "differences": differences,
         "draw": draw,
+        "draw_confusion": draw_confusion,
         "highlight": _highlight,
         "label": score_label,
         "number": number,
@@ -68,9 +86,18 @@ def write_report(
     }
     run = _Run(events)
     samples = run.sampled.samples[:MAX_SAMPLES] if run.sampled else []
+    recipe = run.start.recipe if run.start else {}
+    table = np.array(confusion, dtype=np.int64)
     page = environment.get_template("report.html.j2").render(
         title=title,
         run=run,
+        verdicts=verdicts(events, out.parent),
+        criterion=criterion(recipe),
+        is_averaged=recipe.get("training", {}).get("ema_decay") is not None,
+        labels=labels,
+        per_label=per_label(table, labels) if labels else {},
+        confusion=table if 0 < len(labels) <= MAX_LABELS else None,
+        sample_names=SAMPLES.get(recipe.get("task", ""), ("source", "reference", "output")),
         reasons=REASONS,
         scores={
             name: entry if isinstance(entry, Mapping) else {"score": entry}
@@ -79,6 +106,7 @@ def write_report(
         charts=[chart for chart in map(Chart.drawable, _charts(run)) if chart.series],
         samples=samples,
         num_same=sum(sample.output == sample.reference for sample in samples),
+        has_references=any(sample.reference for sample in samples),
         recipe=recipe_yaml,
         facts=facts,
     )
@@ -99,6 +127,16 @@ class _Run:
         has_any = self.best is not None and bool(self.best.samples)
         self.sampled = self.best if has_any else _last([e for e in evaluations if e.samples])
         self.metrics = list(dict.fromkeys(name for e in evaluations for name in e.scores))
+        self.of_labels = any(e.is_of_labels for e in evaluations)
+
+    @property
+    def own_scores(self) -> dict[str, float]:
+        """The best evaluation's figures, by name, those that say nothing of its task left out."""
+        if self.best is None:
+            return {}
+        own = {} if self.of_labels else {"perplexity": self.best.perplexity}
+        own |= {} if self.of_labels else {"token_accuracy": self.best.token_accuracy}
+        return self.best.scores | own | {"loss": self.best.nll}
 
 
 def _charts(run: _Run) -> list[Chart]:
@@ -113,8 +151,12 @@ def _charts(run: _Run) -> list[Chart]:
 
     perplexity, norm = held_out(lambda e: e.perplexity), train("before clipping", "grad_norm")
     accuracy = held_out(lambda e: e.token_accuracy)
+    of_tokens = [
+        Chart("Perplexity", [perplexity], log=_is_wide(perplexity, 20)),
+        Chart("Token accuracy", [accuracy], _axis_of("token_accuracy")),
+    ]
     return [
-        Chart("Loss", [train("training", "loss"), held_out(lambda e: e.loss)]),
+        Chart("Loss", [train("training", "nll"), held_out(lambda e: e.nll)]),
         *(
             Chart(
                 _title(score_label(name)),
@@ -123,8 +165,7 @@ def _charts(run: _Run) -> list[Chart]:
             )
             for name in run.metrics
         ),
-        Chart("Perplexity", [perplexity], log=_is_wide(perplexity, 20)),
-        Chart("Token accuracy", [accuracy], _axis_of("token_accuracy")),
+        *(() if run.of_labels else of_tokens),
         Chart("Learning rate", [train("learning rate", "learning_rate")]),
         Chart("Speed", [train("tokens/s", "tokens_per_second")], from_zero=True),
         Chart("Gradient norm", [norm], log=_is_wide(norm, 30)),
@@ -164,7 +205,7 @@ def _axis_of(name: str) -> Callable[[float], str]:
 
 
 def _title(name: str) -> str:
-    return name[0].upper() + name[1:] if name.islower() else name
+    return name[0].upper() + name[1:]
 
 
 def _is_wide(series: Series, factor: float) -> bool:

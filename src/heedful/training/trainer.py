@@ -315,7 +315,8 @@ class Trainer:
             if is_best:
                 state.best_step, state.best_value = state.step, found.value
                 state.evaluations_since_best = 0
-                state.best = {"step": state.step, "perplexity": found.perplexity} | found.scores
+                own = {} if "accuracy" in found.scores else {"perplexity": found.perplexity}
+                state.best = {"step": state.step, **own, **found.scores}
                 self.work.keep_best()
             else:
                 state.evaluations_since_best += 1

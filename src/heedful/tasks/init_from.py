@@ -1,0 +1,54 @@
+"""Starting a run from another model (`init_from`): what is taken over, and what is said of it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from heedful.errors import UserError
+from heedful.files import write_json
+from heedful.inference import SavedModel
+from heedful.tasks.task import Say
+from heedful.zoo.saved import OF_WORDS, copy_matching
+
+VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
+NAMES = "init_from.json"
+_LISTED = 3  # names that a line lists
+
+
+def take_over(model: SavedModel, source: SavedModel, say: Say, name: str, out: Path) -> None:
+    """Copy what fits, tables of words only where both have the same words, and say what did.
+
+    All names of tensors stand in `out/init_from.json`.
+
+    Raises:
+        UserError: nothing fits.
+    """
+    ours, theirs = (
+        [each.src_tokenizer.content(), each.tgt_tokenizer.content()] for each in (model, source)
+    )
+    without = "" if ours == theirs else OF_WORDS
+    loaded, new, unused = copy_matching(model.net, source.net, without=without)
+    if not loaded:
+        raise UserError(
+            f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"
+        )
+    say(f"init_from  {len(loaded)} tensors of {name} loaded")
+    for what, names in (("drawn anew, not loaded", new), ("of it not used", unused)):
+        if names:
+            say(f"           {len(names)} {what}: {_summary(names)}")
+    write_json(out / NAMES, {"loaded": loaded, "drawn_anew": new, "not_used": unused})
+    if len(new) > _LISTED or len(unused) > _LISTED:
+        say(f"           all names are in {out / NAMES}")
+    sizes, its = asdict(model.config), asdict(source.config)
+    for key in sizes.keys() & its.keys() - {*VOCABULARIES, "head", "num_labels"}:
+        if sizes[key] != its[key] and "dropout" not in key:
+            say(f"           model.{key} is {sizes[key]}, where {name} has {its[key]}")
+
+
+def _summary(names: Sequence[str]) -> str:
+    """A few names as they are, many by the parts of the net that they are of."""
+    if len(names) <= _LISTED:
+        return ", ".join(names)
+    parts = Counter(".".join(name.split(".")[:2]) for name in names)
+    return ", ".join(f"{part} ({count})" for part, count in parts.items())
