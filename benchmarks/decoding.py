@@ -178,7 +178,7 @@ def systems(folder: Path, rows: list[list[int]], beam: int) -> dict[str, list[Va
     options |= {"beam_size": beam, "min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
 
     def ours(model: Any) -> list[list[int]]:
-        return [outputs[0].ids for outputs in model.generations(rows, **options)]
+        return list(model.generate(rows, **options))
 
     eager = []
     for count in (None, *counts):

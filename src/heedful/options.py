@@ -103,6 +103,11 @@ class Options:
         "Write only what the source's tokens can become, where the model has a shortlist "
         "(heedful optimize --shortlist).", True, "--shortlist/--no-shortlist",
     )  # fmt: skip
+    scores: bool = _option(
+        "Score each output. Without, an engine may leave out what only scores need: those of "
+        "greedy outputs are then NaN.",
+        True,
+    )
     too_long: TooLong = _option("What to do with a prompt longer than the net allows.", "error")
     first_number: int = _option("What errors call the first prompt.", 1)
     batch_tokens: int | None = _option("Padded tokens times beams that are worked on at once.")

@@ -105,7 +105,8 @@ def _write(
                 write("")
         else:
             windows = kept(chunks, waiting)
-            found = model.in_turn(windows, ahead=ahead, progress=progress, **options)
+            options |= {"scores": json, "progress": progress}
+            found = model.in_turn(windows, ahead=ahead, **options)
             for outputs in found:
                 number, prompt = number + 1, waiting.popleft()
                 if json:

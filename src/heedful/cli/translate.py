@@ -72,7 +72,8 @@ def translate(
     bar = progress_bar("translating", shown=output is not None)
     with line_writer(output) as write, bar as progress:
         ahead = 0 if input is None else 1  # who types a line waits for its answer
-        for found in translator.in_turn(chunks, ahead=ahead, progress=progress, **options):
+        options |= {"scores": scores, "progress": progress}
+        for found in translator.in_turn(chunks, ahead=ahead, **options):
             cut += not found[0].finished
             missing = [None] * (nbest - len(found))
             for entry in [*found, *missing]:

@@ -1,6 +1,7 @@
 """CTranslate2 as an engine: what it can run of a call, and how it is asked."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,7 +243,7 @@ class CTranslate2:
             "num_hypotheses": options.num_return,
             "length_penalty": _power(options) if (options.beam_size or 1) > 1 else 0,
             "no_repeat_ngram_size": options.no_repeat_ngram_size or 0,
-            "return_scores": True,
+            "return_scores": options.scores or options.rows > 1,
             "return_end_token": True,
             "end_token": [self._target[token] for token in asked.end],
         }
@@ -274,7 +275,7 @@ class CTranslate2:
         beams = (options.beam_size or 1) > 1
         own = LengthScore(options.normalization or "average", options.length_penalty or 0)
         outputs = []
-        for ids, score in zip(found, result.scores, strict=True):
+        for ids, score in zip(found, result.scores or [math.nan] * len(found), strict=True):
             finished = bool(ids) and ids[-1] in asked.end
             if not finished and asked.last is not None and len(ids) == limit:
                 ids = [*ids[:-1], asked.last]

@@ -58,6 +58,8 @@ class Asked:
 
     def of(self, places: list[int], **changes: Any) -> "Asked":
         """For these of the rows alone."""
+        if not changes and places == [*range(len(self.limits))]:
+            return self
         of_rows = {name: getattr(self, name) for name in ("limits", "numbers", "prefixes", "seeds")}
         chosen = {
             name: each if each is None else [each[place] for place in places]

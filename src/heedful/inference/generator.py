@@ -25,7 +25,8 @@ class Generation:
     """One output. `finished` is False where the length limit cut it off.
 
     `ids` are the new tokens, the end included where it was reached; `log_prob` is the sum of the
-    tokens' natural log-probabilities under the model, `score` what outputs are ranked by.
+    tokens' natural log-probabilities under the model, `score` what outputs are ranked by; of greedy
+    outputs both are NaN where they were not asked for (`Options.scores`).
     """
 
     text: str
@@ -61,7 +62,7 @@ class Generator(SavedModel):
 
     def generate(self, prompts: Texts, **options: Any) -> list[str] | list[list[int]]:
         """The best output for each prompt, in order: text for text, new ids for lists of ids."""
-        found = self.generations(prompts, **options)
+        found = self.generations(prompts, **{"scores": False} | options)
         if len(prompts) and not isinstance(prompts[0], str):
             return [outputs[0].ids for outputs in found]
         return [outputs[0].text for outputs in found]
@@ -161,10 +162,10 @@ class Generator(SavedModel):
 
     def _begin(self, prompts: Texts, first: int, options: Options) -> Iterator[list[Generation]]:
         """Give the batches of a window to the engine; outputs in the prompts' order."""
-        named = replace(options, first_number=options.first_number + first)
+        named = replace(options, first_number=options.first_number + first) if first else options
         rows = self.prompt_ids(prompts, named)
         begun = []
-        for places in self.batches(rows, options):
+        for places in self._shared(list(self.batches(rows, options))):
             chosen = [rows[place] for place in places]
             asked = self._asked(chosen, [first + place for place in places], options)
             begun.append((places, self._engine(chosen, asked).submit(chosen, asked)))
@@ -183,6 +184,12 @@ class Generator(SavedModel):
                 yield [self._read(each, options.stop) for each in outputs] if row else blank
 
         return finish()
+
+    def _shared(self, batches: list[list[int]]) -> list[list[int]]:
+        """Batches for every worker: fewer than there are workers are divided among them."""
+        workers = self.engine.settings.workers if self.engine else 1
+        parts = -(-workers // max(1, len(batches)))
+        return [each[k::parts] for each in batches for k in range(min(parts, len(each)))]
 
     def _engine(self, rows: list[list[int]], asked: Asked) -> Engine:
         """What runs a call: the net itself where the engine lacks something, which is said once."""

@@ -34,7 +34,8 @@ class Translator(Generator):
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text, in order: `generate` of texts."""
-        return [outputs[0].text for outputs in self.generations(texts, **options)]
+        found = self.generations(texts, **{"scores": False} | options)
+        return [outputs[0].text for outputs in found]
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source, none for a blank text; those given as ids stay as they are."""
