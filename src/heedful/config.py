@@ -52,8 +52,13 @@ class Files(_Strict):
 
     src: Paths = Field(None, description="sentence pairs: the sources, a file or a list of files")
     tgt: Paths = Field(None, description="and line by line their targets")
-    file: Paths = Field(None, description="or one .tsv or .jsonl of pairs, or of labelled texts")
-    text: Paths = Field(None, description="texts, plain, .tsv or .jsonl")
+    file: Paths = Field(
+        None,
+        description="or pairs, labelled texts: .tsv, .jsonl, .parquet or a folder of `datasets`",
+    )
+    text: Paths = Field(
+        None, description="texts: plain, .tsv, .jsonl, .parquet or a folder of `datasets`"
+    )
     src_field: FieldName = Field(
         None, description="column number or name of the source; null: the first, or `src`"
     )

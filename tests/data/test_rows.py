@@ -137,7 +137,12 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.tsv", b"a\tb\nb\t1\t2\n", NAMED, "line 2: 3 columns where there must be 2"),
         ("t.tsv", b"a\tb\n", NAMED, r"t\.tsv is empty: it holds no labelled text"),
         ("t.tsv", b"", NAMED, "line 1: column 'a' is not in the header"),
-        ("t.csv", b"a,1\n", PAIR, r"t\.csv is not named \.tsv or \.jsonl; write it as one"),
+        (
+            "t.csv",
+            b"a,1\n",
+            PAIR,
+            r"t\.csv is not named \.tsv, \.jsonl or \.parquet; write it as one",
+        ),
         ("t.jsonl", b'{"text": "a"}', LABELLED, "line 1: no key 'label' .found: 'text'"),
         ("t.jsonl", b'{"text": "a", "label": 0.5}', LABELLED, "line 1: 'label' is not a text"),
         ("t.jsonl", b'{"text": "a", "label": null}', LABELLED, "line 1: 'label' is not a text"),
@@ -162,7 +167,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     for unit in ("line", "paragraph", "file"):
         with pytest.raises(UserError, match=r"cannot read .*none\.txt: No such file"):
             read_rows([tmp_path / "none.txt"], unit=unit)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        with pytest.raises(UserError, match=r"is a folder without state\.json"):
             read_rows([tmp_path], unit=unit)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no file is named"):
         read_rows([])

@@ -25,7 +25,7 @@ def evaluate(
     ref: Annotated[Path | None, typer.Option(help="Reference lines, as many.")] = None,
     text: Annotated[Path | None, typer.Option(help="Running text, for a language model.")] = None,
     labelled: Annotated[
-        Path | None, typer.Option(help="Texts with labels, .tsv or .jsonl, for a classifier.")
+        Path | None, typer.Option(help="For a classifier: a .tsv, .jsonl or .parquet with labels.")
     ] = None,
     text_field: Annotated[
         str | None, typer.Option(help="Of labelled texts: a column's number or name, or a key.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from heedful.data.tables import table_files
 from heedful.errors import UserError
 from heedful.files import read_json, write_directory, write_json
 
@@ -18,12 +19,12 @@ _MANIFEST = "prepared.json"  # digests of the files beside it, and the key that 
 
 
 def content_key(paths: Sequence[Path]) -> list[str]:
-    """Digests of what files hold, to be part of a key.
+    """Digests of what files and tables hold, to be part of a key.
 
     Raises:
         UserError: one cannot be read.
     """
-    return [_digest(path) for path in paths]
+    return [_digest(file) for path in paths for file in table_files(path)]
 
 
 def prepared(directory: Path, key: Mapping[str, Any], prepare: Callable[[Path], None]) -> Path:

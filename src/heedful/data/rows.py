@@ -1,4 +1,4 @@
-"""One reader of rows of text: plain text, TSV, JSONL and line-parallel files, gzip or not."""
+"""One reader of rows of text: plain text, TSV, JSONL, line-parallel files and tables."""
 
 import gzip
 import zlib
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from heedful.data.columns import Report, listed
+from heedful.data.tables import is_table, read_table
 from heedful.errors import UserError
 from heedful.files import parse_json
 
@@ -92,12 +93,14 @@ def read_rows(
       as many as the first, no quoting. Fields are numbers in a file without a header, or names of
       the header; all `None`: the columns in order, no more;
     * .jsonl: one object a line. A field is a key; `None` stands for the name of the column;
+    * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` one inside a;
+      `None` stands for the name of the column; a missing value is empty;
     * plain text, for one column: a "line", a "paragraph" (the lines between blank ones, joined by
-      "\n") or a "file" is a row, as `unit` says; in JSONL it is an object, whatever the unit.
+      "\n") or a "file" is a row, as `unit` says; in JSONL and tables the unit says nothing.
 
     A row with a column of nothing but whitespace is left out and counted, unless `keep_empty`. The
-    column "label" is never empty, whitespace around it is dropped, and in JSONL it may be a whole
-    number, true or false.
+    column "label" is never empty, whitespace around it is dropped, and in JSONL and tables it may
+    be a whole number, true or false.
 
     Args:
         fields: where each column is found; by default the one column "text".
@@ -280,6 +283,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[_Entry]:
+    if is_table(path):
+        return _table(path, fields)
     ending = Path(path.name.removesuffix(".gz")).suffix
     if ending == ".jsonl":
         return _jsonl(path, fields)
@@ -287,7 +292,7 @@ def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iter
         return _tsv(path, list(fields.values()))
     if len(fields) > 1:
         raise UserError(
-            f"{path} is not named .tsv or .jsonl; write it as one of them, and name it so"
+            f"{path} is not named .tsv, .jsonl or .parquet; write it as one, and name it so"
         )
     return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole}[unit](path)
 
@@ -311,6 +316,10 @@ def _whole(path: Path) -> Iterator[_Entry]:
 
 
 def _parallel(paths: Sequence[Path]) -> Iterator[_Entry]:
+    for path in filter(is_table, paths):
+        raise UserError(
+            f"{path} is a table of both sides; give it as file, with src_field and tgt_field"
+        )
     for number, lines in enumerate(zip_longest(*map(read_lines, paths)), 1):
         if None in lines:
             counts = [sum(1 for _ in read_lines(path)) for path in paths]
@@ -356,9 +365,7 @@ def _tsv(path: Path, fields: Sequence[Field | None]) -> Iterator[_Entry]:
 
 
 def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
-    if any(isinstance(field, int) for field in fields.values()):
-        raise UserError(f"{path} is JSONL, whose fields have names; name them instead of numbers")
-    keys = {column: str(field or column) for column, field in fields.items()}
+    keys = _names(path, "JSONL", fields)
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             yield _Entry(number, 1, [""] * len(keys))
@@ -368,6 +375,22 @@ def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
         if not isinstance(entry, dict):
             raise UserError(f"{place}: not a JSON object; write one object a line")
         yield _Entry(number, 1, [_text(entry, key, place, c == LABEL) for c, key in keys.items()])
+
+
+def _table(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
+    names = _names(path, "a table", fields)
+    cells = read_table(path, [(name, column == LABEL) for column, name in names.items()])
+    for number, row in enumerate(cells, 1):
+        yield _Entry(number, 1, row)
+
+
+def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[str, str]:
+    """The name of each column in a file whose columns have names; raises UserError for a number."""
+    if any(isinstance(field, int) for field in fields.values()):
+        raise UserError(
+            f"{path} is {format}, whose fields have names; name them instead of numbers"
+        )
+    return {column: str(field or column) for column, field in fields.items()}
 
 
 def _text(entry: dict[str, object], key: str, place: str, is_label: bool) -> str:

@@ -1,0 +1,163 @@
+"""Rows of tables: Parquet files, and folders that the package `datasets` has saved."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from heedful.data.columns import listed
+from heedful.errors import UserError
+from heedful.files import plain_name, read_object
+
+_BATCH_ROWS = 4_096  # held at a time
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream: the library reads on without it
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path is read as a table: a name in .parquet, or a folder."""
+    return path.suffix == ".parquet" or path.is_dir()
+
+
+def table_files(path: Path) -> list[Path]:
+    """The files that hold a table's rows, in their order.
+
+    Raises:
+        UserError: a folder that `Dataset.save_to_disk` has not written, or one of several splits.
+    """
+    if not path.is_dir():
+        return [path]
+    if (path / "dataset_dict.json").is_file():
+        splits = read_object(path / "dataset_dict.json").get("splits")
+        names = ", ".join(map(str, splits)) if isinstance(splits, list) else "none"
+        raise UserError(f"{path} holds several splits ({names}); name one of its folders")
+    state = path / "state.json"
+    if not state.is_file():
+        raise UserError(f"{path} is a folder without state.json, which Dataset.save_to_disk writes")
+    content = read_object(state)
+    files = content.get("_data_files")
+    if not isinstance(files, list) or content.get("_indices_data_files"):
+        raise UserError(f"{state} is damaged or of an old version of datasets; save it again there")
+    found = [each.get("filename") if isinstance(each, dict) else each for each in files]
+    return [path / plain_name(name, state) for name in found]
+
+
+def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list[str]]:
+    """The cells of each row in these columns, some rows at a time; a missing value is empty.
+
+    Args:
+        columns: names, and whether a column may hold what is no text: whole numbers, true and
+            false, and classes, which become their names. `a.b` is the field b of a column a of
+            structures, such as the language of a translation.
+
+    Raises:
+        UserError: pyarrow is not installed; a file that cannot be read or is damaged; no such
+            column; one that holds no text.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(
+            f"{path} is a table, which needs the package pyarrow: pip install 'heedful[parquet]'"
+        ) from error
+    for file in table_files(path):
+        with _told(file, pa):
+            if path.is_dir():
+                with pa.OSFile(str(file)) as source:
+                    if source.read_at(len(_END), max(0, source.size() - len(_END))) != _END:
+                        raise pa.ArrowInvalid("it has no end")
+                    source.seek(0)
+                    with pa.ipc.open_stream(source) as stream:
+                        yield from _rows(file, stream.schema, stream, columns, pa)
+            else:
+                with parquet.ParquetFile(file) as opened:
+                    schema = opened.schema_arrow
+                    wanted = [_of_structure(schema, name)[0] for name, _ in columns]
+                    batches = opened.iter_batches(_BATCH_ROWS, columns=wanted)
+                    yield from _rows(file, schema, batches, columns, pa)
+
+
+def _rows(
+    file: Path, schema: Any, batches: Any, columns: Sequence[tuple[str, bool]], pa: Any
+) -> Iterator[list[str]]:
+    """The rows of batches of a schema."""
+    found = [_Column(file, schema, name, is_any, pa) for name, is_any in columns]
+    for batch in batches:
+        for start in range(0, batch.num_rows, _BATCH_ROWS):
+            part = batch.slice(start, _BATCH_ROWS)
+            cells = [column.texts(part) for column in found]
+            yield from map(list, zip(*cells, strict=True))
+
+
+class _Column:
+    """One column of a file; raises UserError where there is none, or it holds no text."""
+
+    def __init__(self, file: Path, schema: Any, name: str, is_any: bool, pa: Any) -> None:
+        self.top, self.inner = _of_structure(schema, name)
+        index = schema.get_field_index(self.top)
+        if index < 0:
+            raise UserError(
+                f"{file}: no column {name!r} that is there once (found: {listed(schema.names)}); "
+                "set the field to the right column"
+            )
+        self.type = schema.field(index).type
+        if self.inner is not None:
+            inside = self.type.get_field_index(self.inner) if pa.types.is_struct(self.type) else -1
+            if inside < 0:
+                raise UserError(f"{file}: the column {self.top!r} has no field {self.inner!r}")
+            self.type = self.type.field(inside).type
+        if pa.types.is_dictionary(self.type):
+            self.type = self.type.value_type
+        kind = pa.types
+        fits = [kind.is_string, kind.is_large_string, kind.is_string_view]
+        fits += [kind.is_integer, kind.is_boolean] if is_any else []
+        if not any(test(self.type) for test in fits):
+            raise UserError(f"{file}: {name!r} holds {self.type}, not text; name another column")
+        self.classes = _classes(schema, self.top) if is_any and self.inner is None else []
+
+    def texts(self, batch: Any) -> list[str]:
+        """The cells of a batch."""
+        array = batch.column(self.top)
+        array.validate(full=True)  # sizes, and UTF-8: the library reads past the end otherwise
+        if self.inner is not None:
+            # A missing structure has no field.
+            array = array.flatten()[array.type.get_field_index(self.inner)]
+        return [self._text(value) for value in array.to_pylist()]
+
+    def _text(self, value: Any) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if self.classes and isinstance(value, int):  # -1: not known
+            return self.classes[value] if 0 <= value < len(self.classes) else ""
+        return str(value)
+
+
+def _of_structure(schema: Any, name: str) -> tuple[str, str | None]:
+    """A column, and the field in it that a name means."""
+    top, _, inner = name.partition(".")
+    return (name, None) if name in schema.names or not inner else (top, inner)
+
+
+def _classes(schema: Any, name: str) -> Sequence[str]:
+    """The names of a column's classes, which `datasets` keeps beside the schema; else none."""
+    try:
+        said = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][name]
+        names = said["names"] if said["_type"] == "ClassLabel" else []
+    except (KeyError, TypeError, ValueError):
+        return []
+    return [str(each) for each in names] if isinstance(names, list) else []
+
+
+@contextmanager
+def _told(file: Path, pa: Any) -> Iterator[None]:
+    """Errors of the library as a user understands them."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"cannot read {file}: No such file or directory") from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{file} is damaged, or no table ({reason}); fetch it again") from error
