@@ -1,6 +1,7 @@
 """Denoising: what a batch holds, plans and seeds, tokens of the vocabulary, and runs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,11 @@ def test_a_killed_run_ends_the_same(kind, tmp_path):
     never = set(model.ids.never)
     assert {tokenizer.pad_id, tokenizer.bos_id} <= never
     assert tokenizer.eos_id not in never
+    samples = (tmp_path / "whole/samples.txt").read_text()
+    # What an output is held against is what the model is to write: of t5 the missing spans alone.
+    targets = re.findall("^target: +(.*)", samples, re.MULTILINE)
+    assert targets
+    assert all(("extra" in target) == (kind == "t5") for target in targets)
     if kind == "t5":
         assert not never & set(tokenizer.specials.sentinel_ids)
     else:

@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 560, 288
-SIDE = 400  # of a table of errors
+TITLE, LETTER, CELL = 44, 7, 46  # of a table of errors: what its titles, names and cells take
 PLOT = (70 / WIDTH, 52 / HEIGHT, 474 / WIDTH, 222 / HEIGHT)  # left, bottom, width, height
 MAX_POINTS = 240  # of one curve: more than that cannot be told apart at this width
 MARKED = 40  # a curve with up to so many points shows each of them
@@ -118,14 +119,17 @@ def draw_confusion(labels: Sequence[str], table: Int64[np.ndarray, "C C"]) -> st
     from matplotlib.patches import Rectangle
 
     names = [one if len(one) <= LONGEST_NAME else f"{one[: LONGEST_NAME - 1]}…" for one in labels]
-    flat = len(names) * max(map(len, names)) <= FLAT_NAMES
+    longest, plot = max(map(len, names)), max(200, CELL * len(names))
+    flat = len(names) * longest <= FLAT_NAMES
+    left, below = TITLE + LETTER * longest, TITLE + (0 if flat else LETTER * longest)
+    width, height = left + plot + 8, below + plot + 8
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     with _style():
-        figure = Figure(figsize=(SIDE / 72, SIDE / 72))
+        figure = Figure(figsize=(width / 72, height / 72))
         figure.patch.set_visible(False)
-        axes = figure.add_axes((0.27, 0.27, 0.72, 0.72) if not flat else (0.27, 0.16, 0.72, 0.83))
+        axes = figure.add_axes((left / width, below / height, plot / width, plot / height))
         for row, column in np.ndindex(*table.shape):
-            color, strength = CURVES[int(row != column)], 0.05 + 0.75 * float(shares[row, column])
+            color, strength = CURVES[int(row != column)], 0.04 + 0.5 * float(shares[row, column])
             cell = Rectangle((column, row), 1, 1, fc=color, alpha=strength, ec=CARD, lw=2)
             axes.add_patch(cell)
             count = f"{table[row, column]:,}"
@@ -137,8 +141,9 @@ def draw_confusion(labels: Sequence[str], table: Int64[np.ndarray, "C C"]) -> st
         axes.tick_params(length=0, pad=9, labelcolor=SOFT)
         axes.set_xlabel("said", color=SOFT)
         axes.set_ylabel("label", color=SOFT)
+        axes.yaxis.set_label_coords(-(left - 12) / plot, 0.5)
         return _for_page(
-            _saved(figure), "texts of each label by what they were taken for", [], (SIDE, SIDE)
+            _saved(figure), "texts of each label by what they were taken for", [], (width, height)
         )
 
 
@@ -151,7 +156,9 @@ def _style() -> AbstractContextManager[None]:
 
 def _saved(figure: "Figure") -> str:
     drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that its own font lacks, which the page's has
+        figure.savefig(drawn, format="svg")
     return drawn.getvalue()
 
 
@@ -207,7 +214,9 @@ def _for_page(
     svg = svg[svg.index("<svg") :]
     for pattern in NOT_FOR_A_PAGE:
         svg = re.sub(pattern, "", svg, flags=re.DOTALL)
-    opening = f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(label)}">'
+    box = f'viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(label)}"'
+    fixed = f' style="width: {size[0]}px"' if size != (WIDTH, HEIGHT) else ""
+    opening = f"<svg {box}{fixed}>"
     svg = re.sub(r"<svg[^>]*>", opening, svg)
     for index, tip in enumerate(tips):
         found = f'<g id="tip-{index}">'
