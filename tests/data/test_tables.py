@@ -102,13 +102,13 @@ def test_rows_are_counted_over_many_batches(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"src": "a", "tgt": "tgt"}, r"no column 'a' .*\(found: 'src', 'tgt'"),
+    ({"src": "a", "tgt": "tgt"}, r"column 'a' is not in the table \('src', 'tgt'"),
     ({"src": "more.fr", "tgt": "tgt"}, r"the column 'more' has no field 'fr'"),
     ({"src": "src.x", "tgt": "tgt"}, r"the column 'src' has no field 'x'"),
     ({"src": "more", "tgt": "tgt"}, r"'more' holds struct.*, not text"),
     ({"src": "label", "tgt": "tgt"}, r"'label' holds int64, not text"),
     ({"src": 1, "tgt": 2}, r"is a table, whose fields have names"),
-    ({"text": None, "label": "none"}, r"no column 'none'"),
+    ({"text": None, "label": "none"}, r"column 'none' is not in"),
 ]
 
 
@@ -121,6 +121,12 @@ def test_what_a_table_lacks_is_told(
     with pytest.raises(UserError, match=message) as error:
         read_rows([path], fields)
     assert "\n" not in str(error.value)
+
+
+def test_a_column_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
+    with pytest.raises(UserError, match="column 'text' is twice in the table"):
+        read_rows([written(tmp_path / "t", table, "saved")], {"text": None})
 
 
 @pytest.mark.parametrize("format", ["parquet", "saved"])

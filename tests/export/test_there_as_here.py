@@ -11,6 +11,7 @@ from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.export.hf import export_hf, import_hf
 from heedful.inference import GenerationIds, ModelCard, open_net
 from heedful.inference.nets import AnyModel
+from heedful.recipe_files import RECIPES, load_recipe
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
 from hf_parity import CLOSE, randomised
@@ -29,6 +30,19 @@ ENCODERS = [name for name in ARCHITECTURES if hasattr(architecture(name).Config,
 OWN = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}, "roberta": {"position_offset": 1}}
 
 
+def choices(recipe: str) -> tuple[str, dict[str, Any]]:
+    """The architecture of a shipped recipe and what it chooses, but for sizes and dropout."""
+    keys = dict(load_recipe(recipe).model)
+    name = str(keys.pop("architecture"))
+    return name, {k: v for k, v in keys.items() if k != "size" and "dropout" not in k}
+
+
+OF_RECIPES: list[tuple[str, dict[str, Any]]] = []
+for path in sorted(RECIPES.glob("*.yaml")):
+    if (choice := choices(path.stem)) not in OF_RECIPES:
+        OF_RECIPES.append(choice)
+
+
 def made(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
     """A random model of tiny sizes whose outputs depend on what it reads, as its task makes it."""
     fields = architecture(name).Config.__dataclass_fields__
@@ -43,7 +57,8 @@ def made(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
     sizes |= {"d_model": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "max_length": 60}
     sizes |= dict.fromkeys(("num_layers", "num_encoder_layers", "num_decoder_layers"), 1)
     known = {key: value for key, value in (sizes | {"d_ff": 32}).items() if key in fields}
-    config: Any = make_config(name, known | OWN.get(name, {}) | keys)
+    chosen = {key: value for key, value in keys.items() if key not in known}
+    config: Any = make_config(name, known | OWN.get(name, {}) | chosen)
     net = randomised(architecture(name).build(config))
     with torch.no_grad():
         for path, weight in net.named_parameters():
@@ -72,13 +87,23 @@ def assert_same_ids(there: Any, tokenizer: Tokenizer, text: str, ids: list[int])
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-@torch.no_grad()
 def test_text_in_and_text_out_are_the_same(name: str, kind: str, tmp_path: Path) -> None:
-    model = made(name, kind)
-    tokenizer = model.tokenizer if name in ENCODERS else model.tgt_tokenizer
+    assert_same(made(name, kind), tmp_path)
+
+
+@pytest.mark.parametrize("number", range(len(OF_RECIPES)))
+def test_models_of_the_shipped_recipes_are_the_same(number: int, tmp_path: Path) -> None:
+    name, keys = OF_RECIPES[number]
+    assert_same(made(name, **keys), tmp_path)
+
+
+@torch.no_grad()
+def assert_same(model: Any, folder: Path) -> None:
+    """Specials, ids, fillings or what is written, of texts one by one and of a padded batch."""
+    tokenizer = model.tgt_tokenizer
     family = {"masked language model": "ForMaskedLM", "translator": "ForSeq2SeqLM"}
     auto = family.get(model.kind, "ForCausalLM")
-    there, theirs = opened(model, tmp_path / "hf", auto)
+    there, theirs = opened(model, folder / "hf", auto)
     for role in ("pad", "bos", "eos", "unk", "mask", "cls", "sep"):
         id = getattr(tokenizer.specials, f"{role}_id")
         assert getattr(there, f"{role}_token_id") == id

@@ -97,9 +97,10 @@ class _Column:
         self.top, self.inner = _of_structure(schema, name)
         index = schema.get_field_index(self.top)
         if index < 0:
+            often = "twice" if self.top in schema.names else "not"
             raise UserError(
-                f"{file}: no column {name!r} that is there once (found: {listed(schema.names)}); "
-                "set the field to the right column"
+                f"{file}: column {name!r} is {often} in the table ({listed(schema.names)});"
+                " name a column that is there once"
             )
         self.type = schema.field(index).type
         if self.inner is not None:
