@@ -80,8 +80,12 @@ def curves_of(page: Page) -> list[list[tuple[float, float]]]:
 
 
 def a_run() -> list[Event]:
-    recipe = {"task": "translation", "training": {"label_smoothing": 0.1}}
-    recipe["expect"] = [{"step": 50, "low": 1.0, "high": 2.0}]
+    recipe = {
+        "task": "translation",
+        "training": {"label_smoothing": 0.1, "ema_decay": 0.99},
+        "evaluation": {"decode_sentences": 200, "beam_size": 1, "final_beam_size": 5},
+        "expect": [{"step": 50, "low": 1.0, "high": 2.0}],
+    }
     start = RunStarted(recipe, 2_101_248, 29_000, 1_014, "cpu", 100, unigram_entropy=6.0)
     events: list[Event] = [start]
     for step in range(10, 101, 10):
@@ -157,8 +161,9 @@ def test_all_sections_and_main_figures_are_there(tmp_path: Path) -> None:
         "vaswani2017",
         "heedful train",
         "after step 50: 1 of 3 equal their reference",
-        "Scored: test text, the weights of step 50.",
-        "is another: smoothed",
+        "Scored: test text, the weights of step 50, decoded with beam size 5.",
+        "is another: smoothed; held-out figures are of the moving average of the weights.",
+        "exact match and BLEU are of the first 200 held-out texts, decoded greedily.",
         "recipe.yaml, beside this page, has every key",
     ):
         assert expected in page.text, expected

@@ -444,6 +444,10 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     best_value, best = max(regular, key=lambda entry: entry[0])
     expected = average if average_value > best_value else best
     assert all(torch.equal(final[name], expected[name]) for name in expected)
+    end = read_log(tmp_path / "run/log.jsonl")[-1]
+    assert isinstance(end, RunFinished)
+    weights = "the mean of" if average_value > best_value else "the weights of step"
+    assert end.scored.startswith(f"test text, {weights} ")
 
 
 def test_evaluation_draws_no_random_numbers(tmp_path):

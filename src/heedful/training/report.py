@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from heedful.evaluation.labels import per_label
 from heedful.files import write_text
+from heedful.plugins import metric
 from heedful.training.charts import Chart, Series, draw, draw_confusion, number
 from heedful.training.events import (
     SHARES,
@@ -29,6 +30,9 @@ from heedful.training.events import (
 )
 from heedful.training.progress import REASONS, clock
 from heedful.training.verdict import verdicts
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MAX_SAMPLES = 20
 MAX_LABELS = 12  # of a confusion matrix that is drawn
@@ -64,6 +68,43 @@ def write_report(
 
     Raises `UserError` when the file cannot be written.
     """
+    run = _Run(events)
+    samples = run.sampled.samples[:MAX_SAMPLES] if run.sampled else []
+    recipe = run.start.recipe if run.start else {}
+    table = np.array(confusion, dtype=np.int64)
+    page = (
+        _pages()
+        .get_template("report.html.j2")
+        .render(
+            title=title,
+            run=run,
+            verdicts=verdicts(events, out.parent),
+            criterion=criterion(recipe),
+            decoded=[score_label(name) for name in run.metrics if name in metric.names()],
+            evaluation=recipe.get("evaluation", {}),
+            is_averaged=recipe.get("training", {}).get("ema_decay") is not None,
+            labels=labels,
+            per_label=per_label(table, labels) if labels else {},
+            confusion=table if 0 < len(labels) <= MAX_LABELS else None,
+            sample_names=SAMPLES.get(recipe.get("task", ""), ("source", "reference", "output")),
+            reasons=REASONS,
+            scores={
+                name: entry if isinstance(entry, Mapping) else {"score": entry}
+                for name, entry in final_scores.items()
+            },
+            charts=[chart for chart in map(Chart.drawable, _charts(run)) if chart.series],
+            samples=samples,
+            num_same=sum(sample.output == sample.reference for sample in samples),
+            has_references=any(sample.reference for sample in samples),
+            recipe=recipe_yaml,
+            facts=facts,
+        )
+    )
+    write_text(out, page)
+
+
+def _pages() -> "Environment":
+    """Where the page's template is, with what it writes values by."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -82,35 +123,12 @@ def write_report(
         "highlight": _highlight,
         "label": score_label,
         "number": number,
+        "search": lambda size: (
+            "decoded greedily" if size == 1 else f"decoded with beam size {size}"
+        ),
         "score": lambda value, name: format_score(name, float(value)),
     }
-    run = _Run(events)
-    samples = run.sampled.samples[:MAX_SAMPLES] if run.sampled else []
-    recipe = run.start.recipe if run.start else {}
-    table = np.array(confusion, dtype=np.int64)
-    page = environment.get_template("report.html.j2").render(
-        title=title,
-        run=run,
-        verdicts=verdicts(events, out.parent),
-        criterion=criterion(recipe),
-        is_averaged=recipe.get("training", {}).get("ema_decay") is not None,
-        labels=labels,
-        per_label=per_label(table, labels) if labels else {},
-        confusion=table if 0 < len(labels) <= MAX_LABELS else None,
-        sample_names=SAMPLES.get(recipe.get("task", ""), ("source", "reference", "output")),
-        reasons=REASONS,
-        scores={
-            name: entry if isinstance(entry, Mapping) else {"score": entry}
-            for name, entry in final_scores.items()
-        },
-        charts=[chart for chart in map(Chart.drawable, _charts(run)) if chart.series],
-        samples=samples,
-        num_same=sum(sample.output == sample.reference for sample in samples),
-        has_references=any(sample.reference for sample in samples),
-        recipe=recipe_yaml,
-        facts=facts,
-    )
-    write_text(out, page)
+    return environment
 
 
 class _Run:

@@ -5,6 +5,7 @@ loss falls, and the held-out loss is below the entropy of the targets' frequenci
 """
 
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,8 +79,11 @@ def general_verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
         best = min(evaluations, key=lambda event: event.perplexity)
         found.append(_above_frequencies(best, entropies[-1]))
     if found:
-        hint = f"`heedful verify {folder}` tells whether a copy of the model overfits one batch"
-        found.append(Verdict(None, f"{hint}, and checks masks, padding and gradients"))
+        command = f"`heedful verify {shlex.quote(str(folder))}`"
+        hint = (
+            "tells whether a copy of the model overfits one batch, and checks masks and gradients"
+        )
+        found.append(Verdict(None, f"{command} {hint}"))
     return found
 
 
