@@ -1,9 +1,10 @@
 """Wrong and hostile input over every verb and every kind of file, and what comes of each.
 
-Each input is a command that is called with a folder and streams of its own, in a process forked
-from one that has imported torch, with limits and, for the superuser, the rights of nobody. Judged
-are its exit code, what it prints, its time, and every file that it wrote. The same seed gives the
-same inputs.
+Each input is a command (or a call of the library) with a folder and streams of its own. Some run in
+turn in each of many processes that are forked from one that has imported torch, with limits and,
+for the superuser, the rights of nobody; those that are ended from outside have each a process of
+their own. Judged are the exit code, what is printed, the time, and every file that was written. The
+same seed gives the same inputs.
 """
 
 import codecs
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +68,7 @@ class Case(Protocol):
     stdin: bytes
     streams: str
     asked: tuple[str, ...]
+    ends: tuple[float, int] | None
 
 
 class Runner:
@@ -86,6 +89,7 @@ class Runner:
         import torch
 
         import heedful
+        from heedful.inference import optimizing
 
         for name in ("torch._dynamo", "sacrebleu.metrics", "rich.progress", "rich.table"):
             import_module(name)
@@ -93,10 +97,24 @@ class Runner:
             if not module.name.endswith("__main__"):
                 import_module(module.name)
         wide = [f"utf-{bits}{order}" for bits in (16, 32) for order in ("", "-le", "-be")]
-        for name in ("ascii", "latin-1", "utf-8-sig", *wide):  # unreadable for nobody
+        for name in ("ascii", "latin-1", "utf-8-sig", "cp437", *wide):  # unreadable for nobody
             codecs.lookup(name)
+        with suppress(ImportError):
+            import_module("ctranslate2")
+        # Here it is no matter what is fastest.
+        vars(optimizing).update(_SINGLES=1, _TOGETHER=4, _ROUNDS=1, _LONGEST=0.01)
         torch.set_num_threads(1)
-        hostile.make_world(self.world)
+        names = self.root / "modules"
+        pid = os.fork()  # what has started threads must not be forked
+        if pid == 0:
+            with _exits():
+                hostile.make_world(self.world)
+                names.write_text("\n".join(sys.modules))
+        if os.waitpid(pid, 0)[1]:
+            sys.exit("the models could not be made")
+        for name in names.read_text().split():  # which are unreadable for nobody
+            with suppress(ImportError):
+                import_module(name)
         for folder, folders, files in os.walk(self.root):
             for name in [folder, *(os.path.join(folder, each) for each in [*folders, *files])]:
                 if self.uid is not None:
@@ -108,14 +126,16 @@ class Runner:
         """The verdicts of some cases; one that ends its process is judged by how it ended."""
         left = list(numbers)
         while left:
+            batch = self._batch(left)
             read, write = os.pipe()
             pid = os.fork()
             if pid == 0:
                 os.close(read)
-                self._child(left[:BATCH], write)
+                with _exits():
+                    self._child(batch, write)
             os.close(write)
             with os.fdopen(read) as lines:
-                for number in left[:BATCH]:
+                for number in batch:
                     ready, _, _ = select.select([lines], [], [], 3 * SECONDS)
                     line = lines.readline() if ready else ""
                     left.pop(0)
@@ -125,6 +145,17 @@ class Runner:
                         break
                     yield Verdict(**json.loads(line))
             os.waitpid(pid, 0)
+
+    def _batch(self, left: list[int]) -> list[int]:
+        """The first cases, as many as one process runs; what forks again has one to itself.
+
+        What has run a model has threads, and no process with threads may be forked.
+        """
+        apart = [hostile.kind_of(self._draw(number)) == hostile.ENDED for number in left[:BATCH]]
+        return left[:1] if apart[0] else left[: [*apart, True].index(True)]
+
+    def _draw(self, number: int) -> random.Random:
+        return random.Random(f"{self.seed} {number}")
 
     def _ended(self, number: int, fault: str) -> Verdict:
         """The verdict of a case whose process did not live to give it."""
@@ -137,45 +168,38 @@ class Runner:
         shutil.rmtree(box, ignore_errors=True)
         (box / "here").mkdir(parents=True)
         (box / "tmp").mkdir()
-        return hostile.make_case(random.Random(f"{self.seed} {number}"), self.world, box / "here")
+        return hostile.make_case(self._draw(number), self.world, box / "here")
 
     def _read(self, name: str, number: int) -> str:
         path = self.root / f"{name}-{number}"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def _child(self, numbers: Sequence[int], write: int) -> None:
-        try:
-            os.environ |= {"HEEDFUL_CACHE": str(self.root / "cache"), "COLUMNS": "80"}
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
-            resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-            if self.uid is not None:
-                os.setgroups([])
-                os.setgid(self.uid)
-                os.setuid(self.uid)
-            self.before = _stamps(self.world)
-            for number in numbers:
-                verdict = self._judged(number)
-                os.write(write, (json.dumps(asdict(verdict)) + "\n").encode())
-                shutil.rmtree(self.root / f"box-{number}", ignore_errors=True)
-                for name in ("in", "out", "err"):
-                    (self.root / f"{name}-{number}").unlink()
-        except BaseException:
-            import traceback
-
-            Path(self.root / "broken").write_text(traceback.format_exc())
-        finally:
-            os._exit(0)
+        os.environ |= {"HEEDFUL_CACHE": str(self.root / "cache"), "COLUMNS": "80"}
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        if self.uid is not None:
+            os.setgroups([])
+            os.setgid(self.uid)
+            os.setuid(self.uid)
+        self.before = _stamps(self.world)
+        for number in numbers:
+            verdict = self._judged(number)
+            os.write(write, (json.dumps(asdict(verdict)) + "\n").encode())
+            shutil.rmtree(self.root / f"box-{number}", ignore_errors=True)
+            for name in ("in", "out", "err"):
+                (self.root / f"{name}-{number}").unlink()
 
     def _judged(self, number: int) -> Verdict:
         case = self._make(number)
         box = self.root / f"box-{number}"
         (self.root / f"in-{number}").write_bytes(case.stdin)
         before = _stamps(box)
-        began = time.process_time()
-        code = self._called(case, number)
-        seconds = time.process_time() - began
+        began = sum(os.times()[:4])
+        code = self._called(case, number) if case.ends is None else self._ended_at(case, number)
+        seconds = sum(os.times()[:4]) - began
         out, err = self._read("out", number), self._read("err", number)
         faults = [*self._of_output(case, code, seconds, out, err)]
         faults += self._of_files(case, code, box, before)
@@ -184,14 +208,42 @@ class Runner:
             number,
             case.kind,
             case.arguments,
-            case.streams,
+            case.streams or str(case.ends or ""),
             code,
             found,
             round(seconds, 1),
             err[-1500:],
         )
 
-    def _called(self, case: Case, number: int) -> int:
+    def _ended_at(self, case: Case, number: int) -> int:
+        """The exit code, as a shell sees it, of a process that is ended from outside."""
+        assert case.ends is not None
+        seconds, ending = case.ends
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            code = 1
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with _exits(lambda: code):
+                code = self._called(case, number, None if ending else write)
+        os.close(write)
+        if ending:
+            time.sleep(seconds)
+            os.kill(pid, ending)
+        else:
+            os.read(read, 1)
+        os.close(read)
+        for _ in range(300 * SECONDS):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return -9
+
+    def _called(self, case: Case, number: int, stdout: int | None = None) -> int:
         """The exit code of the command, run in this process with streams of its own."""
         kept = [os.dup(handle) for handle in range(3)]
         streams = sys.stdin, sys.stdout, sys.stderr
@@ -203,6 +255,9 @@ class Runner:
             handle = os.open(self.root / f"{name}-{number}", how, 0o666)
             os.dup2(handle, place)
             os.close(handle)
+        if stdout is not None:
+            os.dup2(stdout, 1)
+            os.close(stdout)
         os.chdir(box / "here")
         os.environ |= {"HOME": str(box / "tmp"), "XDG_CACHE_HOME": str(box / "tmp")}
         tempfile.tempdir = str(box / "tmp")
@@ -210,10 +265,8 @@ class Runner:
         try:
             hostile.arrange_streams(case.streams)
             sys.argv = ["heedful", *case.arguments]
-            from heedful.cli import main
-
             try:
-                main()
+                _run(case)
                 code = 0
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -243,13 +296,21 @@ class Runner:
             yield "traceback"
         if seconds >= SECONDS:
             yield "hang"
-        elif code not in (0, 2) and not (code == 1 and case.arguments[:1] == ["verify"]):
+        elif code not in self._codes(case):
             yield "other code"
         elif code == 2:
             lines = err.splitlines()
             told = [line for line in lines if "error: " in line]
             if len(lines) > LINES or (case.streams not in SILENT and len(told) != 1):
                 yield "long or no error"
+
+    def _codes(self, case: Case) -> set[int]:
+        """Those that a case may end with."""
+        codes = {0, 2, 1} if case.arguments[:1] == ["verify"] else {0, 2}
+        if case.ends is not None and case.ends[1]:
+            # A run saves when it is told to end, and ends as with Ctrl-C.
+            codes |= {128 + case.ends[1], 130}
+        return codes
 
     def _of_files(self, case: Case, code: int, box: Path, before: dict[str, Any]) -> Iterator[str]:
         now = _stamps(self.world)
@@ -266,9 +327,47 @@ class Runner:
         if any(".tmp" in p for p in after if p not in before):
             yield "half-written"
         # A run that goes on may fail later; and what was written whole may not be told of.
-        goes_on = "--resume" in case.arguments or case.streams != ""
+        goes_on = "--resume" in case.arguments or case.streams != "" or case.ends is not None
         if code not in (0, 1, 130) and inside and not goes_on:
             yield "half-written"
+
+
+def _run(case: Case) -> None:
+    """The command of a case, or its call of the library, whose errors are told alike."""
+    if case.arguments[:1] != ["python"]:
+        from heedful.cli import main
+
+        if case.ends is not None:  # as in a process of the interpreter
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            main()
+        finally:
+            if case.ends is not None:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return
+    import heedful
+    from heedful.errors import UserError
+    from heedful.recipe_files import load_recipe
+
+    names = {"load": heedful.load, "ensemble": heedful.ensemble, "load_recipe": load_recipe}
+    try:
+        eval(case.arguments[1], names)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@contextmanager
+def _exits(code: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """The rest of a process that was forked; an error of ours is shown and ends all."""
+    try:
+        yield
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(code())
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -316,8 +415,6 @@ def main() -> None:
             if verdict.faults or arguments.only is not None:
                 log.write(json.dumps(asdict(verdict)) + "\n")
                 log.flush()
-        if (root / "broken").exists():
-            sys.exit((root / "broken").read_text())
     faults = Counter(fault for verdict in results for fault in verdict.faults)
     print(f"{len(results)} inputs: {dict(faults) or 'no fault'}")
     if arguments.only is None and (arguments.quick or count >= 10_000):

@@ -7,12 +7,13 @@ import itertools
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from commands import tiny, write_recipe
 WORDS = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"]
 STACK = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "max_length": 24}
 TWO = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 32}
-MODELS = ("lm", "llama", "mlm", "classes", "two", "own", "t5", "bare", "run")
+MODELS = ("lm", "llama", "mlm", "classes", "two", "own", "t5", "bare", "run", "fast")
 EXPORTS = ("hf-lm", "hf-llama", "hf-mlm", "hf-classes", "hf-two", "hf-t5")
 
 NUMBERS = (
@@ -41,27 +42,34 @@ PATHS = [
     "dangling", "secret", "folder", "-", "\udcff", "x\ny", "here\x1b[0m", "*", "file", "../../box",
 ]  # fmt: skip
 STREAMS = (
-    "no stdin", "no stdout", "no stderr", "ascii stdout", "full stdout", "broken stdout", "narrow",
-    "unwritable stdout", "latin stdin", "nothing open",
+    "no stdin", "no stdout", "no stderr", "ascii stdout", "full stdout", "broken stdout", "narrow 1",
+    "narrow 20", "narrow 59", "unwritable stdout", "latin stdin", "nothing open",
 )  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 2, 3, 7, 0.5, -0.0, 10**9, 10**7, 10**18, 2**63, -(2**63), 1e308,
     float("nan"), float("inf"), "", "x", "1", "\ud800", "a" * 10_000, "../../x", "/etc/passwd", [],
     {}, [[]], [None], {"": {}}, ["a", "a"], [0] * 100, {"a": {"b": {"c": 1}}}, "cpu", "bpe",
-    ["<mask>"], 10**5000 if False else "HUGE", "DEEP",
+    ["<mask>"], "HUGE", "DEEP",
 ]  # fmt: skip
+
+
+LISTS = ["[1, 2]", "[-1, 0.9]", "[]", "[0.9]", "[nan, nan]", "[[0.9, 0.9]]", "{a: 1}", "[1e400, 0]"]
 
 
 @dataclass
 class Case:
-    """One command line; `asked` are the entries of its folder that it may write."""
+    """One command line; `asked` are the entries of its folder that it may write.
+
+    Of `python EXPRESSION` no command is run, but a call of the library. With `ends` the command has
+    a process of its own: after these seconds it gets this signal, or its reader is gone (0).
+    """
 
     kind: str
     arguments: list[str]
     stdin: bytes = b""
     streams: str = ""
     asked: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
+    ends: tuple[float, int] | None = None
 
 
 def make_world(world: Path) -> None:
@@ -70,7 +78,7 @@ def make_world(world: Path) -> None:
 
     from heedful.data.tokenizer import train_tokenizer
     from heedful.export.hf import export_hf
-    from heedful.inference import GenerationIds, ModelCard, load, open_net
+    from heedful.inference import GenerationIds, ModelCard, load, open_net, optimizing
     from heedful.run import train
     from heedful.zoo import architecture
     from heedful.zoo.saved import make_config
@@ -132,6 +140,19 @@ def make_world(world: Path) -> None:
     pairs = {"train": {"src": str(world / "lines"), "tgt": str(world / "lines")}, "hold_out": 4}
     write_recipe(world / "pairs.json", task="translation", data=pairs, training__max_steps=1)
     labels = {"train": {"file": str(world / "labels.tsv")}, "hold_out": 4}
+    train(world / "pairs.json", world / "fast")
+    found = optimizing.optimize(
+        load(world / "fast", device="cpu", engine="eager"),
+        world / "fast",
+        WORDS,
+        WORDS,
+        precisions=["float32", "int8"],
+        threads=[1],
+        pairs=[([5, 6, 2], [5, 6, 2])] * 9,
+        tolerance=100,
+    )
+    assert found.proofs
+    assert (world / "fast" / "engines" / "shortlist.safetensors").is_file()
     net = {key: value for key, value in STACK.items() if key != "max_length"}
     content = tiny(training__max_steps=1, task="classification", data=labels, tokenizer=tokenizer)
     content |= {"model": {"architecture": "bert", **net}, "evaluation": {"metric": "accuracy"}}
@@ -165,11 +186,16 @@ def _make_files(world: Path) -> None:
         "specials": b"<mask> </s> <pad> <s> [MASK] <unk>\n" * 24, "spaces": b"   a   \n" * 24,
         "emoji": "🦜🦜 ünï \u202e ﷽\u2028x\n".encode() * 24, "png": b"\x89PNG\r\n\x1a\n" + bytes(200),
         "html": b"<html><body>404</body></html>\n" * 3, "pickle": b"\x80\x04\x95\x05\x00.", "two.lines": b"a\nb\n",
-        "same": b"a\n" * 24, "fewer": lines.encode()[:60],
+        "same": b"a\n" * 24, "answers": b"yes\nno\nmaybe\n" * 8, "fewer": lines.encode()[:60],
     }  # fmt: skip
     for name, content in files.items():
         (world / name).write_bytes(content)
     (world / "folder").mkdir()
+
+
+def kind_of(draw: random.Random) -> str:
+    """What a case by chance is of: its first draw."""
+    return draw.choices([*KINDS], [weight for _, weight in KINDS.values()])[0]
 
 
 def make_case(draw: random.Random, world: Path, here: Path) -> Case:
@@ -181,14 +207,27 @@ def make_case(draw: random.Random, world: Path, here: Path) -> Case:
     (here / "dangling").symlink_to("nowhere")
     (here / "secret").write_text("s\n")
     (here / "secret").chmod(0)
-    names = list(KINDS)
-    kind = draw.choices(names, [KINDS[name][1] for name in names])[0]
+    kind = kind_of(draw)
     case: Case = KINDS[kind][0](draw, world, here)
     case.kind = kind
+    if case.arguments[:1] == ["optimize"]:
+        _copy_optimized(case, world, here)
     writes = case.arguments[:1] in (["translate"], ["generate"], ["evaluate"])
     if writes and draw.random() < 0.7 and "--max-new-tokens" not in case.arguments:
         case.arguments += ["--max-new-tokens", "4"]
     return case
+
+
+def _copy_optimized(case: Case, world: Path, here: Path) -> None:
+    """`optimize` writes into its model: give it one of its own."""
+    names = {f"{world}/{name}": name for name in (*MODELS, *EXPORTS)}
+    if (here / "model").is_dir():
+        case.asked += ("model/engines",)
+    for place, word in enumerate(case.arguments):
+        if word in names:
+            case.arguments[place] = names[word]
+            shutil.copytree(word, here / names[word], dirs_exist_ok=True)
+            case.asked += (f"{names[word]}/engines",)
 
 
 def _template(draw: random.Random, world: Path, verb: str | None = None) -> Case:
@@ -206,18 +245,20 @@ def _template(draw: random.Random, world: Path, verb: str | None = None) -> Case
 
 
 _OF_KIND = {
-    "tr": ("two", "own", "t5", "run"),
+    "tr": ("two", "own", "t5", "run", "fast"),
     "lm": ("lm", "llama"),
     "mlm": ("mlm",),
     "cls": ("classes",),
     "any": MODELS,
     "hf": EXPORTS,
-    "run": ("run",),
+    "run": ("run", "fast"),
     "recipe": ("short.json", "lm.json", "mlm.json", "noise.json", "pairs.json", "classes.json"),
 }
 TEMPLATES = [
     "translate {tr} -i {w}/lines -o out",
     "translate {tr}",
+    "translate {w}/fast --engine ctranslate2 --precision int8 --threads 1",
+    "translate {w}/own {w}/own {w}/own -i {w}/lines -o out --weight 1 --weight 2 --weight 0.5",
     "generate {lm} -p hello",
     "generate {lm} -i {w}/lines -o out",
     "generate {tr} -i {w}/lines --json -o out",
@@ -238,13 +279,20 @@ TEMPLATES = [
     "info {any}",
     "info",
     "export {any} out --to hf",
+    "export {any} out --to ctranslate2",
+    "optimize {tr} --src {w}/lines --ref {w}/lines --for latency --engine ctranslate2",
+    "optimize {any} --src {w}/lines --threads 1 --precision int8",
+    "optimize {cls} --src {w}/lines --ref {w}/answers --tolerance 100 --precision float32",
+    "optimize {run} --shortlist --tolerance 100",
     "import hf {hf} out",
     "recipes ls",
     "recipes show dates",
     "recipes cp dates out",
     "train {recipe} --out out --quiet",
     "distill {tr} {w}/pairs.json --out out --quiet",
-    "demo --out {run}",
+    "distill {w}/fast --student --out out --quiet --set training.max_steps=1 --set model.d_model=16 "
+    "--set model.num_heads=2 --set model.d_ff=32 --set distillation.beam_size=2",
+    "demo --out {w}/run",
 ]
 VERBS = sorted({form.split()[0] for form in TEMPLATES})
 
@@ -524,6 +572,124 @@ def _damaged(pattern: str) -> Callable[[random.Random, Path, Path], Case]:
     return make
 
 
+def _engines(draw: random.Random, world: Path, here: Path) -> Case:
+    """A model whose forms for engines are damaged, or are of another model."""
+    shutil.copytree(world / "fast", here / "model")
+    folder = here / "model" / "engines"
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    for _ in range(draw.choice([1, 1, 1, 2])):
+        path = draw.choice(files)
+        if draw.random() < 0.4:
+            path = folder / "engines.json"
+        if path.is_file():
+            _hurt_file(draw, path)
+    if draw.random() < 0.1:
+        shutil.rmtree(folder)
+        folder.symlink_to(draw.choice(["engines", "..", "nowhere", f"{world}/lines"]))
+    words = draw.choice(
+        [
+            "translate model", "translate model --engine ctranslate2", "translate model --precision int8",
+            "translate model --engine ctranslate2 --precision float32 -o out", "info model",
+            "generate model -p hello --engine ctranslate2", "embed model", "translate model --beam 2",
+            f"evaluate model --src {world}/lines --ref {world}/lines", "verify model --no-overfit",
+            f"optimize model --src {world}/lines --threads 1 --precision int8", "export model out --to hf",
+            "translate model model",
+        ]
+    ).split()  # fmt: skip
+    return Case("", words, "".join(f"{each}\n" for each in WORDS).encode(), asked=("out",))
+
+
+def _exchanged(draw: random.Random, world: Path, here: Path) -> Case:
+    """A model one of whose files is another model's: a smaller tokenizer, another net's weights."""
+    while True:
+        case = _template(draw, world)
+        models = {f"{world}/{name}": name for name in (*MODELS, *EXPORTS)}
+        places = [i for i, word in enumerate(case.arguments) if word in models]
+        if places and case.arguments[0] != "demo":
+            break
+    source = Path(case.arguments[places[0]])
+    shutil.copytree(source, here / "model")
+    for place in places:
+        if case.arguments[place] == str(source):
+            case.arguments[place] = "model"
+    ours = sorted(p.name for p in source.iterdir() if p.suffix in (".json", ".safetensors", ".spm"))
+    name = draw.choice(ours)
+    if name.startswith("tokenizer") and draw.random() < 0.5:
+        from heedful.data.tokenizer import train_tokenizer
+
+        kind, size = draw.choice([("char", None), ("bpe", 50), ("byte", None), ("word", None)])
+        train_tokenizer(WORDS * 9, kind=kind, vocab_size=size).save(here / "model" / name)
+        return case
+    others = [world / each / name for each in (*MODELS, *EXPORTS) if world / each != source]
+    shutil.copy(draw.choice([p for p in others if p.is_file()] or [source / name]), here / "model")
+    return case
+
+
+def _ended(draw: random.Random, world: Path, here: Path) -> Case:
+    """Signals at any moment, and readers that leave."""
+    case = _template(draw, world)
+    case.ends = (draw.uniform(0, 0.6), draw.choice([0, 1, 2, 2, 15]))
+    return case
+
+
+def _written(value: Any) -> str:
+    """A value as Python."""
+    return re.sub(
+        r"(?<![\w'])-?(nan|inf)(?![\w'])", lambda found: f"float('{found[0]}')", repr(value)
+    )
+
+
+def _calls(draw: random.Random, world: Path, here: Path) -> Case:
+    """Calls of the library with values that no one should give, of the kinds that it takes."""
+    whole = [-1, 0, 1, 3, 10**9, 2**63, 10**23, -(2**63)]
+    real = [-1.0, 0.0, 0.5, 1e308, -1e308, 1e23, float("nan"), float("inf"), 5e-324]
+    texts = [text for text in TEXTS if len(text) < 400] + [
+        "\ud800",
+        "a\udfffb",
+        "\0",
+        "a\0b",
+        "x" * 5000,
+    ]
+    form = draw.choice(
+        [
+            "load(W + '/{tr}').translate([T, T], {o})", "load(W + '/{lm}').generate([T], {o})",
+            "load(W + '/{tr}').generations([T], {o})", "list(load(W + '/{lm}').stream(T, {o}))",
+            "load(W + '/{tr}').generations([[N, 5]], max_new_tokens=3)", "load(W + '/mlm').fill(T, top_k=N)",
+            "load(W + '/mlm').fill('<mask> ' + T)", "load(W + '/classes').classify([T, 'a'])",
+            "load(W + '/classes').classify(['a'], pairs=[T])", "load(W + '/{lm}').vectors([T], pooling=T)",
+            "load(W + '/{lm}').vectors([T, 'a'], batch_tokens=N)", "load(W + '/{lm}').score([T, 'a b'])",
+            "load(W + '/{lm}').score(['a b'], stride=N)", "load(W + '/{tr}').score([T], [T])",
+            "load(W + '/{tr}').score(['a'], [])", "load(T)", "load(W + '/{any}', device=T)",
+            "load(W + '/{any}', engine=T)", "load(W + '/{any}', precision=T)", "load(W + '/fast', threads=N)",
+            "load(W + '/{any}').tokenizer.encode(T)", "load(W + '/{any}').tokenizer.decode([N])",
+            "ensemble([load(W + '/own')] * 2, [F, F]).translate([T])", "load_recipe('dates', [T])",
+            "load_recipe('dates', ['training.max_steps=' + T])", "load(W + '/{lm}').generate([[N]])",
+        ]
+    )  # fmt: skip
+    for kind, names in _OF_KIND.items():
+        form = form.replace(f"{{{kind}}}", draw.choice(names))
+    options = {
+        "beam_size": whole, "num_return": whole, "max_new_tokens": whole, "min_new_tokens": whole,
+        "temperature": real, "top_k": whole, "top_p": real, "min_p": real, "typical_p": real, "seed": whole,
+        "length_penalty": real, "num_groups": whole, "diversity_penalty": real, "repetition_penalty": real,
+        "presence_penalty": real, "frequency_penalty": real, "no_repeat_ngram_size": whole,
+        "banned": [["\ud800"], [""], ["a"], [10**9], [[]], [[-1]]], "stop": [[""], ["\ud800"], ["a"], []],
+        "require": [["\ud800"], [""], ["a b c d e f g h i j k l m n o p q"], [[]], [[10**9]]],
+        "prefixes": [["\ud800"], ["a" * 5000], [""], ["a", "a", "a"]], "forced": [{0: -1}, {0: 10**9}, {-1: 3}],
+        "batch_tokens": whole, "normalization": TEXTS, "stop_rule": TEXTS, "num_draft_tokens": whole,
+        "too_long": TEXTS, "draft": ["lookup", "x", ""], "no_unknown": [True], "nonsense": [1],
+    }  # fmt: skip
+    given = {
+        name: draw.choice(options[name])
+        for name in draw.sample(sorted(options), draw.choice([1, 1, 2]))
+    }
+    pools: dict[str, list[Any]] = {"T": texts, "N": whole, "F": real}
+    form = re.sub(r"\b([TNF])\b(?!')", lambda found: _written(draw.choice(pools[found[1]])), form)
+    form = form.replace("{o}", "**" + _written({"max_new_tokens": 4} | given))
+    form = form.replace("W + '", f"'{world}")
+    return Case("", ["python", form])
+
+
 def _imports(draw: random.Random, world: Path, here: Path) -> Case:
     """Directories of another program with something wrong in one of their files."""
     source = world / draw.choice(EXPORTS)
@@ -551,7 +717,9 @@ def _settings(draw: random.Random, world: Path, here: Path) -> Case:
         key = draw.choice(
             [*keys, *keys, *models, "objective.kind", "objective.fraction", "plugins"]
         )
-        pool = draw.choice([NUMBERS, NUMBERS, TEXTS, PATHS, [json.dumps(v) for v in VALUES[:33]]])
+        pool = draw.choice(
+            [NUMBERS, NUMBERS, TEXTS, PATHS, [json.dumps(v) for v in VALUES[:33]], LISTS]
+        )
         value = draw.choice(pool)
         case.arguments += ["--set", f"{key}={value}"]
     return case
@@ -653,6 +821,7 @@ def _streams(draw: random.Random, world: Path, here: Path) -> Case:
     return case
 
 
+ENDED = "signals, readers that leave"
 KINDS: dict[str, tuple[Callable[[random.Random, Path, Path], Case], float]] = {
     "values of options": (_values, 20),
     "words of the command": (_shapes, 8),
@@ -667,6 +836,10 @@ KINDS: dict[str, tuple[Callable[[random.Random, Path, Path], Case], float]] = {
     "training data": (_sources, 5),
     "damaged runs": (_resumed, 5),
     "streams": (_streams, 6),
+    "damaged engines": (_engines, 6),
+    "files of another model": (_exchanged, 6),
+    ENDED: (_ended, 4),
+    "calls of the library": (_calls, 10),
 }
 
 
@@ -686,8 +859,8 @@ def arrange_streams(streams: str) -> None:
         os.dup2(write, 1)
     if streams == "unwritable stdout":
         os.dup2(os.open("/dev/null", os.O_RDONLY), 1)
-    if streams == "narrow":
-        os.environ["COLUMNS"] = "1"
+    if streams.startswith("narrow"):
+        os.environ["COLUMNS"] = streams.split()[1]
     encoding = {"ascii stdout": "ascii", "latin stdin": "latin-1"}.get(streams, "utf-8")
     # As the interpreter does it at its start: a stream that is not open is None.
     for name, handle, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):

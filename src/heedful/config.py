@@ -43,6 +43,7 @@ class _Strict(BaseModel):
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+BeamSize = Annotated[int, Field(ge=1, le=1_000)]
 Paths = str | list[str] | None
 FieldName = int | str | None
 
@@ -262,7 +263,7 @@ class Distillation(_Strict):
     hard_weight: float = Field(2.0, ge=0, description="of the targets in the data")
     cosine_weight: float = Field(0.0, ge=0, description="of the angle between both models' states")
     copy_layers: bool = Field(False, description="begin as every k-th layer of the teacher")
-    beam_size: int = Field(4, ge=1, description="of level sequence")
+    beam_size: BeamSize = Field(4, description="of level sequence")
 
 
 class Evaluation(_Strict):
@@ -275,8 +276,8 @@ class Evaluation(_Strict):
     decode_sentences: int = Field(
         200, ge=0, description="held-out sources that are really decoded each time"
     )
-    beam_size: int = Field(1, ge=1, description="1 is greedy")
-    final_beam_size: int = Field(5, ge=1, description="for the scores at the end")
+    beam_size: BeamSize = Field(1, description="1 is greedy")
+    final_beam_size: BeamSize = Field(5, description="for the scores at the end")
     length_penalty: float = Field(
         1.0, description="exponent of the length that a sum of log-probabilities is divided by"
     )

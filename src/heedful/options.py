@@ -9,6 +9,7 @@ from heedful.errors import UserError
 from heedful.plugins import nearest
 
 TooLong = Literal["error", "truncate"]
+LARGEST = 1_000_000  # of tokens, beams and the like: more is a slip, and would never end
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 USUAL: Mapping[str, Any] = {  # where neither call nor card says anything
     "length_penalty": 1.0,
@@ -20,10 +21,18 @@ USUAL: Mapping[str, Any] = {  # where neither call nor card says anything
 
 
 def _option(
-    help: str, default: Any = None, flag: str | None = None, least: int | None = None
+    help: str,
+    default: Any = None,
+    flag: str | None = None,
+    least: int | None = None,
+    most: int = LARGEST,
 ) -> Any:
-    """A field; `flag` is the command's (None: only Python has the option)."""
-    return field(default=default, metadata={"help": help, "flag": flag, "least": least})
+    """A field; `flag` is the command's (None: only Python has the option).
+
+    `least`, `most`: between which a whole number must be; least None: it is no such number.
+    """
+    limits = None if least is None else (least, most)
+    return field(default=default, metadata={"help": help, "flag": flag, "limits": limits})
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class Options:
     typical_p: float | None = _option("Draw from the typical of this share.", flag="--typical")
     seed: int | Sequence[int] | None = _option(
         "Of drawing; in Python also one for each prompt. Default: another each time.",
-        flag="--seed", least=0,
+        flag="--seed", least=0, most=2**63 - 1,
     )  # fmt: skip
     repetition_penalty: float | None = _option(
         "Divide the scores of tokens that were there; 1: none.", flag="--repetition-penalty"
@@ -110,7 +119,9 @@ class Options:
     )
     too_long: TooLong = _option("What to do with a prompt longer than the net allows.", "error")
     first_number: int = _option("What errors call the first prompt.", 1)
-    batch_tokens: int | None = _option("Padded tokens times beams that are worked on at once.")
+    batch_tokens: int | None = _option(
+        "Padded tokens times beams that are worked on at once.", least=1, most=2**63 - 1
+    )
     progress: Callable[[int], None] | None = _option("Called with the prompts of each batch.")
     said: frozenset[str] = _option("Names of what the call says itself.", frozenset())
 
@@ -118,10 +129,8 @@ class Options:
         if isinstance(self.stop, str):
             hint = "; the rule of a beam search is stop_rule" if self.stop else ""
             raise UserError(f"stop must be a list of texts, not {self.stop!r}{hint}")
-        for name in ("max_new_tokens", "beam_size", "num_return"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise UserError(f"{name} must be at least 1, not {number}")
+        for option in fields(self):
+            self._check_limits(option.name, option.metadata["limits"])
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"{name} must be a finite number, not {value}")
@@ -135,6 +144,13 @@ class Options:
                 f"num_return {self.num_return} greedy outputs would all be the same; "
                 "give a temperature, or a beam_size"
             )
+
+    def _check_limits(self, name: str, limits: tuple[int, int] | None) -> None:
+        number = getattr(self, name)
+        if limits is None or not isinstance(number, int) or limits[0] <= number <= limits[1]:
+            return
+        bound = f"at least {limits[0]}" if number < limits[0] else f"at most {limits[1]:,}"
+        raise UserError(f"{name} must be {bound}, not {number}")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":

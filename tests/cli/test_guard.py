@@ -112,5 +112,5 @@ def test_what_is_listed_may_be_json(commands) -> None:
 
 
 def test_memory_that_is_not_there_is_one_line(commands, tmp_path) -> None:
-    recipe = write_recipe(tmp_path / "recipe.json", evaluation__final_beam_size=2**40)
+    recipe = write_recipe(tmp_path / "recipe.json", model__d_model=2**30)
     assert_refused(commands.train(recipe, tmp_path / "run"), "not enough memory")

@@ -7,7 +7,6 @@ import typer
 from heedful import __version__
 from heedful.cli import import_, recipes
 from heedful.cli.before import looked_at
-from heedful.cli.guard import guarded
 from heedful.cli.shared import help_of
 
 app = typer.Typer(
@@ -43,8 +42,3 @@ def _root(
     ),
 ) -> None:
     """Options of the command itself."""
-
-
-def main() -> None:
-    """Run a verb. Bad input is one line on stderr and exit code 2, never a traceback."""
-    guarded(app)

@@ -14,6 +14,9 @@ from heedful.errors import UserError
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # the parser's own errors
 _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller batches or beams"
+# As torch says it.
+_OF_MEMORY = ("allocate memory", "out of memory", "Storage size calculation overflowed")
+_received: list[int] = []  # signals that end the process
 _LONGEST = 1_000  # characters of an error's line
 
 
@@ -23,33 +26,37 @@ def guarded(command: Callable[..., Any]) -> NoReturn:
     Ctrl-C ends with 130, SIGTERM and SIGHUP with 128 + their number, after what was begun is
     cleared away. A reader of stdout that goes away ends a filter with 0, and a run not at all.
     """
-    _open_streams()
-    _heed_signals()
     try:
+        _open_streams()
+        _heed_signals()
         code = command(prog_name="heedful", standalone_mode=False)
         sys.stdout.flush()
-    except UserError as error:
-        _fail(str(error))
-    except _USAGE_ERROR as error:
-        _of_usage(error)
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt) as error:
+        if _received:  # libraries may make something else of it, or of half a file
+            sys.exit(128 + _received[0])
+        _explain(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: BaseException) -> None:
+    """End with one line on an error that a user can mend; raises any other again."""
+    if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
-    except OSError as error:
+    if isinstance(error, UserError):
+        _fail(str(error))
+    if isinstance(error, _USAGE_ERROR):
+        _of_usage(error)
+    if isinstance(error, OSError):
         _fail(f"{error.filename or 'cannot read or write'}: {error.strerror or error}")
-    except MemoryError:
-        _fail(_NO_MEMORY)
-    except RecursionError:
+    if isinstance(error, RecursionError):
         _fail("something in the input is nested too deep")
-    except IndexError as error:
-        if "index out of range in self" not in str(error):
-            raise
+    if isinstance(error, IndexError) and "index out of range in self" in str(error):
         # As torch says it of an embedding.
         _fail("a token is beyond the model's table: its tokenizer is damaged or of another model")
-    except RuntimeError as error:
-        if "allocate memory" not in str(error) and "out of memory" not in str(error):
-            raise
-        _fail(_NO_MEMORY)  # as torch says it
-    sys.exit(code if isinstance(code, int) else 0)
+    of_torch = isinstance(error, RuntimeError) and any(part in str(error) for part in _OF_MEMORY)
+    if isinstance(error, MemoryError) or of_torch:
+        _fail(_NO_MEMORY)
+    raise error
 
 
 def runs_on() -> None:
@@ -125,10 +132,12 @@ def _heed_signals() -> None:
     """Let what ends a process from outside unwind it; who asked to be left alone (nohup) is."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        _received.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
+    _received.clear()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
 
 

@@ -2,7 +2,8 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -185,19 +186,21 @@ class Tokenizer:
     def normalize(self, text: str) -> str:
         """The text as the model gets to see it: what decoding can give back at best."""
         normalizer = self._backend.normalizer
-        return text if normalizer is None else str(normalizer.normalize_str(text))
+        with _of_characters():
+            return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without what the template adds. Empty text gives no ids."""
-        return self._ids(self._backend.encode(text, add_special_tokens=False))
+        with _of_characters():
+            return self._ids(self._backend.encode(text, add_special_tokens=False))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """`encode` for each text, on all cores."""
-        if self._piece_ids is None:
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        else:  # the fast way leaves the pieces out
-            encodings = self._backend.encode_batch(texts, add_special_tokens=False)
-        return [self._ids(encoding) for encoding in encodings]
+        # The fast way leaves the pieces out.
+        fast = self._piece_ids is None
+        encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
+        with _of_characters():
+            return [self._ids(each) for each in encode(texts, add_special_tokens=False)]
 
     def add_special_tokens(
         self, ids: Sequence[int], pair: Sequence[int] | None = None
@@ -231,7 +234,10 @@ class Tokenizer:
         left_out = frozenset() if keep_specials else self.special_ids
         kept = [[i for i in ids if i not in left_out] for ids in batch]
         if self._pieces is None:
-            return list(self._backend.decode_batch(kept, skip_special_tokens=False))
+            try:
+                return list(self._backend.decode_batch(kept, skip_special_tokens=False))
+            except OverflowError:
+                raise UserError("ids hold a number that is no token's") from None
         decoder = self._backend.decoder
         return [str(decoder.decode([self.piece(i) for i in ids])) for ids in kept]
 
@@ -347,6 +353,17 @@ def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
     while (i := id_of(name.format(len(found)))) is not None:
         found.append(i)
     return tuple(found)
+
+
+@contextmanager
+def _of_characters() -> Iterator[None]:
+    """Tell what the library below calls no text: half of a surrogate pair, which Python lets in."""
+    try:
+        yield
+    except TypeError:
+        raise UserError(
+            "a text must be of characters; a lone surrogate is none, as of a file that is not UTF-8"
+        ) from None
 
 
 def _template(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:

@@ -3,9 +3,11 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -79,17 +81,36 @@ class CTranslate2:
         device: str = "cpu",
     ) -> None:
         self.facts, self.precision, self.settings = facts, precision, settings
+        self._directory = directory
+        with self._undamaged():
+            self._open(device)
+
+    def _open(self, device: str) -> None:
+        facts, directory = self.facts, self._directory
         self.reads = frozenset({"states"} if facts.family == "encoder_only" else ())
         if facts.family == "encoder_only" and (directory / HEAD).is_file():
             self.reads |= {"logits"}
             with np.load(directory / HEAD) as head:
                 self._labels = head["weight"], head["bias"]
-        self._model = _open(directory, facts.family, precision, settings, device)
+        self._model = _open(directory, facts.family, self.precision, self.settings, device)
         stem = {"encoder_decoder": "target_vocabulary"}.get(facts.family, "vocabulary")
         self._target = _vocabulary(directory, stem)
         self._source = _vocabulary(directory, "source_vocabulary")
         self._has_shortlist = (directory / VOCABULARY_MAP).is_file()
         self._ids = {token: place for place, token in enumerate(self._target)}
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """Tell what damaged or exchanged files lead to, some of them only when they are used."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (RuntimeError, ValueError, LookupError, OSError, BadZipFile) as error:
+            raise UserError(
+                f"{self._directory} is damaged, or of another model ({error}): make it again by "
+                "`heedful optimize`"
+            ) from None
 
     # --- what writes ----------------------------------------------------------------------------
 
@@ -141,9 +162,10 @@ class CTranslate2:
                 )
             ]
 
-        begun = begin(self._together(rows, asked.options))
+        with self._undamaged():
+            begun = begin(self._together(rows, asked.options))
 
-        def wait() -> list[list[Hypothesis]]:
+        def read() -> list[list[Hypothesis]]:
             found = {place: self._read(pending.result(), asked, place) for place, pending in begun}
             # Anew where the limit of the batch let an output outgrow its own.
             long: dict[tuple[int, int], list[int]] = {}
@@ -154,6 +176,10 @@ class CTranslate2:
             for place, pending in begin(long.values()):
                 found[place] = self._read(pending.result(), asked, place)
             return [found[place] for place in range(len(rows))]
+
+        def wait() -> list[list[Hypothesis]]:
+            with self._undamaged():
+                return read()
 
         return wait
 
@@ -177,7 +203,13 @@ class CTranslate2:
             steps = self._model.generate_tokens(
                 source, target_prefix=prefix, max_decoding_length=limit, max_input_length=0, **keys
             )
-        for count, step in enumerate(steps, 1):
+        count = 0
+        while True:
+            with self._undamaged():
+                step = next(steps, None)
+            if step is None:
+                return
+            count += 1
             at_limit = count == limit and step.token_id not in asked.end
             token = asked.last if at_limit and asked.last is not None else step.token_id
             yield [token], bool(step.is_last)
@@ -187,9 +219,10 @@ class CTranslate2:
     ) -> list[np.ndarray]:
         """As `Engine.log_probs`."""
         if targets is None:
-            found = self._model.score_batch(self._words(rows), max_input_length=0)
+            sides = [self._words(rows)]
         else:
-            sides = self._words(rows, self._source), self._words(targets)
+            sides = [self._words(rows, self._source), self._words(targets)]
+        with self._undamaged():
             found = self._model.score_batch(*sides, max_input_length=0)
         return [np.array(each.log_probs, np.float32) for each in found]
 
@@ -311,7 +344,8 @@ class CTranslate2:
         kinds = None
         if types is not None and last >= 0:
             kinds = [[min(each, last) for each in row] for row in types]
-        return self._model.forward_batch(rows, token_type_ids=kinds)
+        with self._undamaged():
+            return self._model.forward_batch(rows, token_type_ids=kinds)
 
 
 def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:

@@ -1,5 +1,6 @@
 """What all saved models share: a net, its tokenizers, its card, and how they are written."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -178,12 +179,21 @@ class SavedModel:
             raise UserError("texts must be a list of strings, or of ids; for one text write [text]")
         words = [text for text in texts if isinstance(text, str)]
         encoded = iter(self.src_tokenizer.encode_batch(words) if words else ())
-        return [
+        rows = [
             around(self.src_tokenizer, next(encoded))
             if isinstance(text, str)
             else [int(token) for token in text]
             for text in texts
         ]
+        sizes = (getattr(self.config, f"{side}vocab_size", None) for side in ("src_", ""))
+        size = next((each for each in sizes if each is not None), math.inf)
+        for token in {token for row in rows for token in row}:
+            if not 0 <= token < size:
+                raise UserError(
+                    f"token {token} is outside the model's table of {size:,}: the ids, or its "
+                    "tokenizer, are of another model"
+                )
+        return rows
 
     def check_lengths(
         self, rows: list[list[int]], what: str, too_long: TooLong, first_number: int = 1

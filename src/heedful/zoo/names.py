@@ -170,24 +170,30 @@ class _Slot(NamedTuple):
 
 def _slots(net: nn.Module, names: Names) -> Iterator[_Slot]:
     """All tensors that the map has names for, in its order."""
-    parameters = list(net.named_parameters(remove_duplicate=False))
-    number = re.escape("{i}")
+    parameters = dict(net.named_parameters(remove_duplicate=False))
     for name in names.names:
-        pattern = re.escape(name.ours).replace(number, r"(?P<i>\d+)", 1).replace(number, r"(?P=i)")
-        whole = re.compile(pattern + r"(?P<leaf>\.(weight|bias))?")
         joined = re.fullmatch(r"(.*)\{([^{}]*,[^{}]*)\}(.*)", name.theirs)
         each = [name.theirs]
         if joined is not None:
             each = [joined[1] + one + joined[3] for one in joined[2].split(",")]
-        for ours, parameter in parameters:
-            if (found := whole.fullmatch(ours)) is None:
-                continue
-            layer, leaf = found.groupdict().get("i", ""), found["leaf"] or ""
-            parts = _split(net, ours, parameter.detach(), len(each))
+        for ours, layer, leaf in _named(name.ours, parameters):
+            parts = _split(net, ours, parameters[ours].detach(), len(each))
             for index, (theirs, part) in enumerate(zip(each, parts, strict=True)):
                 view = _laid_out(part, name)
                 theirs = theirs.replace("{i}", layer) + leaf
-                yield _Slot(theirs, ours, id(parameter), index, view, name)
+                yield _Slot(theirs, ours, id(parameters[ours]), index, view, name)
+
+
+def _named(ours: str, parameters: Mapping[str, Tensor]) -> list[tuple[str, str, str]]:
+    """The parameters of a name, each with its layer's number and with `.weight` or `.bias`."""
+    number = re.escape("{i}")
+    if "{i}" not in ours:  # looked up, as patterns would make a start-up slow
+        leaves = ("", ".weight", ".bias")
+        return [(ours + leaf, "", leaf) for leaf in leaves if ours + leaf in parameters]
+    pattern = re.escape(ours).replace(number, r"(?P<i>\d+)", 1).replace(number, r"(?P=i)")
+    whole = re.compile(pattern + r"(?P<leaf>\.(weight|bias))?")
+    found = map(whole.fullmatch, parameters)
+    return [(each[0], each["i"], each["leaf"] or "") for each in found if each is not None]
 
 
 def _by_part(net: nn.Module, slots: Sequence[_Slot]) -> Iterable[list[_Slot]]:
