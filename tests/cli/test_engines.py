@@ -1,6 +1,7 @@
 """Engines on the command line: taken by themselves, asked for by name, refused in one line."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from commands import Commands, assert_refused
 from engine_models import TEXTS, model_of, saved
+from heedful.engines.folder import Record
 
 LINES = ("\n".join(TEXTS) + "\n").encode()
 
@@ -82,6 +84,25 @@ def test_what_is_not_there_is_one_line(
 ) -> None:
     done = commands.run("translate", models / "translator", *options, stdin=LINES)
     assert_refused(done, words)
+
+
+def test_a_damaged_form_is_told_and_auto_runs_the_net(commands, models, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(models / "translator", model)
+    vocabulary = model / "engines" / "ctranslate2" / "int8" / "shared_vocabulary.json"
+    asked = ("translate", model, "--max-new-tokens", 3, "--precision", "int8")
+    for text in ("[", "[]", '["a"]'):
+        vocabulary.write_text(text)
+        assert_refused(commands.run(*asked, stdin=LINES), "int8")
+    record = Record.read(models / "translator")
+    record.with_files(models / "translator" / "engines").write(model)
+    assert_refused(commands.run(*asked, stdin=LINES), vocabulary, "not as it was written")
+    weights = model / "engines" / "ctranslate2" / "float32" / "model.bin"
+    assert "eager" not in commands.run(*asked[:4], stdin=LINES).err
+    weights.write_bytes(weights.read_bytes()[:-1])
+    done = commands.run(*asked[:4], stdin=LINES)
+    assert done.code == 0
+    assert "runs eager" in done.err
 
 
 def test_info_shows_the_engines(commands: Commands, models: Path) -> None:

@@ -63,6 +63,26 @@ def test_a_run_that_is_told_to_end_saves(tmp_path: Path, number: signal.Signals)
     assert process.returncode == 130
 
 
+def test_an_interrupt_that_a_library_makes_something_else_of_is_one() -> None:
+    code = """
+import os, signal
+from heedful.cli.guard import guarded
+def command(**options):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ValueError("no whole file")
+guarded(command)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    words = [sys.executable, "-m", "heedful", "--version"]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("line", "part"),
     [
@@ -70,6 +90,7 @@ def test_a_run_that_is_told_to_end_saves(tmp_path: Path, number: signal.Signals)
         ("info a b", "unexpected extra argument"),
         ("info --nonsense", "no such option"),
         ("evaluate m --beam x", "valid integer"),
+        ("translate m --seed -1", "greater than or equal to 0"),
         ("nonsense", "no such command"),
         ("import", None),
         ("", None),

@@ -193,6 +193,22 @@ def test_mistakes_in_calls(model):
         model.score([], [])
 
 
+@pytest.mark.parametrize(
+    ("sources", "options", "part"),
+    [
+        ([[-1, 2]], {}, "token -1 is outside"),
+        ([[10**23]], {}, "outside the model's table"),
+        (["a \ud800"], {}, "lone surrogate"),
+        (["1"], {"max_new_tokens": 10**20}, "at most 1,000,000"),
+        (["1"], {"batch_tokens": 0}, "batch_tokens must be at least 1"),
+        (["1"], {"banned": ["\ud800"]}, "lone surrogate"),
+    ],
+)
+def test_values_that_no_one_should_give(model, sources, options, part):
+    with pytest.raises(UserError, match=part):
+        model.generations(sources, **options)
+
+
 def test_progress_counts_every_text(model):
     seen = []
     model.generations(TEXTS, batch_tokens=8, progress=seen.append)

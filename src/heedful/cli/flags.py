@@ -47,7 +47,7 @@ def takes_options(*left_out: str) -> Callable[[Callable[..., None]], Callable[..
 def _parameter(option: "Field[Any]") -> inspect.Parameter:
     """The parameter that typer makes a flag of; None: not given."""
     kind = _plain(option.type)
-    limits = dict(zip(("min", "max"), option.metadata["limits"] or (), strict=False))
+    limits = {"min": option.metadata["limits"][0]} if option.metadata["limits"] else {}
     flag = typer.Option(option.metadata["flag"], help=option.metadata["help"], **limits)
     return inspect.Parameter(
         option.name,

@@ -98,6 +98,7 @@ class Record:
         instruction_set, cores: of the machine whose measurements chose `best`.
         engines: by name.
         best: for each use; none before anything is measured.
+        files: of the forms, by their paths: an engine ends the process on some that are damaged.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -109,6 +110,7 @@ class Record:
     cores: int
     engines: dict[str, Forms]
     best: dict[Use, Choice] = field(default_factory=dict)
+    files: dict[str, Weights] = field(default_factory=dict)
 
     @classmethod
     def new(cls, model: Path, kind: Kind) -> "Record":
@@ -143,6 +145,22 @@ class Record:
         proofs = (known.proofs if known else {}) | {precision: proof}
         forms = Forms(version(engine), asdict(facts), proofs)
         return replace(self, engines=self.engines | {engine: forms})
+
+    def with_files(self, folder: Path) -> "Record":
+        """With what the files of all forms are."""
+        found = sorted(path for path in folder.glob("*/**/*") if path.is_file())
+        return replace(
+            self, files={path.relative_to(folder).as_posix(): Weights.of(path) for path in found}
+        )
+
+    def check_files(self, folder: Path, place: Path) -> None:
+        """Raises UserError where a form's files are not as they were written."""
+        for name, weights in self.files.items():
+            path = folder / name
+            if path.is_relative_to(place) and not (path.is_file() and weights.are(path)):
+                raise UserError(
+                    f"{path} is not as it was written; make it again by `heedful optimize`"
+                )
 
     def unfit(self, model: Path) -> str | None:
         """Why it does not hold here, if it does not."""
@@ -241,6 +259,7 @@ def open_engine(
             return None
         name, form, facts, settings = chosen
         place = place_of(model, name, form)
+        record.check_files(model / FOLDER, place)
         on = "cpu" if device == "auto" else device
         return CTranslate2(place, facts, form, settings, on), record.kind
     except UserError as error:

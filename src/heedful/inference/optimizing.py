@@ -141,6 +141,7 @@ def optimize(
         if forms:
             (work / FOLDER / CTranslate2.name).rename(beside / CTranslate2.name)
         shutil.rmtree(work, ignore_errors=True)
+        findings.record = findings.record.with_files(beside)
         write_json(beside / RECORD, asdict(findings.record))
 
     write_directory(directory / FOLDER, fill, {RECORD, SHORTLIST, CTranslate2.name})
