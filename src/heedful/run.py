@@ -203,7 +203,9 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
         plan=epochs.plan,
         load=lambda item: epochs.load(item).to(device),
         evaluate=lambda: task.evaluate(model, data),
-        keep_best=lambda: save_tensors(out / WEIGHTS, weights_of(model.net)),
+        keep_best=lambda: save_tensors(
+            out / WEIGHTS, weights_of(model.net), metadata={"step": str(trainer.state.step)}
+        ),
     )
     trainer = Trainer(
         TrainStep(model.net, _objective(task, data, teacher, device)),

@@ -11,7 +11,7 @@ from commands import assert_refused, assert_same_checkpoints, tree, write_recipe
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
 from heedful.training.loggers import read_log
-from heedful.zoo.saved import WEIGHTS, load_tensors
+from heedful.zoo.saved import WEIGHTS, load_tensors, step_of
 
 LAST = "checkpoints/step-00000012"
 RESULTS = ("model.safetensors", "scores.json", "test.output.txt", "config.json", "tokenizer.json")
@@ -205,6 +205,23 @@ def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path
     Checkpoints(out / "checkpoints", 3).save(5, torch.nn.Linear(1, 1), {}, {}, interrupted=True)
     assert tree(saved) == before
     assert go_on(commands, recipe, out, point).code == 0
+    assert_same_files(out, reference)
+
+
+def test_an_unfinished_run_has_a_model_and_says_of_which_step(commands, whole, tmp_path):
+    """Interrupted before its first evaluation; and while it goes on, which the lock says."""
+    recipe, reference, _ = whole()
+    out = tmp_path / "run"
+    assert go_on(commands, recipe, out, {"interrupt_at": 1}).code == 130
+    assert not [each for each in read_log(out / "log.jsonl") if isinstance(each, Evaluated)]
+    assert commands.run("translate", out, stdin=b"a\n").code == 0
+    assert step_of(out / WEIGHTS) == 1
+    (out / ".lock").touch()
+    assert "its model is of step 1" in commands.run("translate", out, stdin=b"a\n").err
+    (out / WEIGHTS).unlink()
+    refused = commands.run("translate", out, stdin=b"a\n")
+    assert_refused(refused, "holds a run, but no model yet: it is written at the first evaluation")
+    assert go_on(commands, recipe, out).code == 0
     assert_same_files(out, reference)
 
 

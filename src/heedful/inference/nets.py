@@ -1,5 +1,6 @@
 """Nets of saved models: which kind of model one is, how large, and on which device."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
 from heedful.parts.layout import inputs_first
 from heedful.zoo.names import set_weights
-from heedful.zoo.saved import WEIGHTS, load_tensors, make_config, undrawn_net
+from heedful.zoo.saved import LOCK, WEIGHTS, load_tensors, make_config, step_of, undrawn_net
 
 
 def load_net(directory: Path, content: dict[str, Any], device: str) -> tuple[nn.Module, Any]:
@@ -32,12 +33,27 @@ def load_net(directory: Path, content: dict[str, Any], device: str) -> tuple[nn.
         config = make_config(name, keys, str(directory / CONFIG))
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
+    _check_run(directory)
     weights = load_tensors(directory / WEIGHTS)
     net = undrawn_net(name, config, weights, directory / WEIGHTS)
     set_weights(net, weights, directory / WEIGHTS)
     net.to(choose_device(device)).eval()
     inputs_first(net)
     return net, config
+
+
+def _check_run(directory: Path) -> None:
+    """Say which step the model of an unfinished run is of; raises UserError where it has none."""
+    weights = directory / WEIGHTS
+    if not weights.is_file() and (directory / "recipe.yaml").is_file():
+        raise UserError(
+            f"{directory} holds a run, but no model yet: it is written at the first evaluation, or "
+            "when the run is interrupted by Ctrl-C"
+        )
+    if (directory / LOCK).is_file() and (step := step_of(weights)) is not None:
+        logging.getLogger("heedful").warning(
+            f"note: {directory} is a run that goes on, or was killed; its model is of step {step:,}"
+        )
 
 
 def open_net(

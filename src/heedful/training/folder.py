@@ -11,8 +11,8 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from heedful.errors import UserError
+from heedful.zoo.saved import LOCK
 
-LOCK = ".lock"
 # What a start writes; nothing else is ever removed.
 _OWN = (
     "recipe.yaml",

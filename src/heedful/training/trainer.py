@@ -203,6 +203,9 @@ class Trainer:
                     self._compare()
             if reason == "interrupted":
                 self._report_steps()
+                if self.state.best_step < 0:  # else there would be no model to use
+                    with self._judged_weights():
+                        self.work.keep_best()
                 self._save(interrupted=True)
             elif self.state.evaluated_step != self.state.step:
                 self._evaluate()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -20,6 +20,7 @@ from heedful.zoo.checks import validated
 from heedful.zoo.names import FLOATS, weights_of
 
 WEIGHTS = "model.safetensors"
+LOCK = ".lock"  # stands beside them while a run works there, or after it was killed
 _SMALL, _LARGE = 1 << 20, 1 << 28  # numbers that a part of a net may hold whatever its file does
 # Names of tensors with a row for each entry of the vocabulary.
 OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
@@ -44,6 +45,15 @@ def save_tensors(
             raise OSError(str(error)) from None
 
     write_file(path, write)
+
+
+def step_of(path: Path) -> int | None:
+    """The step of training that a file's weights are of, where it says one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int((file.metadata() or {})["step"])
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
