@@ -167,7 +167,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     for unit in ("line", "paragraph", "file"):
         with pytest.raises(UserError, match=r"cannot read .*none\.txt: No such file"):
             read_rows([tmp_path / "none.txt"], unit=unit)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"is a folder without state\.json"):
+        with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
             read_rows([tmp_path], unit=unit)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no file is named"):
         read_rows([])

@@ -177,10 +177,14 @@ def test_other_folders_are_told(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             read_rows([splits], PAIR)
     (splits / "state.json").unlink()
-    with pytest.raises(UserError, match=r"is a folder without state\.json"):
+    with pytest.raises(UserError, match=r"Is a directory, and not one .*\(no state\.json\)"):
         read_rows([splits], PAIR)
-    with pytest.raises(UserError, match="is a table of both sides; give it as file"):
-        read_rows({"src": [splits], "tgt": [splits]})
+    for path, message in (
+        (splits, "Is a directory"),
+        (written(tmp_path / "t", pa.Table.from_pylist(ENTRIES)), "in a recipe, give it as file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_rows({"src": [path], "tgt": [path]})
 
 
 def test_without_pyarrow_the_extra_is_named(

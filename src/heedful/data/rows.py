@@ -316,10 +316,9 @@ def _whole(path: Path) -> Iterator[_Entry]:
 
 
 def _parallel(paths: Sequence[Path]) -> Iterator[_Entry]:
-    for path in filter(is_table, paths):
-        raise UserError(
-            f"{path} is a table of both sides; give it as file, with src_field and tgt_field"
-        )
+    for path in paths:
+        if is_table(path) and path.is_file():
+            raise UserError(f"{path} is a table, not lines of text; in a recipe, give it as file")
     for number, lines in enumerate(zip_longest(*map(read_lines, paths)), 1):
         if None in lines:
             counts = [sum(1 for _ in read_lines(path)) for path in paths]

@@ -33,7 +33,10 @@ def table_files(path: Path) -> list[Path]:
         raise UserError(f"{path} holds several splits ({names}); name one of its folders")
     state = path / "state.json"
     if not state.is_file():
-        raise UserError(f"{path} is a folder without state.json, which Dataset.save_to_disk writes")
+        raise UserError(
+            f"cannot read {path}: Is a directory, and not one that Dataset.save_to_disk wrote (no "
+            "state.json)"
+        )
     content = read_object(state)
     files = content.get("_data_files")
     if not isinstance(files, list) or content.get("_indices_data_files"):
