@@ -64,10 +64,23 @@ def write_file(path: Path, write: Callable[[Path], None]) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """An open binary file that takes the place of `path` once the block has ended without error.
 
-    As `write_file`, for content that comes bit by bit.
+    As `write_file`, for content that comes bit by bit. What an interruption (Ctrl-C, SIGTERM,
+    SIGHUP) leaves unfinished is kept as `path` with `.partial` behind its name.
     """
     with _beside(path) as beside, beside.open("wb") as file:
-        yield file
+        try:
+            yield file
+        except (KeyboardInterrupt, SystemExit):
+            file.flush()
+            if beside.stat().st_size and (path.is_file() or not path.exists()):
+                os.replace(beside, partial_of(path))
+            raise
+
+
+def partial_of(path: Path) -> Path:
+    """Where an interruption leaves what was to be written to a file."""
+    path = Path(os.path.realpath(path))
+    return path.with_name(f"{path.name}.partial")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from heedful.errors import UserError
 from heedful.plugins import nearest
 
-TooLong = Literal["error", "truncate"]
+TooLong = Literal["error", "truncate", "leave_out"]
 LARGEST = 1_000_000  # of tokens, beams and the like: more is a slip, and would never end
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 USUAL: Mapping[str, Any] = {  # where neither call nor card says anything
@@ -117,7 +117,10 @@ class Options:
         "greedy outputs are then NaN.",
         True,
     )
-    too_long: TooLong = _option("What to do with a prompt longer than the net allows.", "error")
+    too_long: TooLong = _option(
+        "Of a prompt longer than the net allows: error, truncate, or leave_out, which tells of it "
+        "and gives a blank output.", "error",
+    )  # fmt: skip
     first_number: int = _option("What errors call the first prompt.", 1)
     batch_tokens: int | None = _option(
         "Padded tokens times beams that are worked on at once.", least=1, most=2**63 - 1
@@ -129,6 +132,8 @@ class Options:
         if isinstance(self.stop, str):
             hint = "; the rule of a beam search is stop_rule" if self.stop else ""
             raise UserError(f"stop must be a list of texts, not {self.stop!r}{hint}")
+        if self.too_long not in get_args(TooLong):
+            raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {self.too_long}")
         for option in fields(self):
             self._check_limits(option.name, option.metadata["limits"])
         for name, value in vars(self).items():

@@ -137,7 +137,7 @@ REFUSED = [  # a command, and what its one line must say
     ("train latin.yaml", "not UTF-8 at byte"),
     ("train endless.yaml", "no end is set"),
     ("train copy.json --set task", "write key=value"),
-    ("translate M --input long --output out", TOO_LONG, "allows 12", "--truncate"),
+    ("translate M --strict --input long --output out", TOO_LONG, "allows 12", "--truncate"),
     ("evaluate M --src long --ref four --output out", TOO_LONG, "allows 12", "--truncate"),
     ("score M --src long --tgt four --output out", TOO_LONG, "allows 12", "--truncate"),
     ("score M --src four --tgt long --output out", TOO_LONG, "allows 12", "--truncate"),
@@ -268,6 +268,40 @@ def test_a_pair_that_is_too_long_is_named_by_its_line_also_where_pairs_are_held_
             file.write("very " * 60 + "\n")
     words = ("train", "pairs.json", "--out", "out", "--quiet", "--set", "data.truncation=error")
     assert_refused(commands.run(*words, cwd=here), "a.en", "line 33", "40")
+
+
+def test_lines_that_are_too_long_are_left_out_and_told(commands, trained, here):
+    told = commands.run("translate", trained, "--input", here / "long")
+    assert told.code == 0
+    lines = told.out.split("\n")
+    assert lines[1:3] == ["", ""]
+    assert told.err.splitlines()[0].startswith(TOO_LONG)
+    assert "2 lines were left out; their outputs are blank" in told.err.splitlines()
+    alone = commands.run("translate", trained, stdin=b"1 2\n3\n")
+    assert lines[:1] + lines[3:] == alone.out.split("\n")
+
+
+def test_what_was_written_before_an_interruption_is_kept(tmp_path):
+    from heedful.cli.lines import line_writer
+    from heedful.errors import UserError
+
+    out = tmp_path / "out"
+
+    def write_until(error):
+        with line_writer(out) as write:
+            write("new")
+            raise error
+
+    out.write_text("old\n")
+    for error, kept in ((KeyboardInterrupt, True), (SystemExit, True), (UserError, False)):
+        with pytest.raises(error):
+            write_until(error)
+        assert out.read_text() == "old\n"
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == ({"out", "out.partial"} if kept else {"out"})
+        if kept:
+            assert (tmp_path / "out.partial").read_text() == "new\n"
+            (tmp_path / "out.partial").unlink()
 
 
 def test_cut_lines_are_counted(commands, trained, here):

@@ -12,8 +12,10 @@ from heedful.cli.shared import (
     JsonLines,
     Output,
     Precision,
+    Strict,
     Threads,
     open_model,
+    tell_counts,
 )
 
 
@@ -25,6 +27,7 @@ def classify(
         bool, typer.Option("--scores", help="Put the probability and a tab before each label.")
     ] = False,
     json: JsonLines = False,
+    strict: Strict = False,
     device: Device = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
@@ -33,11 +36,13 @@ def classify(
     """Name the class of each text: a line out for each line in.
 
     Where the first line has a tab, every line is a pair of texts with a tab between. Texts that are
-    longer than the model reads are cut, and counted.
+    longer than the model reads are cut, and counted. A line that cannot be used is reported and
+    left out: its label is blank.
 
     Example: echo 'What a film!' | heedful classify runs/reviews --scores
     """
     from heedful.cli.lines import input_chunks, json_line, line_writer, progress_bar
+    from heedful.errors import UserError
     from heedful.inference import Classifier, expect
 
     chunks = input_chunks(input)
@@ -49,31 +54,35 @@ def classify(
         for chunk in chunks:
             if first == 1 and chunk:
                 paired = "\t" in chunk[0]
-            texts, others = _columns(chunk, first, paired)
+            usable = []
+            for number, line in enumerate(chunk, first):
+                if reason := _wrong(line, paired):
+                    if strict:
+                        raise UserError(f"line {number} {reason}")
+                    classifier.leave_out(f"line {number} {reason}")
+                else:
+                    usable.append(line.split("\t"))
             first += len(chunk)
-            found = classifier.classify(texts, pairs=others, progress=progress)
-            for line, each in zip(chunk, found, strict=True):
+            pairs = [columns[1] for columns in usable] if paired else None
+            texts = [columns[0] for columns in usable]
+            found = iter(classifier.classify(texts, pairs=pairs, progress=progress))
+            for line in chunk:
+                each = None if _wrong(line, paired) else next(found)
                 if json:
-                    write(json_line(text=line, label=each.label, scores=each.probabilities))
+                    label, chances = (each.label, each.probabilities) if each else (None, None)
+                    write(json_line(text=line, label=label, scores=chances))
+                elif each is None:
+                    write("\t" if scores else "")
                 else:
                     write(f"{each.probability:.6f}\t{each.label}" if scores else each.label)
-    if classifier.num_truncated:
-        typer.echo(f"{classifier.num_truncated} texts were truncated", err=True)
+    tell_counts(classifier, "texts")
 
 
-def _columns(
-    lines: list[str], first_number: int, paired: bool
-) -> tuple[list[str], list[str] | None]:
-    """The texts of some lines, and those that go with them."""
-    from heedful.errors import UserError
-
-    for number, line in enumerate(lines, first_number):
-        if not line.strip():
-            raise UserError(f"line {number} is empty: there is no text to classify")
-        if line.count("\t") != int(paired):
-            wanted = "two texts with one tab between, as line 1 is" if paired else "no tab in it"
-            raise UserError(f"line {number} has {line.count(chr(9))} tabs; it must be {wanted}")
-    if not paired:
-        return lines, None
-    columns = [line.split("\t") for line in lines]
-    return [text for text, _ in columns], [other for _, other in columns]
+def _wrong(line: str, paired: bool) -> str | None:
+    """Why a line cannot be classified, if it cannot."""
+    if not line.strip():
+        return "is empty: there is no text to classify"
+    if line.count("\t") != int(paired):
+        wanted = "two texts with one tab between, as line 1 is" if paired else "no tab in it"
+        return f"has {line.count(chr(9))} tabs; it must be {wanted}"
+    return None

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import Device, Input, JsonLines, Output, Truncate, too_long_of
+from heedful.cli.shared import (
+    Device,
+    Input,
+    JsonLines,
+    Output,
+    Strict,
+    Truncate,
+    tell_counts,
+    too_long_of,
+)
 
 
 def fill(
@@ -21,6 +30,7 @@ def fill(
     top: Annotated[int, typer.Option(min=1, help="Candidates for each mask.")] = 5,
     json: JsonLines = False,
     truncate: Truncate = False,
+    strict: Strict = False,
     device: Device = "auto",
 ) -> None:
     """Name the likeliest words for each mask in a text.
@@ -48,7 +58,10 @@ def fill(
                 try:
                     masks = filler.fill(line, top_k=top, too_long=too_long_of(truncate))
                 except UserError as error:
-                    raise UserError(f"line {number}: {error}") from None
+                    if strict:
+                        raise UserError(f"line {number}: {error}") from None
+                    filler.leave_out(f"line {number}: {error}")
+                    masks = [[]]
                 if json:
                     found = [[asdict(candidate) for candidate in mask] for mask in masks]
                     write(json_line(text=line, masks=found))
@@ -59,3 +72,6 @@ def fill(
                     write("")
         if not number:
             raise UserError("there is no text: give --text TEXT, --input FILE, or lines on stdin")
+        if number == filler.num_left_out:
+            raise UserError("no line can be used; give texts with a mask")
+    tell_counts(filler, "lines")

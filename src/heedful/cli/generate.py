@@ -20,9 +20,11 @@ from heedful.cli.shared import (
     ModelFolder,
     Output,
     Precision,
+    Strict,
     Threads,
     Truncate,
     open_model,
+    tell_counts,
     too_long_of,
 )
 
@@ -44,6 +46,7 @@ def generate(
     output: Output = None,
     options: dict[str, Any],
     truncate: Truncate = False,
+    strict: Strict = False,
     json: JsonLines = False,
     device: Device = "auto",
     engine: Engine = "auto",
@@ -72,10 +75,9 @@ def generate(
     if draft not in (None, "lookup"):
         options["draft"] = load(str(draft), device=device, engine="eager")
         expect(options["draft"], Generator, "--draft")
-    options["too_long"] = too_long_of(truncate)
+    options["too_long"] = too_long_of(truncate, strict)
     _write(generator, chunks, options, output, json, ahead=0 if input is None else 1)
-    if generator.num_truncated:
-        typer.echo(f"{generator.num_truncated} sources were truncated", err=True)
+    tell_counts(generator, "sources")
 
 
 def _write(

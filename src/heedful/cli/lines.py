@@ -80,18 +80,29 @@ def piece_writer(piece: str) -> None:
 
 @contextmanager
 def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """A function that writes a line: to a file whole or not at all, to stdout at once."""
+    """A function that writes a line: to a file whole or not at all, to stdout at once.
+
+    What was written before an interruption stays, as `heedful.files.replacing` says.
+    """
     if path is None:
         yield _show
         return
-    from heedful.files import replacing
+    from heedful.files import partial_of, replacing
 
-    with replacing(path) as file:
+    count = 0
+    try:
+        with replacing(path) as file:
 
-        def write(line: str) -> None:
-            file.write(f"{line}\n".encode())
+            def write(line: str) -> None:
+                nonlocal count
+                file.write(f"{line}\n".encode())
+                count += 1
 
-        yield write
+            yield write
+    except (KeyboardInterrupt, SystemExit):
+        if count:
+            sys.stderr.write(f"interrupted: {count:,} lines are in {partial_of(path)}\n")
+        raise
 
 
 @contextmanager

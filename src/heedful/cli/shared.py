@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from heedful.config import Recipe
     from heedful.engines.folder import Use
+    from heedful.inference import SavedModel
     from heedful.options import TooLong
     from heedful.run import Result
 
@@ -23,6 +24,12 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
 ]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Stop at the first line that cannot be used, instead of leaving it out."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 NewFolder = Annotated[Path, typer.Argument(help="The new model directory.")]
 Overwrite = Annotated[
@@ -70,9 +77,19 @@ def open_model(
     return load(model, device=device, engine=engine, precision=precision, threads=threads, use=use)
 
 
-def too_long_of(truncate: bool) -> "TooLong":
-    """What `--truncate` asks for."""
-    return "truncate" if truncate else "error"
+def too_long_of(truncate: bool, strict: bool = True) -> "TooLong":
+    """What `--truncate` and `--strict` ask for."""
+    if truncate:
+        return "truncate"
+    return "error" if strict else "leave_out"
+
+
+def tell_counts(model: "SavedModel", what: str) -> None:
+    """Tell how many texts were cut, and how many have no output."""
+    if model.num_truncated:
+        typer.echo(f"{model.num_truncated} {what} were truncated", err=True)
+    if model.num_left_out:
+        typer.echo(f"{model.num_left_out} {what} were left out; their outputs are blank", err=True)
 
 
 def help_of(verb: Callable[..., Any]) -> str:

@@ -14,9 +14,11 @@ from heedful.cli.shared import (
     Input,
     Output,
     Precision,
+    Strict,
     Threads,
     Truncate,
     open_model,
+    tell_counts,
     too_long_of,
 )
 
@@ -45,6 +47,7 @@ def translate(
         typer.Option("--weight", help="Of a model among several, in their order; repeatable."),
     ] = None,
     truncate: Truncate = False,
+    strict: Strict = False,
     device: Device = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
@@ -53,7 +56,8 @@ def translate(
     """Translate lines from a file or a pipe.
 
     One line out for each line in (with --nbest N: N lines each, best first). Output streams: a
-    line that is typed is answered at once.
+    line that is typed is answered at once. A line that is too long for the model is reported and
+    left out: its translation is blank.
 
     Several models with one vocabulary, each of its own size and architecture, translate together;
     they run eager.
@@ -66,7 +70,7 @@ def translate(
     translator = _opened(models, weight, input, (device, engine, precision, threads))
     if input is None and sys.stdin is not None and sys.stdin.isatty():
         typer.echo("ready: type a line, and its translation follows; Ctrl-D ends", err=True)
-    options["too_long"] = too_long_of(truncate)
+    options["too_long"] = too_long_of(truncate, strict)
     nbest = options.get("num_return", 1)
     cut = 0
     bar = progress_bar("translating", shown=output is not None)
@@ -80,8 +84,7 @@ def translate(
                 text = "" if entry is None else entry.text
                 score = -math.inf if entry is None else entry.score
                 write(f"{score:.6f}\t{text}" if scores else text)
-    if translator.num_truncated:
-        typer.echo(f"{translator.num_truncated} lines were truncated", err=True)
+    tell_counts(translator, "lines")
     if cut:
         typer.echo(f"{cut} translations were cut off by the length limit", err=True)
 

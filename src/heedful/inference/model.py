@@ -1,5 +1,6 @@
 """What all saved models share: a net, its tokenizers, its card, and how they are written."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from heedful.inference.card import ModelCard
 from heedful.options import USUAL, TooLong
 
 CONFIG = "config.json"
+_TOLD = 10  # texts that are left out
 SIDES = ("src", "tgt")
 Pooling = Literal["mean", "first", "last"]
 Texts = Sequence[str] | Sequence[Sequence[int]]
@@ -40,6 +42,7 @@ class SavedModel:
         shortlist: the target tokens that a source can become; None: all.
         threads: that torch runs the net with; None: by the size of the work.
         num_truncated: texts cut to the net's length so far, where that was asked for.
+        num_left_out: texts that have no output (`leave_out`).
     """
 
     kind: ClassVar[str] = "model"
@@ -64,6 +67,7 @@ class SavedModel:
         self.shortlist: Shortlist | None = None
         self.threads: int | None = None
         self.num_truncated = 0
+        self.num_left_out = 0
 
     @property
     def net(self) -> Any:
@@ -198,20 +202,34 @@ class SavedModel:
     def check_lengths(
         self, rows: list[list[int]], what: str, too_long: TooLong, first_number: int = 1
     ) -> None:
-        """Refuse, or cut in place, what is longer than the net allows; a last special stays."""
+        """Refuse, empty or cut in place what is longer than the net allows.
+
+        Of what is cut a last special stays.
+        """
         longest = self.config.max_length
         for number, ids in enumerate(rows, first_number):
             if len(ids) <= longest:
                 continue
+            told = f"{what} {number} has {len(ids)} tokens, but the model allows {longest}"
             if too_long == "error":
                 raise UserError(
-                    f"{what} {number} has {len(ids)} tokens, but the model allows {longest}; "
-                    'split it, or ask for it to be cut (--truncate, or too_long="truncate")'
+                    f"{told}; split it, or ask for it to be cut (--truncate, or "
+                    'too_long="truncate")'
                 )
+            if too_long == "leave_out":
+                self.leave_out(told)
+                ids.clear()
+                continue
             specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
             suffix = ids[-1:] if ids[-1] in specials else []
             ids[longest - len(suffix) :] = suffix
             self.num_truncated += 1
+
+    def leave_out(self, reason: str) -> None:
+        """Count a text that has no output, and tell of each of the first ones."""
+        self.num_left_out += 1
+        if self.num_left_out <= _TOLD:
+            logging.getLogger("heedful").warning(f"{reason}: left out")
 
     def save(self, directory: Path) -> None:
         """Write `config.json`, `model.safetensors` and the tokenizers; the weights come last."""
