@@ -72,7 +72,9 @@ def test_transformers_gives_the_same_logits_and_text(
     for seed in range(2):
         model = made(tokenizer, tokenizer, seed, **drawn(placement, tying, seed))
         folder = tmp_path / str(seed)
-        export_hf(model, folder / "hf")
+        said: list[str] = []
+        export_hf(model, folder / "hf", say=said.append)
+        assert said[0].startswith(f"vaswani2017 is a {'marian' if placement == 'post' else 'peg'}")
         auto, cls = transformers.AutoModelForSeq2SeqLM, CLASSES[placement]
         theirs, report = auto.from_pretrained(folder / "hf", output_loading_info=True)
         assert type(theirs) is cls
@@ -94,9 +96,9 @@ def test_transformers_gives_the_same_logits_and_text(
         for beam in (1, 4):
             ids = theirs.generate(**batch, num_beams=beam, max_new_tokens=11)
             text = read.batch_decode(ids, skip_special_tokens=True)
-            said = model.translate(TEXTS, beam_size=beam, max_new_tokens=11)
-            written |= {*said}
-            assert text == said == back.translate(TEXTS, beam_size=beam, max_new_tokens=11)
+            here = model.translate(TEXTS, beam_size=beam, max_new_tokens=11)
+            written |= {*here}
+            assert text == here == back.translate(TEXTS, beam_size=beam, max_new_tokens=11)
         assert back.options() == model.options()
         assert back.ids == model.ids
     assert len(written) > 4

@@ -135,6 +135,9 @@ def export_hf(
             _complete_tokenizer(directory, model)
 
     write_hf_directory(Path(out), content, tensors, generation, write_text)
+    own = getattr(architecture(card.architecture), "HF", None)
+    if own is None or own.model_type != content["model_type"]:
+        say(f"{card.architecture} is a {content['model_type']} there, of the same outputs")
     if not model.has_tokenizer:
         say("the model has no tokenizer: the directory takes ids alone")
     elif (Path(out) / "tokenizer_target").exists():

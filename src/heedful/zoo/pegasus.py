@@ -81,7 +81,10 @@ HF = HfFormat(
 
 
 def hf_names(config: Config) -> Names:
-    """BART's, without the norms over embeddings and with those after the stacks."""
+    """BART's, without the norms over embeddings and with those after the stacks.
+
+    Matrices of their own are read by transformers 5; those before it share one in any case.
+    """
     is_shared = config.tie_embeddings == "all"
     names = bart_names(shared=is_shared)
     norms = [Name(f"{side}.final_norm", f"model.{side}.layer_norm") for side in _SIDES]
