@@ -18,6 +18,7 @@ from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
 pytest.importorskip("ctranslate2")
+QUICK = ("--engine", "eager", "--engine", "ctranslate2")  # without what takes minutes
 TEXTS = ["1 2 3", "0", "", "2 4", "3 1 0 2", "4 4 1", "5 5 5 5 5"]
 
 
@@ -45,9 +46,9 @@ def record_of(folder: Path) -> dict[str, Any]:
 def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, given) -> None:
     """Without --src the held-out text of the run is taken."""
     texts = ("--src", files / "src", "--ref", files / "ref") if given else ()
-    done = commands.run("optimize", folder, *texts, "--tolerance", 100)
+    done = commands.run("optimize", folder, *texts, *QUICK, "--tolerance", 100)
     assert done.code == 0, done.err
-    assert "float32: 100% of" in done.out
+    assert "ctranslate2 float32: 100% of" in done.out
     assert "throughput" in done.out
     found = record_of(folder)
     kept = {path.name for path in (folder / "engines" / "ctranslate2").iterdir()}
@@ -100,10 +101,17 @@ def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) ->
     monkeypatch.setattr(forms.Proof, "fails", fails)
     model = heedful.load(folder, device="cpu", engine="eager")
     found = optimize(
-        model, folder, TEXTS, TEXTS, tolerance=0.5, precisions=["float32", "int8"], threads=[1]
+        model,
+        folder,
+        TEXTS,
+        TEXTS,
+        engines=["eager", "ctranslate2"],
+        tolerance=0.5,
+        precisions=["float32", "int8"],
+        threads=[1],
     )
     assert found.refused == {"ctranslate2 int8": "it loses more"}
-    assert [*found.proofs] == ["float32"]
+    assert [*found.proofs] == ["ctranslate2 float32"]
     assert {path.name for path in (folder / "engines" / "ctranslate2").iterdir()} == {"float32"}
     assert all(choice.precision == "float32" for _, choice, _ in found.rates)
     best = {use: max(rate for u, _, rate in found.rates if u == use) for use, _, _ in found.rates}
@@ -147,7 +155,7 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     model = tmp_path / "model"
     shutil.copytree(folder, model)
     shutil.rmtree(model / "engines", ignore_errors=True)
-    asked = ("optimize", model, "--precision", "float32", "--shortlist")
+    asked = ("optimize", model, *QUICK, "--precision", "float32", "--shortlist")
     done = commands.run(*asked, "--tolerance", 100)
     assert done.code == 0, done.err
     [line] = [line for line in done.out.splitlines() if line.startswith("shortlist: ")]
@@ -157,7 +165,7 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     sources = heedful.load(model).encode(["1 2"])[0]
     assert 0 < len(made.words(sources)) <= made.target_size
     assert heedful.load(model, engine="eager").eager.shortlist is not None
-    assert commands.run("optimize", model, "--precision", "float32").code == 0
+    assert commands.run("optimize", model, *QUICK, "--precision", "float32").code == 0
     assert heedful.load(model).shortlist is None  # what is not asked for again is gone
     strict = commands.run(*asked, "--tolerance", 0)
     assert strict.code == 0

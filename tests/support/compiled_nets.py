@@ -1,8 +1,7 @@
 """A program: nets under compilation and export. Without checked shapes, which cannot be compiled.
 
 `python compiled_nets.py NAME ...` fails where a law does not hold for one of these architectures;
-`schemes` stands for every position scheme. `inductor:NAME` compiles for the
-processor, in one bucket, where others are traced alone.
+`schemes` stands for every position scheme.
 """
 
 import copy
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from architectures import SIZES, decodes, tiny
+from architectures import decodes, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.cache import Cache
 from heedful.parts.losses import LossSum, cross_entropy
@@ -27,7 +26,6 @@ from single_stacks import SCHEMES, Single, decoder
 # How many texts and tokens a batch is padded to.
 ROWS, WIDTHS = (2, 4), (8,)
 CAPACITY, BEAMS = 32, 2
-_settings: dict[str, Any] = {"backend": "eager", "rows": ROWS}
 
 
 def main(names: list[str]) -> None:
@@ -35,10 +33,6 @@ def main(names: list[str]) -> None:
     torch._dynamo.config.recompile_limit = 32  # more than there are buckets
     for name in names:
         print(name, file=sys.stderr)
-        kind, _, name = name.rpartition(":")
-        if kind:
-            _settings.update(backend=kind, rows=ROWS[:1])
-            SIZES.update(num_layers=1, num_encoder_layers=1, num_decoder_layers=1)
         if name == "schemes":
             for scheme in SCHEMES:
                 export(decoder(Single(scheme, windows=(3,))))
@@ -46,8 +40,7 @@ def main(names: list[str]) -> None:
             if name == "mixtral":
                 train(tiny(name))
             serve(tiny(name))
-            if not kind:
-                export(tiny(name))
+            export(tiny(name))
         else:
             serve_encoder(tiny(name))
 
@@ -92,14 +85,12 @@ def serve_encoder(net: Any) -> None:
 
 
 def _compile(net: Any, name: str) -> None:
-    function = torch.compile(
-        getattr(net, name), fullgraph=True, backend=_settings["backend"], dynamic=False
-    )
+    function = torch.compile(getattr(net, name), fullgraph=True, backend="eager", dynamic=False)
     setattr(net, name, function)
 
 
 def _hold(net: Any, compiled: Any, request: Callable[..., Tensor]) -> None:
-    sizes = [(rows, width) for rows in _settings["rows"] for width in WIDTHS]
+    sizes = [(rows, width) for rows in ROWS for width in WIDTHS]
     for rows, width in sizes:
         request(compiled, rows, width, 0)
     draw = random.Random(1)

@@ -46,7 +46,7 @@ def optimize(
     ] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="Measure only this one: eager or ctranslate2; repeatable."),
+        typer.Option(help="Measure only this one: eager, ctranslate2 or compiled; repeatable."),
     ] = None,
     precision: Annotated[
         list[str] | None,
@@ -65,13 +65,14 @@ def optimize(
 ) -> None:
     """Find what runs a model fastest here, and let the other verbs use it.
 
-    What can run the model is built of its weights and proved on held-out text: in float32 its
-    greedy output must be the net's own and its scores within 1e-4; in bfloat16 and int8 it may lose
-    no more than --tolerance. What is kept is timed with one text at a time and with
-    many, with threads, workers and batches of several sizes. The best of each kind stands in
-    MODEL/engines, and translate, generate, classify and embed use it from then on; --engine eager
-    goes back. It holds for this kind of processor and these weights; elsewhere, the verbs say so
-    and run the net itself.
+    What can run the model is built of its weights and proved on held-out text: forms for
+    CTranslate2 and, of what writes, graphs that torch compiles in some minutes where there is a C++
+    compiler. In float32 the greedy output must be the net's own and the scores within 1e-4; in
+    bfloat16 and int8 they may lose no more than --tolerance. What is kept is timed with one text at
+    a time and with many, with threads, workers and batches of several sizes. The best of each kind
+    stands in MODEL/engines, and translate, generate, classify and embed use it from then on;
+    --engine eager goes back. It holds for this kind of processor and these weights; elsewhere, the
+    verbs say so and run the net itself.
 
     Example: heedful optimize runs/translation --src valid.en --ref valid.de
     """
@@ -176,13 +177,13 @@ def _progress() -> Iterator["Progress"]:
 
 
 def _show(findings: "Findings") -> None:
-    for precision, proof in findings.proofs.items():
+    for form, proof in findings.proofs.items():
         pairs = {proof.metric: (proof.eager, proof.engine)} | proof.others
         figures = [
             f"{name} {after:.2f} (net {before:.2f})" for name, (before, after) in pairs.items()
         ]
         same = f"{100 * proof.same:.4g}% of {proof.num_texts} outputs the same"
-        typer.echo(f"ctranslate2 {precision}: {same}, {', '.join(figures)}")
+        typer.echo(f"{form}: {same}, {', '.join(figures)}")
     for reason in dict.fromkeys(findings.refused.values()):
         names = ", ".join(name for name, why in findings.refused.items() if why == reason)
         typer.echo(f"left out: {names}: {reason}")

@@ -38,8 +38,8 @@ Overwrite = Annotated[
 Engine = Annotated[
     str,
     typer.Option(
-        help="What runs the model: ctranslate2, or eager, the net itself. auto: what was found "
-        "best where the model was optimised, else the net. What an engine lacks runs eager."
+        help="What runs the model: ctranslate2, compiled, or eager, the net itself. auto: what was "
+        "found best where the model was optimised, else the net. What an engine lacks runs eager."
     ),
 ]
 Precision = Annotated[

@@ -62,16 +62,25 @@ class Decoding:
     ) -> Float[Tensor, "N V"]:
         """What a search calls; all of the start at first, then with one new token each time."""
         assert state is self
+        states = self._next_states(prefixes)
+        if self._listed is not None:
+            return self._listed.log_probs(states[:, 0])
+        return _log_softmax(self.net.head(states)[:, 0])
+
+    def next_logits(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N V"]:
+        """The same before probabilities are formed, of the whole vocabulary."""
+        logits: Tensor = self.net.head(self._next_states(prefixes))
+        return logits[:, 0]
+
+    def _next_states(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N 1 D"]:
         new = prefixes if self._filled == 0 else prefixes[:, -1:]
         if self._filled + new.size(1) > self.longest:
             new = prefixes[:, -max(1, self.longest // 2) :]
             texts, beams = self.cache.num_sources, self.cache.beams
             self.cache = self.net.start(texts, capacity=self.cache.capacity, beams=beams)
             self._filled, self._slots, self._left_padding = 0, 0, None
-        states = self.net.decode(self._tokens(new), self.cache)[:, -1:]
-        if self._listed is not None:
-            return self._listed.log_probs(states[:, 0])
-        return _log_softmax(self.net.head(states)[:, 0])
+        states: Tensor = self.net.decode(self._tokens(new), self.cache)
+        return states[:, -1:]
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
         """Of one text: log-probabilities after each of several new tokens."""

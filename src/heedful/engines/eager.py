@@ -73,6 +73,11 @@ class Eager:
         device: torch.device = next(self.net.parameters()).device
         return device
 
+    @property
+    def two_stacks(self) -> bool:
+        """Whether a source is read."""
+        return isinstance(self.net, EncoderDecoder)
+
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """Nothing."""
         return []
@@ -166,7 +171,7 @@ class Eager:
             capacity: new tokens that may come.
             listed: those that a target may have.
         """
-        if not isinstance(self.net, EncoderDecoder):
+        if not self.two_stacks:
             begin, padding = left_padded(rows, self.device)
             size = capacity_for(begin.size(1) + beams * min(capacity, STEPS_AT_FIRST))
             cache = self.net.start(len(rows), capacity=size, beams=beams)
@@ -234,8 +239,8 @@ class Eager:
 
     def _listed(self, rows: list[list[int]], asked: Asked) -> Listed | None:
         """What a shortlist lets each row become, and what it must have."""
-        options, two_stacks = asked.options, isinstance(self.net, EncoderDecoder)
-        if self.shortlist is None or not options.shortlist or not two_stacks:
+        options = asked.options
+        if self.shortlist is None or not options.shortlist or not self.two_stacks:
             return None
         if options.prefix_function is not None:  # which may ask for any token
             return None
@@ -255,7 +260,7 @@ class Eager:
             "eos_id": list(asked.end),
             "max_new_tokens": asked.limits,
             "min_new_tokens": asked.options.min_new_tokens,
-            "rules": _rules(asked),
+            "rules": rules_of(asked),
             "prompts": self._seen(rows, asked),
         }
         if asked.prefixes is not None:
@@ -265,8 +270,7 @@ class Eager:
 
     def _seen(self, rows: list[list[int]], asked: Asked) -> list[list[int]]:
         """Tokens before the new ones: rules look at what is written, not at a source."""
-        two_stacks = isinstance(self.net, EncoderDecoder)
-        return [list(asked.start) for _ in rows] if two_stacks else rows
+        return [list(asked.start) for _ in rows] if self.two_stacks else rows
 
     def _speculation(self, rows: list[list[int]], place: int, asked: Asked) -> Speculation:
         """Of one of the rows."""
@@ -362,7 +366,7 @@ class Eager:
         return [each[: len(row)] for each, row in zip(found, rows, strict=True)]
 
 
-def _rules(asked: Asked) -> list[Rule]:
+def rules_of(asked: Asked) -> list[Rule]:
     """The rules of a batch; a prefix function is told the prompts' own numbers.
 
     What the card forbids is as if the model did; what it forces is certain, as in transformers:

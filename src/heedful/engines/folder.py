@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 import heedful
 from heedful.engines.ctranslate2_engine import INSTALL, CTranslate2, Facts
-from heedful.engines.engine import Settings
+from heedful.engines.engine import Engine, Settings
 from heedful.engines.shortlist import Shortlist
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
@@ -24,6 +24,8 @@ Name = Literal["auto", "eager", "compiled", "ctranslate2"]
 Precision = Literal["auto", "float32", "bfloat16", "int8"]
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
+# What each engine is a version of.
+PACKAGES = {"ctranslate2": "ctranslate2", "compiled": "torch"}
 # Instructions that change which kernel is fastest, the best first.
 _INSTRUCTIONS = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2", "asimddp")
 
@@ -137,13 +139,11 @@ class Record:
         """Write it, in place of the former."""
         write_json(model / FOLDER / RECORD, asdict(self))
 
-    def with_form(
-        self, engine: str, precision: str, facts: Facts, proof: dict[str, Any]
-    ) -> "Record":
+    def with_form(self, engine: str, precision: str, facts: Any, proof: dict[str, Any]) -> "Record":
         """With one form more, or proved anew."""
         known = self.engines.get(engine)
         proofs = (known.proofs if known else {}) | {precision: proof}
-        forms = Forms(version(engine), asdict(facts), proofs)
+        forms = Forms(version(PACKAGES[engine]), asdict(facts), proofs)
         return replace(self, engines=self.engines | {engine: forms})
 
     def with_files(self, folder: Path) -> "Record":
@@ -220,7 +220,7 @@ def open_engine(
     use: Use = "latency",
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[CTranslate2, Kind] | None:
+) -> tuple[Engine, Kind] | None:
     """The engine of a model directory that was asked for or is best, and the model's kind.
 
     None: the net itself is to be run.
@@ -252,16 +252,18 @@ def open_engine(
             if wanted:
                 raise UserError(f"{model} has no engine {engine} for {precision}: {again}")
             return None
-        if reason := record.unfit(model) or _not_here(record, engine):
+        if reason := record.unfit(model):
             raise UserError(f"{model / FOLDER} {reason}: {again}")
         chosen = _chosen(model, record, engine, precision, threads, use)
         if chosen is None:
             return None
-        name, form, facts, settings = chosen
-        place = place_of(model, name, form)
-        record.check_files(model / FOLDER, place)
+        name, form, settings = chosen
+        if reason := not_here(name, record.engines[name].version):
+            raise UserError(f"{model / FOLDER} {reason}: {again}")
+        record.check_files(model / FOLDER, place_of(model, name, form))
         on = "cpu" if device == "auto" else device
-        return CTranslate2(place, facts, form, settings, on), record.kind
+        facts = record.engines[name].facts
+        return open_made(model, model, name, form, facts, settings, on), record.kind
     except UserError as error:
         if wanted:
             raise
@@ -269,17 +271,46 @@ def open_engine(
         return None
 
 
-def _not_here(record: Record, engine: str) -> str | None:
-    """Why what was made cannot be opened in this installation."""
-    for name, forms in record.engines.items():
-        if engine not in ("auto", name):
-            continue
-        try:
-            here = version(name)
-        except PackageNotFoundError:
-            return f"needs {name}, but {INSTALL}"
-        if here.split(".")[:2] != forms.version.split(".")[:2]:
-            return f"was made with {name} {forms.version}, this is {here}"
+def open_made(
+    model: Path,
+    directory: Path,
+    engine: str,
+    precision: str,
+    facts: dict[str, Any],
+    settings: Settings,
+    device: str = "cpu",
+) -> Engine:
+    """A form of a model that stands in the `engines` of a directory.
+
+    Args:
+        facts: of the net, as its record has them.
+
+    Raises:
+        UserError: facts that are none; a form that is damaged, or not for the device.
+    """
+    place = place_of(directory, engine, precision)
+    try:
+        if engine == CTranslate2.name:
+            return CTranslate2(place, Facts(**facts), precision, settings, device)
+        from heedful.engines.compiled import Compiled, CompiledFacts
+
+        if device != "cpu":
+            raise UserError(f"the compiled net runs on the CPU, not on {device}")
+        return Compiled(place, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
+    except TypeError as error:
+        raise UserError(f"{directory / FOLDER / RECORD}: facts: {error}") from None
+
+
+def not_here(engine: str, made_with: str) -> str | None:
+    """Why what an engine made cannot be opened in this installation."""
+    package = PACKAGES[engine]
+    try:
+        here = version(package)
+    except PackageNotFoundError:
+        return f"needs {package}, but {INSTALL}"
+    parts = 2 if engine == CTranslate2.name else None  # a graph is of one torch alone
+    if here.split(".")[:parts] != made_with.split(".")[:parts]:
+        return f"was made with {package} {made_with}, this is {here}"
     return None
 
 
@@ -290,10 +321,10 @@ def _chosen(
     precision: str,
     threads: int | None,
     use: Use,
-) -> tuple[str, str, Facts, Settings] | None:
+) -> tuple[str, str, Settings] | None:
     best = record.best.get(use)
-    name = engine if engine != "auto" else best.engine if best else "ctranslate2"
-    if name == "eager":
+    name = engine if engine != "auto" else best.engine if best else next(iter(record.engines), "")
+    if name in ("eager", ""):
         return None
     forms = record.engines.get(name)
     if forms is None:
@@ -313,8 +344,4 @@ def _chosen(
     settings = best.settings if best and fits else Settings(1)
     if threads is not None:
         settings = replace(settings, threads=threads, workers=1)
-    try:
-        facts = Facts(**forms.facts)
-    except TypeError as error:
-        raise UserError(f"{model / FOLDER / RECORD}: facts: {error}") from None
-    return name, wanted, facts, settings
+    return name, wanted, settings

@@ -10,7 +10,7 @@ import numpy as np
 
 from heedful.engines.ctranslate2_engine import CTranslate2, Facts
 from heedful.engines.engine import Engine, Settings
-from heedful.engines.folder import place_of
+from heedful.engines.folder import Record, not_here, open_made, place_of
 from heedful.errors import UserError
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import write_directory
@@ -99,10 +99,45 @@ def make_form(model: SavedModel, directory: Path, precision: str) -> Facts:
     return facts[0]
 
 
-def open_form(directory: Path, facts: Facts, precision: str, settings: Settings) -> CTranslate2:
+def compile_form(model: SavedModel, directory: Path, precision: str, progress: Any) -> Any:
+    """Compile a model into its directory, whole or not at all; gives the form's facts.
+
+    Raises UserError as `heedful.engines.compiling.compile_net`.
+    """
+    from heedful.engines.compiling import compile_net
+
+    facts: list[Any] = []
+
+    def fill(beside: Path) -> None:
+        longest = model.config.max_length
+        facts.append(compile_net(model.net, longest, beside, precision, progress))
+
+    write_directory(place_of(directory, "compiled", precision), fill)
+    return facts[0]
+
+
+def standing_form(directory: Path, engine: str, precision: str) -> Any:
+    """Facts of a compiled form that stands in a model's directory and holds here; None: none does.
+
+    What took minutes is not made again of the same weights.
+    """
+    from heedful.engines.compiled import CompiledFacts
+
+    try:
+        record = Record.read(directory)
+        forms = record and not record.unfit(directory) and record.engines.get(engine)
+        if not forms or precision not in forms.proofs or not_here(engine, forms.version):
+            return None
+        open_made(directory, directory, engine, precision, forms.facts, Settings(1))
+    except UserError:  # it is damaged
+        return None
+    return CompiledFacts(**forms.facts)
+
+
+def open_form(directory: Path, facts: Facts, precision: str, settings: Settings) -> Engine:
     """A form that `make_form` wrote."""
-    place = place_of(directory, CTranslate2.name, precision)
-    return CTranslate2(place, facts, precision, settings)
+    name = CTranslate2.name
+    return open_made(directory, directory, name, precision, asdict(facts), settings)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from heedful.engines.ctranslate2_engine import CTranslate2, Facts, write_vocabulary_map
+from heedful.engines.ctranslate2_engine import CTranslate2, write_vocabulary_map
 from heedful.engines.ctranslate2_spec import PRECISIONS
 from heedful.engines.eager import Eager
 from heedful.engines.engine import Settings
@@ -23,28 +23,31 @@ from heedful.engines.folder import (
     Use,
     cores,
     digest,
+    open_made,
     place_of,
 )
 from heedful.engines.shortlist import Pairs, Shortlist, make_shortlist
 from heedful.errors import UserError
 from heedful.files import write_directory, write_json
 from heedful.inference.encoders import Classifier
-from heedful.inference.forms import Proof, Prover, make_form, open_form
+from heedful.inference.forms import Proof, Prover, compile_form, make_form, standing_form
 from heedful.inference.generator import Generator
 from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import SavedModel
 from heedful.inference.opening import tokenizer_files
 from heedful.inference.translator import Translator
 
-ENGINES = ("eager", "ctranslate2")
+ENGINES = ("eager", "ctranslate2", "compiled")
+_COMPILED = ("float32", "int8")  # precisions of the third
 USES: tuple[Use, ...] = get_args(Use)
 _SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
-_OF_EAGER = 64  # texts together where nothing runs side by side
+_ALONE = 64  # texts together where nothing runs side by side
 _ROUNDS, _LONGEST, _SLOW = 3, 2.0, 0.7  # of timing; seconds of one; share of the best to stay in
 _BATCHES = (16, 64)  # prompts of mean length that are worked on together
 _NEW_TOKENS = 32  # that a language model goes on with
 
 Progress = Callable[[str, int, int], None]
+Form = tuple[str, str]  # engine and precision
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Findings:
 
     Attributes:
         record: what is kept.
-        proofs: of each form that is kept, by its precision.
+        proofs: of each form that is kept, by its engine and precision.
         refused: by form, why it is not kept.
         rates: (use, setting, tokens a second), of a use the best first.
         shortlist: what one is worth, where it was asked for and is kept.
@@ -117,15 +120,16 @@ def optimize(
     real = [text for text in texts if text.strip()]
 
     def fill(beside: Path) -> None:
-        work, forms = beside / "work", dict[str, Facts]()
+        work, forms = beside / "work", dict[Form, Any]()
         model.shortlist = None
         prover = None
-        if "ctranslate2" in engines or pairs is not None:
+        wanted = [(e, p) for e in engines for p in precisions if _exists(e, p)]
+        if wanted or pairs is not None:
             prover = Prover(model, texts, answers)
-        if prover is not None and "ctranslate2" in engines:
-            for done, precision in enumerate(precisions):
-                progress("building and proving", done, len(precisions))
-                _try(model, work, precision, prover, tolerance, forms, findings)
+        for done, form in enumerate(wanted):
+            progress("building and proving", done, len(wanted))
+            assert prover is not None
+            _try(model, directory, work, form, prover, tolerance, forms, findings, progress)
         if prover is not None and pairs is not None:
             progress("counting a shortlist", 0, 1)
             if made := _list(model, pairs, prover, tolerance, findings):
@@ -135,17 +139,23 @@ def optimize(
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"nothing that was asked for runs this model: {reasons}")
-        findings.rates = _measured(model, work, forms, real, settings, progress)
+        running = _Running(model, directory, work, forms)
+        findings.rates = _measured(running, real, settings, progress)
         best = {use: choice for use, choice, _ in reversed(findings.rates)}
         findings.record = replace(findings.record, best=best)
-        if forms:
-            (work / FOLDER / CTranslate2.name).rename(beside / CTranslate2.name)
+        for engine in {engine for engine, _ in forms}:
+            (work / FOLDER / engine).rename(beside / engine)
         shutil.rmtree(work, ignore_errors=True)
         findings.record = findings.record.with_files(beside)
         write_json(beside / RECORD, asdict(findings.record))
 
-    write_directory(directory / FOLDER, fill, {RECORD, SHORTLIST, CTranslate2.name})
+    write_directory(directory / FOLDER, fill, {RECORD, SHORTLIST, *ENGINES})
     return findings
+
+
+def _exists(engine: str, precision: str) -> bool:
+    """Whether an engine has such a form."""
+    return engine == CTranslate2.name or (engine == "compiled" and precision in _COMPILED)
 
 
 def _check(engines: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
@@ -163,28 +173,36 @@ def _check(engines: Sequence[str], precisions: Sequence[str], threads: Sequence[
 
 def _try(
     model: SavedModel,
+    directory: Path,
     work: Path,
-    precision: str,
+    form: Form,
     prover: Prover,
     tolerance: float | None,
-    forms: dict[str, Facts],
+    forms: dict[Form, Any],
     findings: Findings,
+    progress: Progress,
 ) -> None:
     """Build a form and prove it: it stays in `forms`, or the reason in `refused`."""
-    place = place_of(work, CTranslate2.name, precision)
+    engine, precision = form
+    place = place_of(work, engine, precision)
     try:
-        facts = make_form(model, work, precision)
-        proof = prover.prove(open_form(work, facts, precision, Settings(1)))
+        if engine == CTranslate2.name:
+            facts = make_form(model, work, precision)
+        elif (known := standing_form(directory, engine, precision)) is not None:
+            shutil.copytree(place_of(directory, engine, precision), place)
+            facts = known
+        else:
+            facts = compile_form(model, work, precision, progress)
+        proof = prover.prove(open_made(directory, work, *form, asdict(facts), Settings(1)))
         reason = proof.fails(tolerance)
     except UserError as error:
         reason = str(error).replace(f"{place}", "it")
     if reason:
-        findings.refused[f"{CTranslate2.name} {precision}"] = reason
+        findings.refused[f"{engine} {precision}"] = reason
         shutil.rmtree(place, ignore_errors=True)
         return
-    forms[precision], findings.proofs[precision] = facts, proof
-    record = findings.record
-    findings.record = record.with_form(CTranslate2.name, precision, facts, proof.to_dict())
+    forms[form], findings.proofs[f"{engine} {precision}"] = facts, proof
+    findings.record = findings.record.with_form(engine, precision, facts, proof.to_dict())
 
 
 def _list(
@@ -210,11 +228,12 @@ def _list(
     return made
 
 
-def _put_into_forms(made: Shortlist, work: Path, forms: Iterable[str], findings: Findings) -> None:
+def _put_into_forms(made: Shortlist, work: Path, forms: Iterable[Form], findings: Findings) -> None:
     """Give the engine's forms the shortlist; where it cannot have it, `refused` says why."""
     try:
-        for precision in forms:
-            write_vocabulary_map(made, place_of(work, CTranslate2.name, precision))
+        for engine, precision in forms:
+            if engine == CTranslate2.name:
+                write_vocabulary_map(made, place_of(work, engine, precision))
     except UserError as error:
         findings.refused[f"a shortlist in {CTranslate2.name}"] = str(error)
 
@@ -226,7 +245,7 @@ def _settings(
     model: SavedModel,
     texts: list[str],
     engines: Sequence[str],
-    precisions: list[str],
+    made: list[Form],
     threads: Sequence[int],
     uses: Sequence[Use],
 ) -> list[tuple[Use, Choice]]:
@@ -237,39 +256,68 @@ def _settings(
     mean = sum(lengths) / len(lengths)
     budgets = [max(1, round(mean * size * beams)) for size in _BATCHES]
     counts = sorted(set(threads) or {1, cores()})
-    forms = [("eager", "float32")] if "eager" in engines else []
-    forms += [("ctranslate2", precision) for precision in precisions]
+    forms = [(Eager.name, "float32")] if Eager.name in engines else []
+    if model.shortlist is not None:  # which compiled graphs do not know
+        made = [form for form in made if form[0] != "compiled"]
+    forms += made
     found: list[tuple[Use, Choice]] = []
     for engine, precision in forms:
         for count in counts:
-            workers = 1 if engine == "eager" else max(1, cores() // count)
+            is_alone = engine != CTranslate2.name
+            workers = 1 if is_alone else max(1, cores() // count)
             if "latency" in uses:
                 found.append(("latency", Choice(engine, precision, count)))
             if "throughput" in uses:
-                sizes = budgets[-1:] if engine == "eager" else budgets
-                made = [Choice(engine, precision, count, workers, each) for each in sizes]
-                found += [("throughput", choice) for choice in made]
+                sizes = budgets[-1:] if is_alone else budgets
+                chosen = [Choice(engine, precision, count, workers, each) for each in sizes]
+                found += [("throughput", choice) for choice in chosen]
     return found
 
 
+@dataclass(frozen=True)
+class _Running:
+    """What is measured: a model, where it stands, and its forms in a folder."""
+
+    model: SavedModel
+    directory: Path
+    work: Path
+    forms: dict[Form, Any]
+
+    @contextmanager
+    def by(self, choice: Choice) -> Iterator[None]:
+        """The model run by a choice, and afterwards as before."""
+        model, form = self.model, (choice.engine, choice.precision)
+        engine: Any
+        if choice.engine == Eager.name:
+            net, longest = model.net, model.config.max_length
+            engine = Eager(net, longest, model.shortlist, choice.settings)
+        else:
+            facts = asdict(self.forms[form])
+            engine = open_made(self.directory, self.work, *form, facts, choice.settings)
+        before, model.engine = model.engine, engine
+        try:
+            yield
+        finally:
+            model.engine = before
+
+
 def _measured(
-    model: SavedModel,
-    work: Path,
-    forms: dict[str, Facts],
+    running: _Running,
     texts: list[str],
     settings: list[tuple[Use, Choice]],
     progress: Progress,
 ) -> list[tuple[Use, Choice, float]]:
     """The median rate of each setting over rounds in turn; who is far behind leaves after one."""
+    model = running.model
     singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
     rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
     left, done = settings, 0
     for number in range(_ROUNDS):
         total = done + len(left) * (_ROUNDS - number)
         for use, choice in left:
-            size = _OF_EAGER if choice.engine == Eager.name else _TOGETHER
+            size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
             parts = [texts[first : first + size] for first in range(0, len(texts), size)]
-            with _running(model, work, forms, choice):
+            with running.by(choice):
                 _rate(model, singles[:1], choice)  # the first call of an engine is no measure
                 found = _rate(model, singles if use == "latency" else parts, choice)
             rates[use, choice].append(found)
@@ -280,24 +328,6 @@ def _measured(
     progress("measuring", done, done)
     medians = [(use, choice, statistics.median(rates[use, choice])) for use, choice in settings]
     return sorted(medians, key=lambda each: (each[0], -each[2]))
-
-
-@contextmanager
-def _running(
-    model: SavedModel, work: Path, forms: dict[str, Facts], choice: Choice
-) -> Iterator[None]:
-    """The model run by a choice, and afterwards as before."""
-    engine: Any
-    if choice.engine == Eager.name:
-        net, longest = model.net, model.config.max_length
-        engine = Eager(net, longest, model.shortlist, choice.settings)
-    else:
-        engine = open_form(work, forms[choice.precision], choice.precision, choice.settings)
-    before, model.engine = model.engine, engine
-    try:
-        yield
-    finally:
-        model.engine = before
 
 
 def _rate(model: SavedModel, parts: Sequence[list[str]], choice: Choice) -> float:

@@ -1,0 +1,289 @@
+"""Nets compiled ahead of time by Inductor: what `heedful.engines.compiled` opens, is made here."""
+
+import copy
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
+from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.package.package import package_aoti
+
+from heedful.engines.compiled import CONSTANTS, GRAPHS, KERNEL, TABLE, CompiledFacts, open_graph
+from heedful.engines.packed import KERNELS, SOURCE, exchange_linears, pack
+from heedful.errors import UserError
+from heedful.files import write_json
+from heedful.models.decoder_only import DecoderOnly
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.cache import Cache
+from heedful.parts.tokens import Tokens
+from heedful.zoo.names import weights_of
+from heedful.zoo.saved import save_tensors
+
+PRECISIONS = ("float32", "int8")
+NO_COMPILER = "there is no C++ compiler: install one, for example by `apt install g++`"
+_DYNAMIC = torch.export.Dim.DYNAMIC
+
+Told = Callable[[str, int, int], None]
+
+
+def why_not(net: Any) -> str | None:
+    """What keeps a net from being compiled here, if anything does."""
+    if not isinstance(net, EncoderDecoder | DecoderOnly):
+        return "it compiles what writes: translators and language models"
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return NO_COMPILER
+    return None
+
+
+def compile_net(
+    net: Any, max_length: int, directory: Path, precision: str, progress: Told
+) -> CompiledFacts:
+    """Compile a net into a directory that is there.
+
+    Its graphs take batches, sources, beams and caches of any size, so that nothing is compiled
+    later. Weights stay in the model's own file; what is not in it stands in `constants`.
+
+    Args:
+        max_length: positions that the net has.
+        progress: told what is compiled, how many graphs are done, of how many.
+
+    Raises:
+        UserError: there is no compiler, or the net is of another family.
+    """
+    if reason := why_not(net):
+        raise UserError(reason)
+    saved = weights_of(net)
+    net = copy.deepcopy(net).eval().float()
+    for tensor in net.parameters():
+        tensor.data = tensor.data.contiguous()  # as the model's file has them
+    exchange_linears(net, precision)
+    _build_kernel(directory)
+    parts = _parts(net)
+    programs: dict[str, Any] = {}
+    found: dict[str, dict[str, Tensor]] = {}
+    try:
+        with torch.no_grad(), _quiet():
+            for done, name in enumerate(parts):
+                progress(f"compiling {precision}: {name}", done, len(parts))
+                programs[name], found[name] = _compile(name, *parts[name])
+            package_aoti(str(directory / GRAPHS), programs)
+    except Exception as error:  # of any part of torch, of which there are many
+        raise UserError(f"torch cannot compile it: {str(error).strip().splitlines()[0]}") from error
+    _write_constants(directory, saved, found)
+    two_stacks = isinstance(net, EncoderDecoder)
+    return CompiledFacts(
+        "encoder_decoder" if two_stacks else "decoder_only",
+        [*net.decoder.cache_shapes],
+        max_length,
+        [*parts],
+    )
+
+
+def _compile(
+    name: str, module: nn.Module, args: tuple[Any, ...], shapes: Any
+) -> tuple[list[Any], dict[str, Tensor]]:
+    """The files of a graph, and what its constants may be."""
+    program = torch.export.export(module, args, dynamic_shapes=shapes)
+    if name == "step":  # attention of few queries as sums, fused with what surrounds them
+        plain: Any = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
+        program = program.run_decompositions(plain)
+    options = {
+        "aot_inductor.package": True,
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.custom_ops_to_c_shims": KERNELS,
+        "cpp.threads": 1,  # small loops between products, which have threads of their own
+    }
+    module_of: Any = program.module(check_guards=False)
+    files: Any = torch._inductor.aot_compile(module_of, args, options=options)
+    tensors: dict[str, Any] = {**program.state_dict, **program.constants}
+    sources = (".cpp", ".h")  # which are for nobody
+    return (
+        [file for file in files if not str(file).endswith(sources)],
+        {fqn: each.detach() for fqn, each in tensors.items()},
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of its own insides."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._inductor")]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
+
+
+def _build_kernel(directory: Path) -> None:
+    """The library of `packed.cpp`, for this processor."""
+    options = CppTorchOptions(vec_isa=pick_vec_isa())
+    built = CppBuilder("linears", str(SOURCE), options, str(directory))
+    built.build()
+    made = Path(built.get_target_file_path())
+    if made != directory / KERNEL:
+        shutil.move(made, directory / KERNEL)
+
+
+def _write_constants(
+    directory: Path, saved: Mapping[str, Tensor], found: Mapping[str, Mapping[str, Tensor]]
+) -> None:
+    """Where each graph's constants stand: in the model's file, or in one beside the graphs."""
+    own: dict[str, Tensor] = {}
+    table: dict[str, dict[str, str]] = {}
+    for graph, tensors in found.items():
+        table[graph] = {}
+        for fqn in open_graph(directory, graph).get_constant_fqns():
+            name, tensor = fqn.removeprefix("net."), tensors[fqn]
+            place = _place(name, tensor, saved)
+            if place is None:
+                name = name if fqn != name else f"{graph}.{name}"  # of the net, or of its graph
+                own[name], place = tensor, f"own:{name}"
+            table[graph][fqn] = place
+    save_tensors(directory / CONSTANTS, own)
+    write_json(directory / TABLE, table)
+
+
+def _place(name: str, tensor: Tensor, saved: Mapping[str, Tensor]) -> str | None:
+    """Where a tensor stands in the model's file, under its own name or that of what it is tied to;
+    None: it does not."""
+    for other in (name, *saved):
+        if other in saved and _equal(saved[other], tensor):
+            return f"model:{other}"
+        if other in saved and tensor.dim() == 3 and saved[other].dim() == 2:
+            rows, width = saved[other].shape
+            fits = tensor.shape[1] == width and -(-rows // tensor.shape[2]) == len(tensor)
+            if fits and _equal(pack(saved[other]), tensor):
+                return f"packed:{other}"
+    return None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+# --- the graphs ---------------------------------------------------------------------------------
+
+
+class _Graph(nn.Module):
+    """Calls of a net with tensors alone."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+
+class _Encode(_Graph):
+    """Keys and values of the sources in each layer of the decoder."""
+
+    def forward(self, ids: Tensor, positions: Tensor, real: Tensor) -> list[Tensor]:
+        states = self.net.encode(Tokens(ids, positions, real)).states
+        attentions = [block.cross_attention.sublayer for block in self.net.decoder.blocks]
+        return [attention.project_memory(states).contiguous() for attention in attentions]
+
+
+class _Read(_Graph):
+    """Logits after some of the new tokens, `wanted` (R), of one row a text: (B, R, V)."""
+
+    def forward(
+        self,
+        wanted: Tensor,
+        ids: Tensor,
+        positions: Tensor,
+        real: Tensor,
+        stores: list[Tensor],
+        places: Tensor,
+        used: Tensor,
+        seen: Tensor,
+        cross: list[Tensor],
+        source_real: Tensor | None,
+    ) -> Tensor:
+        cache = Cache(stores, places, used, seen, cross, source_real)
+        states = self.net.decode(Tokens(ids, positions, real), cache)
+        return self.net.head(states.index_select(1, wanted))
+
+
+class _Step(_Graph):
+    """Logits after one new token of each beam."""
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        stores: list[Tensor],
+        places: Tensor,
+        used: Tensor,
+        seen: Tensor,
+        cross: list[Tensor],
+        source_real: Tensor | None,
+    ) -> Tensor:
+        cache = Cache(stores, places, used, seen, cross, source_real)
+        tokens = Tokens(ids.flatten()[:, None], positions.flatten()[:, None])
+        return self.net.head(self.net.decode(tokens, cache))[:, 0]
+
+
+def _parts(net: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
+    """Each graph with an example of its inputs, and which of their sizes vary."""
+    texts, beams, length, sources = 3, 2, 5, 7
+    ids = torch.ones(texts, length, dtype=torch.long)
+    positions = torch.arange(length).expand(texts, -1).contiguous()
+    real = torch.ones(texts, length, dtype=torch.bool)
+    cross: list[Tensor] = []
+    source_real = None
+    batch, both = {0: _DYNAMIC}, {0: _DYNAMIC, 1: _DYNAMIC}
+    parts: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {}
+    if isinstance(net, EncoderDecoder):
+        source = torch.ones(texts, sources, dtype=torch.long)
+        source_real = torch.ones(texts, sources, dtype=torch.bool)
+        given = (source, torch.arange(sources)[None], source_real)
+        encode = _Encode(net)
+        cross = encode(*given)
+        parts["encode"] = (encode, given, (both, {1: _DYNAMIC}, both))
+    like = torch.empty(0)
+    cache = Cache.empty(net.decoder.cache_shapes, texts, 31, beams, like)
+    memory = (cache.stores, cache.positions, cache.used, cache.seen, cross, source_real)
+    of_memory = (
+        [both] * len(cache.stores),
+        both,
+        batch,
+        {0: _DYNAMIC, 1: _DYNAMIC, 2: _DYNAMIC},
+        [{0: _DYNAMIC, 2: _DYNAMIC}] * len(cross),
+        None if source_real is None else both,
+    )
+    of_beams = torch.ones(texts, beams, dtype=torch.long)
+    wanted = torch.arange(2)
+    read = (wanted, ids, positions, real, *memory)
+    parts["read"] = (_Read(net), read, (batch, both, both, both, *of_memory))
+    parts["step"] = (_Step(net), (of_beams, of_beams * 3, *memory), (both,) * 2 + of_memory)
+    return parts
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    assert not is_causal
+    scale = query.size(-1) ** -0.5 if scale is None else scale
+    scores = ((query * scale).unsqueeze(3) * key.unsqueeze(2)).sum(-1)
+    weights = (scores if bias is None else scores + bias).softmax(-1)
+    return (weights.unsqueeze(-1) * value.unsqueeze(2)).sum(3)

@@ -1,0 +1,86 @@
+"""A compiled net answers as the net itself does, and compiles nothing where it is used."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import heedful
+from engine_models import model_of
+from heedful.engines import compiling, folder
+from heedful.errors import UserError
+
+PROGRAM = Path(__file__).parent.parent / "support" / "compiled_forms.py"
+
+
+def run(*arguments: object, **environment: str) -> None:
+    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    kept = os.environ | environment
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=kept)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model that was optimised; the one compilation of all tests."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    place = tmp_path_factory.mktemp("compiled") / "model"
+    run("make", place, "gpt2")
+    return place
+
+
+@pytest.mark.timeout(300)
+def test_another_process_compiles_nothing_and_answers_as_the_net(made: Path) -> None:
+    """Prompts of any length, batch and number of beams; there is no compiler for it to call."""
+    run("use", made, PATH="")
+
+
+def test_what_was_compiled_for_something_else_is_said(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = shutil.copytree(made, tmp_path / "model")
+    assert heedful.load(place, engine="compiled").engine.name == "compiled"
+    record = place / "engines" / "engines.json"
+    content = json.loads(record.read_text())
+    content["engines"]["compiled"]["version"] = "2.12.0"
+    record.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"made with torch 2\.12\.0, this is .*heedful optimize"):
+        heedful.load(place, engine="compiled")
+    assert heedful.load(place).engine is None
+    monkeypatch.setattr(folder, "version", lambda name: "2.12.0")
+    (place / "engines/compiled/float32/graphs.pt2").write_bytes(b"no package")
+    with pytest.raises(UserError, match="is no whole package"):
+        heedful.load(place, engine="compiled")
+    with pytest.raises(UserError, match="runs on the CPU"):
+        heedful.load(place, engine="compiled", device="cuda")
+
+
+def test_what_it_lacks_runs_eager_and_is_said_once(
+    made: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = heedful.load(made, engine="compiled")
+    prompts, options = [[5, 6, 7], [8]], {"draft": "lookup", "max_new_tokens": 4, "beam_size": 1}
+    for _ in range(2):
+        found = model.generate(prompts, **options)
+    assert found == heedful.load(made, engine="eager").generate(prompts, **options)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "compiled cannot run this (it has no draft)" in message
+
+
+def test_without_a_compiler_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise compiling.InvalidCxxCompiler
+
+    monkeypatch.setattr(compiling, "get_cpp_compiler", missing)
+    with pytest.raises(UserError, match=r"no C\+\+ compiler: install one.*g\+\+"):
+        compiling.compile_net(model_of("gpt2").net, 16, tmp_path, "float32", lambda *told: None)
+    with pytest.raises(UserError, match="it compiles what writes"):
+        compiling.compile_net(model_of("bert").net, 16, tmp_path, "float32", lambda *told: None)
+    assert [*tmp_path.iterdir()] == []

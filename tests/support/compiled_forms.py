@@ -1,0 +1,113 @@
+"""A program: a model that is compiled, proved, measured and kept, and a process that then uses it.
+
+`python compiled_forms.py make DIR NAME` and `... use DIR`; each fails where a law does not hold.
+Without checked shapes, which cannot be compiled.
+"""
+
+import ctypes
+import random
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import heedful
+from architectures import SIZES
+from engine_models import TEXTS, VOCAB, model_of
+from heedful.engines.compiled import KERNEL
+from heedful.engines.packed import pack, pack_int8
+from heedful.zoo import architecture
+
+REQUESTS = 60
+
+
+def make(folder: Path, name: str) -> None:
+    """Compile, prove and measure a model of an architecture; hold the kernels against torch."""
+    from heedful.inference.optimizing import optimize
+
+    keys = {key: 1 for key in SIZES if key.startswith("num_") and key.endswith("layers")}
+    known = {field.name for field in fields(architecture(name).Config)}
+    model_of(name, **{key: 1 for key in keys if key in known}).save(folder)
+    model = heedful.load(folder, device="cpu", engine="eager")
+    told: list[str] = []
+    keys: dict[str, Any] = {"precisions": ["float32"], "threads": [1]}
+    keys["progress"] = lambda what, done, total: told.append(what)
+    optimize(model, folder, TEXTS, engines=["compiled"], uses=["latency"], **keys)
+    assert told.count("compiling float32: step") == 1, told
+    found = optimize(model, folder, TEXTS, engines=["eager", "compiled"], **keys)
+    assert found.refused == {}, found.refused
+    assert found.proofs["compiled float32"].same == 1
+    assert {choice.engine for _, choice, _ in found.rates} == {"eager", "compiled"}
+    assert told.count("compiling float32: step") == 1  # the same weights, so not again
+    own = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
+    assert own < (folder / "model.safetensors").stat().st_size / 2  # no weights twice
+    hold_kernels(folder / "engines" / "compiled" / "float32" / KERNEL)
+
+
+def hold_kernels(path: Path) -> None:
+    """Products of any number of rows and outputs, in float32 and in int8."""
+    library = ctypes.CDLL(str(path))
+    torch.manual_seed(0)
+    for rows, outputs, inputs in ((1, 64, 16), (5, 200, 36), (13, 7, 4), (64, 130, 256)):
+        x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+        bias = torch.randn(outputs)
+        found = _call(library.aoti_torch_cpu_heedful_float32_linear, x, pack(weight), bias)
+        torch.testing.assert_close(found, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+        whole = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
+        scale, shift = torch.rand(outputs), 128 * whole.sum(1, dtype=torch.int32)
+        function = library.aoti_torch_cpu_heedful_int8_linear
+        found = _call(function, x, pack_int8(whole), scale, shift, bias)
+        size = x.abs().amax(1, keepdim=True) / 127
+        exact = (x * (1 / size)).round().double() @ whole.double().t() * size * scale + bias
+        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-3)
+    zeros = torch.zeros(2, 4)
+    whole = whole[:, :4].contiguous()
+    shift = 128 * whole.sum(1, dtype=torch.int32)
+    found = _call(function, zeros, pack_int8(whole), scale, shift, bias)
+    assert torch.equal(found, bias.expand(2, -1))
+
+
+def _call(function: Any, *given: torch.Tensor) -> torch.Tensor:
+    handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(given))
+    result = ctypes.c_void_p()
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    api.PyCapsule_New.restype = ctypes.py_object
+    addresses = [ctypes.c_void_p(api.PyCapsule_GetPointer(each, None)) for each in handles]
+    assert function(*addresses, ctypes.byref(result)) == 0
+    capsule = api.PyCapsule_New(result, None, None)
+    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)
+
+
+def use(folder: Path) -> None:
+    """Requests of any size are answered as the net does, and nothing is compiled."""
+    model = heedful.load(folder, engine="compiled")
+    assert model.engine is not None
+    eager = heedful.load(folder, engine="eager", device="cpu")
+    draw = random.Random(1)
+    for number in range(REQUESTS):
+        lengths = [draw.randint(1, 14) for _ in range(draw.choice((1, 1, 2, 5)))]
+        rows = [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+        options: dict[str, Any] = {"max_new_tokens": draw.randint(4, 24)}
+        options |= {"min_new_tokens": draw.choice((0, 0, 4))}
+        options |= draw.choice(({"beam_size": 1}, {"beam_size": draw.randint(2, 4)}))
+        if number % 5 == 0:
+            options |= {"beam_size": 1, "temperature": 1.0, "num_return": 2, "seed": number}
+        ours, theirs = (each.generations(rows, **options) for each in (model, eager))
+        for one, other in zip(ours, theirs, strict=True):
+            assert [o.ids for o in one] == [o.ids for o in other], (number, options)
+            for a, b in zip(one, other, strict=True):
+                assert abs(a.log_prob - b.log_prob) < 1e-3, (a, b)
+                assert a.finished == b.finished
+    assert model._net is None  # nothing was asked of the net itself
+    compilers = [name for name in sys.modules if name.startswith("torch._inductor")]
+    assert compilers == [], compilers
+
+
+if __name__ == "__main__":
+    {"make": make, "use": use}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
