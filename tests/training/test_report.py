@@ -163,7 +163,7 @@ def test_all_sections_and_main_figures_are_there(tmp_path: Path) -> None:
         "after step 50: 1 of 3 equal their reference",
         "Scored: test text, the weights of step 50, decoded with beam size 5.",
         "is another: smoothed; held-out figures are of the moving average of the weights.",
-        "exact match and BLEU are of the first 200 held-out texts, decoded greedily.",
+        "Exact match and BLEU are of the first 200 held-out texts, decoded greedily.",
         "recipe.yaml, beside this page, has every key",
     ):
         assert expected in page.text, expected
@@ -191,6 +191,7 @@ def test_no_step_has_two_losses(tmp_path: Path) -> None:
     _, page = report(tmp_path, a_run())
     tiles = {name: text for name, text, _ in tiles_of(page)}
     assert tiles["loss"] == "0.060"
+    assert tiles["perplexity"] == "1.062"
     assert "1.8" not in page.text.replace("step 50: smoothed loss 1.800 is within 1 to 2", "")
     cells = [text for tag, text in page.texts if tag == "td"]
     assert {"0.0600", "0.0300"} <= set(cells)

@@ -126,7 +126,8 @@ def _pages() -> "Environment":
         "search": lambda size: (
             "decoded greedily" if size == 1 else f"decoded with beam size {size}"
         ),
-        "score": lambda value, name: format_score(name, float(value)),
+        "score": _score,
+        "title": _title,
     }
     return environment
 
@@ -220,6 +221,10 @@ def _last(found: Sequence[Kind]) -> Kind | None:
 
 def _axis_of(name: str) -> Callable[[float], str]:
     return (lambda value: f"{100 * value:.3g}%") if name in SHARES else number
+
+
+def _score(value: float, name: str) -> str:
+    return number(value) if name == "perplexity" else format_score(name, float(value))
 
 
 def _title(name: str) -> str:

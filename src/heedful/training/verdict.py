@@ -121,7 +121,7 @@ def _falling(losses: Sequence[float]) -> Verdict:
 
 
 def _above_frequencies(best: Evaluated, entropy: float) -> Verdict:
-    what = f"the held-out loss at step {best.step}, {best.nll:.3f} nats a target,"
+    what = f"the held-out loss at step {best.step:,}, {best.nll:.3f} nats a target,"
     bound = f"{entropy:.3f}, that of knowing how frequent each target is and no more"
     if best.nll < entropy:
         return Verdict(True, f"{what} is below {bound}")
