@@ -30,7 +30,7 @@ help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
 	@echo "make quick   lint and the laws of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
-	@echo "make fuzz    wrong and hostile input over every verb, counted (half an hour)"
+	@echo "make fuzz    wrong and hostile input over every verb, counted (a quarter of an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers and CTranslate2"
 	@echo "make docs    write the pages of docs that scripts make"
@@ -63,7 +63,7 @@ quick: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --hypothesis-profile=quick $(addprefix tests/,$(QUICK))
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python benchmarks/fuzz.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python benchmarks/fuzz.py --jobs $(JOBS)
 
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)

@@ -46,6 +46,24 @@ FAULTS = (
 )
 
 
+PAGE = f"""
+Commands, and calls of the library, with wrong words and values, damaged, foreign and exchanged
+files, closed and broken streams, and signals; each in a folder of its own. Allowed are the exit
+codes 0 and 2 (of verify also 1, of a signal its own); with 2 goes an error of at most
+{LINES} lines.
+
+* traceback: one was printed. killed: the process ended without an exit code.
+* hang: {SECONDS} seconds of work or more.
+* outside: something was written, or gone, that was not asked for.
+* half-written: something was left of what a refused or killed command had begun.
+
+Inputs run in the process of one command after another, up to {BATCH}, forked from one that has
+imported torch, under limits of memory and of file sizes and without the rights of the superuser.
+Those that are ended by a signal, or whose reader leaves, have each a process of their own. While it
+is tried, `optimize` measures few texts, once.
+""".strip()
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A case and what came of it: its exit code, and what was wrong with it."""
@@ -442,9 +460,9 @@ def _in_parts(runner: Runner, numbers: Sequence[int], jobs: int) -> Iterator[Ver
 
 
 def _write(results: list[Verdict], seed: int, directory: Path) -> None:
-    sections: list[str] = []
+    sections = [PAGE]
     data: dict[str, Any] = {"seed": seed}
-    verbs = {name: name for name in hostile.VERBS}
+    verbs = {name: name for name in hostile.VERBS} | {"python": "(the library)"}
     keys = {
         "by what was wrong": lambda each: each.kind,
         "by verb": lambda each: verbs.get((each.arguments or [""])[0], "(no verb)"),
@@ -455,7 +473,7 @@ def _write(results: list[Verdict], seed: int, directory: Path) -> None:
             groups.setdefault(key(verdict), []).append(verdict)
         rows = [_row(group, found) for group, found in sorted(groups.items())]
         rows.append(_row("all", results))
-        header = [name.removeprefix("by "), "inputs", "refused (2)", "accepted", *FAULTS]
+        header = [name.removeprefix("by "), "inputs", "refused (2)", "accepted, or ended", *FAULTS]
         sections.append(f"## {name.capitalize()}\n\n{table(header, rows)}")
         data[name] = [dict(zip(header, row, strict=True)) for row in rows]
     write_results(
@@ -472,7 +490,7 @@ def _write(results: list[Verdict], seed: int, directory: Path) -> None:
 def _row(name: str, found: list[Verdict]) -> list[object]:
     counts = Counter(fault for verdict in found for fault in verdict.faults)
     refused = sum(verdict.code == 2 for verdict in found)
-    accepted = sum(verdict.code in (0, 1) and not verdict.faults for verdict in found)
+    accepted = sum(verdict.code != 2 and not verdict.faults for verdict in found)
     return [name, len(found), refused, accepted, *(counts[fault] for fault in FAULTS)]
 
 

@@ -6,7 +6,22 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "matplotlib", "jinja2", "sympy", "sacrebleu")
+from commands import write_recipe
+from heedful.run import train
+
+HEAVY = (
+    "torch",
+    "torch._dynamo",
+    "transformers",
+    "ctranslate2",
+    "matplotlib",
+    "jinja2",
+    "sympy",
+    "sacrebleu",
+    "yaml",
+    "heedful.run",
+    "heedful.config",
+)
 RUN = """
 import json, sys
 sys.argv = ["heedful", *{arguments!r}]
@@ -41,6 +56,16 @@ def test_every_kind_of_model_and_the_tokenizers_come_without_torch() -> None:
     names = "Translator, LanguageModel, MaskedLanguageModel, Classifier, Embedder, load"
     then = f"from heedful import {names}; import heedful.data.hf_tokenizers, heedful.data.encoding"
     assert imported("--version", then=then) == []
+
+
+def test_a_line_through_the_net_imports_torch_and_little_more(tmp_path) -> None:
+    """What takes long to import, and what only training, other tasks or other engines need."""
+    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=1)
+    train(recipe, tmp_path / "run")
+    (tmp_path / "lines").write_text("1 2\n")
+    files = ("-i", str(tmp_path / "lines"), "-o", str(tmp_path / "out"))
+    found = imported("translate", str(tmp_path / "run"), *files, "--engine", "eager")
+    assert found == ["torch"]
 
 
 def test_building_a_net_imports_no_symbolic_mathematics() -> None:

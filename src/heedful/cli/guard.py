@@ -16,6 +16,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__  # the parser's own errors
 _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller batches or beams"
 # As torch says it.
 _OF_MEMORY = ("allocate memory", "out of memory", "Storage size calculation overflowed")
+_OF_TABLES = ("index out of range in self", "is out of bounds for dimension")
 _received: list[int] = []  # signals that end the process
 _LONGEST = 1_000  # characters of an error's line
 
@@ -50,8 +51,7 @@ def _explain(error: BaseException) -> None:
         _fail(f"{error.filename or 'cannot read or write'}: {error.strerror or error}")
     if isinstance(error, RecursionError):
         _fail("something in the input is nested too deep")
-    if isinstance(error, IndexError) and "index out of range in self" in str(error):
-        # As torch says it of an embedding.
+    if isinstance(error, IndexError) and any(part in str(error) for part in _OF_TABLES):
         _fail("a token is beyond the model's table: its tokenizer is damaged or of another model")
     of_torch = isinstance(error, RuntimeError) and any(part in str(error) for part in _OF_MEMORY)
     if isinstance(error, MemoryError) or of_torch:
