@@ -60,7 +60,7 @@ codes 0 and 2 (of verify also 1, of a signal its own); with 2 goes an error of a
 Inputs run in the process of one command after another, up to {BATCH}, forked from one that has
 imported torch, under limits of memory and of file sizes and without the rights of the superuser.
 Those that are ended by a signal, or whose reader leaves, have each a process of their own. While it
-is tried, `optimize` measures few texts, once.
+is tried, `optimize` measures few texts, once, and compiles nothing.
 """.strip()
 
 
@@ -119,8 +119,9 @@ class Runner:
             codecs.lookup(name)
         with suppress(ImportError):
             import_module("ctranslate2")
-        # Here it is no matter what is fastest.
+        # Here it is no matter what is fastest, and a compiler would take minutes.
         vars(optimizing).update(_SINGLES=1, _TOGETHER=4, _ROUNDS=1, _LONGEST=0.01)
+        optimizing.ENGINES = ("eager", "ctranslate2")
         torch.set_num_threads(1)
         names = self.root / "modules"
         pid = os.fork()  # what has started threads must not be forked

@@ -146,6 +146,7 @@ def make_world(world: Path) -> None:
         world / "fast",
         WORDS,
         WORDS,
+        engines=["eager", "ctranslate2"],
         precisions=["float32", "int8"],
         threads=[1],
         pairs=[([5, 6, 2], [5, 6, 2])] * 9,
