@@ -422,6 +422,7 @@ def _choose_final(run: _Run, out: Path) -> str:
             save_tensors(out / WEIGHTS, average)
             return f"the mean of {len(files)} checkpoints"
     set_weights(net, best, out / WEIGHTS)
+    save_tensors(out / WEIGHTS, best)  # without its step, as a model that is saved again
     kind = "weights" if trainer.average is None else "averaged weights"
     return f"the {kind} of step {trainer.state.best_step:,}"
 
