@@ -7,7 +7,7 @@ round, CTranslate2 in its default too; then all in turn. Greedy outputs in float
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from heedful.engines.threads import run_with
 from heedful.export.hf import export_hf
 from heedful.inference import GenerationIds, ModelCard, open_net
 from heedful.inference.forms import make_form
-from heedful.inference.optimizing import optimize
+from heedful.inference.optimizing import ENGINES, optimize
 from heedful.zoo import marian
 from training_speed import QUICK, SIZES, Size
 
@@ -65,9 +65,13 @@ def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--sizes", default=",".join(SIZES), help="by commas")
     parser.add_argument("--rounds", type=int, default=7, help="the median is over these")
+    every = ",".join(ENGINES)
+    parser.add_argument("--engines", default=every, help="that optimize tries, by commas")
     arguments = parser.parse_args()
     sizes = QUICK if arguments.quick else {name: SIZES[name] for name in arguments.sizes.split(",")}
     rounds = 1 if arguments.quick else arguments.rounds
+    # What compiles takes minutes a size, once for all searches.
+    engines = ENGINES[:2] if arguments.quick else arguments.engines.split(",")
     found = versions("transformers", "ctranslate2")
     records: list[dict[str, Any]] = []
     agreement: dict[str, float] = {}
@@ -75,7 +79,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             words = write_model(size, Path(scratch))
             for beam in BEAMS[:1] if arguments.quick else BEAMS:
-                tune(Path(scratch) / "ours", beam, words)
+                tune(Path(scratch) / "ours", beam, words, engines)
                 for batch in BATCHES:
                     rows = sources(size, batch)
                     setting = {"size": name, "batch": batch, "beam": beam}
@@ -130,7 +134,7 @@ def write_model(size: Size, folder: Path) -> list[str]:
     return words
 
 
-def tune(folder: Path, beam: int, words: list[str]) -> None:
+def tune(folder: Path, beam: int, words: list[str], engines: Sequence[str]) -> None:
     """`heedful optimize` for one search, on texts of the sources' length."""
     model = heedful.load(folder, device="cpu", engine="eager")
     model.card.options["beam_size"] = beam
@@ -138,7 +142,7 @@ def tune(folder: Path, beam: int, words: list[str]) -> None:
     texts = [
         " ".join(words[(at + k) % len(words)] for k in range(count)) for at in range(0, 512, 2)
     ]
-    optimize(model, folder, texts)
+    optimize(model, folder, texts, engines=engines)
 
 
 def sources(size: Size, batch: int) -> list[list[int]]:
