@@ -35,6 +35,23 @@ RECIPE = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays_registered():
+    """What is registered here is gone for the tests of other files in this process."""
+    registries = [each for each in vars(plugins).values() if isinstance(each, plugins.Registry)]
+    for each in registries:
+        each.names()
+    kept = [(each._entries, each._plugins) for each in registries]
+    loaded = dict(plugins._loaded)
+    for each in registries:
+        each._entries, each._plugins = dict(each._entries), dict(each._plugins)
+    yield
+    for each, (entries, own) in zip(registries, kept, strict=True):
+        each._entries, each._plugins = entries, own
+    plugins._loaded.clear()
+    plugins._loaded.update(loaded)
+
+
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
     """The plugin that the documentation shows."""
