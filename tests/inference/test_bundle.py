@@ -193,6 +193,11 @@ def test_mistakes_in_calls(model):
         model.score([], [])
 
 
+def test_a_name_that_cannot_be_is_told():
+    with pytest.raises(UserError, match="too long"):
+        heedful.load("x" * 5_000)
+
+
 @pytest.mark.parametrize(
     ("sources", "options", "part"),
     [

@@ -114,7 +114,11 @@ def expect(model: SavedModel, kind: type[SavedModel], verb: str) -> None:
 
 def _description(directory: Path) -> Any:
     """What `config.json` says."""
-    if not directory.is_dir():
+    try:
+        is_there = directory.is_dir()
+    except OSError as error:  # a name that is too long
+        raise UserError(f"cannot read {str(directory)[:99]}: {error.strerror}") from None
+    if not is_there:
         problem = "is a file, not a model directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
     content = read_object(directory / CONFIG)
