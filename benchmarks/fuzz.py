@@ -338,8 +338,8 @@ class Runner:
             self.before = now
         after = _stamps(box)
         changed = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
-        asked = [f"here/{name}".removesuffix("/") for name in case.asked]
-        inside = {p for p in changed if any(p == a or p.startswith(f"{a}/") for a in asked)}
+        asked = [os.path.normpath(f"here/{name}") for name in case.asked]
+        inside = {p for p in changed if any(a in (".", p) or p.startswith(f"{a}/") for a in asked)}
         parents = {str(parent) for each in asked for parent in Path(each).parents}
         if {p for p in changed - inside if p not in parents or not (box / p).is_dir()}:
             yield "outside"

@@ -316,8 +316,8 @@ def _asked(words: list[str], asked: tuple[str, ...], here: Path) -> tuple[str, .
     for flag, value in itertools.pairwise(words):
         if flag in ("-o", "--output", "--out"):
             path = os.path.normpath(os.path.join(here, value))
-            if path == str(here):
-                found.add("")
+            if path in (str(here), str(here.parent)):
+                found.add(os.path.relpath(path, here))
             if path.startswith(f"{here}/"):
                 found.add(os.path.relpath(path, here))
                 real = os.path.realpath(path)
