@@ -62,6 +62,7 @@ from heedful.zoo.saved import (
     load_tensors,
     make_config,
     save_tensors,
+    step_of,
 )
 
 CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data
@@ -289,8 +290,8 @@ def _open_folder(recipe: Recipe, folder: RunFolder, resume: bool) -> None:
         if (out / WEIGHTS).exists():
             load_tensors(out / WEIGHTS)  # the best so far is needed at the end
         return
-    has_model = (out / WEIGHTS).exists() or Checkpoints(out / "checkpoints", keep=1).newest()
-    if saved.exists() and not has_model:
+    finished = (out / WEIGHTS).exists() and step_of(out / WEIGHTS) is None
+    if saved.exists() and not finished and not Checkpoints(out / "checkpoints", keep=1).newest():
         # A run that failed or was killed before there was anything to go on from.
         folder.clear()
     if saved.exists() or (out / "checkpoints").exists():

@@ -220,8 +220,22 @@ def test_an_unfinished_run_has_a_model_and_says_of_which_step(commands, whole, t
     assert "its model is of step 1" in commands.run("translate", out, stdin=b"a\n").err
     (out / WEIGHTS).unlink()
     refused = commands.run("translate", out, stdin=b"a\n")
-    assert_refused(refused, "holds a run, but no model yet: it is written at the first evaluation")
+    assert_refused(refused, "holds a run, but no model yet: it is written after the first step")
     assert go_on(commands, recipe, out).code == 0
+    assert_same_files(out, reference)
+
+
+def test_a_run_has_a_model_from_its_first_step_on_and_is_begun_anew_without_a_checkpoint(
+    commands, whole, tmp_path
+):
+    recipe, reference, _ = whole()
+    out = tmp_path / "run"
+    point = at("replace", r"checkpoints/step-\d+$", "before")
+    assert go_on(commands, recipe, out, point).code not in (0, 2)
+    assert step_of(out / WEIGHTS) is not None
+    assert commands.run("translate", out, stdin=b"a\n").code == 0
+    again = commands.train(recipe, out)
+    assert again.code == 0, again.err
     assert_same_files(out, reference)
 
 

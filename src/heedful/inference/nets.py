@@ -47,8 +47,7 @@ def _check_run(directory: Path) -> None:
     weights = directory / WEIGHTS
     if not weights.is_file() and (directory / "recipe.yaml").is_file():
         raise UserError(
-            f"{directory} holds a run, but no model yet: it is written at the first evaluation, or "
-            "when the run is interrupted by Ctrl-C"
+            f"{directory} holds a run, but no model yet: it is written after the first step"
         )
     if (directory / LOCK).is_file() and (step := step_of(weights)) is not None:
         logging.getLogger("heedful").warning(

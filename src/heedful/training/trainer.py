@@ -103,7 +103,7 @@ class Work:
             data is two integers.
         load: a planned batch as tensors on the net's device.
         evaluate: what the net is worth now; must draw no random numbers.
-        keep_best: the net is the best so far: save it.
+        keep_best: the net is the best so far, or the first: save it.
     """
 
     plan: Callable[[int], Sequence[Any]]
@@ -195,6 +195,8 @@ class Trainer:
             while (reason := self._end()) is None:
                 self._step()
                 step = self.state.step
+                if step == 1:  # from now on there is a model to use
+                    self._keep()
                 if step % self.settings.log_every == 0:
                     self._report_steps()
                 if step % self.settings.evaluate_every == 0:
@@ -203,13 +205,17 @@ class Trainer:
                     self._compare()
             if reason == "interrupted":
                 self._report_steps()
-                if self.state.best_step < 0:  # else there would be no model to use
-                    with self._judged_weights():
-                        self.work.keep_best()
+                if self.state.best_step < 0:  # no evaluation yet: the newest
+                    self._keep()
                 self._save(interrupted=True)
             elif self.state.evaluated_step != self.state.step:
                 self._evaluate()
         return reason
+
+    def _keep(self) -> None:
+        """Write the weights down as the model."""
+        with self._judged_weights():
+            self.work.keep_best()
 
     def emit(self, event: Event) -> None:
         """Tell the listeners."""
