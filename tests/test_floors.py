@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HOUSE = Path(heedful.__file__).parent
 # From the ground up. Rooms of one floor do not know each other.
 FLOORS = [
-    {"errors", "lazy"},
+    {"errors", "lazy", "progress"},
     {"plugins", "files"},
     {"config", "options"},
     {"recipe_files"},
@@ -28,7 +28,7 @@ FLOORS = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Lines: of a file, of a function without its docstring, of a paper's file, of all.
 MOST_OF_A_FILE, MOST_OF_A_FUNCTION, MOST_OF_A_PAPER = 450, 60, 150
-MOST_IN_ALL = {"src": 28_136, "tests": 25_326}
+MOST_IN_ALL = {"src": 28_218, "tests": 25_387}
 ENTRANCES = {"__init__", "__main__"}  # what a user imports; they open every door
 
 

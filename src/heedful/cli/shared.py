@@ -117,17 +117,20 @@ def run_recipe(
 
     Ends the command with 130 where the run is interrupted; `again` is how it goes on then.
     """
+    from heedful.progress import shown_by
     from heedful.run import train
     from heedful.training.progress import ProgressBar
 
-    result = train(
-        recipe,
-        folder,
-        resume=resume,
-        listeners=[] if console.quiet else [ProgressBar(console)],
-        say=console.print,
-        command=shlex.join(["heedful", *sys.argv[1:]]),
-    )
+    bar = ProgressBar(console)
+    with shown_by(bar.work if console.is_terminal and not console.quiet else None):
+        result = train(
+            recipe,
+            folder,
+            resume=resume,
+            listeners=[] if console.quiet else [bar],
+            say=console.print,
+            command=shlex.join(["heedful", *sys.argv[1:]]),
+        )
     if result.reason == "interrupted":
         again = again or "go on with: " + shlex.join(["heedful", "train", str(folder), "--resume"])
         typer.echo(f"stopped and saved; {again}", err=True)

@@ -13,6 +13,7 @@ from heedful.data.columns import Column, Columns, Counts, Packer
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.progress import work
 
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 
@@ -175,11 +176,13 @@ class _Growing:
 
 def _encoded(rows: Rows, columns: Mapping[str, TextColumn]) -> Iterator[dict[str, list[list[int]]]]:
     """By column, the ids of each row's one or two texts."""
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        chunk = slice(start, min(start + _CHUNK_ROWS, len(rows)))
-        found = {
-            name: [column.tokenizer.encode_batch(rows[text][chunk]) for text in column.texts]
-            for name, column in columns.items()
-        }
-        for place in range(chunk.stop - start):
-            yield {name: [ids[place] for ids in texts] for name, texts in found.items()}
+    with work("tokenising", len(rows)) as advance:
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            chunk = slice(start, min(start + _CHUNK_ROWS, len(rows)))
+            found = {
+                name: [column.tokenizer.encode_batch(rows[text][chunk]) for text in column.texts]
+                for name, column in columns.items()
+            }
+            for place in range(chunk.stop - start):
+                yield {name: [ids[place] for ids in texts] for name, texts in found.items()}
+            advance(chunk.stop - start)

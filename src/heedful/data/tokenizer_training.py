@@ -10,6 +10,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from heedful.errors import UserError
+from heedful.progress import is_shown
 
 KINDS = ("bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte")
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -208,7 +209,7 @@ def _trainer(backend: Backend, lines: list[str], plan: Plan) -> Any:
     settings: dict[str, Any] = {
         "vocab_size": 2**31 if plan.vocab_size is None else plan.vocab_size,
         "special_tokens": list(plan.specials),
-        "show_progress": False,
+        "show_progress": is_shown(),
     }
     if kind == "unigram":
         return trainers.UnigramTrainer(unk_token=_UNK, **settings)

@@ -23,6 +23,7 @@ from heedful.evaluation.likelihood import target_loss, target_states, total
 from heedful.files import write_text
 from heedful.inference import Classifier, ModelCard
 from heedful.parts.losses import LossSum
+from heedful.progress import work
 from heedful.tasks.inputs import (
     SPLITS,
     given_files,
@@ -164,11 +165,14 @@ class Classification(EncoderTask):
         """Sums over a held-out split, the label each of its texts is given, and `confusion`."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
         parts, predictions = [], np.zeros(len(data.splits[split]), dtype=np.int64)
-        for indices in plan_held_out(data.ids(split).lengths):
-            batch = self.collate(data, indices, split).to(model.device)
-            states = target_states(net, batch)
-            parts.append(target_loss(net.head, states, batch.targets, label_smoothing=smoothing))
-            predictions[indices] = net.head(states).argmax(-1).cpu().numpy()
+        with work("classifying", len(predictions)) as advance:
+            for indices in plan_held_out(data.ids(split).lengths):
+                batch = self.collate(data, indices, split).to(model.device)
+                states = target_states(net, batch)
+                loss = target_loss(net.head, states, batch.targets, label_smoothing=smoothing)
+                parts.append(loss)
+                predictions[indices] = net.head(states).argmax(-1).cpu().numpy()
+                advance(len(indices))
         labels = data.splits[split].numbers("labels")
         return total(parts), predictions, confusion(labels, predictions, len(labels_of(data)))
 

@@ -18,6 +18,7 @@ from heedful.evaluation.metrics import Scores, corpus_scores
 from heedful.files import write_json, write_text
 from heedful.inference import Limits, ModelCard, Translator
 from heedful.plugins import metric
+from heedful.progress import work
 from heedful.tasks.inputs import (
     SPLITS,
     given_files,
@@ -121,12 +122,14 @@ class Translation(SeqToSeqTask):
         self, model: Translator, rows: Sequence[dict[str, str]], beam_size: int
     ) -> list[str]:
         """The model's outputs for the sources of some rows."""
-        return model.translate(
-            [row["src"] for row in rows],
-            beam_size=beam_size,
-            length_penalty=self.recipe.evaluation.length_penalty,
-            too_long="truncate",
-        )
+        with work("translating", len(rows)) as advance:
+            return model.translate(
+                [row["src"] for row in rows],
+                beam_size=beam_size,
+                length_penalty=self.recipe.evaluation.length_penalty,
+                too_long="truncate",
+                progress=advance,
+            )
 
     def score(
         self, outputs: list[str], rows: Sequence[dict[str, str]], metrics: Sequence[str]

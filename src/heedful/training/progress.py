@@ -1,12 +1,21 @@
 """A listener that shows a run as it goes: a live bar in a terminal, plain lines elsewhere."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
+from heedful.progress import Advance
 from heedful.training.events import (
     Evaluated,
     Event,
@@ -64,6 +73,27 @@ class ProgressBar:
             best = f"; best{_listed(event.best)}" if event.best else ""
             self._print(f"{REASONS[event.reason]} {after}{best}")
 
+    @contextmanager
+    def work(self, what: str, total: int) -> Iterator[Advance]:
+        """A bar for other work than steps, below theirs while there is one; only in a terminal."""
+        columns = TextColumn(what), MofNCompleteColumn(), BarColumn(bar_width=None)
+        with ExitStack() as stack:
+            bar = self._progress or stack.enter_context(
+                Progress(
+                    *columns,
+                    TimeRemainingColumn(),
+                    console=self._console,
+                    expand=True,
+                    transient=True,
+                    disable=not self._console.is_terminal,
+                )
+            )
+            task = bar.add_task("", total=total, what=what)
+            try:
+                yield lambda count: bar.advance(task, count)
+            finally:
+                bar.remove_task(task)
+
     def close(self) -> None:
         """Takes the live bar down, so that the terminal is usable again."""
         if self._progress is not None:
@@ -81,7 +111,7 @@ class ProgressBar:
         )
         if self._console.is_terminal:
             self._progress = Progress(
-                TextColumn("step"),
+                TextColumn("{task.fields[what]}"),
                 MofNCompleteColumn(),
                 BarColumn(bar_width=None),
                 TextColumn("{task.description}"),
@@ -90,7 +120,9 @@ class ProgressBar:
                 refresh_per_second=4,
             )
             done = event.resumed_from or 0
-            self._task = self._progress.add_task("", total=event.total_steps, completed=done)
+            self._task = self._progress.add_task(
+                "", total=event.total_steps, completed=done, what="step"
+            )
             self._progress.start()
 
     def _step(self, event: StepDone) -> None:

@@ -1,0 +1,36 @@
+"""Progress of long work: told by what works, shown by who asked for the work."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+
+Advance = Callable[[int], None]
+Show = Callable[[str, int], AbstractContextManager[Advance]]
+
+_show: ContextVar[Show | None] = ContextVar("show", default=None)
+
+
+@contextmanager
+def shown_by(show: Show | None) -> Iterator[None]:
+    """Have `show(what, total)` make a bar for each piece of work in the block; None: show none."""
+    before = _show.set(show)
+    try:
+        yield
+    finally:
+        _show.reset(before)
+
+
+@contextmanager
+def work(what: str, total: int) -> Iterator[Advance]:
+    """A function that is told how many more of `total` are done."""
+    show = _show.get()
+    if show is None:
+        yield lambda count: None
+        return
+    with show(what, total) as advance:
+        yield advance
+
+
+def is_shown() -> bool:
+    """Whether anyone looks; for libraries that draw bars of their own."""
+    return _show.get() is not None

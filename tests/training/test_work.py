@@ -1,0 +1,61 @@
+"""Long work tells how much of it is done, and only who asked for it shows it."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from commands import write_recipe
+from heedful.progress import Advance, is_shown, shown_by, work
+from heedful.recipe_files import load_recipe
+from heedful.run import train
+from heedful.training.events import RunStarted
+from heedful.training.progress import ProgressBar
+
+
+def test_a_run_tells_all_of_its_work_and_no_more(tmp_path):
+    told: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def show(what: str, total: int) -> Iterator[Advance]:
+        parts: list[int] = []
+        yield parts.append
+        told.append((what, total, sum(parts)))
+
+    recipe = load_recipe(str(write_recipe(tmp_path / "recipe.json", training__max_steps=2)))
+    with shown_by(show):
+        train(recipe, tmp_path / "run")
+    assert {what for what, _, _ in told} == {"tokenising", "translating"}
+    assert all(total == done > 0 for _, total, done in told)
+    assert not is_shown()
+
+
+def test_nothing_is_shown_to_who_does_not_ask():
+    with work("anything", 3) as advance:
+        advance(3)
+
+
+def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    bar = ProgressBar(console)
+    with bar.work("tokenising", 10) as advance:
+        advance(4)
+    bar.on(RunStarted({}, 1, 2, 3, "cpu", 100))
+    with bar.work("translating", 7) as advance:
+        advance(5)
+        assert bar._progress is not None
+        steps, other = bar._progress.tasks
+        assert (steps.total, other.total, other.completed) == (100, 7, 5)
+    assert len(bar._progress.tasks) == 1
+    bar.close()
+    shown = console.file.getvalue()
+    assert "tokenising" in shown
+    assert "translating" in shown
+
+
+def test_where_there_is_no_terminal_nothing_is_drawn():
+    console = Console(file=io.StringIO())
+    with ProgressBar(console).work("tokenising", 10) as advance:
+        advance(4)
+    assert console.file.getvalue().strip() == ""
