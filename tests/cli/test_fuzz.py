@@ -1,4 +1,4 @@
-"""Some hundred of the inputs of `make fuzz`, which says the rest."""
+"""Some of the inputs of `make fuzz`, which says the rest."""
 
 import os
 import subprocess
@@ -13,10 +13,10 @@ def test_wrong_and_hostile_input_is_one_line_and_writes_nothing() -> None:
     paths = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, script, "--count", "200", "--seed", "5"],
+        [sys.executable, script, "--count", "120", "--seed", "5"],
         capture_output=True,
         text=True,
         env=environment,
         check=False,
     )
-    assert done.stdout == "200 inputs: no fault\n", done.stdout[-4_000:] + done.stderr[-4_000:]
+    assert done.stdout == "120 inputs: no fault\n", done.stdout[-4_000:] + done.stderr[-4_000:]

@@ -192,5 +192,5 @@ def test_a_list_that_an_engine_cannot_have_is_told_and_eager_has_it(tmp_path: Pa
     (place / "shared_vocabulary.json").write_text(json.dumps(names), encoding="utf-8")
     findings = Findings(Record.new(tmp_path, "Translator"))
     every = Shortlist(np.arange(40), np.zeros(41, np.int64), np.array([], np.int64), 40)
-    _put_into_forms(every, tmp_path, ["float32"], findings)
+    _put_into_forms(every, tmp_path, [("ctranslate2", "float32")], findings)
     assert "blanks" in findings.refused["a shortlist in ctranslate2"]
