@@ -29,12 +29,22 @@ METRICS = ["tokenized_lowercase_bleu", "bleu", "chrf", "ter"]
 # A short run, for the first 5,000 pairs alone: DATA is then a folder with a training text of them.
 FEW = ["tokenizer.vocab_size=4000", "training.max_steps=800", "training.schedule.warmup_steps=200"]
 FEW += ["training.evaluate_every=200"]
+SMALL_BATCHES = ["training.batch_tokens=1024", "training.max_steps=2400"]
 # One change each, of the shipped recipe; then what they give together.
 ROWS = {
     "5000-pairs": FEW,
     "5000-pairs-bpe-dropout": [*FEW, "training.subword_sampling=0.1"],
     "5000-pairs-word-dropout": [*FEW, "training.word_dropout=0.1"],
     "5000-pairs-r-drop": [*FEW, "training.r_drop=2"],
+    "5000-pairs-vocabulary-1500": [*FEW, "tokenizer.vocab_size=1500"],
+    "5000-pairs-small-batches": [*FEW, *SMALL_BATCHES],
+    "5000-pairs-both": [*FEW, *SMALL_BATCHES, "tokenizer.vocab_size=1500"],
+    "5000-pairs-less-dropout": [
+        *FEW,
+        "model.dropout=0.1",
+        "model.attention_dropout=0",
+        "model.activation_dropout=0",
+    ],
     "shipped": [],
     "lowercased": ["tokenizer.lowercase=true"],
     "bpe-dropout": ["training.subword_sampling=0.1"],
