@@ -1,19 +1,13 @@
 """A listener that shows a run as it goes: a live bar in a terminal, plain lines elsewhere."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from heedful.progress import Advance
 from heedful.training.events import (
@@ -76,21 +70,19 @@ class ProgressBar:
     @contextmanager
     def work(self, what: str, total: int) -> Iterator[Advance]:
         """A bar for other work than steps, below theirs while there is one; only in a terminal."""
-        columns = TextColumn(what), MofNCompleteColumn(), BarColumn(bar_width=None)
+        began, done = time.monotonic(), 0
         with ExitStack() as stack:
-            bar = self._progress or stack.enter_context(
-                Progress(
-                    *columns,
-                    TimeRemainingColumn(),
-                    console=self._console,
-                    expand=True,
-                    transient=True,
-                    disable=not self._console.is_terminal,
-                )
-            )
+            bar = self._progress or stack.enter_context(self._bar(transient=True))
             task = bar.add_task("", total=total, what=what)
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                left = (time.monotonic() - began) * (total - done) / max(1, done)
+                bar.update(task, completed=done, description=f"{clock(left)} left")
+
             try:
-                yield lambda count: bar.advance(task, count)
+                yield advance
             finally:
                 bar.remove_task(task)
 
@@ -110,20 +102,25 @@ class ProgressBar:
             f" {event.num_train:,} training and {event.num_valid:,} held-out {event.unit}{again}"
         )
         if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.fields[what]}"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=None),
-                TextColumn("{task.description}"),
-                console=self._console,
-                expand=True,
-                refresh_per_second=4,
-            )
+            self._progress = self._bar()
             done = event.resumed_from or 0
             self._task = self._progress.add_task(
                 "", total=event.total_steps, completed=done, what="step"
             )
             self._progress.start()
+
+    def _bar(self, *, transient: bool = False) -> Progress:
+        return Progress(
+            TextColumn("{task.fields[what]}"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+            console=self._console,
+            expand=True,
+            refresh_per_second=4,
+            transient=transient,
+            disable=not self._console.is_terminal,
+        )
 
     def _step(self, event: StepDone) -> None:
         left = self._seconds_left(event)
