@@ -367,7 +367,7 @@ def _model_config(
     name = str(keys.pop("architecture", first))
     module = architecture(name)
     size = keys.pop("size", None)
-    if size is not None and size not in module.SIZES:
+    if size is not None and str(size) not in module.SIZES:
         raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(module.SIZES)}")
     same = source is not None and source.card.architecture == name
     base = asdict(source.config) if source is not None and same else {}

@@ -1,5 +1,6 @@
 """Engines on the command line: taken by themselves, asked for by name, refused in one line."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -122,3 +123,15 @@ def test_export_writes_a_directory_that_runs_or_nothing(
     refused = commands.run("export", tmp_path / "other", tmp_path / "no", "--to", "ctranslate2")
     assert_refused(refused, "CTranslate2 cannot run", "norm_placement output")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_description_without_what_an_engine_needs_is_told(
+    commands: Commands, tmp_path: Path
+) -> None:
+    saved("vaswani2017", tmp_path)
+    path = tmp_path / "config.json"
+    description = json.loads(path.read_text(encoding="utf-8"))
+    del description["model"]["max_length"]
+    path.write_text(json.dumps(description), encoding="utf-8")
+    refused = commands.run("translate", tmp_path, stdin=b"a\n")
+    assert_refused(refused, "not written by heedful: no model.max_length")

@@ -169,6 +169,8 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
             read_rows([tmp_path / "none.txt"], unit=unit)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
             read_rows([tmp_path], unit=unit)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="/dev/zero is a device"):
+            read_rows([Path("/dev/zero")], unit=unit)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no file is named"):
         read_rows([])
     with pytest.raises(UserError, match="1 src files but 0 tgt files"):

@@ -207,6 +207,7 @@ def test_a_name_that_cannot_be_is_told():
         (["1"], {"max_new_tokens": 10**20}, "at most 1,000,000"),
         (["1"], {"batch_tokens": 0}, "batch_tokens must be at least 1"),
         (["1"], {"banned": ["\ud800"]}, "lone surrogate"),
+        (["1"], {"beam_size": 2, "require": [[10**9]]}, "token 1000000000 is outside"),
     ],
 )
 def test_values_that_no_one_should_give(model, sources, options, part):

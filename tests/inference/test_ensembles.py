@@ -94,6 +94,7 @@ def test_language_models_write_together_and_as_far_as_the_shortest() -> None:
         ([("gpt2", {})], None, "another kind"),
         ([("vaswani2017", {"tie_embeddings": "none", "tgt_vocab_size": 41})], None, "41 tokens"),
         ([("bart", {})], [1.0], "1 weights for 2 models"),
+        ([("bart", {})], [1e23, 5e-324], "comparable numbers"),
         ([("bart", {})], [1.0, -2.0], "above 0, not -2"),
         ([("bart", {})], [1.0, math.inf], "finite"),
     ],

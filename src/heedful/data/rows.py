@@ -268,6 +268,8 @@ def _collected(
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked where it is gzip, with errors that a user understands."""
+    if path.is_char_device():  # some have no end
+        raise UserError(f"{path} is a device, not a file; name a text file")
     try:
         with path.open("rb") as raw:
             packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC

@@ -59,9 +59,13 @@ class Ensemble(Eager):
         self.weights = [1.0] * len(self.nets) if weights is None else list(weights)
         if len(self.weights) != len(self.nets):
             raise UserError(f"{len(self.weights)} weights for {len(self.nets)} models")
+        largest = max(self.weights)
         for weight in self.weights:
-            if not 0 < weight < math.inf:
-                raise UserError(f"weights must be finite numbers above 0, not {weight:g}")
+            if not 0 < weight < math.inf or not weight / largest:
+                raise UserError(
+                    f"weights must be finite, comparable numbers above 0, not {weight:g}"
+                )
+        self.weights = [weight / largest for weight in self.weights]  # whose sum is finite
 
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """Nothing that one net alone could give; raises UserError for a draft."""

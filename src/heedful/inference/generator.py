@@ -220,6 +220,8 @@ class Generator(SavedModel):
             first, behind = encode(banned), encode(f" {banned}")
             return [first, behind] if behind and behind != first else [first]
 
+        required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
+        self.check_ids(required, "tgt_")
         if isinstance(draft, Generator):
             draft = (draft.eager, draft.ids.start)
         return Asked(
@@ -230,7 +232,7 @@ class Generator(SavedModel):
             first=ids.first,
             last=ids.last,
             banned=[ids for each in banned for ids in forms(each)],
-            required=[encode(p) if isinstance(p, str) else _as_list(p) for p in options.require],
+            required=required,
             max_length=self.config.max_length,
             decode=self._decode,
             draft=draft,

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -189,7 +189,12 @@ class SavedModel:
             else [int(token) for token in text]
             for text in texts
         ]
-        sizes = (getattr(self.config, f"{side}vocab_size", None) for side in ("src_", ""))
+        self.check_ids(rows, "src_")
+        return rows
+
+    def check_ids(self, rows: Iterable[Sequence[int]], side: Literal["src_", "tgt_"]) -> None:
+        """Refuse ids that the net's table of a side has no place for; raises UserError."""
+        sizes = (getattr(self.config, f"{each}vocab_size", None) for each in (side, ""))
         size = next((each for each in sizes if each is not None), math.inf)
         for token in {token for row in rows for token in row}:
             if not 0 <= token < size:
@@ -197,7 +202,6 @@ class SavedModel:
                     f"token {token} is outside the model's table of {size:,}: the ids, or its "
                     "tokenizer, are of another model"
                 )
-        return rows
 
     def check_lengths(
         self, rows: list[list[int]], what: str, too_long: TooLong, first_number: int = 1

@@ -71,6 +71,8 @@ def load(
         model.shortlist = shortlist
         return model
     runs, name = opened
+    if not isinstance(vars(keys).get("max_length"), int):  # the rest is the net's to look at
+        raise UserError(f"{directory / CONFIG} was not written by heedful: no model.max_length")
 
     def open_net() -> tuple[Any, Any]:
         from heedful.inference.nets import load_net
