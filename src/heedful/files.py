@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,6 +92,13 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """`write_file` for JSON that a person may read."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def open_bytes(path: Path) -> BufferedReader:
+    """A file's bytes. Raises UserError for a device, as some have no end, and OSError as `open`."""
+    if path.is_char_device():
+        raise UserError(f"{path} is a device, not a file; name a text file")
+    return path.open("rb")
 
 
 def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:

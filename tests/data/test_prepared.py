@@ -38,6 +38,8 @@ def test_equal_keys_share_a_folder_and_what_is_other_has_its_own(tmp_path: Path)
         prepared(tmp_path / "cache", {**again, "max_length": 8}, fill),
     ]
     assert len({path, *others}) == 3
+    with pytest.raises(UserError, match="/dev/zero is a device"):
+        content_key([Path("/dev/zero")])
     with pytest.raises(UserError, match=r"cannot read .*none"):
         content_key([tmp_path / "none"])
 

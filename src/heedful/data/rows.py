@@ -16,7 +16,7 @@ from jaxtyping import Int64, Integer
 from heedful.data.columns import Report, listed
 from heedful.data.tables import is_table, read_table
 from heedful.errors import UserError
-from heedful.files import parse_json
+from heedful.files import open_bytes, parse_json
 
 Field: TypeAlias = int | str  # a column by its number, counted from 1; a column or key by its name
 Unit: TypeAlias = Literal["line", "paragraph", "file"]
@@ -268,10 +268,8 @@ def _collected(
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked where it is gzip, with errors that a user understands."""
-    if path.is_char_device():  # some have no end
-        raise UserError(f"{path} is a device, not a file; name a text file")
     try:
-        with path.open("rb") as raw:
+        with open_bytes(path) as raw:
             packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             raw.seek(0)
             if path.suffix == ".gz" and not packed:
