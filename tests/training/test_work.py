@@ -14,7 +14,8 @@ from heedful.training.events import RunStarted
 from heedful.training.progress import ProgressBar
 
 
-def test_a_run_tells_all_of_its_work_and_no_more(tmp_path):
+def test_a_run_tells_all_of_its_work_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))  # nothing is prepared yet
     told: list[tuple[str, int, int]] = []
 
     @contextmanager
