@@ -335,6 +335,9 @@ class Runner:
         now = _stamps(self.world)
         if now != self.before:
             yield "outside"
+            both = now.keys() | self.before.keys()
+            paths = sorted(path for path in both if now.get(path) != self.before.get(path))
+            print("changed:", *paths, file=sys.stderr)
             self.before = now
         after = _stamps(box)
         changed = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
