@@ -516,10 +516,10 @@ def test_a_student_has_the_data_of_its_teachers_run_and_one_decoder_layer(comman
     sets = [word for setting in small[1:6] for word in ("--set", setting)]
     made = commands.run(
         "distill", tmp_path / "t", "--student", *sets, "--set", "training.max_steps=2",
-        "--set", "training.evaluate_every=2",
+        "--set", "training.evaluate_every=2", cwd=tmp_path,
     )  # fmt: skip
     assert made.code == 0, made.err
-    recipe = yaml.safe_load((tmp_path / "t-student" / "recipe.yaml").read_text())
+    recipe = yaml.safe_load((tmp_path / "runs" / "t-student" / "recipe.yaml").read_text())
     assert recipe["data"]["train"]["src"] == f"{pairs}.en"
     assert recipe["model"]["num_decoder_layers"] == 1
     both = commands.run("distill", tmp_path / "t", "translation", "--student")

@@ -42,8 +42,8 @@ def distill(
     The recipe says how large the new model is, what it reads, and under `distillation` how it
     learns: from the teacher's probabilities of each token (level word), or from the teacher's own
     outputs (level sequence). It keeps the teacher's tokenizer. Without --out the folder is
-    runs/RECIPE-distilled, and with --student TEACHER-student. A run that was stopped goes on with
-    heedful train FOLDER --resume.
+    runs/RECIPE-distilled, and with --student runs/TEACHER-student. A run that was stopped goes on
+    with heedful train FOLDER --resume.
 
     Example: heedful distill runs/translation small.yaml --set model.d_model=128
 
@@ -55,20 +55,21 @@ def distill(
     named = f"distillation.teacher={json.dumps(str(teacher), ensure_ascii=False)}"
     if (recipe is None) != student:
         raise UserError("give a recipe for the new model, or --student, and not both")
-    folder = out
     if recipe is None:
         recipe, of_teacher = STUDENT, teacher / "recipe.yaml"
-        folder = out or teacher.resolve().with_name(f"{teacher.resolve().name}-student")
+        name = f"{teacher.resolve().name}-student"
         if of_teacher.is_file():
             data = load_recipe(of_teacher).data.model_dump(exclude_unset=True)
             settings = [f"data={json.dumps(data, ensure_ascii=False)}", *(settings or [])]
+    else:
+        name = f"{recipe_path(recipe).stem}-distilled"
     loaded = load_recipe(recipe, [*(settings or []), named])
     chosen = loaded.distillation
     how = {
         "word": f"its probabilities of each token (temperature {chosen.temperature:g})",
         "sequence": f"its own outputs (beam of {chosen.beam_size})",
     }[chosen.level]
-    folder = folder or Path("runs") / f"{recipe_path(recipe).stem}-distilled"
+    folder = out or Path("runs") / name
     console = make_console(quiet=quiet)
     console.print(f"{folder} learns from {teacher}: {how}")
     report_result(run_recipe(loaded, folder, console), console)
