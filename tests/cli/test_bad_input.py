@@ -177,7 +177,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(commands, trained, here, line,
 KEYS = {  # a key, its value, and what the line says
     "tasks": ("copy", "unknown key tasks; did you mean task?"),
     "training.lr": (1, "unknown key training.lr; known: "),
-    "model.num_head": (2, "unknown key num_head; did you mean num_heads?"),
+    "model.num_head": (2, "unknown key model.num_head; did you mean num_heads?"),
     "training.max_steps ": (0, "unknown key training.max_steps ; did you mean max_steps?"),
     "task": ("translate", "task: unknown value translate; did you mean translation?"),
     "tokenizer.kind": ("bpee", "tokenizer.kind: unknown value bpee; did you mean bpe?"),
@@ -193,7 +193,7 @@ KEYS = {  # a key, its value, and what the line says
     "training": (5, "training: input should be a valid dictionary"),
     "model.architecture": ("vaswani", "no architecture vaswani; did you mean vaswani2017?"),
     "model.size": ("smal", "no size smal of vaswani2017; known: tiny, base, big"),
-    "model.positions": ("sine", "model: positions: input should be 'sinusoidal'"),
+    "model.positions": ("sine", "model.positions: input should be 'sinusoidal'"),
     "model.dropout": (1.5, "dropout must be at least 0 and below 1"),
     "training.schedule.learning_rate": ("null", "needs a learning_rate"),
     "training.optimizer.weight_decay": (0.1, "set name to adamw"),
@@ -276,7 +276,7 @@ def test_lines_that_are_too_long_are_left_out_and_told(commands, trained, here):
     lines = told.out.split("\n")
     assert lines[1:3] == ["", ""]
     assert told.err.splitlines()[0].startswith(TOO_LONG)
-    assert "2 lines were left out; their outputs are blank" in told.err.splitlines()
+    assert "lines left out, whose outputs are blank: 2" in told.err.splitlines()
     alone = commands.run("translate", trained, stdin=b"1 2\n3\n")
     assert lines[:1] + lines[3:] == alone.out.split("\n")
 
@@ -308,7 +308,7 @@ def test_cut_lines_are_counted(commands, trained, here):
     cut = commands.run("translate", trained, "--input", here / "long", "--truncate")
     assert cut.code == 0, cut.err
     assert len(cut.out.splitlines()) == 4
-    assert "2 lines were truncated" in cut.err.splitlines()
+    assert "truncated lines: 2" in cut.err.splitlines()
     by_hand = " ".join(LONG.split()[:11])
     same = commands.run("translate", trained, stdin=f"1 2\n{by_hand}\n{by_hand}\n3\n".encode())
     assert same.out == cut.out

@@ -347,7 +347,7 @@ def test_classify_pairs(commands, models, opened):
 
 def test_classify_counts_what_it_cuts(commands, models):
     ended = commands.run("classify", models["classes"], stdin=b"the cat " * 30)
-    assert (ended.code, ended.err) == (0, "1 texts were truncated\n")
+    assert (ended.code, ended.err) == (0, "truncated texts: 1\n")
 
 
 @pytest.mark.parametrize("kind", ["lm", "mlm", "two"])

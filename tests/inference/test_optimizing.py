@@ -141,6 +141,12 @@ def test_bad_input_is_one_line_and_nothing_changes(
     assert tree(folder) == before
 
 
+def test_a_wrong_name_is_told_first_and_then_that_there_is_no_folder(commands, tmp_path) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert_refused(commands.run("optimize", nowhere, "--engine", "magic"), "no engine magic")
+    assert_refused(commands.run("optimize", nowhere), "nowhere does not exist")
+
+
 def test_a_model_that_nothing_runs_is_refused_with_every_reason(commands, tmp_path, files) -> None:
     recipe = tiny(training__max_steps=1, model__norm_placement="output")
     train(parse_recipe(recipe), tmp_path / "run")

@@ -14,6 +14,7 @@ from heedful.cli.shared import (
     Threads,
     Truncate,
     open_model,
+    tell_counts,
     too_long_of,
 )
 
@@ -68,5 +69,4 @@ def embed(
         empty = np.zeros((0, opened.config.d_model), np.float32)
         with replacing(output) as file:
             np.save(file, np.concatenate([empty, *parts]))
-    if opened.num_truncated:
-        typer.echo(f"{opened.num_truncated} texts were truncated", err=True)
+    tell_counts(opened, "texts")

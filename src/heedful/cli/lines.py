@@ -101,7 +101,7 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
             yield write
     except (KeyboardInterrupt, SystemExit):
         if count:
-            sys.stderr.write(f"interrupted: {count:,} lines are in {partial_of(path)}\n")
+            sys.stderr.write(f"interrupted; lines in {partial_of(path)}: {count:,}\n")
         raise
 
 

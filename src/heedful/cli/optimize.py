@@ -81,11 +81,12 @@ def optimize(
 
     if ref is not None and src is None:
         raise UserError("--ref goes with --src: give both files")
-    held_out = _held_out(model, src, ref)
-    opened = load(model, device="cpu", engine="eager")
     from heedful.engines.ctranslate2_spec import PRECISIONS
-    from heedful.inference.optimizing import ENGINES, USES, optimize
+    from heedful.inference.optimizing import ENGINES, USES, check_asked, optimize
 
+    check_asked(engine or (), precision or (), threads or ())
+    opened = load(model, device="cpu", engine="eager")
+    held_out = _held_out(model, src, ref)
     with _progress() as progress:
         findings = optimize(
             opened,

@@ -87,9 +87,9 @@ def too_long_of(truncate: bool, strict: bool = True) -> "TooLong":
 def tell_counts(model: "SavedModel", what: str) -> None:
     """Tell how many texts were cut, and how many have no output."""
     if model.num_truncated:
-        typer.echo(f"{model.num_truncated} {what} were truncated", err=True)
+        typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)
     if model.num_left_out:
-        typer.echo(f"{model.num_left_out} {what} were left out; their outputs are blank", err=True)
+        typer.echo(f"{what} left out, whose outputs are blank: {model.num_left_out:,}", err=True)
 
 
 def help_of(verb: Callable[..., Any]) -> str:

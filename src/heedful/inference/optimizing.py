@@ -113,7 +113,7 @@ def optimize(
         UserError: unknown names; more threads than cores; no held-out text; nothing that is asked
             for runs the model, with every reason.
     """
-    _check(engines, precisions, threads)
+    check_asked(engines, precisions, threads)
     if not any(text.strip() for text in texts):
         raise UserError("the validation text is empty; give it at least one line")
     findings = Findings(Record.new(directory, cast(Kind, type(model).__name__)))
@@ -158,7 +158,8 @@ def _exists(engine: str, precision: str) -> bool:
     return engine == CTranslate2.name or (engine == "compiled" and precision in _COMPILED)
 
 
-def _check(engines: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
+def check_asked(engines: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
+    """Raises UserError for a name that is none, and for more threads than cores."""
     for what, given, known in (
         ("engine", engines, ENGINES),
         ("precision", precisions, PRECISIONS),

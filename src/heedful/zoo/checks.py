@@ -25,16 +25,18 @@ def model_config(cls: type[T]) -> type[T]:
 def validated(cls: type[T], keys: dict[str, Any], where: str) -> T:
     """An object of a dataclass from plain keys; raises UserError naming the first wrong one."""
     known = [field.name for field in fields(cast(Any, cls))]
+    # A recipe's section is the beginning of its keys, a file stands in front of all.
+    front, section = ("", "model.") if where == "model" else (f"{where}: ", "")
     for key in keys:
         if key not in known:
-            raise UserError(f"{where}: unknown key {key}; {nearest(key, known)}")
+            raise UserError(f"{front}unknown key {section}{key}; {nearest(key, known)}")
     try:
         return TypeAdapter(cls).validate_python(keys)
     except ValidationError as error:
         first = error.errors()[0]
-        key = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{where}: {key}{message}") from None
+        key, message = ".".join(map(str, first["loc"])), first["msg"]
+        place = f"{front}{section}{key}" if key else where
+        raise UserError(f"{place}: {message.removeprefix('Value error, ')}") from None
 
 
 def _check(config: Any) -> None:
