@@ -56,9 +56,8 @@ def distill(
     if (recipe is None) != student:
         raise UserError("give a recipe for the new model, or --student, and not both")
     if recipe is None:
-        recipe, of_teacher = STUDENT, teacher / "recipe.yaml"
-        name = f"{teacher.resolve().name}-student"
-        if of_teacher.is_file():
+        recipe, name = STUDENT, f"{teacher.resolve().name}-student"
+        if (of_teacher := teacher / "recipe.yaml").is_file():
             data = load_recipe(of_teacher).data.model_dump(exclude_unset=True)
             settings = [f"data={json.dumps(data, ensure_ascii=False)}", *(settings or [])]
     else:
@@ -69,7 +68,7 @@ def distill(
         "word": f"its probabilities of each token (temperature {chosen.temperature:g})",
         "sequence": f"its own outputs (beam of {chosen.beam_size})",
     }[chosen.level]
-    folder = out or Path("runs") / name
+    out = out or Path("runs") / name
     console = make_console(quiet=quiet)
-    console.print(f"{folder} learns from {teacher}: {how}")
-    report_result(run_recipe(loaded, folder, console), console)
+    console.print(f"{out} learns from {teacher}: {how}")
+    report_result(run_recipe(loaded, out, console), console)
