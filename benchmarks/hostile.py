@@ -672,7 +672,7 @@ def _calls(draw: random.Random, world: Path, here: Path) -> Case:
     options = {
         "beam_size": whole, "num_return": whole, "max_new_tokens": whole, "min_new_tokens": whole,
         "temperature": real, "top_k": whole, "top_p": real, "min_p": real, "typical_p": real, "seed": whole,
-        "length_penalty": real, "num_groups": whole, "diversity_penalty": real, "repetition_penalty": real,
+        "length_penalty": real, "num_groups": whole, "diversity_penalty": real, "coverage_penalty": real, "repetition_penalty": real,
         "presence_penalty": real, "frequency_penalty": real, "no_repeat_ngram_size": whole,
         "banned": [["\ud800"], [""], ["a"], [10**9], [[]], [[-1]]], "stop": [[""], ["\ud800"], ["a"], []],
         "require": [["\ud800"], [""], ["a b c d e f g h i j k l m n o p q"], [[]], [[10**9]]],

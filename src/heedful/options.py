@@ -63,6 +63,12 @@ class Options:
     diversity_penalty: float = _option(
         "Nats that a token costs for each earlier group with it.", 0.0, "--diversity-penalty"
     )
+    coverage_penalty: float = _option(
+        "What source tokens that got little attention cost a beam search's output (Wu et al. 2016, "
+        "equation 14): by the mean of the heads in the decoder's last layer; runs eager.",
+        0.0,
+        "--coverage-penalty",
+    )
     temperature: float | None = _option(
         "Draw tokens; below 1 closer to the likeliest. 0: greedy.", flag="--temperature"
     )
@@ -139,6 +145,8 @@ class Options:
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"{name} must be a finite number, not {value}")
+        if self.coverage_penalty < 0:
+            raise UserError(f"coverage_penalty must be at least 0, not {self.coverage_penalty}")
         if (self.beam_size or 1) > 1:
             if self.draws:
                 raise UserError("beam_size above 1 and sampling options exclude each other")
@@ -206,6 +214,11 @@ class Options:
             raise UserError("diversity_penalty is of groups: give num_groups (--groups) too")
         if self.require and (size < 2 or self.num_groups > 1):
             raise UserError("require needs a beam search without groups: give a beam size above 1")
+        if self.coverage_penalty and (size < 2 or self.require):
+            raise UserError(
+                "coverage_penalty needs a beam search without required phrases: give a beam size "
+                "above 1"
+            )
         return replace(self, **taken | {"beam_size": size})
 
     def seeds(self, numbers: Sequence[int]) -> list[int] | None:

@@ -164,6 +164,8 @@ class Compiled(Eager):
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """As `Engine.lacks`."""
         found = [] if asked.draft is None else ["it has no draft"]
+        if asked.options.coverage_penalty:
+            found.append("it shows no attention")
         if self._has_shortlist and asked.options.shortlist:
             found.append("it has no shortlist")
         if not self.two_stacks and any(

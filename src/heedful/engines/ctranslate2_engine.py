@@ -25,6 +25,7 @@ INSTALL = "ctranslate2 is not installed: pip install 'heedful[fast]'"
 # Options that it lacks, and what they are where they change nothing.
 _LACKING: dict[str, tuple[Any, ...]] = {
     "num_groups": (1,),
+    "coverage_penalty": (0,),
     "min_p": (None, 0),
     "typical_p": (None, 1),
     "repetition_penalty": (None, 1),

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from heedful.engines.coverage import Coverage
 from heedful.engines.decoding import (
     STEPS_AT_FIRST,
     Decoding,
@@ -204,6 +205,12 @@ class Eager:
                 num_return=options.num_return,
                 **common,
             )
+        if options.coverage_penalty:
+            if not self.two_stacks:
+                raise UserError("coverage_penalty is of a source, and this model reads none")
+            covered = Coverage(common["state"], options.coverage_penalty)
+            function = covered.next_log_probs
+            common |= {"state": covered, "penalties": covered.penalties}
         if (options.beam_size or 1) > 1:
             return beam_search(
                 function,

@@ -71,6 +71,8 @@ class Ensemble(Eager):
         """Nothing that one net alone could give; raises UserError for a draft."""
         if asked.draft is not None:
             raise UserError("an ensemble takes no draft; leave it out, or give one model")
+        if asked.options.coverage_penalty:
+            raise UserError("an ensemble takes no coverage_penalty; leave it out")
         return []
 
     def open(

@@ -4,7 +4,7 @@ Of `B` sentences each has `G` groups (one in a plain search) of `w` hypotheses, 
 The host looks once a step, and sentences that are done leave when enough of them are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -19,6 +19,8 @@ from heedful.generation.state import check_largest, sentences_to_keep, sum_dtype
 from heedful.generation.topk import top_k
 
 Stop = Literal["optimal", "beam_full", "heuristic"]
+Penalties = Callable[[], Float[Tensor, "N"]]
+"""Of each row of the last step what is added to the score of what ends after it; 0 at most."""
 NO_NEGATIVE = "a beam search cannot rank values above 0, so take no negative penalty"
 
 
@@ -101,6 +103,7 @@ class BeamSearch(Search):
     width: int
     num_groups: int = 1
     diversity_penalty: float = 0.0
+    penalties: Penalties | None = None
 
     def run(self) -> list[list[list[Hypothesis]]]:
         """Go on until every sentence is done: what each group of each kept, best first."""
@@ -167,13 +170,14 @@ class BeamSearch(Search):
         """
         length = beams.length + 1
         onward, endings, largest, tied = self._choose_all(beams, log_probs, exact)
-        after = self._keep(beams, endings.log_prob, length, 0)
+        after = self._keep(beams, endings, length, 0)
         longest = [self.request.longest[sentence] for sentence in beams.sentences]
         is_open = beams.is_open & (onward.log_prob[..., 0] > -torch.inf)
         if length in longest:
             at_limit = torch.tensor([[limit == length] for limit in longest], device=given.device)
             found = torch.where(at_limit[..., None], onward.log_prob, -torch.inf)
-            after = self._keep(after, found, length, self._num_endings)
+            at_end = onward._replace(log_prob=found)
+            after = self._keep(after, at_end, length, self._num_endings)
             is_open = is_open & ~at_limit
         is_open = is_open & ~self._done(after, onward.log_prob, length, longest)
         batch, rows = len(beams.sentences), len(beams.tokens)
@@ -293,9 +297,13 @@ class BeamSearch(Search):
         total = sums.gather(1, places).masked_fill(~is_end.gather(1, places), -torch.inf)
         return onward, choice(places, total, total), largest, tied
 
-    def _keep(self, beams: Beams, found: Float[Tensor, "B G X"], length: int, place: int) -> Beams:
-        """With the log-probabilities found, where that is possible and their group open, kept."""
-        scores = self.score(found, length)
+    def _keep(self, beams: Beams, found: Choice, length: int, place: int) -> Beams:
+        """With what ends here, where that is possible and its group open, kept."""
+        scores = self.score(found.log_prob, length)
+        if self.penalties is not None:
+            batch, groups, width = beams.log_prob.shape
+            of_rows = self.penalties().to(scores.dtype).view(batch, -1, width)
+            scores = scores + of_rows.expand(-1, groups, -1).gather(2, found.row)
         scores = torch.where(beams.is_open[..., None], scores, -torch.inf)
         first = (length - 1) * (self._num_endings + self.width) + place
         refs = torch.arange(first, first + scores.shape[2], device=scores.device)
@@ -316,7 +324,8 @@ class BeamSearch(Search):
         """Which groups are done, by what they have kept and the log-probabilities still open.
 
         No further token raises a log-probability, and for a fixed one the score is monotone in the
-        length, so the best score still possible lies at the shortest or the longest length.
+        length, so the best score still possible lies at the shortest or the longest length; what
+        penalties take of it is not known yet.
         """
         worst = beams.kept_score[..., -1]  # -inf where there is room
         if self.stop == "beam_full":
@@ -359,13 +368,15 @@ class BeamSearch(Search):
         found = sorted((one for one in kept if one[0] > -torch.inf), key=lambda one: -one[0])
         best_open = (closed_at - 2) * places + self._num_endings
         hypotheses = []
-        for ref in [ref for _, ref in found] or [best_open]:
+        for score, ref in found or [(-torch.inf, best_open)]:
             number, place = divmod(ref, places)
             of_ending = place < self._num_endings
             forced = self.request.force_eos and self.request.longest[sentence] == number + 1
             place -= 0 if of_ending else self._num_endings
             path = self._path(steps[: number + 1], sentence, group, of_ending, place)
-            hypotheses.append(self.score.hypothesis(*path, of_ending and not forced))
+            made = self.score.hypothesis(*path, of_ending and not forced)
+            is_penalised = self.penalties is not None and score > -torch.inf
+            hypotheses.append(replace(made, score=score) if is_penalised else made)
         return hypotheses
 
     def _path(

@@ -31,9 +31,9 @@ class LengthScore:
     """A hypothesis's score from its log-probability and its length (new tokens, EOS included).
 
     `average`: log p / length^penalty. `gnmt`: log p / ((5 + length) / 6)^penalty (Wu et al. 2016,
-    "Google's Neural Machine Translation System", equation 14, without the coverage term).
-    `none`: log p. The penalty may be any number: 0 scores as `none` does, below 0 favours short
-    hypotheses.
+    "Google's Neural Machine Translation System", equation 14, whose coverage term is in
+    `heedful.engines.coverage`). `none`: log p. The penalty may be any
+    number: 0 scores as `none` does, below 0 favours short hypotheses.
     """
 
     normalization: Normalization | str = "average"

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import torch
 
 from heedful.errors import UserError
-from heedful.generation.beam import BeamSearch, Stop
+from heedful.generation.beam import BeamSearch, Penalties, Stop
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
 from heedful.generation.request import Starts, read_request
 from heedful.generation.sampling import sample
@@ -25,6 +25,7 @@ def beam_search(
     force_eos: bool | None = None,
     num_groups: int = 1,
     diversity_penalty: float = 0.5,
+    penalties: Penalties | None = None,
     state: State | None = None,
     **asked: Any,
 ) -> list[list[Hypothesis]]:
@@ -68,6 +69,8 @@ def beam_search(
         num_groups: a divisor of `beam_size`.
         diversity_penalty: nats that a token costs for each hypothesis of an earlier group that
             takes it in the same step; 0 or more, without effect in a single group.
+        penalties: called after each step; they count where an output ends and choose among outputs,
+            not among prefixes. Default: none.
         state: given to `next_log_probs`; told between two calls how rows moved.
 
     Raises:
@@ -90,7 +93,9 @@ def beam_search(
     capacity = min(num_return, width) if stop == "optimal" else width
     score = LengthScore(normalization, length_penalty)
     groups = num_groups, diversity_penalty
-    search = BeamSearch(next_log_probs, state, request, stop, score, capacity, width, *groups)
+    search = BeamSearch(
+        next_log_probs, state, request, stop, score, capacity, width, *groups, penalties
+    )
     with torch.no_grad():
         return [_merged(groups)[:num_return] for groups in search.run()]
 

@@ -302,6 +302,15 @@ class CrossAttention(MultiHead):
         heads = self._attend_all(self._split(self.q(x)), key, value, visible)
         return self._merge(heads, visible)
 
+    def weights(
+        self, x: Float[Tensor, "B T D"], visible: Visibility, projected: Float[Tensor, "B both S E"]
+    ) -> Float[Tensor, "B H T S"]:
+        """The attention weights of `forward`; any where nothing of the source is visible."""
+        key, _ = projected.repeat_interleave(self.num_heads // self.num_kv_heads, 1).chunk(2, 1)
+        query = self._split(self.q(x))
+        bias = visible.bias(torch.promote_types(query.dtype, torch.float32))
+        return attend(query, key, key, bias, None, self.scale, self.softcap)[1]
+
     def project_memory(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B both S E"]:
         """Keys and, behind them, values of a source, computed once for a whole decoding."""
         return self._split(self.kv(memory))
