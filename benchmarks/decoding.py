@@ -1,13 +1,15 @@
 """Decoding speed: heedful eager and optimised, transformers, and CTranslate2 driven by hand.
 
-Same random weights (a Marian of each size, exported), same sources of a fixed length, exactly so
-many new tokens. Every system runs in the threading and type that was fastest for it in a first
-round, CTranslate2 in its default too; then all in turn. Greedy outputs in float32 are compared.
+Same random weights (a Marian of each size, and a GPT-2 of 124 M), the same prompts of a fixed
+length, exactly so many new tokens. Every system runs in the threading and type that was fastest for
+it in a first round, CTranslate2 in its default too; then all in turn. Greedy outputs in float32 are
+compared, and the rates are held against what this machine reads and multiplies at most.
 """
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ import ctranslate2
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
-from transformers import MarianMTModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import heedful
 import heedful.files
@@ -36,18 +38,52 @@ from heedful.engines.threads import run_with
 from heedful.export.hf import export_hf
 from heedful.inference import GenerationIds, ModelCard, open_net
 from heedful.inference.forms import make_form
-from heedful.inference.optimizing import ENGINES, optimize
-from heedful.zoo import marian
+from heedful.inference.optimizing import optimize
+from heedful.zoo import gpt2, marian
+from limits import measured_limits
 from training_speed import QUICK, SIZES, Size
 
 matplotlib.use("Agg")
-SOURCE_TOKENS, NEW_TOKENS, START, END = 16, 20, 0, 2
-NEVER = (0, 1, 3)
-BATCHES = (1, 64)
-BEAMS = (1, 4)
+START, END = 0, 2
 SYSTEMS = ("eager", "optimised", "transformers", "ctranslate2", "ctranslate2 default")
 PACKAGE = {"eager": "heedful", "optimised": "heedful"} | {
     name: name.split()[0] for name in SYSTEMS[2:]
+}
+Decode = Callable[[], list[list[int]]]
+
+
+class Shape(NamedTuple):
+    """A model and what it is given: tokens of each prompt, with the end that a source has; exactly
+    so many new ones; beams and batches that are measured."""
+
+    size: Size
+    prompt: int = 16
+    new: int = 20
+    beams: tuple[int, ...] = (1, 4)
+    batches: tuple[int, ...] = (1, 64)
+    is_translator: bool = True
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """What may not be written."""
+        return (0, 1, 3) if self.is_translator else ()
+
+    def work(self, beam: int) -> tuple[float, float]:
+        """Multiplications for a token of the best output, and weights that a step reads."""
+        size, layers = self.size, self.size.num_layers
+        square, feedforward = size.d_model**2, 2 * size.d_model * size.d_ff
+        block = (6 if self.is_translator else 4) * square + feedforward
+        step = layers * block + size.d_model * size.vocab_size
+        source = layers * ((6 if self.is_translator else 4) * square + feedforward)
+        return beam * step + source * self.prompt / self.new, step
+
+
+SHAPES = {name: Shape(size) for name, size in SIZES.items()} | {
+    "gpt2": Shape(Size(768, 12, 12, 3072, 16, 32, 50_257), 32, 64, (1,), (1, 16), False)
+}
+SMALL = {
+    "quick": Shape(QUICK["quick"], beams=(1,)),
+    "quick gpt2": Shape(QUICK["quick"], 8, 6, (1,), (1,), False),
 }
 
 
@@ -57,76 +93,91 @@ class Variant(NamedTuple):
     precision: str
     threads: int | None
     workers: int
-    run: Callable[[], list[list[int]]]
+    run: Decode
+    engine: str = ""
 
 
 def main() -> None:
     """Measure every size, search and batch, and write the page, the picture and the records."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="by commas")
+    parser.add_argument("--sizes", default=",".join(SHAPES), help="by commas")
     parser.add_argument("--rounds", type=int, default=7, help="the median is over these")
-    every = ",".join(ENGINES)
-    parser.add_argument("--engines", default=every, help="that optimize tries, by commas")
+    known = {"engines": "ctranslate2,compiled", "precisions": "int8"}
+    for name, default in known.items():
+        parser.add_argument(f"--{name}", default=default, help="that optimize tries, by commas")
     arguments = parser.parse_args()
-    sizes = QUICK if arguments.quick else {name: SIZES[name] for name in arguments.sizes.split(",")}
-    rounds = 1 if arguments.quick else arguments.rounds
-    # What compiles takes minutes a size, once for all searches.
-    engines = ENGINES[:2] if arguments.quick else arguments.engines.split(",")
+    shapes = {name: SHAPES[name] for name in arguments.sizes.split(",")}
+    rounds, asked = arguments.rounds, {name: vars(arguments)[name].split(",") for name in known}
+    if arguments.quick:
+        shapes, rounds, asked = SMALL, 1, asked | {"engines": ["ctranslate2"]}
     found = versions("transformers", "ctranslate2")
+    limits = measured_limits(quick=arguments.quick)
+    print(limits, flush=True)
     records: list[dict[str, Any]] = []
     agreement: dict[str, float] = {}
-    for name, size in sizes.items():
+    seconds: dict[str, float] = {}
+    for name, shape in shapes.items():
         with tempfile.TemporaryDirectory() as scratch:
-            words = write_model(size, Path(scratch))
-            for beam in BEAMS[:1] if arguments.quick else BEAMS:
-                tune(Path(scratch) / "ours", beam, words, engines)
-                for batch in BATCHES:
-                    rows = sources(size, batch)
+            words = write_model(shape, Path(scratch))
+            for beam in shape.beams:
+                began = time.perf_counter()
+                tune(Path(scratch) / "ours", shape, beam, words, asked)
+                seconds[f"{name}, {search(beam)}"] = time.perf_counter() - began
+                for batch in shape.batches:
+                    rows = prompts(shape, batch)
                     setting = {"size": name, "batch": batch, "beam": beam}
-                    rates, chosen, same = measure(Path(scratch), rows, beam, rounds)
+                    rates, chosen, same = measure(Path(scratch), shape, rows, beam, rounds)
                     if beam == 1:
                         agreement[f"{name}, batch {batch}"] = same
                     for system, rate in rates.items():
                         made = chosen[system]
                         records.append(
                             {"system": system, "version": found[PACKAGE[system]], **setting}
+                            | {"engine": made.engine or PACKAGE[system]}
                             | {"precision": made.precision, "threads": made.threads}
                             | {"workers": made.workers, "tokens/s": rate}
+                            | shares(shape, beam, batch, made, rate, limits)
                         )
-                        print(setting, system, made[:3], round(rate), flush=True)
+                        print(setting, system, made[:3], made.engine, round(rate), flush=True)
     draw(records, arguments.results / "decoding.svg")
+    data = {"rounds": rounds, "limits": limits, "same_greedy_outputs": agreement}
     write_results(
         "decoding",
         "Decoding speed",
-        sections(records, agreement, rounds),
-        {"rounds": rounds, "same_greedy_outputs": agreement, "records": records},
+        sections(records, data, shapes, seconds),
+        data | {"optimize_seconds": seconds, "records": records},
         directory=arguments.results,
         command=command_line(),
         packages=("transformers", "ctranslate2"),
     )
 
 
-def write_model(size: Size, folder: Path) -> list[str]:
+def write_model(shape: Shape, folder: Path) -> list[str]:
     """Random weights as ours, for transformers, and for CTranslate2 by hand; the known words."""
+    size = shape.size
     words = [f"w{number}" for number in range(size.vocab_size - 4)]
     tokenizer = train_tokenizer([" ".join(words)], kind="word")
     assert tokenizer.vocab_size == size.vocab_size
     torch.manual_seed(1)
-    config = marian.Config(
-        src_vocab_size=size.vocab_size,
-        tgt_vocab_size=size.vocab_size,
-        d_model=size.d_model,
-        num_heads=size.num_heads,
-        num_encoder_layers=size.num_layers,
-        num_decoder_layers=size.num_layers,
-        d_ff=size.d_ff,
-        activation="relu",
-        max_length=64,
-    )
-    ids = GenerationIds(start=(START,), end=(END,), never=NEVER)
-    model = open_net(
-        marian.build(config), config, ModelCard("marian", "b", generation=ids), tokenizer
-    )
+    sizes = {"d_model": size.d_model, "num_heads": size.num_heads, "d_ff": size.d_ff}
+    config: Any
+    if shape.is_translator:
+        config = marian.Config(
+            src_vocab_size=size.vocab_size,
+            tgt_vocab_size=size.vocab_size,
+            num_encoder_layers=size.num_layers,
+            num_decoder_layers=size.num_layers,
+            activation="relu",
+            max_length=64,
+            **sizes,
+        )
+        ids = GenerationIds(start=(START,), end=(END,), never=shape.never)
+        name, net = "marian", marian.build(config)
+    else:
+        config = gpt2.Config(vocab_size=size.vocab_size, num_layers=size.num_layers, **sizes)
+        ids = GenerationIds(end=(END,))
+        name, net = "gpt2", gpt2.build(config)
+    model = open_net(net, config, ModelCard(name, "b", generation=ids), tokenizer)
     model.save(folder / "ours")
     export_hf(model, folder / "theirs")
     for precision in ("float32", "int8"):
@@ -134,165 +185,232 @@ def write_model(size: Size, folder: Path) -> list[str]:
     return words
 
 
-def tune(folder: Path, beam: int, words: list[str], engines: Sequence[str]) -> None:
-    """`heedful optimize` for one search, on texts of the sources' length."""
+def tune(
+    folder: Path, shape: Shape, beam: int, words: list[str], asked: dict[str, list[str]]
+) -> None:
+    """`heedful optimize` for one search, on texts of the prompts' length."""
     model = heedful.load(folder, device="cpu", engine="eager")
     model.card.options["beam_size"] = beam
-    count = SOURCE_TOKENS - 1
+    count = shape.prompt - shape.is_translator
     texts = [
-        " ".join(words[(at + k) % len(words)] for k in range(count)) for at in range(0, 512, 2)
+        " ".join(words[(at + k) % len(words)] for k in range(count))
+        for at in range(2 * max(shape.batches))
     ]
-    optimize(model, folder, texts, engines=engines)
+    optimize(model, folder, texts, **asked)
 
 
-def sources(size: Size, batch: int) -> list[list[int]]:
-    """Random ids, with the end that a source has."""
+def prompts(shape: Shape, batch: int) -> list[list[int]]:
+    """Random ids; of sources with the end."""
     torch.manual_seed(2)
-    ids = torch.randint(4, size.vocab_size, (batch, SOURCE_TOKENS - 1)).tolist()
-    return [[*row, END] for row in ids]
+    end = [END] if shape.is_translator else []
+    ids = torch.randint(4, shape.size.vocab_size, (batch, shape.prompt - len(end))).tolist()
+    return [[*row, *end] for row in ids]
 
 
 def measure(
-    folder: Path, rows: list[list[int]], beam: int, rounds: int
+    folder: Path, shape: Shape, rows: list[list[int]], beam: int, rounds: int
 ) -> tuple[dict[str, float], dict[str, Variant], float]:
     """Rates in turn of the best variant of each system, these, and the share of equal outputs."""
-    chosen, written = {}, {}
-    for system, variants in systems(folder, rows, beam).items():
-        cases = {number: partial(counted, each.run) for number, each in enumerate(variants)}
-        first = interleaved({str(number): case for number, case in cases.items()}, rounds=1)
-        chosen[system] = variants[int(max(first, key=lambda number: first[number]))]
+    chosen, written, cases = {}, {}, {}
+    for system, variants in systems(folder, shape, rows, beam).items():
         written[system] = variants[0].run()
-    rates = interleaved({s: partial(counted, v.run) for s, v in chosen.items()}, rounds=rounds)
+        found = [seconds_of(each.run) for each in variants] if len(variants) > 1 else [0.0]
+        chosen[system] = variants[found.index(min(found))]
+        cases[system] = partial(counted, chosen[system].run, shape.new)
+    rates = interleaved(cases, rounds=rounds)
     pairs = [(written["eager"], written[each]) for each in ("transformers", "ctranslate2")]
     same = [a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
     return rates, chosen, sum(same) / len(same)
 
 
-def counted(run: Callable[[], list[list[int]]]) -> float:
+def seconds_of(run: Decode) -> float:
+    """Of one call; of a second one where the first says little."""
+    for _ in range(2):
+        began = time.perf_counter()
+        run()
+        found = time.perf_counter() - began
+        if found > 0.5:
+            break
+    return found
+
+
+def counted(run: Decode, new: int) -> float:
     """Decode once: the tokens of the best outputs."""
     found = run()
-    assert {len(ids) for ids in found} == {NEW_TOKENS}
-    return len(found) * NEW_TOKENS
+    assert {len(ids) for ids in found} == {new}
+    return len(found) * new
 
 
-def systems(folder: Path, rows: list[list[int]], beam: int) -> dict[str, list[Variant]]:
+def shares(
+    shape: Shape, beam: int, batch: int, made: Variant, rate: float, limits: dict[str, float]
+) -> dict[str, float]:
+    """Of the machine's limits: bytes of weights that are read, and multiplications."""
+    products, weights = shape.work(beam)
+    is_int8 = made.precision.startswith("int8")
+    read = weights * (1 if is_int8 else 4) * min(made.workers, batch) / batch
+    most = limits["int8 products/s" if is_int8 else "float32 products/s"]
+    return {
+        "share of reading": rate * read / limits["bytes/s"],
+        "share of products": rate * products / most,
+    }
+
+
+def systems(
+    folder: Path, shape: Shape, rows: list[list[int]], beam: int
+) -> dict[str, list[Variant]]:
     """Of each system every way to run it; the first is float32, whose outputs are compared."""
     counts = sorted({1, cores()})
     options: dict[str, Any] = {"beam_size": beam, "stop_rule": "beam_full"} if beam > 1 else {}
-    options |= {"beam_size": beam, "min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
+    options |= {"beam_size": beam, "min_new_tokens": shape.new, "max_new_tokens": shape.new}
 
     def ours(model: Any) -> list[list[int]]:
         return list(model.generate(rows, **options))
 
     eager = []
-    for count in (None, *counts):
+    for count in counts:
         model = heedful.load(folder / "ours", device="cpu", engine="eager", threads=count)
         eager.append(Variant("float32", count, 1, partial(ours, model)))
     use: Any = "latency" if len(rows) == 1 else "throughput"
     model = heedful.load(folder / "ours", use=use)
     engine = model.engine or model.eager
     settings = engine.settings
-    optimised = Variant(engine.precision, settings.threads, settings.workers, partial(ours, model))
-    theirs = MarianMTModel.from_pretrained(folder / "theirs").eval()
+    found = (engine.precision, settings.threads, settings.workers, partial(ours, model))
+    kind: Any = AutoModelForSeq2SeqLM if shape.is_translator else AutoModelForCausalLM
+    theirs = kind.from_pretrained(folder / "theirs").eval()
     theirs.generation_config.max_length = None  # max_new_tokens says it
-    run = partial(transformers_decode, theirs, torch.tensor(rows), beam)
+    run = partial(transformers_decode, theirs, shape, torch.tensor(rows), beam)
+    default = decode_by_hand(folder, shape, "float32", rows, beam)
     return {
         "eager": eager,
-        "optimised": [optimised],
+        "optimised": [Variant(*found, engine.name)],
         "transformers": [Variant("float32", n, 1, partial(run, n)) for n in counts],
-        "ctranslate2": by_hand(folder, rows, beam),
-        "ctranslate2 default": [
-            Variant("float32", None, 1, decode_by_hand(folder, "float32", rows, beam))
-        ],
+        "ctranslate2": by_hand(folder, shape, rows, beam),
+        "ctranslate2 default": [Variant("float32", None, 1, default)],
     }
 
 
 @torch.inference_mode()
-def transformers_decode(net: Any, src: torch.Tensor, beam: int, threads: int) -> list[list[int]]:
+def transformers_decode(
+    net: Any, shape: Shape, ids: torch.Tensor, beam: int, threads: int
+) -> list[list[int]]:
     """`generate` with its cache and the same search."""
     with run_with(threads):
         found = net.generate(
-            input_ids=src,
-            attention_mask=torch.ones_like(src),
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
             num_beams=beam,
             do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=shape.new,
+            min_new_tokens=shape.new,
             length_penalty=1.0,
-            bad_words_ids=[[token] for token in NEVER],
+            bad_words_ids=[[token] for token in shape.never] or None,
             forced_eos_token_id=None,
         )
-    return [row[1:] for row in found.tolist()]
+    return [row[-shape.new :] for row in found.tolist()]
 
 
-def by_hand(folder: Path, rows: list[list[int]], beam: int) -> list[Variant]:
-    """CTranslate2 with one worker or a worker a core, in float32 and int8."""
+def by_hand(folder: Path, shape: Shape, rows: list[list[int]], beam: int) -> list[Variant]:
+    """CTranslate2 with one worker or a worker a core, in int8; in float32 as is likely best."""
     layouts = {(1, 1), (1, cores())} | ({(cores(), 1)} if len(rows) > 1 else set())
+    likely = (cores(), 1) if len(rows) > 1 else (1, 1)
+    ways = [("float32", likely), *(("int8", layout) for layout in sorted(layouts))]
     return [
         Variant(
             precision,
             threads,
             workers,
             decode_by_hand(
-                folder, precision, rows, beam, inter_threads=workers, intra_threads=threads
+                folder, shape, precision, rows, beam, inter_threads=workers, intra_threads=threads
             ),
         )
-        for precision in ("float32", "int8")
-        for workers, threads in sorted(layouts)
+        for precision, (workers, threads) in ways
     ]
 
 
 def decode_by_hand(
-    folder: Path, precision: str, rows: list[list[int]], beam: int, **layout: int
-) -> Callable[[], list[list[int]]]:
-    """`translate_batch` of a directory, the batch divided among the workers."""
+    folder: Path, shape: Shape, precision: str, rows: list[list[int]], beam: int, **layout: int
+) -> Decode:
+    """One call with a directory, the batch divided among the workers."""
     place = folder / "by_hand" / "engines" / "ctranslate2" / precision
-    opened = ctranslate2.Translator(str(place), compute_type=precision, **layout)
-    vocabulary = place / "shared_vocabulary.json"
-    tokens = heedful.files.read_json(vocabulary)
+    kind = ctranslate2.Translator if shape.is_translator else ctranslate2.Generator
+    opened: Any = kind(str(place), compute_type=precision, **layout)
+    name = "shared_vocabulary" if shape.is_translator else "vocabulary"
+    tokens = heedful.files.read_json(place / f"{name}.json")
     number = {token: place for place, token in enumerate(tokens)}
     words = [[tokens[i] for i in row] for row in rows]
+    options: dict[str, Any] = {
+        "max_batch_size": -(-len(rows) // layout.get("inter_threads", 1)),
+        "beam_size": beam,
+        "return_end_token": True,
+    }
 
-    def run() -> list[list[int]]:
+    def translate() -> list[list[int]]:
         found = opened.translate_batch(
             words,
-            max_batch_size=-(-len(rows) // layout.get("inter_threads", 1)),
-            beam_size=beam,
-            min_decoding_length=NEW_TOKENS,
-            max_decoding_length=NEW_TOKENS,
-            suppress_sequences=[[tokens[i]] for i in NEVER],
-            return_end_token=True,
+            min_decoding_length=shape.new,
+            max_decoding_length=shape.new,
+            suppress_sequences=[[tokens[i]] for i in shape.never],
+            **options,
         )
         return [[number[token] for token in each.hypotheses[0]] for each in found]
 
-    return run
+    def go_on() -> list[list[int]]:
+        found = opened.generate_batch(
+            words,
+            min_length=shape.new,
+            max_length=shape.new,
+            include_prompt_in_result=False,
+            **options,
+        )
+        return [each.sequences_ids[0] for each in found]
+
+    return translate if shape.is_translator else go_on
 
 
-def sections(records: list[dict[str, Any]], agreement: dict[str, float], rounds: int) -> list[str]:
-    """The page: how, the rates, the ratios, the settings."""
+def search(beam: int) -> str:
+    """What a search is called."""
+    return "greedy" if beam == 1 else f"beam {beam}"
+
+
+def sections(
+    records: list[dict[str, Any]],
+    data: dict[str, Any],
+    shapes: dict[str, Shape],
+    seconds: dict[str, float],
+) -> list[str]:
+    """The page: how, the rates, the ratios, the settings, the limits."""
     rates: dict[tuple[Any, ...], dict[str, Any]] = {}
     for each in records:
         rates.setdefault((each["size"], each["beam"], each["batch"]), {})[each["system"]] = each
-    rows, ratios, settings = [], [], []
+    rows, ratios, settings, reached = [], [], [], []
     others = [system for system in SYSTEMS if system != "optimised"]
     for (size, beam, batch), of in rates.items():
-        name = f"{size}, {'greedy' if beam == 1 else f'beam {beam}'}, batch {batch}"
+        name = f"{size}, {search(beam)}, batch {batch}"
         rate = {system: of[system]["tokens/s"] for system in SYSTEMS}
         rows.append([name, *(whole(rate[system]) for system in SYSTEMS)])
-        ratios.append(
-            [name, *(ratio(rate["optimised"], rate[s]) for s in SYSTEMS if s != "optimised")]
-        )
-        told = (of[system] for system in SYSTEMS)
-        settings.append(
-            [name, *(f"{e['precision']} {e['workers']}×{e['threads'] or 'own'}" for e in told)]
-        )
-    how = (
-        f"Generated tokens in a second, random weights: sources of {SOURCE_TOKENS} tokens, exactly "
-        f"{NEW_TOKENS} new ones, encoding included. The tokens of the best output count, not those "
-        "of every beam. Each system runs in its best threading and type, found in a first round; "
-        f"then all run in one process in turn, and each figure is the median of {rounds} rounds."
+        ratios.append([name, *(ratio(rate["optimised"], rate[each]) for each in others)])
+        told = [of[system] for system in SYSTEMS]
+        cells = [f"{e['precision']} {e['workers']}×{e['threads'] or 'own'}" for e in told]
+        cells[1] = f"{of['optimised']['engine']} {cells[1]}"
+        settings.append([name, *cells])
+        both = (of["optimised"], of["ctranslate2"])
+        kinds = ("share of reading", "share of products")
+        reached.append([name, *(f"{100 * e[kind]:.0f}%" for e in both for kind in kinds)])
+    given = "; ".join(
+        f"{name}: prompts of {shape.prompt} tokens, exactly {shape.new} new ones"
+        for name, shape in shapes.items()
     )
-    same = ", ".join(f"{name}: {100 * share:.4g}%" for name, share in agreement.items())
+    how = (
+        f"Generated tokens in a second, random weights, the reading of prompts included ({given}). "
+        "The tokens of the best output count, not those of every beam. Each system runs in its "
+        "best threading and type, found in a first round; then all run in one process in turn, "
+        f"and each figure is the median of {data['rounds']} rounds."
+    )
+    agreement = data["same_greedy_outputs"].items()
+    same = ", ".join(f"{name}: {100 * share:.4g}%" for name, share in agreement)
+    took = ", ".join(f"{name}: {value:,.0f} s" for name, value in seconds.items())
+    heads = [f"{s}: {kind}" for s in SYSTEMS[1:4:2] for kind in ("reading", "products")]
+    limits = ", ".join(f"{value / 1e9:,.1f} G {name}" for name, value in data["limits"].items())
     return [
         how,
         "![Rates of every system](decoding.svg)",
@@ -302,7 +420,12 @@ def sections(records: list[dict[str, Any]], agreement: dict[str, float], rounds:
         table(["", *others], ratios),
         "## Settings: precision, workers × threads",
         table(["", *SYSTEMS], settings),
-        f"Greedy outputs in float32 that are those of heedful eager, to the token: {same}.",
+        f"Greedy outputs in float32 that are those of heedful eager, to the token: {same}. "
+        f"`heedful optimize` took, with what it compiled: {took}.",
+        "## Share of what this machine reads and multiplies at most",
+        table(["", *heads], reached),
+        f"Measured with all cores: {limits}. Reading counts the weights of a step, once for each "
+        "worker; products those of the linear layers. Attention and caches are left out.",
     ]
 
 
@@ -317,10 +440,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         axes.bar(places, heights, width, label=system)
     axes.set_yscale("log")
     axes.set_ylabel("tokens a second")
-    labels = [
-        f"{size}\n{'greedy' if beam == 1 else f'beam {beam}'}\nB{batch}"
-        for size, beam, batch in names
-    ]
+    labels = [f"{size}\n{search(beam)}\nB{batch}" for size, beam, batch in names]
     axes.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], labels, fontsize=8)
     axes.legend(fontsize=8, ncols=len(SYSTEMS), loc="upper center", bbox_to_anchor=(0.5, 1.12))
     path.parent.mkdir(parents=True, exist_ok=True)

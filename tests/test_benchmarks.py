@@ -84,11 +84,14 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     page, data = bench("decoding")
     systems = ["eager", "optimised", "transformers", "ctranslate2", "ctranslate2 default"]
-    assert [each["system"] for each in data["records"]] == systems * 2
+    assert [each["system"] for each in data["records"]] == systems * 3
     keys = {"version", "size", "batch", "beam", "precision", "threads", "workers", "tokens/s"}
-    assert all(each.keys() == {"system", *keys} for each in data["records"])
+    more = {"engine", "share of reading", "share of products"}
+    assert all(each.keys() == {"system", *keys, *more} for each in data["records"])
     assert all(share == 1 for share in data["same_greedy_outputs"].values())
     assert "| quick, greedy, batch 64 |" in page
+    assert "| quick gpt2, greedy, batch 1 |" in page
+    assert data["limits"].keys() == {"bytes/s", "float32 products/s", "int8 products/s"}
     ElementTree.parse(tmp_path / "results" / "decoding.svg")
 
 

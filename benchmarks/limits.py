@@ -1,0 +1,34 @@
+"""What this machine reads from memory and multiplies at most, as torch's own kernels find it."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from heedful.engines.folder import cores
+from heedful.engines.threads import run_with
+
+REPEATS = 8
+
+
+def measured_limits(quick: bool = False) -> dict[str, float]:
+    """Bytes read, and products with their sums in float32 and in int8, a second: the best found."""
+    side, megabytes = (64, 1) if quick else (2048, 512)
+    numbers = torch.ones(megabytes << 18)
+    floats, integers = torch.randn(side, side), torch.ones(side, side, dtype=torch.int8)
+    with run_with(cores()):
+        return {
+            "bytes/s": 4 * numbers.numel() / fastest(numbers.sum),
+            "float32 products/s": side**3 / fastest(lambda: floats @ floats),
+            "int8 products/s": side**3 / fastest(lambda: torch._int_mm(integers, integers)),
+        }
+
+
+def fastest(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of some calls."""
+    found = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return min(found)
