@@ -7,7 +7,9 @@ Without checked shapes, which cannot be compiled.
 import ctypes
 import random
 import sys
+import tempfile
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import heedful
 from architectures import SIZES
 from engine_models import TEXTS, VOCAB, model_of
 from heedful.engines.compiled import KERNEL
+from heedful.engines.engine import Settings
 from heedful.engines.packed import pack, pack_int8
 from heedful.zoo import architecture
 
@@ -105,8 +108,25 @@ def use(folder: Path) -> None:
                 assert abs(a.log_prob - b.log_prob) < 1e-3, (a, b)
                 assert a.finished == b.finished
     assert model._net is None  # nothing was asked of the net itself
+    hold_beside_ctranslate2(eager)
     compilers = [name for name in sys.modules if name.startswith("torch._inductor")]
     assert compilers == [], compilers
+
+
+def hold_beside_ctranslate2(model: Any) -> None:
+    """CTranslate2, imported later and with kernels of torch's names, writes what it should."""
+    if find_spec("ctranslate2") is None:
+        return
+    from heedful.inference.forms import make_form, open_form
+
+    rows = [[5, 6, 7], [8, 9]]
+    asked = model.asked(rows, beam_size=1, max_new_tokens=8)
+    with tempfile.TemporaryDirectory() as place:
+        facts = make_form(model, Path(place), "float32")
+        engine = open_form(Path(place), facts, "float32", Settings(1))
+        found = engine.outputs(rows, asked)
+    expected = model.eager.outputs(rows, asked)
+    assert [[o.ids for o in one] for one in found] == [[o.ids for o in one] for one in expected]
 
 
 if __name__ == "__main__":

@@ -243,7 +243,9 @@ def open_graph(directory: Path, name: str) -> Any:
     kernel = directory / KERNEL
     try:
         if kernel.is_file():
-            ctypes.CDLL(str(kernel), mode=ctypes.RTLD_GLOBAL)  # the graphs look for it there
+            # The graphs find it by its name. Were it global, torch would be too, and CTranslate2
+            # would call functions of torch's that are called as its own are, and write nonsense.
+            ctypes.CDLL(str(kernel))
         # Not `load_package`, which compiles probes to word a warning.
         return torch._C._aoti.AOTIModelPackageLoader(str(path), name, True, 1, -1)
     except (RuntimeError, OSError) as error:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +73,7 @@ def compile_net(
     programs: dict[str, Any] = {}
     found: dict[str, dict[str, Tensor]] = {}
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), _quiet(), _linked_with(directory):
             for done, name in enumerate(parts):
                 progress(f"compiling {precision}: {name}", done, len(parts))
                 programs[name], found[name] = _compile(name, *parts[name])
@@ -101,6 +102,7 @@ def _compile(
         "aot_inductor.package": True,
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.custom_ops_to_c_shims": KERNELS,
+        "aot_inductor.custom_op_libs": [f":{KERNEL}"],
         "cpp.threads": 1,  # small loops between products, which have threads of their own
     }
     module_of: Any = program.module(check_guards=False)
@@ -129,9 +131,22 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
+@contextmanager
+def _linked_with(directory: Path) -> Iterator[None]:
+    """Let the C++ compiler find libraries in a directory."""
+    before = os.environ.get("LIBRARY_PATH")
+    os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(directory), before]))
+    try:
+        yield
+    finally:
+        del os.environ["LIBRARY_PATH"]
+        if before is not None:
+            os.environ["LIBRARY_PATH"] = before
+
+
 def _build_kernel(directory: Path) -> None:
-    """The library of `packed.cpp`, for this processor."""
-    options = CppTorchOptions(vec_isa=pick_vec_isa())
+    """The library of `packed.cpp`, for this processor, by whose name the graphs know it."""
+    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=[f"-Wl,-soname,{KERNEL}"])
     built = CppBuilder("linears", str(SOURCE), options, str(directory))
     built.build()
     made = Path(built.get_target_file_path())
