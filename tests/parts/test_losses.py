@@ -1,6 +1,7 @@
 """Losses: parity with torch's, values and gradients, in any number of chunks."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,11 +61,14 @@ def chunked(hidden: Tensor, weight: Any, targets: Tensor, bias: Any = None, **na
     return head_loss(OutputHead(out), hidden, targets, **named)
 
 
-def linear(tensors: list[Tensor], smoothing: float, *, rows: int = 5, **named: Any) -> Any:
-    """The fused loss, which takes `rows` at a time."""
+def linear(
+    tensors: list[Tensor], smoothing: float, *, rows: int = 5, block: int = 2, **named: Any
+) -> Any:
+    """The fused loss, which forms `rows` of logits at a time and works on `block` of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "_LEAST_ROWS", rows)
         patch.setattr(losses, "_CHUNK_ELEMENTS", 1)
+        patch.setattr(losses, "_BLOCK_ELEMENTS", block * tensors[1].size(0))
         return chunked(*tensors, label_smoothing=smoothing, **named)
 
 
@@ -73,15 +77,23 @@ def linear(tensors: list[Tensor], smoothing: float, *, rows: int = 5, **named: A
     count=st.integers(0, 9),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 7)),
     rows=st.integers(1, 10),
+    block=st.integers(1, 10),
     smoothing=st.just(0.0) | st.floats(0, 0.99),
     scale=st.sampled_from([1.0, 1 / 64]),
     seed=st.integers(0, 2**20),
 )
 def test_both_losses_are_torchs_sum_at_any_size_in_chunks_of_any_size(
-    count: int, sizes: tuple[int, int], rows: int, smoothing: float, scale: float, seed: int
+    count: int,
+    sizes: tuple[int, int],
+    rows: int,
+    block: int,
+    smoothing: float,
+    scale: float,
+    seed: int,
 ) -> None:
     """No targets at all are a sum of zero, with zero gradients."""
-    for function in (plain, lambda *given: linear(*given, rows=rows, count_correct=True)):
+    fused = partial(linear, rows=rows, block=block, count_correct=True)
+    for function in (plain, fused):
         tensors = data(count, *sizes, seed)
         result = function(tensors, smoothing)
         check(result, tensors, smoothing, scale=scale)
@@ -99,13 +111,13 @@ def test_a_chunk_has_as_many_rows_as_fit_and_no_fewer_than_the_least(
     monkeypatch.setattr(losses, "_LEAST_ROWS", 2)
     monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
     sizes: list[int] = []
-    log_softmax = F.log_softmax
+    softmax = F.softmax
 
     def counted(x: Tensor, dim: int) -> Tensor:
         sizes.append(len(x))
-        return log_softmax(x, dim)
+        return softmax(x, dim)
 
-    monkeypatch.setattr(losses.F, "log_softmax", counted)
+    monkeypatch.setattr(losses.F, "softmax", counted)
     chunked(*data())
     assert max(sizes) == min(N, max(2, elements // V))
 

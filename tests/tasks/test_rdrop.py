@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import heedful.tasks.rdrop as rdrop
 from encoder_runs import Ready, assert_resumes, recipe_of, train_step
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss, target_states
+from heedful.parts import losses
 from heedful.tasks.rdrop import RDrop
 
 TASKS = ("translation", "language_modelling", "masked_lm", "classification")
@@ -42,7 +42,9 @@ def by_hand(net, batch):
 @pytest.mark.parametrize("elements", [10**9, 50])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_loss_is_that_of_the_paper(tmp_path, monkeypatch, task, elements):
-    monkeypatch.setattr(rdrop, "_CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(losses, "_LEAST_ROWS", 3)
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
     # A classifier's head draws dropout in each chunk: by hand there is one.
     dropout = 0.0 if task == "classification" and elements == 50 else 0.3
     net, batch = net_and_batch(task, tmp_path, dropout)

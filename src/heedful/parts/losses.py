@@ -10,11 +10,12 @@ from torch.nn import functional as F
 
 from heedful.parts.heads import OutputHead
 
-# Rows of logits formed at once: 512 rows of a 10,000-word vocabulary are 20 MB of fp32, which
-# stays in a desktop processor's last cache.
+# Logits that are formed at once, but never fewer rows: each chunk reads the whole matrix and writes
+# its whole gradient.
 _CHUNK_ELEMENTS = 5_000_000
-# But never fewer rows: each chunk reads the whole matrix and writes its whole gradient.
 _LEAST_ROWS = 512
+# Of these, what a processor's core reads several times for the loss: 2 MB of fp32.
+_BLOCK_ELEMENTS = 500_000
 _WIDE = torch.float32
 
 
@@ -72,22 +73,22 @@ def head_loss(
     """`cross_entropy(head(states), targets)` without ever holding the (N, V) logits."""
 
     def loss_of(logits: Tensor, target: Tensor, wanted: bool) -> ChunkLoss:
-        place, share = target[:, None], label_smoothing / logits.size(-1)
+        place, vocab = target[:, None], logits.size(-1)
         correct = (logits.argmax(-1) == target).sum() if count_correct else target.new_zeros(())
-        log_probs = F.log_softmax(logits, -1)
-        nll = -log_probs.gather(-1, place).sum()
+        probs = F.softmax(logits, -1)
+        # log Σ exp from the likeliest token, whose probability is never small: one soft-max is all.
+        log_sums = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
+        nll = (log_sums - logits.gather(-1, place)).sum()
         loss = (1 - label_smoothing) * nll
         if label_smoothing:
-            loss -= share * log_probs.sum()
+            loss += label_smoothing * (log_sums.sum() - logits.sum() / vocab)
         if not wanted:
             return ChunkLoss(loss, nll, correct, None)
-        grad = log_probs.exp_()  # d loss / d logits = softmax - q
-        if label_smoothing:
-            grad -= share
+        grad = probs.sub_(label_smoothing / vocab)  # d loss / d logits = softmax - q
         grad.scatter_add_(-1, place, grad.new_full((1, 1), label_smoothing - 1).expand_as(place))
         return ChunkLoss(loss, nll, correct, grad)
 
-    found = chunked_loss(head, states, targets, loss_of, _CHUNK_ELEMENTS, _LEAST_ROWS)
+    found = chunked_loss(head, states, targets, loss_of)
     return found if count_correct else found._replace(correct=found.correct - 1)
 
 
@@ -97,19 +98,16 @@ def chunked_loss(
     states: Float[Tensor, "... N D"],
     targets: Int[Tensor, "N"],
     loss_of: ChunkLossOf,
-    elements: int,
-    least_rows: int,
 ) -> LossSum:
     """A loss of a head's logits, which are formed some rows at a time, with their gradient at once.
 
-    Each chunk's gradient is formed while its probabilities are still in the processor's cache (Hsu
-    et al. 2024 do so on GPUs). The head is called, so that what wraps or replaces its matrix is
-    seen. Under autocast it runs in that type, the loss in fp32.
+    The gradient of a few rows is formed while they are still in the processor's cache; Hsu et al.
+    2024 do so on GPUs, where a whole chunk is worked on at once. The head is called, so that what
+    wraps or replaces its matrix is seen. Under autocast it runs in that type, the loss in fp32.
 
     Args:
         states: (N, D), or more of the same targets, as (2, N, D) of two passes.
         loss_of: from logits (..., n, V) in fp32, targets (n,), and whether the gradient is wanted.
-        elements, least_rows: of the logits that are formed at once.
     """
     logits_of: Callable[[Tensor], Tensor] = head
     out = head
@@ -119,9 +117,11 @@ def chunked_loss(
     if not torch.is_grad_enabled():
         states, weights = states.detach(), []
     vocab = getattr(out, "out_features", 10_000)  # a wrapper may not say
-    rows = max(least_rows, elements // vocab)
+    rows = max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
+    passes = states.shape[:-2].numel()
+    block = max(1, _BLOCK_ELEMENTS // (passes * vocab)) if states.device.type == "cpu" else rows
     loss, nll, correct = _Chunked.apply(  # type: ignore[no-untyped-call]
-        states, targets, logits_of, rows, loss_of, *weights
+        states, targets, logits_of, (rows, block), loss_of, *weights
     )
     return LossSum(loss, nll, correct, targets.numel())
 
@@ -133,10 +133,11 @@ class _Chunked(torch.autograd.Function):
         states: Tensor,
         targets: Tensor,
         logits_of: Callable[[Tensor], Tensor],
-        rows: int,
+        sizes: tuple[int, int],
         loss_of: ChunkLossOf,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        rows, block = sizes
         wanted = bool(ctx.needs_input_grad[0] or weights)
         grad_states = torch.empty_like(states)
         # Summed in fp32 at least: chunks would vanish in a 16-bit weight's own type.
@@ -148,13 +149,18 @@ class _Chunked(torch.autograd.Function):
         for x, target, grad_x in zip(*chunks, strict=True):
             with torch.set_grad_enabled(wanted):
                 out = logits_of(x.requires_grad_(wanted))
-            found = loss_of(out.detach().float(), target, wanted)
-            loss += found.loss
-            nll += found.nll
-            correct += found.correct
-            if found.grad is None:
+            grad = torch.empty_like(out)
+            blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
+            for logits, some, place in zip(*blocks, strict=True):
+                found = loss_of(logits.float(), some, wanted)
+                loss += found.loss
+                nll += found.nll
+                correct += found.correct
+                if found.grad is not None:
+                    place.copy_(found.grad)
+            if not wanted:
                 continue
-            of_x, *of_weights = torch.autograd.grad(out, (x, *weights), found.grad.to(out.dtype))
+            of_x, *of_weights = torch.autograd.grad(out, (x, *weights), grad)
             grad_x.copy_(of_x)
             for total, part in zip(grads, of_weights, strict=True):
                 total += part

@@ -9,9 +9,6 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss
 
-# Logits of each pass that are formed at once: they are read more often than those of `head_loss`.
-_CHUNK_ELEMENTS = 1_250_000
-
 
 class RDrop:
     """A task's objective in the mean of two passes, and their divergence: with the cross-entropies
@@ -31,9 +28,7 @@ class RDrop:
 
     def __call__(self, net: Any, batch: Batch) -> LossSum:
         states = torch.stack([target_states(net, batch) for _ in range(2)])
-        return chunked_loss(
-            net.head, states, batch.targets, self._loss_of, _CHUNK_ELEMENTS, least_rows=1
-        )
+        return chunked_loss(net.head, states, batch.targets, self._loss_of)
 
     def _loss_of(self, logits: Tensor, target: Tensor, wanted: bool) -> ChunkLoss:
         """Of the logits (2, n, V) of both passes."""
