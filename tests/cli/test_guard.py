@@ -80,6 +80,22 @@ guarded(command)
     assert (done.returncode, done.stderr) == (130, b"")
 
 
+def test_an_interrupt_where_python_cannot_raise_comes_a_little_later() -> None:
+    code = """
+import os, signal, time
+from heedful.cli.guard import guarded
+class Closed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+def command(**options):
+    Closed()
+    time.sleep(20)
+guarded(command)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_the_package_runs_as_a_module() -> None:
     words = [sys.executable, "-m", "heedful", "--version"]
     assert subprocess.run(words, capture_output=True, check=False).returncode == 0

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from threading import Timer
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -135,7 +136,15 @@ def _heed_signals() -> None:
         _received.append(number)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
+    def end_later(unraised: Any) -> None:
+        # Python cannot raise in what C code or the end of an object calls: there it would be lost.
+        if _received and isinstance(unraised.exc_value, KeyboardInterrupt | SystemExit):
+            Timer(0.05, os.kill, (os.getpid(), _received[-1])).start()
+        else:
+            sys.__unraisablehook__(unraised)
+
     _received.clear()
+    sys.unraisablehook = end_later
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
