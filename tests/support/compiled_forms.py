@@ -48,6 +48,7 @@ def make(folder: Path, name: str) -> None:
     own = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
     assert own < (folder / "model.safetensors").stat().st_size / 2  # no weights twice
     hold_kernels(folder / "engines" / "compiled" / "float32" / KERNEL)
+    hold_attention(folder / "engines" / "compiled" / "float32" / KERNEL)
 
 
 def hold_kernels(path: Path) -> None:
@@ -71,6 +72,28 @@ def hold_kernels(path: Path) -> None:
     shift = 128 * whole.sum(1, dtype=torch.int32)
     found = _call(function, zeros, pack_int8(whole), scale, shift, bias)
     assert torch.equal(found, bias.expand(2, -1))
+
+
+def hold_attention(path: Path) -> None:
+    """Attention over keys that lie in a cache or each head for itself, some of them not seen."""
+    function = ctypes.CDLL(str(path)).aoti_torch_cpu_heedful_attention
+    torch.manual_seed(0)
+    shapes = ((3, 4, 1, 20, 16), (1, 3, 4, 7, 5), (2, 1, 2, 1, 8), (2, 2, 1, 9, 40))
+    for texts, heads, queries, slots, width in shapes:
+        query = torch.randn(texts, queries, heads, width).transpose(1, 2)
+        stores = torch.randn(texts, slots + 1, 2 * heads, width)[:, :slots].transpose(1, 2)
+        bias = torch.randn(texts, heads, queries, slots)
+        hidden = torch.rand(texts, 1, queries, slots) < 0.5
+        hidden[..., 0] = False
+        masked = bias.masked_fill(hidden, torch.finfo(torch.float32).min / 2)
+        for held in (stores, stores.contiguous()):
+            for added in (masked, masked[:1, :1, :1], torch.zeros(1, 1, 1, slots)):
+                key, value = held.chunk(2, dim=1)
+                expected = F.scaled_dot_product_attention(query, key, value, added, scale=1.0)
+                found = _call(function, query, key, value, added)
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    nothing = torch.full((1, 1, 1, slots), torch.finfo(torch.float32).min / 2)
+    assert not _call(function, query, key, value, nothing).any()
 
 
 def _call(function: Any, *given: torch.Tensor) -> torch.Tensor:

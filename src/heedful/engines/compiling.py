@@ -18,7 +18,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.package.package import package_aoti
 
 from heedful.engines.compiled import CONSTANTS, GRAPHS, KERNEL, TABLE, CompiledFacts, open_graph
-from heedful.engines.packed import KERNELS, SOURCE, exchange_linears, pack
+from heedful.engines.packed import KERNELS, SOURCES, attention, exchange_linears, pack
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.models.decoder_only import DecoderOnly
@@ -95,14 +95,13 @@ def _compile(
 ) -> tuple[list[Any], dict[str, Tensor]]:
     """The files of a graph, and what its constants may be."""
     program = torch.export.export(module, args, dynamic_shapes=shapes)
-    if name == "step":  # attention of few queries as sums, fused with what surrounds them
+    if name == "step":  # few queries, each of all that is held
         plain: Any = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
         program = program.run_decompositions(plain)
     options = {
         "aot_inductor.package": True,
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.custom_ops_to_c_shims": KERNELS,
-        "aot_inductor.custom_op_libs": [f":{KERNEL}"],
         "cpp.threads": 1,  # small loops between products, which have threads of their own
     }
     module_of: Any = program.module(check_guards=False)
@@ -133,11 +132,13 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _linked_with(directory: Path) -> Iterator[None]:
-    """Let the C++ compiler find libraries in a directory."""
+    """Let the graphs call the kernels of a directory, where there are any."""
     before = os.environ.get("LIBRARY_PATH")
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(directory), before]))
+    libraries = [f":{KERNEL}"] if (directory / KERNEL).is_file() else []
     try:
-        yield
+        with torch._inductor.config.patch({"aot_inductor.custom_op_libs": libraries}):
+            yield
     finally:
         del os.environ["LIBRARY_PATH"]
         if before is not None:
@@ -145,9 +146,10 @@ def _linked_with(directory: Path) -> Iterator[None]:
 
 
 def _build_kernel(directory: Path) -> None:
-    """The library of `packed.cpp`, for this processor, by whose name the graphs know it."""
-    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=[f"-Wl,-soname,{KERNEL}"])
-    built = CppBuilder("linears", str(SOURCE), options, str(directory))
+    """The library of the kernels, for this processor, by whose name the graphs know it."""
+    flags = [f"-Wl,-soname,{KERNEL}", "-ffp-contract=fast"]
+    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=flags)
+    built = CppBuilder("linears", [*map(str, SOURCES)], options, str(directory))
     built.build()
     made = Path(built.get_target_file_path())
     if made != directory / KERNEL:
@@ -299,6 +301,5 @@ def _attention(
 ) -> Tensor:
     assert not is_causal
     scale = query.size(-1) ** -0.5 if scale is None else scale
-    scores = ((query * scale).unsqueeze(3) * key.unsqueeze(2)).sum(-1)
-    weights = (scores if bias is None else scores + bias).softmax(-1)
-    return (weights.unsqueeze(-1) * value.unsqueeze(2)).sum(3)
+    bias = query.new_zeros(1, 1, 1, key.size(2)) if bias is None else bias
+    return attention(query * scale, key, value, bias)

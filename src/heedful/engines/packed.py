@@ -1,4 +1,8 @@
-"""Linear layers whose weights lie in the order in which `packed.cpp` reads them."""
+"""What compiled steps call in place of torch's own products, each with its kernel in C++.
+
+Linear layers whose weights lie in the order in which `packed.cpp` reads them, and the attention of
+`attention.cpp`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SOURCE = Path(__file__).with_name("packed.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("packed.cpp", "attention.cpp")]
 OUTPUTS, INPUTS = 64, 4  # of a packed weight that lie side by side; inputs: in int8
 
 
@@ -40,6 +44,18 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, bias: T
     return F.linear(torch.round(x / size) * size, whole.float() * scale[:, None], bias)
 
 
+@torch.library.custom_op("heedful::heedful_attention", mutates_args=())
+def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """What the kernel works out, by torch as it is: (B, H, T, E), lying as (B, T, H, E)."""
+    found = (query @ key.mT + bias).softmax(-1) @ value
+    return found.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    return query.new_empty(query.transpose(1, 2).shape).transpose(1, 2)
+
+
 @float32_linear.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(x.size(0), bias.size(0))
@@ -55,9 +71,10 @@ def _declaration(name: str, *inputs: str) -> list[str]:
     return [f"AOTITorchError aoti_torch_cpu_heedful_{name}({given}, AtenTensorHandle* ret0)"]
 
 
-# The kernels of the two, in C.
+# The kernels of the three, in C.
 KERNELS: dict[Any, list[str]] = {
     float32_linear._opoverload: _declaration("float32_linear", "x", "weight", "bias"),
+    attention._opoverload: _declaration("attention", "query", "key", "value", "bias"),
     int8_linear._opoverload: _declaration("int8_linear", "x", "weight", "scale", "shift", "bias"),
 }
 
