@@ -24,7 +24,7 @@ from heedful.engines.engine import Settings
 from heedful.engines.packed import pack, pack_int8
 from heedful.zoo import architecture
 
-REQUESTS = 60
+REQUESTS, SENTENCES = 60, 10_000
 
 
 def make(folder: Path, name: str) -> None:
@@ -131,9 +131,21 @@ def use(folder: Path) -> None:
                 assert abs(a.log_prob - b.log_prob) < 1e-3, (a, b)
                 assert a.finished == b.finished
     assert model._net is None  # nothing was asked of the net itself
+    hold_sentences(model, draw)
     hold_beside_ctranslate2(eager)
     compilers = [name for name in sys.modules if name.startswith("torch._inductor")]
     assert compilers == [], compilers
+
+
+def hold_sentences(model: Any, draw: random.Random) -> None:
+    """Thousands of prompts of random lengths in batches of any size run by the graphs there are."""
+    graphs, done = dict(model.engine.net._graphs), 0
+    while done < SENTENCES:
+        size = min(draw.randint(1, 128), SENTENCES - done)
+        rows = [[draw.randrange(4, VOCAB) for _ in range(draw.randint(1, 14))] for _ in range(size)]
+        options = {"beam_size": draw.choice((1, 1, 2)), "max_new_tokens": draw.randint(1, 6)}
+        done += len(model.generate(rows, **options))
+    assert model.engine.net._graphs == graphs
 
 
 def hold_beside_ctranslate2(model: Any) -> None:
