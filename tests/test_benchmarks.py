@@ -95,6 +95,17 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
     ElementTree.parse(tmp_path / "results" / "decoding.svg")
 
 
+def test_command(bench: Bench) -> None:
+    pytest.importorskip("ctranslate2")
+    page, data = bench("command")
+    assert [*data["starts"]] == ["heedful translate", "CTranslate2 by hand", "import torch"]
+    assert data["files"].keys() == {"10", "100"}
+    for each in (*data["starts"].values(), *data["files"].values()):
+        assert each["processor seconds"] > 0
+        assert 10 < each["MiB"] < 10_000
+    assert "| 100 sentences |" in page
+
+
 def test_interleaved_takes_the_median_of_cases_in_turn(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
