@@ -1,6 +1,7 @@
 """A net that was compiled ahead of time as an engine: every search, by graphs that never change."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,6 +195,7 @@ class Compiled(Eager):
 
     def _greedy(self, rows: list[list[int]], asked: Asked, banned: list[Any]) -> list[Hypothesis]:
         """One output for each row; `banned` ids are never written."""
+        options = asked.options
         begin, state = self.open(rows, asked.start, max(asked.limits), 1)
         request = read_request(begin, **self._request(rows, asked))
         shortest = max(request.shortest)
@@ -204,7 +206,7 @@ class Compiled(Eager):
         tokens, length = begin, 0
         while left:
             logits = state.next_logits(tokens)
-            sums = logits.logsumexp(-1)
+            sums = logits.logsumexp(-1) if options.scores else 0.0
             length += 1
             logits.index_fill_(1, blocked_at_first if length < shortest else blocked, -torch.inf)
             largest, tokens = first_largest(logits)
@@ -215,7 +217,7 @@ class Compiled(Eager):
                 if not part > -torch.inf:
                     raise UserError(f"the model gave {part} at step {length}")
                 found[row][0].append(token)
-                found[row][1].append(part)
+                found[row][1].append(part if options.scores else math.nan)
                 is_open[row] = request.end(row, found[row][0], None) is None
             opened = [is_open[row] for row in left]
             keep = sentences_to_keep(opened, not any(opened))
@@ -224,7 +226,6 @@ class Compiled(Eager):
                 if left:
                     state.select(torch.tensor(keep))
                     tokens = tokens[keep]
-        options = asked.options
         score = LengthScore(options.normalization or "average", options.length_penalty or 0.0)
         return [score.hypothesis(ids, parts, ids[-1] in asked.end) for ids, parts in found]
 
