@@ -425,7 +425,8 @@ def sections(
         "## Share of what this machine reads and multiplies at most",
         table(["", *heads], reached),
         f"Measured with all cores: {limits}. Reading counts the weights of a step, once for each "
-        "worker; products those of the linear layers. Attention and caches are left out.",
+        "worker (those that stay in the processor's caches are read faster than that); products "
+        "those of the linear layers. Attention is left out.",
     ]
 
 
