@@ -140,8 +140,8 @@ class Options:
             raise UserError(f"stop must be a list of texts, not {self.stop!r}{hint}")
         if self.too_long not in get_args(TooLong):
             raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {self.too_long}")
-        for option in fields(self):
-            self._check_limits(option.name, option.metadata["limits"])
+        for name, limits in _LIMITS.items():
+            self._check_limits(name, limits)
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"{name} must be a finite number, not {value}")
@@ -158,9 +158,9 @@ class Options:
                 "give a temperature, or a beam_size"
             )
 
-    def _check_limits(self, name: str, limits: tuple[int, int] | None) -> None:
+    def _check_limits(self, name: str, limits: tuple[int, int]) -> None:
         number = getattr(self, name)
-        if limits is None or not isinstance(number, int) or limits[0] <= number <= limits[1]:
+        if not isinstance(number, int) or limits[0] <= number <= limits[1]:
             return
         bound = f"at least {limits[0]}" if number < limits[0] else f"at most {limits[1]:,}"
         raise UserError(f"{name} must be {bound}, not {number}")
@@ -168,10 +168,9 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
         """From keywords; raises UserError naming the nearest to an unknown one."""
-        known = [option.name for option in fields(cls)]
         for name in given:
-            if name not in known:
-                raise UserError(f"unknown generation option {name}; {nearest(name, known)}")
+            if name not in _NAMES:
+                raise UserError(f"unknown generation option {name}; {nearest(name, _NAMES)}")
         return cls(**{"said": frozenset(given), **given})
 
     @property
@@ -230,3 +229,10 @@ class Options:
         if isinstance(seed, int):
             return [seed + (number << 32) for number in numbers]
         return [seed[number] for number in numbers]
+
+
+# Looked up once: a small model answers in the time that it takes to do so at each call.
+_NAMES = {option.name: option for option in fields(Options)}
+_LIMITS = {
+    name: option.metadata["limits"] for name, option in _NAMES.items() if option.metadata["limits"]
+}
