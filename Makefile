@@ -73,6 +73,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/command.py
+	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/long_texts.py
 ifneq ($(DATA),)
 	$(INSTALL) -e '.[bench]'

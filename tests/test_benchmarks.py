@@ -3,6 +3,7 @@
 import gzip
 import json
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,19 @@ def test_command(bench: Bench) -> None:
         assert each["processor seconds"] > 0
         assert 10 < each["MiB"] < 10_000
     assert "| 100 sentences |" in page
+
+
+def test_encoding(bench: Bench) -> None:
+    pytest.importorskip("ctranslate2")
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    page, data = bench("encoding")
+    names = [each["system"] for each in data["records"]]
+    assert names[0] == "heedful optimised"
+    assert {"heedful eager, float32", "transformers", "ctranslate2"} <= set(names)
+    assert all(each["least_cosine"] > 0.99 for each in data["records"])
+    assert all(each["tokens/s"] > 0 for each in data["records"])
+    assert "| transformers, as they come, 16 texts |" in page
 
 
 def test_interleaved_takes_the_median_of_cases_in_turn(

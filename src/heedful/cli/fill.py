@@ -9,11 +9,15 @@ import typer
 
 from heedful.cli.shared import (
     Device,
+    Engine,
     Input,
     JsonLines,
     Output,
+    Precision,
     Strict,
+    Threads,
     Truncate,
+    open_model,
     tell_counts,
     too_long_of,
 )
@@ -32,6 +36,9 @@ def fill(
     truncate: Truncate = False,
     strict: Strict = False,
     device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
 ) -> None:
     """Name the likeliest words for each mask in a text.
 
@@ -43,12 +50,12 @@ def fill(
     """
     from heedful.cli.lines import input_chunks, json_line, line_writer
     from heedful.errors import UserError
-    from heedful.inference import MaskedLanguageModel, expect, load
+    from heedful.inference import MaskedLanguageModel, expect
 
     if text and input is not None:
         raise UserError("give --text or --input, not both")
     chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(input)
-    filler = load(model, device=device, engine="eager")
+    filler = open_model(model, input, device, engine, precision, threads)
     expect(filler, MaskedLanguageModel, "fill")
     number = 0
     with line_writer(output) as write:

@@ -66,13 +66,13 @@ def optimize(
     """Find what runs a model fastest here, and let the other verbs use it.
 
     What can run the model is built of its weights and proved on held-out text: forms for
-    CTranslate2 and, of what writes, graphs that torch compiles in some minutes where there is a C++
-    compiler. In float32 the greedy output must be the net's own and the scores within 1e-4; in
-    bfloat16 and int8 they may lose no more than --tolerance. What is kept is timed with one text at
-    a time and with many, with threads, workers and batches of several sizes. The best of each kind
-    stands in MODEL/engines, and translate, generate, classify and embed use it from then on;
-    --engine eager goes back. It holds for this kind of processor and these weights; elsewhere, the
-    verbs say so and run the net itself.
+    CTranslate2, and graphs that torch compiles in some minutes where there is a C++ compiler. In
+    float32 the greedy output must be the net's own and the scores within 1e-4; in bfloat16 and int8
+    they may lose no more than --tolerance. What is kept is timed with one text at a time and with
+    many, with threads, workers and batches of several sizes. The best of each kind stands in
+    MODEL/engines, and translate, generate, classify, embed and fill use it from then on; --engine
+    eager goes back. It holds for this kind of processor and these weights; elsewhere, the verbs say
+    so and run the net itself.
 
     Example: heedful optimize runs/translation --src valid.en --ref valid.de
     """

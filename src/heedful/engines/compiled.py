@@ -35,15 +35,19 @@ class CompiledFacts:
     """What must be known of a compiled net beside its files.
 
     Attributes:
-        cache_shapes: key heads and head width of each layer.
+        cache_shapes: of what writes: key heads and head width of each layer.
         max_length: positions that the net has.
         graphs: names of those in the package.
+        num_types: how many texts of a row an encoder tells apart; 0: it knows no types.
+        of_first: whether an encoder's head reads the first state of a text alone.
     """
 
-    family: Literal["encoder_decoder", "decoder_only"]
+    family: Literal["encoder_decoder", "decoder_only", "encoder_only"]
     cache_shapes: list[tuple[int, int]]
     max_length: int
     graphs: list[str]
+    num_types: int = 0
+    of_first: bool = False
 
 
 class CompiledNet:
@@ -66,6 +70,11 @@ class CompiledNet:
             graph.load_constants(constants, False, True, True)
             self._graphs[name] = graph
         self._tensors = tensors  # which the graphs do not own
+
+    def run(self, name: str, given: list[Tensor]) -> Tensor:
+        """What a graph gives."""
+        [found] = self._graphs[name].boxed_run(given)
+        return found
 
     def eval(self) -> "CompiledNet":
         """Itself: graphs have no other mode."""

@@ -18,32 +18,21 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.package.package import package_aoti
 
 from heedful.engines.compiled import CONSTANTS, GRAPHS, KERNEL, TABLE, CompiledFacts, open_graph
+from heedful.engines.compiled_encoder import encoder_facts, encoder_parts
 from heedful.engines.packed import KERNELS, SOURCES, attention, exchange_linears, pack
 from heedful.errors import UserError
 from heedful.files import write_json
-from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.cache import Cache
 from heedful.parts.tokens import Tokens
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors
 
-PRECISIONS = ("float32", "int8")
 NO_COMPILER = "there is no C++ compiler: install one, for example by `apt install g++`"
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
 Told = Callable[[str, int, int], None]
-
-
-def why_not(net: Any) -> str | None:
-    """What keeps a net from being compiled here, if anything does."""
-    if not isinstance(net, EncoderDecoder | DecoderOnly):
-        return "it compiles what writes: translators and language models"
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return NO_COMPILER
-    return None
 
 
 def compile_net(
@@ -51,25 +40,34 @@ def compile_net(
 ) -> CompiledFacts:
     """Compile a net into a directory that is there.
 
-    Its graphs take batches, sources, beams and caches of any size, so that nothing is compiled
-    later. Weights stay in the model's own file; what is not in it stands in `constants`.
+    Its graphs take batches, texts, beams and caches of any size, so that nothing is compiled later.
+    Weights stay in the model's own file; what is not in it stands in `constants`.
 
     Args:
         max_length: positions that the net has.
         progress: told what is compiled, how many graphs are done, of how many.
 
     Raises:
-        UserError: there is no compiler, or the net is of another family.
+        UserError: there is no compiler, or torch cannot compile the net.
     """
-    if reason := why_not(net):
-        raise UserError(reason)
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise UserError(NO_COMPILER) from None
     saved = weights_of(net)
     net = copy.deepcopy(net).eval().float()
     for tensor in net.parameters():
         tensor.data = tensor.data.contiguous()  # as the model's file has them
-    exchange_linears(net, precision)
-    _build_kernel(directory)
-    parts = _parts(net)
+    facts: dict[str, Any]
+    if isinstance(net, EncoderOnly):
+        parts, facts = encoder_parts(net, precision), encoder_facts(net)
+    else:
+        exchange_linears(net, precision)
+        _build_kernel(directory)
+        two_stacks = isinstance(net, EncoderDecoder)
+        parts = _parts(net)
+        facts = {"family": "encoder_decoder" if two_stacks else "decoder_only"}
+        facts["cache_shapes"] = [*net.decoder.cache_shapes]
     programs: dict[str, Any] = {}
     found: dict[str, dict[str, Tensor]] = {}
     try:
@@ -81,13 +79,7 @@ def compile_net(
     except Exception as error:  # of any part of torch, of which there are many
         raise UserError(f"torch cannot compile it: {str(error).strip().splitlines()[0]}") from error
     _write_constants(directory, saved, found)
-    two_stacks = isinstance(net, EncoderDecoder)
-    return CompiledFacts(
-        "encoder_decoder" if two_stacks else "decoder_only",
-        [*net.decoder.cache_shapes],
-        max_length,
-        [*parts],
-    )
+    return CompiledFacts(**{"cache_shapes": []} | facts, max_length=max_length, graphs=[*parts])
 
 
 def _compile(
@@ -98,11 +90,13 @@ def _compile(
     if name == "step":  # few queries, each of all that is held
         plain: Any = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
         program = program.run_decompositions(plain)
+    # Of what writes only the products have threads: the loops between them are small.
+    is_encoder = isinstance(module.net, EncoderOnly)
     options = {
         "aot_inductor.package": True,
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.custom_ops_to_c_shims": KERNELS,
-        "cpp.threads": 1,  # small loops between products, which have threads of their own
+        **({"cpp.dynamic_threads": True} if is_encoder else {"cpp.threads": 1}),
     }
     module_of: Any = program.module(check_guards=False)
     files: Any = torch._inductor.aot_compile(module_of, args, options=options)

@@ -293,10 +293,12 @@ def open_made(
         if engine == CTranslate2.name:
             return CTranslate2(place, Facts(**facts), precision, settings, device)
         from heedful.engines.compiled import Compiled, CompiledFacts
+        from heedful.engines.compiled_encoder import CompiledEncoder
 
         if device != "cpu":
             raise UserError(f"the compiled net runs on the CPU, not on {device}")
-        return Compiled(place, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
+        kind = CompiledEncoder if facts.get("family") == "encoder_only" else Compiled
+        return kind(place, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
     except TypeError as error:
         raise UserError(f"{directory / FOLDER / RECORD}: facts: {error}") from None
 

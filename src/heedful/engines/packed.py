@@ -29,6 +29,14 @@ def pack_int8(weight: Int[Tensor, "N K"]) -> Int[Tensor, "blocks quarters 64 4"]
     return parts.transpose(1, 2).contiguous()
 
 
+def quantize(weight: Float[Tensor, "N K"]) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N"]]:
+    """Whole numbers in int8 and the scale of each output, whose product is the weight."""
+    weight = weight.detach().float()
+    scale = weight.abs().amax(1) / 127
+    scale = torch.where(scale > 0, scale, 1.0)
+    return torch.round(weight / scale[:, None]).to(torch.int8), scale
+
+
 @torch.library.custom_op("heedful::heedful_float32_linear", mutates_args=())
 def float32_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """What the kernel works out, by torch as it is: (M, N)."""
@@ -103,10 +111,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(1) / 127
-        scale = torch.where(scale > 0, scale, 1.0)
-        rounded = torch.round(weight / scale[:, None]).to(torch.int8)
+        rounded, scale = quantize(linear.weight)
         bias = torch.zeros_like(scale) if linear.bias is None else linear.bias.detach().float()
         self.register_buffer("weight", pack_int8(rounded))
         self.register_buffer("scale", scale)

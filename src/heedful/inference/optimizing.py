@@ -38,7 +38,7 @@ from heedful.inference.opening import tokenizer_files
 from heedful.inference.translator import Translator
 
 ENGINES = ("eager", "ctranslate2", "compiled")
-_COMPILED = ("float32", "int8")  # precisions of the third
+_WRITERS = ("float32", "int8")  # precisions of the third for what writes
 USES: tuple[Use, ...] = get_args(Use)
 _SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
 _ALONE = 64  # texts together where nothing runs side by side
@@ -123,7 +123,7 @@ def optimize(
         work, forms = beside / "work", dict[Form, Any]()
         model.shortlist = None
         prover = None
-        wanted = [(e, p) for e in engines for p in precisions if _exists(e, p)]
+        wanted = [(e, p) for e in engines for p in precisions if _exists(e, p, model)]
         if wanted or pairs is not None:
             prover = Prover(model, texts, answers)
         for done, form in enumerate(wanted):
@@ -153,9 +153,11 @@ def optimize(
     return findings
 
 
-def _exists(engine: str, precision: str) -> bool:
+def _exists(engine: str, precision: str, model: SavedModel) -> bool:
     """Whether an engine has such a form."""
-    return engine == CTranslate2.name or (engine == "compiled" and precision in _COMPILED)
+    if engine == "compiled":
+        return precision in _WRITERS or not isinstance(model, Generator)
+    return engine == CTranslate2.name
 
 
 def check_asked(engines: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
@@ -262,14 +264,15 @@ def _settings(
         made = [form for form in made if form[0] != "compiled"]
     forms += made
     found: list[tuple[Use, Choice]] = []
+    writes = isinstance(model, Generator)
     for engine, precision in forms:
         for count in counts:
-            is_alone = engine != CTranslate2.name
+            is_alone = engine != CTranslate2.name or not writes
             workers = 1 if is_alone else max(1, cores() // count)
             if "latency" in uses:
                 found.append(("latency", Choice(engine, precision, count)))
             if "throughput" in uses:
-                sizes = budgets[-1:] if is_alone else budgets
+                sizes = budgets[-1:] if is_alone and writes else budgets
                 chosen = [Choice(engine, precision, count, workers, each) for each in sizes]
                 found += [("throughput", choice) for choice in chosen]
     return found
@@ -310,13 +313,14 @@ def _measured(
 ) -> list[tuple[Use, Choice, float]]:
     """The median rate of each setting over rounds in turn; who is far behind leaves after one."""
     model = running.model
+    writes = isinstance(model, Generator)
     singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
     rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
     left, done = settings, 0
     for number in range(_ROUNDS):
         total = done + len(left) * (_ROUNDS - number)
         for use, choice in left:
-            size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
+            size = _TOGETHER if choice.engine == CTranslate2.name and writes else _ALONE
             parts = [texts[first : first + size] for first in range(0, len(texts), size)]
             with running.by(choice):
                 _rate(model, singles[:1], choice)  # the first call of an engine is no measure
