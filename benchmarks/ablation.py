@@ -66,7 +66,7 @@ def run_rows(
         settings = [*common, *rows[row], f"training.seed={arguments.seed}"]
         settings += QUICK if arguments.quick else []
         directory.parent.mkdir(parents=True, exist_ok=True)
-        clock = ProcessorTime(directory.with_suffix(".json"))
+        clock = ProcessorTime(directory.with_name(f"{directory.name}.json"))
         run = finished_run(name, directory, settings, listeners=[clock])
         record = {"row": row, "seed": arguments.seed, "conditions": arguments.conditions}
         record |= _record(run, rows[row], clock)

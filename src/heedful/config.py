@@ -264,6 +264,14 @@ class Distillation(_Strict):
     cosine_weight: float = Field(0.0, ge=0, description="of the angle between both models' states")
     copy_layers: bool = Field(False, description="begin as every k-th layer of the teacher")
     beam_size: BeamSize = Field(4, description="of level sequence")
+    keep_targets: bool = Field(
+        False, description="of level sequence: learn from the targets in the data too"
+    )
+    backward: str | None = Field(
+        None,
+        description="of level sequence: a model of the other direction, from whose translations of "
+        "the targets it learns too",
+    )
 
 
 class Evaluation(_Strict):

@@ -27,6 +27,7 @@ from heedful.inference import (
     SavedModel,
     Translator,
     choose_device,
+    expect,
     load,
     open_net,
     parameter_count,
@@ -171,8 +172,12 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     source = (
         None if recipe.init_from is None else load(recipe.init_from, device="cpu", engine="eager")
     )
-    named = recipe.distillation.teacher
-    teacher = None if named is None else load(named, device=str(device), engine="eager")
+    named = recipe.distillation.teacher, recipe.distillation.backward
+    teacher, backward = (
+        None if each is None else load(each, device=str(device), engine="eager") for each in named
+    )
+    if backward is not None:
+        expect(backward, Translator, "distillation.backward")
     _model_config(task, None, source, teacher)
     schedule = recipe.training.schedule
     make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
@@ -193,7 +198,8 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
             begin_as_layers(model, teacher, say_new)
         if recipe.distillation.level == "sequence":
             assert isinstance(teacher, Translator)
-            data = sequence_distillation(data, task, teacher, cache_folder(), say)
+            assert backward is None or isinstance(backward, Translator)
+            data = sequence_distillation(data, task, teacher, backward, cache_folder(), say)
     model.net.to(device)
     if not (resume and (out / CONFIG).is_file()):
         save_description(model, out)

@@ -373,7 +373,7 @@ def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
     assert isinstance(master, Translator)
     origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
     run = Ready(recipe, cache_folder(), origin=origin)
-    made = sequence_distillation(run.data, run.task, master, cache_folder(), run.said.append)
+    made = sequence_distillation(run.data, run.task, master, None, cache_folder(), run.said.append)
     taught, store = (data.splits["train"] for data in (made, run.data))
     expected = []
     sources = [store.sequences("src")[index].tolist() for index in range(len(store))]
@@ -385,16 +385,43 @@ def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
         if best.finished and len(best.ids) <= recipe.data.max_length:
             expected.append((source, best.ids))
     assert expected
-    found = [
-        (taught.sequences("src")[i].tolist(), taught.sequences("tgt")[i].tolist())
-        for i in range(len(taught))
-    ]
+    found = pairs_of(taught)
     assert found == expected
     assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in found)
     references = [store.sequences("tgt")[index].tolist() for index in range(len(store))]
     assert [ids for _, ids in found] != references
     assert made.splits["train"].report.num_lines == 64
     assert not [line for line in run.said if "translates" in line]  # they were there already
+
+
+def pairs_of(columns: Any) -> list[tuple[list[int], list[int]]]:
+    src, tgt = columns.sequences("src"), columns.sequences("tgt")
+    return [(src[i].tolist(), tgt[i].tolist()) for i in range(len(columns))]
+
+
+def test_targets_stay_and_their_translations_back_are_sources(teachers, tmp_path):
+    folder, teacher = teachers("translation")
+    keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 1}
+    both = keys | {"keep_targets": True, "backward": str(teacher)}
+    master = heedful.load(teacher, device="cpu")
+    origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
+    found = []
+    for settings, backward in ((keys, None), (both, master)):
+        recipe = student_of("translation", folder, teacher, distillation=settings)
+        run = Ready(recipe, cache_folder(), origin=origin)
+        made = sequence_distillation(run.data, run.task, master, backward, cache_folder(), print)
+        found.append(pairs_of(made.splits["train"]))
+    own = pairs_of(run.data.splits["train"])
+    texts = master.tgt_tokenizer.decode_batch([tgt for _, tgt in own])
+    written = master.generations(texts, beam_size=1, too_long="truncate")
+    tokenizer = master.src_tokenizer
+    back = [
+        (tokenizer.encode_target(tokenizer.encode(best.text)), tgt)
+        for (best, *_), (_, tgt) in zip(written, own, strict=True)
+        if best.finished and best.text
+    ]
+    assert back
+    assert found[1] == found[0] + own + back
 
 
 def test_a_resumed_run_on_sequences_ends_the_same(teachers, tmp_path):
@@ -432,6 +459,9 @@ def test_a_cosine_of_states_needs_one_width(teachers, tmp_path):
     [
         ({"distillation": {"copy_layers": True}}, ["copy_layers", "distillation.teacher"]),
         ({"distillation": {"cosine_weight": 1.0}}, ["cosine_weight", "distillation.teacher"]),
+        ({"distillation": {"keep_targets": True}}, ["keep_targets", "distillation.teacher"]),
+        ({"distillation__keep_targets": True}, ["keep_targets and backward", "level sequence"]),
+        ({"distillation__backward": "TEACHER"}, ["keep_targets and backward", "level sequence"]),
         ({"distillation__level": "sequence"}, ["level sequence", "masked_lm"]),
         ({"distillation__soft_weight": 0.0, "distillation__hard_weight": 0.0}, None),
         ({"init_from": "TEACHER"}, ["init_from and distillation.copy_layers"]),

@@ -2,7 +2,9 @@
 
 Sanh et al. 2019, "DistilBERT, a distilled version of BERT", sec. 2 and 3; for texts that a model
 writes Kim and Rush 2016, "Sequence-Level Knowledge Distillation": sec. 3.1, whose word-level loss
-is the first two terms, and sec. 3.2, in which the teacher's outputs are the data.
+is the first two terms, and sec. 3.2, in which the teacher's outputs are the data. Nguyen et al.
+2020, "Data Diversification", sec. 3, add these to the data, and those of a model that translates
+back (Sennrich et al. 2016).
 """
 
 import re
@@ -23,6 +25,8 @@ from heedful.data.prepared import content_key, prepared
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import chunked_loss, target_states
 from heedful.inference import SavedModel, Translator
+from heedful.inference.generator import Generation
+from heedful.inference.model import Texts
 from heedful.inference.opening import expect
 from heedful.parts.losses import LossSum, cross_entropy
 from heedful.tasks.classification import Classification
@@ -108,6 +112,8 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         and settings.cosine_weight,
         "distillation: soft_weight, hard_weight and cosine_weight are all 0, so nothing would be "
         "learnt; raise one": settings.level == "word" and not any(weights),
+        "distillation: keep_targets and backward are of level sequence; set that, or leave them "
+        "out": settings.level == "word" and (settings.keep_targets or settings.backward),
         "init_from and distillation.copy_layers both say what the student begins as; leave one "
         "out": settings.copy_layers and recipe.init_from is not None,
     }
@@ -115,7 +121,7 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         problems = {
             f"distillation.{key} is set but distillation.teacher is not: add "
             "--set distillation.teacher=DIRECTORY": getattr(settings, key)
-            for key in ("copy_layers", "cosine_weight")
+            for key in ("copy_layers", "cosine_weight", "keep_targets", "backward")
         }
     for message, is_wrong in problems.items():
         if is_wrong:
@@ -157,44 +163,78 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
 
 
 def sequence_distillation(
-    data: Data, task: Task, teacher: Translator, cache: Path, say: Say
+    data: Data, task: Task, teacher: Translator, backward: Translator | None, cache: Path, say: Say
 ) -> Data:
     """The data with the teacher's translations as targets (Kim and Rush 2016, sec. 3.2).
 
-    They are made once for a teacher and kept in `cache`. A source is left out, and counted, whose
-    translation does not end within the teacher's limit for it, or is too long: it would teach
-    where to stop wrongly.
+    With `keep_targets` the pairs as they are follow, with `backward` its translations of their
+    targets, each as the source of its target. All are made once for these models and kept in
+    `cache`. A text is left out, and counted, whose translation does not end within the model's
+    limit for it, or is too long: it would teach where to stop wrongly.
 
     Raises:
         UserError: no translation is left.
     """
-    settings = task.recipe.distillation
-    longest = task.recipe.data.max_length
+    settings, longest = task.recipe.distillation, task.recipe.data.max_length
+    models = [each for each in (settings.teacher, settings.backward) if each is not None]
     key = {
         "prepared": data.directory.name,
-        "teacher": content_key([Path(str(settings.teacher)) / WEIGHTS]),
+        "models": [content_key([Path(each) / WEIGHTS]) for each in models],
+        "keep_targets": settings.keep_targets,
         "beam_size": settings.beam_size,
         "max_length": longest,
     }
+    total = len(data.splits["train"]) * (len(models) + settings.keep_targets)
 
     def fill(directory: Path) -> None:
-        columns = _translations(data, teacher, settings.beam_size, longest, say)
-        write_columns(directory / "train", columns)
+        found = _pairs(data, teacher, backward, settings, say)
+        kept = [pair for pair in found if max(map(len, pair)) <= longest]
+        if not kept:
+            raise UserError(
+                "distillation.teacher ends none of its translations within its length limit, so "
+                "there is nothing to learn from; train it longer, or use level word"
+            )
+        src, tgt = (
+            pack_ids(side, tokenizer.vocab_size)
+            for side, tokenizer in zip(zip(*kept, strict=True), data.tokenizers, strict=True)
+        )
+        report = Report(total, len(kept), noun="pairs")
+        write_columns(directory / "train", Columns({"src": src, "tgt": tgt}, report))
 
     columns = open_columns(prepared(cache, key, fill) / "train")
-    total, kept = len(data.splits["train"]), len(columns)
-    if kept < total:
-        say(f"           {total - kept:,} left out: too long, or without an end")
+    if len(columns) < total:
+        say(f"           {total - len(columns):,} left out: too long, or without an end")
     return replace(data, splits=data.splits | {"train": columns})
 
 
+def _pairs(
+    data: Data, teacher: Translator, backward: Translator | None, settings: Distillation, say: Say
+) -> list[tuple[list[int], list[int]]]:
+    """Ids of source and target, of whatever length: what `sequence_distillation` is made of."""
+    stores = [data.ids("train", side) for side in ("src", "tgt")]
+    sources, targets = ([store[i].tolist() for i in range(len(store))] for store in stores)
+    found = _translations(teacher, sources, settings.beam_size, "teacher", say)
+    pairs = [(src, each.ids) for src, each in zip(sources, found, strict=True) if each.finished]
+    if settings.keep_targets:
+        pairs += zip(sources, targets, strict=True)
+    if backward is not None:
+        of_source, of_target = data.tokenizers
+        texts = of_target.decode_batch(targets)
+        found = _translations(backward, texts, settings.beam_size, "backward", say)
+        ids = of_source.encode_batch([each.text for each in found])
+        pairs += [
+            (of_source.encode_target(src), tgt)
+            for src, each, tgt in zip(ids, found, targets, strict=True)
+            if each.finished and src
+        ]
+    return pairs
+
+
 def _translations(
-    data: Data, teacher: Translator, beam_size: int, max_length: int, say: Say
-) -> Columns:
-    store = data.ids("train", "src")
-    sources, done = [store[index].tolist() for index in range(len(store))], 0
-    total = len(sources)
-    say(f"teacher    translates {total:,} sources, beam size {beam_size}")
+    model: Translator, texts: Texts, beam_size: int, name: str, say: Say
+) -> list[Generation]:
+    total, done = len(texts), 0
+    say(f"{name:10} translates {total:,} texts, beam size {beam_size}")
 
     def progress(count: int) -> None:
         nonlocal done
@@ -202,24 +242,10 @@ def _translations(
         if done * _REPORTS // total > before * _REPORTS // total:
             say(f"           {done:,} of {total:,} translated")
 
-    found = teacher.generations(
-        sources, beam_size=beam_size, stop_rule="optimal", progress=progress
+    found = model.generations(
+        texts, beam_size=beam_size, stop_rule="optimal", too_long="truncate", progress=progress
     )
-    kept = [
-        (source, list(best.ids))
-        for source, (best, *_) in zip(sources, found, strict=True)
-        if best.finished and len(best.ids) <= max_length
-    ]
-    if not kept:
-        raise UserError(
-            "distillation.teacher ends none of its translations within its length limit, so there "
-            "is nothing to learn from; train it longer, or use level word"
-        )
-    src, tgt = (
-        pack_ids(side, tokenizer.vocab_size)
-        for side, tokenizer in zip(zip(*kept, strict=True), data.tokenizers, strict=True)
-    )
-    return Columns({"src": src, "tgt": tgt}, Report(total, len(kept), noun="pairs"))
+    return [best for best, *_ in found]
 
 
 def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
