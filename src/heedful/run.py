@@ -164,18 +164,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE) or Path(home) / "heedful") / "data"
 
 
+def _opened(path: str | None, device: str) -> SavedModel | None:
+    return None if path is None else load(path, device=device, engine="eager")
+
+
 def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool, say: Say) -> _Run:
     """Everything up to the first step; what is wrong is told before the data are read."""
     task: Task = plugins.task.get(recipe.task)(recipe)
     task.check()
     check_distillation(recipe, task.levels)
-    source = (
-        None if recipe.init_from is None else load(recipe.init_from, device="cpu", engine="eager")
-    )
-    named = recipe.distillation.teacher, recipe.distillation.backward
-    teacher, backward = (
-        None if each is None else load(each, device=str(device), engine="eager") for each in named
-    )
+    source = _opened(recipe.init_from, "cpu")
+    teacher = _opened(recipe.distillation.teacher, str(device))
+    backward = _opened(recipe.distillation.backward, str(device))
     if backward is not None:
         expect(backward, Translator, "distillation.backward")
     _model_config(task, None, source, teacher)
