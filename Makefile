@@ -78,6 +78,7 @@ bench: $(STAMP)
 ifneq ($(DATA),)
 	$(INSTALL) -e '.[bench]'
 	$(BIN)/python benchmarks/multi30k.py --data '$(DATA)/multi30k'
+	$(BIN)/python benchmarks/translation.py --data '$(DATA)/multi30k' --rows shipped adam
 	$(BIN)/python benchmarks/tatoeba.py --data '$(DATA)/tatoeba'
 	$(BIN)/python benchmarks/shakespeare.py --data '$(DATA)/tinyshakespeare'
 	$(BIN)/python benchmarks/sst2.py --data '$(DATA)/sst2'

@@ -196,6 +196,16 @@ def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: P
     assert [row.split(" | ")[2] for row in rows] == ["1, 2", "2"]
 
 
+def test_few_pairs(bench: Bench, tmp_path: Path, text: Path) -> None:
+    words = ["--data", str(text), "--runs", str(tmp_path / "runs")]
+    page, data = bench("translation", *words, "--rows", "shipped")
+    [record] = data["ablation"]
+    assert (record["row"], record["settings"]) == ("shipped", [])
+    assert "\n| shipped | – | 1 |" in page
+    again, data = bench("translation")  # of what has been
+    assert (again.split("## How")[0], data["ablation"]) == (page.split("## How")[0], [record])
+
+
 @pytest.mark.parametrize(("name", "target"), [("multi30k", "de"), ("tatoeba", "zh")])
 def test_translation(bench: Bench, tmp_path: Path, text: Path, name: str, target: str) -> None:
     run = str(tmp_path / "run")
