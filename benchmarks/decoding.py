@@ -194,7 +194,7 @@ def tune(
     count = shape.prompt - shape.is_translator
     texts = [
         " ".join(words[(at + k) % len(words)] for k in range(count))
-        for at in range(2 * max(shape.batches))
+        for at in range(max(shape.batches))
     ]
     optimize(model, folder, texts, **asked)
 
