@@ -37,7 +37,8 @@ def main() -> None:
     kept = records(NAME, arguments.results)
     about = f"The recipe `translation` on the first {PAIRS:,} pairs of Multi30k; validation and "
     about += "test are those of all. A run ends where its validation loss no longer falls."
-    title, command = "Translation from few pairs", command_line()
+    title = "Translation from few pairs"
+    command = command_line({arguments.data: "DATA", arguments.runs: "RUNS"})
     write_results(NAME, title, [about], {}, directory=arguments.results, command=command)
     write_records(NAME, kept, arguments.results)
     write_table(NAME, ROWS, arguments.results)
