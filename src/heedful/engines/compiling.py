@@ -63,7 +63,6 @@ def compile_net(
         parts, facts = encoder_parts(net, precision), encoder_facts(net)
     else:
         exchange_linears(net, precision)
-        _build_kernel(directory)
         two_stacks = isinstance(net, EncoderDecoder)
         parts = _parts(net)
         facts = {"family": "encoder_decoder" if two_stacks else "decoder_only"}
@@ -71,6 +70,8 @@ def compile_net(
     programs: dict[str, Any] = {}
     found: dict[str, dict[str, Tensor]] = {}
     try:
+        if not isinstance(net, EncoderOnly):
+            _build_kernel(directory)
         with torch.no_grad(), _quiet(), _linked_with(directory):
             for done, name in enumerate(parts):
                 progress(f"compiling {precision}: {name}", done, len(parts))
