@@ -12,6 +12,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation import beam_search, greedy_search
+from heedful.generation.hypotheses import LengthScore
 from heedful.generation.rules import BannedTokens, PrefixFunction, PresencePenalty, Temperature
 from heedful.generation.topk import top_k
 from tables import (
@@ -279,6 +280,13 @@ def test_impl_trap_9_length_counts_eos_and_not_the_start() -> None:
         score = {tuple(h.ids): h.score for h in found[0]}
         assert score[1, EOS] == pytest.approx(math.log(0.25) / divisor)
         assert score[2, EOS] == pytest.approx(math.log(0.4) / divisor)
+
+
+@pytest.mark.parametrize("penalty", [1e308, -1e308])
+def test_a_score_of_any_penalty_is_a_number(penalty: float) -> None:
+    found = LengthScore("average", penalty).hypothesis([1, EOS], [-1.0, -1.0], finished=True)
+    assert not math.isnan(found.score)
+    assert found.score <= 0
 
 
 # --- Rules --------------------------------------------------------------------------------------

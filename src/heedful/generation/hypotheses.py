@@ -1,6 +1,7 @@
 """What a search returns, and how it scores: the sum of log-probabilities, normalised by length."""
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -32,8 +33,8 @@ class LengthScore:
 
     `average`: log p / length^penalty. `gnmt`: log p / ((5 + length) / 6)^penalty (Wu et al. 2016,
     "Google's Neural Machine Translation System", equation 14, whose coverage term is in
-    `heedful.engines.coverage`). `none`: log p. The penalty may be any
-    number: 0 scores as `none` does, below 0 favours short hypotheses.
+    `heedful.engines.coverage`). `none`: log p. The penalty may be any number: 0 scores as `none`
+    does, below 0 favours short hypotheses.
     """
 
     normalization: Normalization | str = "average"
@@ -56,7 +57,7 @@ class LengthScore:
             return 1.0
         base = max(1, length) if self.normalization == "average" else (5 + max(1, length)) / 6
         try:
-            return float(base**self.length_penalty)
+            return max(float(base**self.length_penalty), sys.float_info.min)
         except OverflowError:
             return math.inf
 
