@@ -45,6 +45,16 @@ ROWS = {
         "model.attention_dropout=0",
         "model.activation_dropout=0",
     ],
+    **{
+        f"5000-pairs-muon{name}": [*FEW, "training.optimizer.name=muon", *more]
+        for name, more in {
+            "": [],
+            "-moving-average": ["training.ema_decay=0.99"],
+            "-dropout-0.2": ["model.dropout=0.2"],
+            "-0.002": ["training.schedule.learning_rate=0.002"],
+            "-0.008-dropout-0.2": ["model.dropout=0.2", "training.schedule.learning_rate=0.008"],
+        }.items()
+    },
     "shipped": [],
     "lowercased": ["tokenizer.lowercase=true"],
     "bpe-dropout": ["training.subword_sampling=0.1"],
