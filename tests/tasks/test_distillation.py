@@ -424,6 +424,23 @@ def test_targets_stay_and_their_translations_back_are_sources(teachers, tmp_path
     assert found[1] == found[0] + own + back
 
 
+def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers, tmp_path):
+    folder, teacher = teachers("translation")
+    keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 3, "backward": str(teacher)}
+    master, short = (heedful.load(teacher, device="cpu") for _ in range(2))
+    origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
+    recipe = student_of("translation", folder, teacher, distillation=keys)
+    run = Ready(recipe, cache_folder(), origin=origin)
+    targets = [tgt for _, tgt in pairs_of(run.data.splits["train"])]
+    lengths = [len(ids) for ids in short.prompt_ids(master.tgt_tokenizer.decode_batch(targets))]
+    short.config = replace(short.config, max_length=max(lengths) - 1)
+    made = sequence_distillation(run.data, run.task, master, short, cache_folder(), print)
+    left_out = [ids for ids, n in zip(targets, lengths, strict=True) if n == max(lengths)]
+    learnt = [tgt for _, tgt in pairs_of(made.splits["train"])]
+    assert left_out
+    assert not [ids for ids in left_out if ids in learnt]
+
+
 def test_a_resumed_run_on_sequences_ends_the_same(teachers, tmp_path):
     folder, teacher = teachers("translation")
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 1}

@@ -214,7 +214,11 @@ def _pairs(
     stores = [data.ids("train", side) for side in ("src", "tgt")]
     sources, targets = ([store[i].tolist() for i in range(len(store))] for store in stores)
     found = _translations(teacher, sources, settings.beam_size, "teacher", say)
-    pairs = [(src, each.ids) for src, each in zip(sources, found, strict=True) if each.finished]
+    pairs = [
+        (src, each.ids)
+        for src, each in zip(sources, found, strict=True)
+        if each.finished and each.ids
+    ]
     if settings.keep_targets:
         pairs += zip(sources, targets, strict=True)
     if backward is not None:
@@ -243,7 +247,7 @@ def _translations(
             say(f"           {done:,} of {total:,} translated")
 
     found = model.generations(
-        texts, beam_size=beam_size, stop_rule="optimal", too_long="truncate", progress=progress
+        texts, beam_size=beam_size, stop_rule="optimal", too_long="leave_out", progress=progress
     )
     return [best for best, *_ in found]
 
