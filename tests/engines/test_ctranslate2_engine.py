@@ -113,10 +113,14 @@ def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
 def test_each_row_keeps_its_own_limit_and_what_must_stand_at_it(pair: Any) -> None:
     model, engine = pair
     rows = rows_of(model)
-    call = asked(model, rows).of([0, 1, 2, 3], limits=[2, 7, 4, 1], last=model.end_ids()[0])
-    ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
-    assert [[o.ids for o in each] for each in ours] == [[o.ids for o in each] for each in theirs]
-    assert all(len(each[0].ids) <= n for each, n in zip(theirs, call.limits, strict=True))
+    ends = {"limits": [2, 7, 4, 1], "last": model.end_ids()[0]}
+    for scores in (True, False):
+        call = asked(model, rows, scores=scores).of([0, 1, 2, 3], **ends)
+        ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
+        for one, other, limit in zip(ours, theirs, call.limits, strict=True):
+            assert [(o.ids, o.finished) for o in one] == [(o.ids, o.finished) for o in other]
+            assert len(other[0].ids) <= limit
+            assert scores == math.isfinite(other[0].log_prob)
 
 
 def test_what_comes_first_never_and_not_too_early(pair: Any) -> None:

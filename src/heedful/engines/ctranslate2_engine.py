@@ -307,9 +307,12 @@ class CTranslate2:
         else:
             found = [[self._ids[token] for token in words] for words in result.hypotheses]
         beams = (options.beam_size or 1) > 1
+        # One output alone is cut where the limit of its batch let it go on; of its score, not.
+        cut = limit if options.rows == 1 and not options.scores else None
         own = LengthScore(options.normalization or "average", options.length_penalty or 0)
         outputs = []
-        for ids, score in zip(found, result.scores or [math.nan] * len(found), strict=True):
+        for written, score in zip(found, result.scores or [math.nan] * len(found), strict=True):
+            ids = written[:cut]
             finished = bool(ids) and ids[-1] in asked.end
             if not finished and asked.last is not None and len(ids) == limit:
                 ids = [*ids[:-1], asked.last]
