@@ -227,6 +227,40 @@ def test_translation(bench: Bench, tmp_path: Path, text: Path, name: str, target
     assert again.split("## How")[0] == page.split("## How")[0]
 
 
+def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    from runs import QUICK, finished_run  # type: ignore[import-not-found]
+
+    files = {"train": "train", "valid": "val"}
+    settings = [
+        f"data.{split}.{side}={text / file}.{language}.gz"
+        for split, file in files.items()
+        for side, language in (("src", "en"), ("tgt", "de"))
+    ]
+    teacher = finished_run("translation", tmp_path / "teacher", [*settings, *QUICK]).directory
+    settings += [each for each in QUICK if not each.startswith("tokenizer.")]
+    # What has barely learnt ends no output, of which another could learn.
+    learning = [*settings, f"distillation.teacher={teacher}", "distillation.level=word"]
+    student = finished_run("translation-student", tmp_path / "student", learning).directory
+    before = {path: path.read_bytes() for path in sorted(student.iterdir()) if path.is_file()}
+    words = ["--data", str(text), "--teacher", str(teacher), "--student", str(student)]
+    page, data = bench("students", *words, "--limit", "4")
+    named = "--data DATA --teacher TEACHER --student STUDENT --limit 4"
+    assert data["command"] == f"python benchmarks/students.py --quick {named}"
+    assert data["sentences"] == 4
+    names = ["teacher, beam 5", "teacher, greedy", "student, greedy", "student, greedy, shortlist"]
+    assert [*data["systems"]] == names
+    assert all(each["sentences/s"] > 0 for each in data["systems"].values())
+    assert [*data["files"]] == names[:3:2]
+    assert 0 < data["systems"][names[3]]["shortlist"]["recall"] <= 1
+    assert [*data["precisions"]] == ["int8", "float32, the net itself", "float32"]
+    assert "\n| shortlist | " in page
+    assert "\n| distillation | " not in page, "there is no run without"
+    after = {path: path.read_bytes() for path in sorted(student.iterdir()) if path.is_file()}
+    assert before == after
+    assert not (student / "engines").exists()
+
+
 @pytest.fixture
 def short_rhyme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The recipes as if there were the rhyme alone, of four steps; the file of it."""

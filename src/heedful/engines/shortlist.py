@@ -9,6 +9,7 @@ Mathematics of Statistical Machine Translation", sec. 4.1), by EM over the train
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ from heedful.errors import UserError
 from heedful.files import write_file
 
 Ids = NDArray[np.int64]
-Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+Row = Sequence[int] | NDArray[np.integer[Any]]
+Pairs = Sequence[tuple[Row, Row]]
 
 FREQUENT, EACH = 500, 100  # target tokens for every sentence; at most for a source token
 LEAST = 1e-4  # probability below which a translation is not listed

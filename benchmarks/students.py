@@ -1,0 +1,334 @@
+"""A teacher and its students on a file of real text: sentences in a second, and BLEU.
+
+DATA holds Multi30k's val and test_2016_flickr, each .en.gz and .de.gz. TEACHER, STUDENT, PLAIN and
+DEEP are folders of runs on its training pairs: a translator; what `heedful distill TEACHER
+--student` made; a model of the student's shape that learnt from the pairs themselves; one of the
+teacher's shape that learnt from the teacher's outputs. Copies of them are optimised. Then all run
+in turn, and with them CTranslate2 by hand, by the fastest call of a first round.
+"""
+
+import gzip
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ctranslate2
+import tokenizers
+
+import heedful
+from common import argument_parser, command_line, interleaved, ratio, table, whole, write_results
+from heedful.cli.lines import input_chunks
+from heedful.cli.optimize import optimize
+from heedful.engines.folder import cores, place_of
+from heedful.evaluation.metrics import corpus_scores
+from heedful.files import read_json, write_json
+from heedful.inference import Translator, parameter_count
+from heedful.inference.forms import make_form, open_form
+from heedful.training.events import score_label
+
+METRICS = ("bleu", "tokenized_lowercase_bleu")
+# What int8 or a shortlist may lose on the validation text: what it loses stands on the page.
+TOLERANCE = 1.0
+BATCHES = [("examples", 16), ("examples", 32), ("examples", 64), ("examples", 128)]
+BATCHES += [("tokens", 512), ("tokens", 1024), ("tokens", 2048), ("tokens", 4096)]
+Translate = Callable[[], list[str]]
+
+
+class System(NamedTuple):
+    """Whose run it is, and how it is decoded."""
+
+    run: str
+    beam: int = 1
+    shortlist: bool = False
+
+
+TEACHER, FAST_TEACHER = "teacher, beam 5", "teacher, greedy"
+DEEP, PLAIN = "deep student, greedy", "student's shape from the pairs, greedy"
+STUDENT, LISTED = "student, greedy", "student, greedy, shortlist"
+SYSTEMS = {
+    TEACHER: System("teacher", beam=5),
+    FAST_TEACHER: System("teacher"),
+    DEEP: System("deep"),
+    PLAIN: System("plain"),
+    STUDENT: System("student"),
+    LISTED: System("student", shortlist=True),
+}
+# What is changed: with it, and without it.
+STEPS = {
+    "greedy search, no beam": (FAST_TEACHER, TEACHER),
+    "depth: many encoder layers, few of the decoder": (PLAIN, FAST_TEACHER),
+    "distillation": (STUDENT, PLAIN),
+    "distillation at the teacher's depth": (DEEP, FAST_TEACHER),
+    "depth, both distilled": (STUDENT, DEEP),
+    "shortlist": (LISTED, STUDENT),
+    "all of it": (LISTED, TEACHER),
+}
+
+
+class Text(NamedTuple):
+    """What is translated: a file, its lines, and their references."""
+
+    path: Path
+    sources: list[str]
+    references: list[str]
+
+
+def main() -> None:
+    """Optimise every model, measure, and write the page and the records."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
+    for run in ("teacher", "student", "plain", "deep"):
+        needed = run in ("teacher", "student")
+        parser.add_argument(f"--{run}", type=Path, required=needed, help="folder of a run")
+    parser.add_argument("--limit", type=int, help="translate only the first sentences")
+    parser.add_argument("--rounds", type=int, default=7, help="the median is over these")
+    arguments = parser.parse_args()
+    rounds = 1 if arguments.quick else arguments.rounds
+    batches = BATCHES[-1:] if arguments.quick else BATCHES
+    runs = {name: vars(arguments)[each.run] for name, each in SYSTEMS.items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        text = read_text(arguments.data, arguments.limit, Path(scratch) / "lines")
+        folders = {name: Path(scratch) / str(n) for n, name in enumerate(runs) if runs[name]}
+        for name, folder in folders.items():
+            print(f"--- {name}", flush=True)
+            optimise(SYSTEMS[name], runs[name], folder, arguments.data)
+        models = {name: heedful.load(at, use="throughput") for name, at in folders.items()}
+        cases = {name: partial(ours, model, text.path) for name, model in models.items()}
+        hands, settings = {}, {}
+        for name in (TEACHER, STUDENT):
+            calls = by_hand(models[name], folders[name], SYSTEMS[name].beam, text, batches)
+            found = interleaved({each: counted(run) for each, run in calls.items()}, rounds=1)
+            settings[name] = max(found, key=lambda each: found[each])
+            hands[name] = calls[settings[name]]
+        together = cases | {f"by hand: {name}": run for name, run in hands.items()}
+        rates = interleaved({name: counted(run) for name, run in together.items()}, rounds=rounds)
+        outputs = {name: run() for name, run in together.items()}
+        precisions = float32(folders[TEACHER], models[TEACHER], text, Path(scratch) / "float32")
+        records = {
+            name: record(models[name], text, outputs[name], rates[name], folders[name])
+            for name in models
+        }
+    files = {
+        name: {
+            "sentences/s": rates[name],
+            "by hand": rates[f"by hand: {name}"],
+            "setting": settings[name],
+            "same": share(outputs[name], outputs[f"by hand: {name}"]),
+        }
+        for name in hands
+    }
+    precisions = {"int8": records[TEACHER]["scores"]} | precisions
+    data = {"sentences": len(text.sources), "rounds": rounds, "systems": records, "files": files}
+    named = {vars(arguments)[key]: key.upper() for key in ("data", "teacher", "student")}
+    named |= {vars(arguments)[key]: key.upper() for key in ("plain", "deep")}
+    write_results(
+        "students",
+        "A teacher and its students, on a file of real text",
+        sections(data, precisions),
+        data | {"precisions": precisions},
+        directory=arguments.results,
+        command=command_line(named),
+        packages=("ctranslate2", "tokenizers", "sacrebleu", "sacremoses"),
+    )
+
+
+def read_text(data: Path, limit: int | None, path: Path) -> Text:
+    """The test pairs, their sources also as a file of lines."""
+    lines = []
+    for language in ("en", "de"):
+        with gzip.open(data / f"test_2016_flickr.{language}.gz", "rt", encoding="utf-8") as file:
+            lines.append(file.read().splitlines()[:limit])
+    path.write_text("".join(f"{line}\n" for line in lines[0]), encoding="utf-8")
+    return Text(path, *lines)
+
+
+def optimise(system: System, run: Path, folder: Path, data: Path) -> None:
+    """A copy of a run's model for one search, as `heedful optimize` makes it fast for files."""
+    folder.mkdir()
+    for file in run.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", config | {"options": {"beam_size": system.beam}})
+    optimize(
+        folder,
+        src=data / "val.en.gz",
+        ref=data / "val.de.gz",
+        engine=["ctranslate2"],
+        precision=["int8"],
+        use="throughput",
+        tolerance=TOLERANCE,
+        shortlist=system.shortlist,
+    )
+
+
+def ours(model: Translator, path: Path, **options: Any) -> list[str]:
+    """The lines of a file as `heedful translate` works on them."""
+    options = {"scores": False, "too_long": "leave_out"} | options
+    return [found[0].text for found in model.in_turn(input_chunks(path), ahead=1, **options)]
+
+
+def by_hand(
+    model: Translator, folder: Path, beam: int, text: Text, batches: list[tuple[str, int]]
+) -> dict[str, Translate]:
+    """One call of `translate_batch` with the whole file, by workers, threads and batches.
+
+    It sorts what it is given by length, whatever the order.
+    """
+    content = json.dumps(read_json(folder / "tokenizer.json")["tokenizer"])
+    tokenizer = tokenizers.Tokenizer.from_str(content)
+    ids, end = tokenizer.get_vocab(), model.tgt_tokenizer.piece(model.end_ids()[0])
+    limits = [model.length_limit(row, model.options()) for row in model.prompt_ids(text.sources)]
+    options = {"beam_size": beam, "max_decoding_length": max(limits)}
+
+    def run(opened: Any, unit: str, size: int) -> list[str]:
+        lines = text.path.read_text(encoding="utf-8").splitlines()
+        encoded = tokenizer.encode_batch(lines, add_special_tokens=False)
+        rows = [[*each.tokens, end] for each in encoded]
+        found = opened.translate_batch(rows, max_batch_size=size, batch_type=unit, **options)
+        best = [[ids[token] for token in each.hypotheses[0]] for each in found]
+        return list(tokenizer.decode_batch(best))
+
+    place, calls = str(place_of(folder, "ctranslate2", "int8")), dict[str, Translate]()
+    for workers, threads in sorted({(cores(), 1), (1, cores())}):
+        layout = {"inter_threads": workers, "intra_threads": threads}
+        opened = ctranslate2.Translator(place, compute_type="int8", **layout)
+        for unit, size in batches:
+            calls[f"{workers}×{threads}, {size} {unit}"] = partial(run, opened, unit, size)
+    return calls
+
+
+def counted(run: Translate) -> Callable[[], float]:
+    """The same as work of so many sentences."""
+    return lambda: len(run())
+
+
+def float32(folder: Path, model: Translator, text: Text, scratch: Path) -> dict[str, Any]:
+    """Scores of the same search in float32: of the engine, and of the net itself."""
+    net = heedful.load(folder, device="cpu", engine="eager")
+    outputs = {"float32, the net itself": ours(net, text.path, stop_rule="beam_full")}
+    assert model.engine is not None
+    facts = make_form(net, scratch, "float32")
+    net.engine = open_form(scratch, facts, "float32", model.engine.settings)
+    outputs["float32"] = ours(net, text.path)
+    return {name: scores(lines, text) for name, lines in outputs.items()}
+
+
+def record(
+    model: Translator, text: Text, lines: list[str], rate: float, folder: Path
+) -> dict[str, Any]:
+    """What is told of a system."""
+    engine, sizes = model.engine, model.config
+    assert engine is not None
+    found = {
+        "sentences/s": rate,
+        "scores": scores(lines, text),
+        "parameters": parameter_count(heedful.load(folder, device="cpu", engine="eager").net),
+        "layers": [sizes.num_encoder_layers, sizes.num_decoder_layers],
+        "workers": engine.settings.workers,
+        "threads": engine.settings.threads,
+        "batch_tokens": engine.settings.batch_tokens,
+    }
+    if model.shortlist is not None:
+        rows = model.prompt_ids(text.sources)
+        pairs = [*zip(rows, model.tgt_tokenizer.encode_batch(text.references), strict=True)]
+        found["shortlist"] = {
+            "size": model.shortlist.mean_size(pairs),
+            "recall": model.shortlist.recall(pairs),
+            "vocabulary": model.shortlist.target_size,
+        }
+    return found
+
+
+def scores(lines: list[str], text: Text) -> dict[str, float]:
+    """Both kinds of BLEU."""
+    return corpus_scores(lines, text.references, trg_lang="de", metrics=METRICS).values()
+
+
+def share(one: list[str], other: list[str]) -> float:
+    """Of lines that are the same."""
+    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def sections(data: dict[str, Any], precisions: dict[str, dict[str, float]]) -> list[str]:
+    """The page."""
+    systems, files = data["systems"], data["files"]
+    rate = {name: each["sentences/s"] for name, each in systems.items()}
+    teacher = systems[TEACHER]["scores"]
+    labels = [score_label(metric) for metric in METRICS]
+    rows, calls = [], []
+    for name, each in systems.items():
+        shape = f"{each['layers'][0]} + {each['layers'][1]}"
+        cells = [name, shape, f"{each['parameters']:,}", whole(rate[name])]
+        cells.append(ratio(rate[name], rate[TEACHER]))
+        rows.append([*cells, *bleus(each["scores"], teacher)])
+    for name, each in files.items():
+        setting = f"{systems[name]['workers']}×{systems[name]['threads']}, "
+        setting += f"{systems[name]['batch_tokens']} tokens"
+        cells = [name, whole(each["sentences/s"]), whole(each["by hand"])]
+        cells += [ratio(each["sentences/s"], each["by hand"]), f"{100 * each['same']:.1f}%"]
+        calls.append([*cells, setting, each["setting"]])
+    steps = [
+        [what, ratio(rate[new], rate[old]), *differences(systems[new], systems[old])]
+        for what, (new, old) in STEPS.items()
+        if new in systems and old in systems
+    ]
+    return [
+        f"The first {data['sentences']:,} sentences of Multi30k's test_2016_flickr, English to "
+        "German, from a file of lines to lines: reading, tokens and text included. Every model is "
+        "optimised for its search by `heedful optimize` (CTranslate2 in int8) and works on the "
+        "file as `heedful translate` does. All run in one process in turn; each figure is the "
+        f"median of {data['rounds']} rounds.",
+        "## Sentences per second, and BLEU",
+        table(
+            ["", "layers", "parameters", "sentences/s", "× the teacher's", *labels],
+            rows,
+        ),
+        listed(systems.get(LISTED, {})),
+        "## What each step brought",
+        table(["", "× sentences/s", *(f"{label}, difference" for label in labels)], steps),
+        "## The same file by `translate_batch`, by hand",
+        table(
+            ["", "heedful", "by hand", "ratio", "same outputs", "heedful's setting", "by hand's"],
+            calls,
+        ),
+        "Sentences in a second. By hand: the tokenizer's `encode_batch`, one call with all lines, "
+        "`decode_batch`; the same int8 model, beam and length penalty, and the largest of the "
+        "lines' length limits for all, where heedful has each line's own. Settings are workers × "
+        "threads, and what a batch holds; by hand, the fastest of a first round.",
+        "## The teacher in int8 and float32, beam 5",
+        table(
+            ["", *labels],
+            [[name, *bleus(each, precisions["int8"])] for name, each in precisions.items()],
+        ),
+    ]
+
+
+def bleus(found: dict[str, float], base: dict[str, float]) -> list[str]:
+    """Scores, and how far they are from those of a base."""
+    return [f"{found[metric]:.2f} ({found[metric] - base[metric]:+.2f})" for metric in METRICS]
+
+
+def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+    """Of the scores of two systems."""
+    return [f"{new['scores'][metric] - old['scores'][metric]:+.2f}" for metric in METRICS]
+
+
+def listed(record: dict[str, Any]) -> str:
+    """What the shortlist is on this text."""
+    found = record.get("shortlist")
+    if found is None:
+        return "The shortlist was not kept: it lost too much on the validation text."
+    return (
+        f"The shortlist lets a sentence have {found['size']:,.0f} of {found['vocabulary']:,} "
+        f"target tokens on average; {100 * found['recall']:.1f}% of those of the references are on "
+        "it."
+    )
+
+
+if __name__ == "__main__":
+    main()
