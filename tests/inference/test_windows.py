@@ -31,6 +31,9 @@ class Echo(Engine):
     def lacks(self, rows: Any, asked: Any) -> list[str]:
         return []
 
+    def outputs(self, rows: list[list[int]], asked: Any) -> list[list[Hypothesis]]:
+        return self.submit(rows, asked)()
+
     def submit(self, rows: list[list[int]], asked: Any) -> Callable[[], list[list[Hypothesis]]]:
         self.batches.append(len(rows))
         self.waiting += 1

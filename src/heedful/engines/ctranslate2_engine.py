@@ -149,33 +149,47 @@ class CTranslate2:
 
     def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         """As `Engine.outputs`."""
-        return self.submit(rows, asked)()
+        return self._submit(rows, asked, asynchronous=False)()
 
     def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
         """As `Engine.submit`."""
+        return self._submit(rows, asked, asynchronous=True)
+
+    def _submit(
+        self, rows: list[list[int]], asked: Asked, *, asynchronous: bool
+    ) -> Callable[[], list[list[Hypothesis]]]:
+        """Begin batches; a call that waits for its own is done a little sooner."""
 
         def begin(groups: Iterable[list[int]]) -> list[tuple[int, Any]]:
             return [
                 pair
                 for places in groups
                 for pair in zip(
-                    places, self._begin([rows[p] for p in places], asked.of(places)), strict=True
+                    places,
+                    self._begin([rows[p] for p in places], asked.of(places), asynchronous),
+                    strict=True,
                 )
             ]
+
+        options = asked.options
+        score_of = LengthScore(options.normalization or "average", options.length_penalty or 0)
+
+        def read_one(found: Any, place: int) -> list[Hypothesis]:
+            return self._read(found.result() if asynchronous else found, asked, place, score_of)
 
         with self._undamaged():
             begun = begin(self._together(rows, asked.options))
 
         def read() -> list[list[Hypothesis]]:
-            found = {place: self._read(pending.result(), asked, place) for place, pending in begun}
+            found = {place: read_one(each, place) for place, each in begun}
             # Anew where the limit of the batch let an output outgrow its own.
             long: dict[tuple[int, int], list[int]] = {}
             for place, outputs in found.items():
                 if max(len(each.ids) for each in outputs) > asked.limits[place]:
-                    same = (asked.limits[place], self._likeness(rows[place], asked.options))
+                    same = (asked.limits[place], self._likeness(rows[place], options))
                     long.setdefault(same, []).append(place)
-            for place, pending in begin(long.values()):
-                found[place] = self._read(pending.result(), asked, place)
+            for place, each in begin(long.values()):
+                found[place] = read_one(each, place)
             return [found[place] for place in range(len(rows))]
 
         def wait() -> list[list[Hypothesis]]:
@@ -245,7 +259,7 @@ class CTranslate2:
         is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
         return min(len(row), 2) if is_plain else len(row)
 
-    def _begin(self, rows: list[list[int]], asked: Asked) -> list[Any]:
+    def _begin(self, rows: list[list[int]], asked: Asked, asynchronous: bool) -> list[Any]:
         keys, limit = self._asked(asked), max(asked.limits)
         if self.facts.family == "decoder_only":
             return list(
@@ -253,7 +267,7 @@ class CTranslate2:
                     self._words(rows),
                     max_length=limit,
                     include_prompt_in_result=False,
-                    asynchronous=True,
+                    asynchronous=asynchronous,
                     **keys,
                 )
             )
@@ -264,7 +278,7 @@ class CTranslate2:
                 self._words(rows, self._source),
                 max_decoding_length=limit,
                 max_input_length=0,
-                asynchronous=True,
+                asynchronous=asynchronous,
                 **keys,
             )
         )
@@ -299,7 +313,9 @@ class CTranslate2:
             keys["use_vmap"] = True
         return keys | {"min_decoding_length": shortest}
 
-    def _read(self, result: Any, asked: Asked, place: int) -> list[Hypothesis]:
+    def _read(
+        self, result: Any, asked: Asked, place: int, score_of: LengthScore
+    ) -> list[Hypothesis]:
         """Its outputs for a row as ours."""
         limit, options = asked.limits[place], asked.options
         if self.facts.family == "decoder_only":
@@ -309,7 +325,6 @@ class CTranslate2:
         beams = (options.beam_size or 1) > 1
         # One output alone is cut where the limit of its batch let it go on; of its score, not.
         cut = limit if options.rows == 1 and not options.scores else None
-        own = LengthScore(options.normalization or "average", options.length_penalty or 0)
         outputs = []
         for written, score in zip(found, result.scores or [math.nan] * len(found), strict=True):
             ids = written[:cut]
@@ -319,7 +334,7 @@ class CTranslate2:
                 finished = asked.last in asked.end
             log_prob = score * len(ids) ** _power(options) if beams else score
             outputs.append(
-                Hypothesis(ids, log_prob / own.divisor(len(ids)), finished, log_prob, [])
+                Hypothesis(ids, log_prob / score_of.divisor(len(ids)), finished, log_prob, [])
             )
         return outputs
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from heedful.errors import UserError
 
 Normalization = Literal["average", "gnmt", "none"]
+_NORMALIZATIONS = get_args(Normalization)
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class LengthScore:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.normalization not in get_args(Normalization):
-            names = ", ".join(get_args(Normalization))
+        if self.normalization not in _NORMALIZATIONS:
+            names = ", ".join(_NORMALIZATIONS)
             raise UserError(f"normalization must be one of {names}, not {self.normalization!r}")
         if not math.isfinite(self.length_penalty):
             raise UserError(f"length_penalty must be a finite number, not {self.length_penalty}")

@@ -4,8 +4,9 @@ import logging
 import secrets
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from heedful.inference.model import SavedModel, Texts, by_length
 from heedful.options import Options
 
 _SEEDS = 2**31
+_PLAIN = (int, float, str, type(None))  # values that are the same where they are equal
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class Generator(SavedModel):
     kind = "language model"
     usual: ClassVar[dict[str, Any]] = {}  # options where neither call nor card says any
     _said = False  # that the engine cannot run everything
+    # What was given, defaults, and the options of the last call: a small model answers in the time
+    # that it takes to check them.
+    _last: tuple[dict[str, Any], dict[str, Any], Options] | None = None
 
     @property
     def ids(self) -> GenerationIds:
@@ -62,21 +67,18 @@ class Generator(SavedModel):
 
     def generate(self, prompts: Texts, **options: Any) -> list[str] | list[list[int]]:
         """The best output for each prompt, in order: text for text, new ids for lists of ids."""
-        found = self.generations(prompts, **{"scores": False} | options)
+        given = {"scores": False} | options
         if len(prompts) and not isinstance(prompts[0], str):
-            return [outputs[0].ids for outputs in found]
-        return [outputs[0].text for outputs in found]
+            self._check_each(prompts, given)
+            return [found[0].ids for found in self._found([prompts], self._settled_options(given))]
+        return [outputs[0].text for outputs in self.generations(prompts, **given)]
 
     def generations(self, prompts: Texts, **options: Any) -> list[list[Generation]]:
         """Up to `num_return` outputs for each prompt, best first; samples in their order.
 
         Raises UserError for an option out of range, and for a prompt that is too long.
         """
-        for name, what in (("prefixes", "texts"), ("seed", "prompts")):
-            given = options.get(name)
-            if isinstance(given, Sequence) and len(given) != len(prompts):
-                noun = "seeds" if name == "seed" else name
-                raise UserError(f"{len(given)} {noun} for {len(prompts)} {what}")
+        self._check_each(prompts, options)
         return list(self.in_turn([prompts], **options))
 
     def in_turn(
@@ -92,18 +94,8 @@ class Generator(SavedModel):
                 engine with workers always has work; 0 for prompts that wait for their answers.
         """
         chosen = self._settled_options(options)
-        begun: deque[Iterator[list[Generation]]] = deque()
-        number = 0
-        try:
-            for prompts in windows:
-                begun.append(self._begin(prompts, number, chosen))
-                number += len(prompts)
-                while len(begun) > ahead:
-                    yield from begun.popleft()
-        except UserError:  # of a later window: what came before it is not lost
-            yield from chain.from_iterable(begun)
-            raise
-        yield from chain.from_iterable(begun)
+        for outputs in self._found(windows, chosen, ahead):
+            yield [self._read(each, chosen.stop) for each in outputs]
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
         """The text that `generate` gives, piece by piece as it is written; no beam search."""
@@ -129,7 +121,12 @@ class Generator(SavedModel):
         """What is asked for, the card's defaults behind it; raises UserError for an unknown one."""
         measured = self.engine and self.engine.settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
-        return Options.of(given).with_defaults({**self.usual, **self.card.options, **more})
+        defaults = {**self.usual, **self.card.options, **more}
+        if not all(isinstance(value, _PLAIN) for value in given.values()):
+            return Options.of(given).with_defaults(defaults)
+        if self._last is None or self._last[:2] != (given, defaults):
+            self._last = given, defaults, Options.of(given).with_defaults(defaults)
+        return self._last[2]
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt with what the model expects around it; none: the output is blank."""
@@ -151,6 +148,15 @@ class Generator(SavedModel):
 
     # --- batches --------------------------------------------------------------------------------
 
+    @staticmethod
+    def _check_each(prompts: Texts, options: Mapping[str, Any]) -> None:
+        """Raises UserError for options of each prompt that are not as many as the prompts."""
+        for name, what in (("prefixes", "texts"), ("seed", "prompts")):
+            given = options.get(name)
+            if isinstance(given, Sequence) and len(given) != len(prompts):
+                noun = "seeds" if name == "seed" else name
+                raise UserError(f"{len(given)} {noun} for {len(prompts)} {what}")
+
     def _settled_options(self, given: dict[str, Any]) -> Options:
         """What is asked for, with a seed where something is drawn."""
         chosen = self.options(**given)
@@ -160,18 +166,46 @@ class Generator(SavedModel):
         seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)
         return replace(chosen, seed=seed)
 
-    def _begin(self, prompts: Texts, first: int, options: Options) -> Iterator[list[Generation]]:
-        """Give the batches of a window to the engine; outputs in the prompts' order."""
+    def _found(
+        self, windows: Iterable[Texts], options: Options, ahead: int = 0
+    ) -> Iterator[list[Hypothesis]]:
+        """The outputs of prompts in windows; see `in_turn`."""
+        begun: deque[Iterator[list[Hypothesis]]] = deque()
+        number = 0
+        try:
+            for prompts in windows:
+                begun.append(self._begin(prompts, number, options, waits=not ahead))
+                number += len(prompts)
+                while len(begun) > ahead:
+                    yield from begun.popleft()
+        except UserError:  # of a later window: what came before it is not lost
+            yield from chain.from_iterable(begun)
+            raise
+        yield from chain.from_iterable(begun)
+
+    def _begin(
+        self, prompts: Texts, first: int, options: Options, *, waits: bool
+    ) -> Iterator[list[Hypothesis]]:
+        """Give the batches of a window to the engine; outputs in the prompts' order.
+
+        Where the window `waits` for its outputs and is one batch, nothing runs beside it.
+        """
         named = replace(options, first_number=options.first_number + first) if first else options
         rows = self.prompt_ids(prompts, named)
-        begun = []
-        for places in self._shared(list(self.batches(rows, options))):
+        batches = self._shared(list(self.batches(rows, options)))
+        begun: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
+        for places in batches:
             chosen = [rows[place] for place in places]
             asked = self._asked(chosen, [first + place for place in places], options)
-            begun.append((places, self._engine(chosen, asked).submit(chosen, asked)))
+            engine = self._engine(chosen, asked)
+            if waits and len(batches) == 1:
+                begun.append((places, partial(engine.outputs, chosen, asked)))
+            else:
+                begun.append((places, engine.submit(chosen, asked)))
 
-        def finish() -> Iterator[list[Generation]]:
-            found: list[list[Hypothesis]] = [[] for _ in rows]
+        def finish() -> Iterator[list[Hypothesis]]:
+            blank = [Hypothesis([], 0.0, True, 0.0, [])]
+            found = [blank for _ in rows]
             if options.progress is not None:
                 options.progress(sum(not row for row in rows))
             for places, wait in begun:
@@ -179,9 +213,7 @@ class Generator(SavedModel):
                     found[place] = outputs
                 if options.progress is not None:
                     options.progress(len(places))
-            blank = [Generation("", [], 0.0, 0.0, True)]
-            for row, outputs in zip(rows, found, strict=True):
-                yield [self._read(each, options.stop) for each in outputs] if row else blank
+            yield from found
 
         return finish()
 
