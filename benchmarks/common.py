@@ -103,21 +103,36 @@ def write_results(
     print(f"wrote {name}.md and {name}.json")
 
 
-def interleaved(cases: dict[str, Callable[[], float]], *, rounds: int) -> dict[str, float]:
+def interleaved(
+    cases: dict[str, Callable[[], float]], *, rounds: int, least: float = 0.0
+) -> dict[str, float]:
     """The median rate of each case over rounds in which every case runs once: A B, A B, ...
 
     A case gives the units of work that it did; its rate is those over its seconds. What disturbs
     the machine for a while so disturbs all cases alike. One round before is not counted.
+
+    Args:
+        least: seconds of a case in a round. One that is sooner done runs again until they are
+            over, and its first time is not counted: other cases' threads may still be at an end.
     """
     rates: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
-            began = time.perf_counter()
-            units = case()
-            rate = units / (time.perf_counter() - began)
+            units, seconds = _timed(case)
+            if seconds < least:
+                units, seconds = 0.0, 0.0
+                while seconds < least:
+                    more = _timed(case)
+                    units, seconds = units + more[0], seconds + more[1]
             if number:
-                rates[name].append(rate)
+                rates[name].append(units / seconds)
     return {name: statistics.median(found) for name, found in rates.items()}
+
+
+def _timed(case: Callable[[], float]) -> tuple[float, float]:
+    began = time.perf_counter()
+    units = case()
+    return units, time.perf_counter() - began
 
 
 def ratio(ours: float | None, theirs: float | None) -> str:

@@ -81,6 +81,7 @@ class Shape(NamedTuple):
 SHAPES = {name: Shape(size) for name, size in SIZES.items()} | {
     "gpt2": Shape(Size(768, 12, 12, 3072, 16, 32, 50_257), 32, 64, (1,), (1, 16), False)
 }
+LEAST = 0.3  # seconds of a system in a round
 SMALL = {
     "quick": Shape(QUICK["quick"], beams=(1,)),
     "quick gpt2": Shape(QUICK["quick"], 8, 6, (1,), (1,), False),
@@ -190,7 +191,7 @@ def tune(
 ) -> None:
     """`heedful optimize` for one search, on texts of the prompts' length."""
     model = heedful.load(folder, device="cpu", engine="eager")
-    model.card.options["beam_size"] = beam
+    model.card.options.update(beam_size=beam, max_new_tokens=shape.new)
     count = shape.prompt - shape.is_translator
     texts = [
         " ".join(words[(at + k) % len(words)] for k in range(count))
@@ -217,7 +218,7 @@ def measure(
         found = [seconds_of(each.run) for each in variants] if len(variants) > 1 else [0.0]
         chosen[system] = variants[found.index(min(found))]
         cases[system] = partial(counted, chosen[system].run, shape.new)
-    rates = interleaved(cases, rounds=rounds)
+    rates = interleaved(cases, rounds=rounds, least=LEAST)
     pairs = [(written["eager"], written[each]) for each in ("transformers", "ctranslate2")]
     same = [a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
     return rates, chosen, sum(same) / len(same)
@@ -403,7 +404,7 @@ def sections(
         f"Generated tokens in a second, random weights, the reading of prompts included ({given}). "
         "The tokens of the best output count, not those of every beam. Each system runs in its "
         "best threading and type, found in a first round; then all run in one process in turn, "
-        f"and each figure is the median of {data['rounds']} rounds."
+        f"and each figure is the median of {data['rounds']} rounds, of {LEAST} seconds at least."
     )
     agreement = data["same_greedy_outputs"].items()
     same = ", ".join(f"{name}: {100 * share:.4g}%" for name, share in agreement)
