@@ -7,7 +7,7 @@ from typer import Context
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
-from heedful.cli.app import app
+from heedful.cli.app import make_app
 
 PAGE = Path(__file__).parent / "cli.md"
 NOTE = "<!-- Written by `make docs` from the commands' own help. Do not edit. -->\n\n"
@@ -15,7 +15,7 @@ NOTE = "<!-- Written by `make docs` from the commands' own help. Do not edit. --
 
 def render() -> str:
     """The page as it should be now."""
-    command = get_command(app)
+    command = get_command(make_app())
     for verb in command.commands.values():  # type: ignore[attr-defined]
         # Else each is cut after some words in the list of commands.
         verb.short_help = (verb.help or "").partition("\n\n")[0].replace("\n", " ")

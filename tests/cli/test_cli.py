@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 import heedful
 from commands import write_recipe
-from heedful.cli.app import app
+from heedful.cli.app import make_app
 from heedful.evaluation.metrics import sentence_chrf
 
-VERBS = [str(command.name) for command in app.registered_commands]
+VERBS = [str(command.name) for command in make_app().registered_commands]
 HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 LINES = ["1 2 3", "", "5 4", "0 0 0 1", "2"]
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from heedful.cli import demo as verb
-from heedful.cli.app import app
+from heedful.cli.app import make_app
 from heedful.errors import UserError
 from heedful.examples.dates import EXAMPLES_FOR_PEOPLE
 from heedful.recipe_files import load_recipe
@@ -31,7 +31,7 @@ SHORT = (
 
 
 def run_demo(out: Path, *, ok: bool = True) -> str:
-    result = CliRunner().invoke(app, ["demo", "--out", str(out)])
+    result = CliRunner().invoke(make_app(), ["demo", "--out", str(out)])
     if ok:
         assert result.exception is None, result.output
     else:

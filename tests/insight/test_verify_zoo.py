@@ -10,7 +10,7 @@ from test_verify import SKIPPED, UNASKED, failures, skips
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from heedful.cli.app import app
+from heedful.cli.app import make_app
 from heedful.errors import UserError
 from heedful.inference import ModelCard, open_net
 from heedful.insight import verify
@@ -196,7 +196,7 @@ def save(folder: Path, name: str, **keys: Any) -> Path:
 
 
 def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["verify", *map(str, arguments), "--no-overfit"])
+    return CliRunner().invoke(make_app(), ["verify", *map(str, arguments), "--no-overfit"])
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,41 @@
 """The `heedful` command: its verbs."""
 
+from collections.abc import Sequence
 from importlib import import_module
 
 import typer
 
 from heedful import __version__
-from heedful.cli import import_, recipes
 from heedful.cli.before import looked_at
 from heedful.cli.shared import help_of
-
-app = typer.Typer(
-    name="heedful",
-    help="Train, search, evaluate and look into Transformers, from raw text on one machine.",
-    epilog="Start with: heedful demo   (then: heedful recipes ls)",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 MAKING = ("demo", "train", "distill")
 USING = ("translate", "generate", "fill", "classify", "embed")
 JUDGING = ("evaluate", "score", "average", "optimize", "verify", "info", "export")
-for verb in (*MAKING, *USING, *JUDGING):
-    function = getattr(import_module(f"heedful.cli.{verb}"), verb)
-    app.command(verb, help=help_of(function))(looked_at(function))
-app.add_typer(import_.app, name="import")
-app.add_typer(recipes.app, name="recipes")
+GROUPS = {"import": "import_", "recipes": "recipes"}  # verbs of verbs, and their modules
+VERBS = (*MAKING, *USING, *JUDGING, *GROUPS)
+
+
+def make_app(verbs: Sequence[str] = VERBS) -> typer.Typer:
+    """The command with some of its verbs: to read the flags of all takes longer than a sentence."""
+    app = typer.Typer(
+        name="heedful",
+        help="Train, search, evaluate and look into Transformers, from raw text on one machine.",
+        epilog="Start with: heedful demo   (then: heedful recipes ls)",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        callback=_root,
+    )
+    for verb in verbs:
+        module = import_module(f"heedful.cli.{GROUPS.get(verb, verb)}")
+        if verb in GROUPS:
+            app.add_typer(module.app, name=verb)
+        else:
+            function = getattr(module, verb)
+            app.command(verb, help=help_of(function))(looked_at(function))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -35,7 +44,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(
         False, "--version", help="Print the version.", is_eager=True, callback=_print_version

@@ -154,7 +154,7 @@ def _of_usage(error: Any) -> NoReturn:
     """What is wrong with the words of a command; a group without a verb shows its help."""
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(context.get_help())
+        typer.echo(error.format_message(), nl=False)  # nothing where it is printed already
         sys.exit(0)
     path = "heedful" if context is None else context.command_path
     message = " ".join(error.format_message().split())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from heedful.files import read_json, write_json
@@ -23,22 +23,22 @@ class Sequences:
     """Sequences of token ids, one after the other in one array; `sequences[i]` is a view.
 
     Args:
-        ids: all ids, uint16 or uint32.
-        offsets: where each sequence begins in `ids`, and at the end where the last one ends.
+        ids: (M): all ids, uint16 or uint32.
+        offsets: (N + 1): where each sequence begins in `ids`, and where the last one ends.
     """
 
-    ids: Integer[np.ndarray, " M"]
-    offsets: Int64[np.ndarray, " N1"]
+    ids: NDArray[np.integer[Any]]
+    offsets: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int) -> Integer[np.ndarray, " n"]:
+    def __getitem__(self, index: int) -> NDArray[np.integer[Any]]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     @cached_property
-    def lengths(self) -> Int64[np.ndarray, " N"]:
-        """The length of each sequence, in tokens."""
+    def lengths(self) -> NDArray[np.int64]:
+        """(N): the length of each sequence, in tokens."""
         return np.diff(self.offsets)
 
 
@@ -98,7 +98,7 @@ class Report:
         return "; ".join(parts)
 
 
-Column: TypeAlias = Sequences | Int64[np.ndarray, " N"]
+Column: TypeAlias = Sequences | NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -128,8 +128,8 @@ class Columns:
         assert isinstance(column, Sequences), name
         return column
 
-    def numbers(self, name: str) -> Int64[np.ndarray, " N"]:
-        """A plain column."""
+    def numbers(self, name: str) -> NDArray[np.int64]:
+        """A plain column (N)."""
         column = self.columns[name]
         assert isinstance(column, np.ndarray), name
         return column
@@ -164,8 +164,8 @@ def pack_ids(sequences: Iterable[Sequence[int]], vocab_size: int) -> Sequences:
     return packer.packed()
 
 
-def offsets_of(lengths: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N1"]:
-    """Where sequences of these lengths begin, laid end to end, and where the last one ends."""
+def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N + 1): where N sequences of these lengths begin, laid end to end, and the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+from numpy.typing import NDArray
 
 from heedful.data.columns import Column, Columns, Counts, Packer
 from heedful.data.rows import Rows
@@ -70,7 +70,7 @@ def encode_rows(
     max_length: int | None = None,
     truncation: Truncation = "drop",
     drop_unknown: bool = False,
-    numbers: Mapping[str, Int64[np.ndarray, " N"]] | None = None,
+    numbers: Mapping[str, NDArray[np.int64]] | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> Columns:
     """Tokenise rows into columns of ids, in memory (16 bits an id where the vocabulary fits).
@@ -85,7 +85,7 @@ def encode_rows(
             at the end inside the special tokens. Of two texts the longer is cut, then both alike
             (Devlin et al. 2018's `run_classifier`).
         drop_unknown: leave out rows with a sequence of nothing but special and unknown tokens.
-        numbers: plain columns of the rows, such as ids of labels, to be kept beside.
+        numbers: plain columns (N) of the rows, such as ids of labels, to be kept beside.
         info: JSON to be kept with the columns.
 
     Raises:

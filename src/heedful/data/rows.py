@@ -8,10 +8,10 @@ from fractions import Fraction
 from itertools import groupby, zip_longest
 from math import floor
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from numpy.typing import NDArray
 
 from heedful.data.columns import Report, listed
 from heedful.data.tables import is_table, read_table
@@ -42,7 +42,7 @@ class Rows:
         columns: Mapping[str, list[str]],
         report: Report | None = None,
         sources: Sequence[str] = (),
-        places: Int64[np.ndarray, "2 N"] | None = None,
+        places: NDArray[np.int64] | None = None,
     ) -> None:
         self.columns = dict(columns)
         count = len(next(iter(self.columns.values())))
@@ -68,7 +68,7 @@ class Rows:
         source, line = self.places[:, index]
         return f"{self.sources[source]}, line {line}"
 
-    def select(self, indices: Integer[np.ndarray, " n"]) -> "Rows":
+    def select(self, indices: NDArray[np.integer[Any]]) -> "Rows":
         """Some of the rows, in that order, for example to hold them out."""
         chosen = indices.tolist()
         columns = {name: [texts[i] for i in chosen] for name, texts in self.columns.items()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from numpy.typing import NDArray
 
 from heedful.data.encoding import cut_pair
 from heedful.errors import UserError
@@ -172,8 +172,8 @@ class Classifier(Encoder):
         too_long: TooLong = "truncate",
         batch_tokens: int | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Float[np.ndarray, "N C"]:
-        """What the head says of each text, in order.
+    ) -> NDArray[np.float32]:
+        """(N, C): what the head says of each text, in order.
 
         Args:
             pairs: for each text the one that goes with it, for models trained on pairs.
@@ -198,6 +198,6 @@ class Embedder(Encoder):
     kind = "embedder"
 
 
-def _softmax(logits: Float[np.ndarray, "N V"]) -> Float[np.ndarray, "N V"]:
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)

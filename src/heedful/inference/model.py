@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Float
+from numpy.typing import NDArray
 
 import heedful
 from heedful.data.tokenizer import Tokenizer
@@ -132,8 +132,8 @@ class SavedModel:
         pooling: Pooling = "mean",
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
-    ) -> Float[np.ndarray, "N D"]:
-        """One vector for each text: the mean of its tokens' states, or its first or last.
+    ) -> NDArray[np.float32]:
+        """(N, D): a vector for each text, the mean of its tokens' states, or its first or last.
 
         Special tokens that the model expects around a text count as its tokens. Results do not
         depend on what else is in `texts`.
@@ -159,8 +159,8 @@ class SavedModel:
         answers: Callable[[list[int]], list[np.ndarray]],
         batch_tokens: int | None,
         progress: Callable[[int], None] | None = None,
-    ) -> Float[np.ndarray, "N D"]:
-        """What `answers(numbers of rows)` gives for each row."""
+    ) -> NDArray[np.float32]:
+        """(N, D): what `answers(numbers of rows)` gives for each row."""
         found = np.zeros((len(rows), width), np.float32)
         measured = self.engine and self.engine.settings.batch_tokens
         for chosen in by_length(rows, batch_tokens or measured or USUAL["batch_tokens"]):
@@ -282,7 +282,7 @@ def by_length(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]
         order = order[count:]
 
 
-def _pooled(states: Float[np.ndarray, "T D"], pooling: Pooling) -> Float[np.ndarray, "D"]:
+def _pooled(states: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
     if pooling == "mean":
         return states.mean(0, dtype=np.float32)
     return states[0 if pooling == "first" else -1]
