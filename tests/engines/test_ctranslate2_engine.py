@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_models import model_of
+from engine_models import TEXTS, model_of
 from heedful.engines.ctranslate2_engine import CTranslate2
 from heedful.engines.engine import Settings
 from heedful.inference import Generator
@@ -186,6 +186,25 @@ def test_submitted_work_is_done_by_workers(tmp_path: Path) -> None:
     waiting = [engine.submit([row], asked(model, [row])) for row in rows]
     found = [wait()[0][0].ids for wait in waiting]
     assert found == [o[0].ids for o in model.eager.outputs(rows, asked(model, rows))]
+
+
+@pytest.mark.parametrize(("budget", "calls"), [(None, 2), (6, 4)])
+def test_workers_read_texts_side_by_side(
+    budget: int | None, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("bert", head="classify")
+    wanted = model.class_logits(TEXTS)
+    model.engine = engine = engine_of(model, tmp_path, workers=2)
+    read, given, done = engine.logits, [], []
+
+    def logits(rows: Any, types: Any = None) -> Any:
+        given.append(len(rows))
+        return read(rows, types)
+
+    monkeypatch.setattr(engine, "logits", logits)
+    found = model.class_logits(TEXTS, batch_tokens=budget, progress=done.append)
+    assert np.allclose(found, wanted, atol=CLOSE)
+    assert (len(given), sum(given), sum(done)) == (calls, len(TEXTS), len(TEXTS))
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ class Generator(SavedModel):
         """
         named = replace(options, first_number=options.first_number + first) if first else options
         rows = self.prompt_ids(prompts, named)
-        batches = self._shared(list(self.batches(rows, options)))
+        batches = self.shared(self.batches(rows, options))
         begun: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
         for places in batches:
             chosen = [rows[place] for place in places]
@@ -216,12 +216,6 @@ class Generator(SavedModel):
             yield from found
 
         return finish()
-
-    def _shared(self, batches: list[list[int]]) -> list[list[int]]:
-        """Batches for every worker: fewer than there are workers are divided among them."""
-        workers = self.engine.settings.workers if self.engine else 1
-        parts = -(-workers // max(1, len(batches)))
-        return [each[k::parts] for each in batches for k in range(min(parts, len(each)))]
 
     def _engine(self, rows: list[list[int]], asked: Asked) -> Engine:
         """What runs a call: the net itself where the engine lacks something, which is said once."""

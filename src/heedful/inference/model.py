@@ -161,13 +161,32 @@ class SavedModel:
         progress: Callable[[int], None] | None = None,
     ) -> NDArray[np.float32]:
         """(N, D): what `answers(numbers of rows)` gives for each row."""
+        from concurrent.futures import ThreadPoolExecutor
+
         found = np.zeros((len(rows), width), np.float32)
         measured = self.engine and self.engine.settings.batch_tokens
-        for chosen in by_length(rows, batch_tokens or measured or USUAL["batch_tokens"]):
-            found[chosen] = answers(chosen)
-            if progress is not None:
-                progress(len(chosen))
+        batches = self.shared(by_length(rows, batch_tokens or measured or USUAL["batch_tokens"]))
+        pool = ThreadPoolExecutor(self.workers)
+        try:
+            each = pool.map if self.workers > 1 else map
+            for chosen, answer in zip(batches, each(answers, batches), strict=True):
+                found[chosen] = answer
+                if progress is not None:
+                    progress(len(chosen))
+        finally:
+            pool.shutdown(cancel_futures=True)
         return found
+
+    @property
+    def workers(self) -> int:
+        """Batches that the engine runs side by side."""
+        return self.engine.settings.workers if self.engine else 1
+
+    def shared(self, batches: Iterable[list[int]]) -> list[list[int]]:
+        """Batches for every worker: fewer than there are workers are divided among them."""
+        known = list(batches)
+        parts = -(-self.workers // max(1, len(known)))
+        return [each[k::parts] for each in known for k in range(min(parts, len(each)))]
 
     def encode(self, texts: Texts, *, too_long: TooLong = "error") -> list[list[int]]:
         """Ids of each text with what the model expects around it; ids stay as they are."""

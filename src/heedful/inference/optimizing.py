@@ -267,7 +267,7 @@ def _settings(
     writes = isinstance(model, Generator)
     for engine, precision in forms:
         for count in counts:
-            is_alone = engine != CTranslate2.name or not writes
+            is_alone = engine != CTranslate2.name
             workers = 1 if is_alone else max(1, cores() // count)
             if "latency" in uses:
                 found.append(("latency", Choice(engine, precision, count)))
@@ -313,14 +313,13 @@ def _measured(
 ) -> list[tuple[Use, Choice, float]]:
     """The median rate of each setting over rounds in turn; who is far behind leaves after one."""
     model = running.model
-    writes = isinstance(model, Generator)
     singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
     rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
     left, done = settings, 0
     for number in range(_ROUNDS):
         total = done + len(left) * (_ROUNDS - number)
         for use, choice in left:
-            size = _TOGETHER if choice.engine == CTranslate2.name and writes else _ALONE
+            size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
             parts = [texts[first : first + size] for first in range(0, len(texts), size)]
             with running.by(choice):
                 _rate(model, singles[:1], choice)  # the first call of an engine is no measure
