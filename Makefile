@@ -54,7 +54,7 @@ test: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=10
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=10
 
 # For while one works; `make test` is for every change.
 quick: $(STAMP)
