@@ -39,7 +39,7 @@ from heedful.files import read_json
 from heedful.inference import ModelCard, open_net
 from heedful.inference.forms import make_form
 from heedful.inference.model import by_length
-from heedful.inference.optimizing import optimize
+from heedful.inference.optimizing import ENGINES, optimize
 from heedful.zoo import bert
 
 SHORTEST, LONGEST, TEXTS, SIXTEEN = 8, 128, 64, 16
@@ -74,7 +74,9 @@ def main() -> None:
             [draw.randrange(4, 4 + len(words)) for _ in range(draw.randint(SHORTEST, LONGEST))]
             for _ in range(TEXTS)
         ]
-        tune(folder / "ours", words, rows[::2], PRECISIONS[1:] if arguments.quick else PRECISIONS)
+        # Quick, nothing is compiled, which takes long.
+        asked = (ENGINES[:2], PRECISIONS[1:]) if arguments.quick else (ENGINES, PRECISIONS)
+        tune(folder / "ours", words, rows[::2], *asked)
         chosen = {name: fastest(name, ways) for name, ways in systems(folder, rows).items()}
         wanted = chosen["heedful eager, float32"].run()
         likeness = {name: least_cosine(each.run(), wanted) for name, each in chosen.items()}
@@ -112,11 +114,14 @@ def write_model(folder: Path, keys: dict[str, Any]) -> list[str]:
     return words
 
 
-def tune(folder: Path, words: list[str], rows: Rows, precisions: Sequence[str]) -> None:
+def tune(
+    folder: Path, words: list[str], rows: Rows, engines: Sequence[str], precisions: Sequence[str]
+) -> None:
     """`heedful optimize` for many texts, on some of them."""
     model = heedful.load(folder, device="cpu", engine="eager")
     texts = [" ".join(words[token - 4] for token in row) for row in rows]
-    optimize(model, folder, texts, precisions=precisions, uses=["throughput"])
+    asked = {"engines": engines, "precisions": precisions}
+    optimize(model, folder, texts, uses=["throughput"], **asked)
 
 
 def fastest(name: str, ways: list[Variant]) -> Variant:

@@ -39,12 +39,14 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(layer(arguments.one[0], int(arguments.one[1]), arguments.rounds)))
         return
-    rounds = 2 if arguments.quick else arguments.rounds
-    lengths = (512, 1024) if arguments.quick else LENGTHS
+    rounds = 1 if arguments.quick else arguments.rounds
+    of = {"window": LENGTHS, "full": FULL_LENGTHS}
+    if arguments.quick:
+        of = {"window": (64, 128), "full": (64,)}
     layers: dict[str, dict[str, dict[str, float]]] = {"window": {}, "full": {}}
     for kind, found in layers.items():
-        for length in lengths if kind == "window" else [n for n in lengths if n in FULL_LENGTHS]:
-            often = rounds * max(1, 4096 // length)  # a short layer's time is soon disturbed
+        for length in of[kind]:
+            often = rounds * min(8, max(1, 4096 // length))  # short ones are soon disturbed
             words = [sys.executable, __file__, "--one", kind, str(length), "--rounds", str(often)]
             done = subprocess.run(words, capture_output=True, text=True, check=True)
             found[str(length)] = json.loads(done.stdout)
@@ -71,7 +73,7 @@ def layer(kind: str, length: int, rounds: int) -> dict[str, float]:
         attention(x, causal(length)).sum().backward()
 
     warm = Attention(WIDTH, HEADS, window=WINDOW)
-    warm(x[:, :512].detach().requires_grad_(), causal(512))
+    warm(x[:, :512].detach().requires_grad_(), causal(min(length, 512)))
     before = peak_bytes()
     run()
     taken = peak_bytes() - before

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     arguments = parser.parse_args()
     settings = [f"data.train.text={arguments.data / 'input.txt'}", *QUICK * arguments.quick]
-    count = 2 if arguments.quick else 50  # estimates of each run
+    count = 1 if arguments.quick else 50  # estimates of each run
     rows, data, notes = [], {}, []
     for name, what in RECIPES.items():
         runs = [
