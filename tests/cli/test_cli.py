@@ -1,20 +1,17 @@
 """The command line: verbs over files, pipes and streams."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import heedful
-from commands import write_recipe
+from commands import GONE, write_recipe
 from heedful.cli.app import make_app
 from heedful.evaluation.metrics import sentence_chrf
 
 VERBS = [str(command.name) for command in make_app().registered_commands]
-HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 LINES = ["1 2 3", "", "5 4", "0 0 0 1", "2"]
 
 
@@ -39,27 +36,7 @@ def lines(tmp_path):
     return file
 
 
-# --- imports and help -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import heedful",
-        "import heedful; heedful.load_recipe('copy'); heedful.UserError; heedful.__version__",
-        "import heedful.cli",
-        "import sys; sys.argv = ['heedful', '--help']; import heedful.cli as c\n"
-        "try: c.main()\nexcept SystemExit: pass",
-        "import sys; sys.argv = ['heedful', 'recipes', 'ls']; import heedful.cli as c\n"
-        "try: c.main()\nexcept SystemExit: pass",
-    ],
-)
-def test_nothing_heavy_is_imported_before_it_is_needed(code):
-    tail = "\nimport sys\nprint([m for m in ('torch', 'numpy', 'tokenizers') if m in sys.modules])"
-    ended = subprocess.run(
-        [sys.executable, "-c", code + tail], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.splitlines()[-1] == "[]"
+# --- names and help -------------------------------------------------------------------------
 
 
 def test_public_names_are_handed_out():
@@ -145,18 +122,9 @@ def test_cut_translations_are_counted(commands, folder, lines):
     assert ended.err.splitlines() == ["4 translations were cut off by the length limit"]
 
 
-def test_a_reader_that_goes_away_is_no_error(folder):
-    process = subprocess.Popen(
-        [*HEEDFUL, "translate", str(folder), "--device", "cpu"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    process.stdout.close()
-    _, err = process.communicate(b"1 2 3\n" * 20)
-    assert err == b""
-    assert process.returncode == 0
+def test_a_reader_that_goes_away_is_no_error(commands, folder):
+    ended = commands.run("translate", folder, stdin=b"1 2 3\n" * 20, stdout=GONE)
+    assert (ended.code, ended.err) == (0, "")
 
 
 # --- evaluate, score ------------------------------------------------------------------------

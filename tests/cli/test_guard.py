@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from commands import assert_refused, write_recipe
+from commands import GONE, assert_refused, write_recipe
 
 HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 
@@ -42,27 +41,22 @@ def test_a_full_stdout_is_one_line() -> None:
     assert done.stderr == b"error: cannot write to stdout: No space left on device\n"
 
 
-def test_a_run_whose_reader_goes_away_runs_to_its_end(tmp_path: Path) -> None:
+def test_a_run_whose_reader_goes_away_runs_to_its_end(commands, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=3)
-    command = f"{' '.join(map(repr, HEEDFUL))} train {recipe} --out run"
-    line = f"set -o pipefail; {command} | head -n 1"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = commands.run("train", recipe, "--out", tmp_path / "run", stdout=GONE)
+    assert (done.code, done.err) == (0, "")
     assert (tmp_path / "run" / "scores.json").is_file()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_told_to_end_saves(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_run_that_is_told_to_end_saves(commands, tmp_path: Path, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("this process, and so its children, do not hear it (nohup)")
-    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=10**6)
-    words = [*HEEDFUL, "train", str(recipe), "--out", str(tmp_path / "run")]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        while not list(tmp_path.glob("run/checkpoints/step-*")):
-            time.sleep(0.05)
-        process.send_signal(number)
-        assert b"stopped and saved" in process.communicate()[1]
-    assert process.returncode == 130
+    recipe = write_recipe(tmp_path / "recipe.json")
+    done = commands.train(recipe, tmp_path / "run", kill={"interrupt_at": 2, "signal": number})
+    assert "stopped and saved" in done.err
+    assert done.code == 130
+    assert (tmp_path / "run/checkpoints/interrupted-00000002").is_dir()
 
 
 def test_an_interrupt_that_a_library_makes_something_else_of_is_one() -> None:

@@ -74,6 +74,16 @@ def write_recipe(path: Path, **changes: Any) -> Path:
     return path
 
 
+GONE = "a pipe without a reader"
+# What the children need and takes long to import. torch._dynamo is what the first optimizer needs.
+IMPORTED = (
+    *("torch._dynamo", "sacrebleu.metrics", "jinja2", "matplotlib.backends.backend_svg"),
+    *("matplotlib.figure", "pygments.formatters.html", "pygments.lexers.data"),
+    *(f"heedful.{name}" for name in ("run", "cli.app", "training.progress", "tasks.synthetic")),
+    *(f"heedful.{name}" for name in ("zoo.vaswani2017", "engines.coverage", "engines.decoding")),
+)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a command ended; `signal` is 0 where it exited by itself."""
@@ -111,10 +121,12 @@ class Commands:
         """`heedful ARGUMENTS` in a new process.
 
         Args:
-            stdout: a file to write to instead of the one that is read back.
+            stdout: a file to write to instead of the one that is read back; GONE: a pipe whose
+                reader has gone away.
             kill: {"seconds": s}; or {"call": "replace" | "rmtree" | "unlink" | "save_file",
                 "path": regular expression of its target, "when": "before" | "inside" | "after",
-                "nth": 1}; or {"interrupt_at": step}, which is Ctrl-C after that step.
+                "nth": 1}; or {"interrupt_at": step}, which is Ctrl-C after that step, or another
+                "signal".
             file_limit: bytes that a file may have: a full disk.
         """
         (self.scratch / "in").write_bytes(stdin)
@@ -183,8 +195,7 @@ def _serve() -> None:
 
     import torch
 
-    # torch._dynamo is what the first optimizer of a process imports.
-    for name in ("torch._dynamo", "sacrebleu.metrics", "heedful.run", "heedful.training.progress"):
+    for name in IMPORTED:
         import_module(name)
     torch.set_num_threads(1)
     for line in sys.stdin:
@@ -221,7 +232,12 @@ def _child(job: dict[str, Any]) -> None:
         os.chdir(job["cwd"])
         os.dup2(os.open(scratch / "in", os.O_RDONLY), 0)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        os.dup2(os.open(job["stdout"] or scratch / "out", flags), 1)
+        if job["stdout"] == GONE:
+            reader, out = os.pipe()
+            os.close(reader)
+        else:
+            out = os.open(job["stdout"] or scratch / "out", flags)
+        os.dup2(out, 1)
         os.dup2(os.open(scratch / "err", flags), 2)
         if job["stdout"]:
             (scratch / "out").write_text("")
@@ -252,7 +268,7 @@ def _child(job: dict[str, Any]) -> None:
 def _arm(kill: dict[str, Any]) -> None:
     """Let the process kill itself at the nth call of a kind on a path."""
     if "interrupt_at" in kill:
-        _interrupt_at(kill["interrupt_at"])
+        _interrupt_at(kill["interrupt_at"], kill.get("signal", signal.SIGINT))
     if "call" not in kill:
         return
     import heedful.zoo.saved
@@ -293,7 +309,7 @@ def _half(call: str, path: Path, real: Any, arguments: Any, options: Any) -> Non
         os.truncate(path, path.stat().st_size // 2)
 
 
-def _interrupt_at(step: int) -> None:
+def _interrupt_at(step: int, number: int) -> None:
     from heedful.training.trainer import Trainer
 
     real = Trainer._step
@@ -301,7 +317,7 @@ def _interrupt_at(step: int) -> None:
     def stepped(self: Any) -> None:
         real(self)
         if self.state.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     Trainer._step = stepped  # type: ignore[method-assign]
 
