@@ -15,7 +15,6 @@ from heedful.engines import compiling, folder
 from heedful.errors import UserError
 
 PROGRAM = Path(__file__).parent.parent / "support" / "compiled_forms.py"
-ENCODERS = PROGRAM.with_name("compiled_encoders.py")
 
 
 def run(*arguments: object, program: Path = PROGRAM, **environment: str) -> None:
@@ -27,37 +26,34 @@ def run(*arguments: object, program: Path = PROGRAM, **environment: str) -> None
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model that was optimised; the one compilation of all tests."""
+    """A folder of a writer and a reader that were optimised; the one compilation of all tests."""
     if shutil.which("g++") is None:
         pytest.skip("there is no C++ compiler")
-    place = tmp_path_factory.mktemp("compiled") / "model"
-    run("make", place, "gpt2")
+    place = tmp_path_factory.mktemp("compiled")
+    run("make", place)
     return place
 
 
+@pytest.fixture(scope="module")
+def writer(made: Path) -> Path:
+    return made / "writer"
+
+
 @pytest.mark.timeout(300)
-def test_another_process_compiles_nothing_and_answers_as_the_net(made: Path) -> None:
-    """Prompts of any length, batch and number of beams; there is no compiler for it to call."""
+def test_another_process_compiles_nothing_and_answers_as_the_nets(made: Path) -> None:
+    """Texts of any length, batch and number of beams; there is no compiler for it to call."""
     run("use", made, PATH="")
 
 
 @pytest.mark.timeout(120)
 def test_graphs_of_every_encoder_answer_as_the_net_for_texts_of_any_length() -> None:
-    run("graphs", program=ENCODERS)
-
-
-@pytest.mark.timeout(300)
-def test_an_encoder_that_was_compiled_answers_as_the_net_in_another_process(tmp_path: Path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("there is no C++ compiler")
-    run("make", tmp_path, "bert", "classify", program=ENCODERS)
-    run("use", tmp_path, program=ENCODERS, PATH="")
+    run(program=PROGRAM.with_name("compiled_encoders.py"))
 
 
 def test_what_was_compiled_for_something_else_is_said(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = shutil.copytree(made, tmp_path / "model")
+    place = shutil.copytree(writer, tmp_path / "model")
     assert heedful.load(place, engine="compiled").engine.name == "compiled"
     record = place / "engines" / "engines.json"
     content = json.loads(record.read_text())
@@ -76,13 +72,13 @@ def test_what_was_compiled_for_something_else_is_said(
 
 
 def test_what_it_lacks_runs_eager_and_is_said_once(
-    made: Path, caplog: pytest.LogCaptureFixture
+    writer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = heedful.load(made, engine="compiled")
+    model = heedful.load(writer, engine="compiled")
     prompts, options = [[5, 6, 7], [8]], {"draft": "lookup", "max_new_tokens": 4, "beam_size": 1}
     for _ in range(2):
         found = model.generate(prompts, **options)
-    assert found == heedful.load(made, engine="eager").generate(prompts, **options)
+    assert found == heedful.load(writer, engine="eager").generate(prompts, **options)
     [message] = [record.getMessage() for record in caplog.records]
     assert "compiled cannot run this (it has no draft)" in message
 

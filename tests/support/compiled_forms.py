@@ -1,6 +1,6 @@
-"""A program: a model that is compiled, proved, measured and kept, and a process that then uses it.
+"""A program: models that are compiled, proved, measured and kept, and a process that uses them.
 
-`python compiled_forms.py make DIR NAME` and `... use DIR`; each fails where a law does not hold.
+`python compiled_forms.py make DIR` and `... use DIR`; each fails where a law does not hold.
 Without checked shapes, which cannot be compiled.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+import compiled_encoders
 import heedful
 from architectures import SIZES
 from engine_models import TEXTS, VOCAB, model_of
@@ -134,8 +135,6 @@ def use(folder: Path) -> None:
     assert model._net is None  # nothing was asked of the net itself
     hold_sentences(model, draw)
     hold_beside_ctranslate2(eager)
-    compilers = [name for name in sys.modules if name.startswith("torch._inductor")]
-    assert compilers == [], compilers
 
 
 def hold_sentences(model: Any, draw: random.Random) -> None:
@@ -166,4 +165,12 @@ def hold_beside_ctranslate2(model: Any) -> None:
 
 
 if __name__ == "__main__":
-    {"make": make, "use": use}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    what, place = sys.argv[1], Path(sys.argv[2])
+    if what == "make":
+        make(place / "writer", "gpt2")
+        compiled_encoders.make(place / "reader")
+    else:
+        use(place / "writer")
+        compiled_encoders.use(place / "reader")
+        compilers = [name for name in sys.modules if name.startswith("torch._inductor")]
+        assert compilers == [], compilers
