@@ -75,12 +75,12 @@ def theirs_of(model: Any, text: Any, options: dict[str, Any]) -> Any:
 def test_models_write_the_same_of_unequal_texts(name: str, tmp_path: Path) -> None:
     """Also where hypotheses finish early or fill the limit, and another stop rule differs."""
     early = full = others = 0
-    for seed in range(3):
+    for seed in (2, 3):  # of which some end early and some do not
         model = made(name, seed)
         model.save_pretrained(tmp_path / f"hf{seed}")
         ours = import_hf(tmp_path / f"hf{seed}", tmp_path / f"ours{seed}")
         texts = random_rows(VOCAB, [4, 7, 1], seed, low=3)
-        for options in OPTIONS[seed % 2 :: 2]:
+        for options in OPTIONS[seed::3]:
             asked = {"max_new_tokens": NEW} | options
             found = ours.generations([row.tolist() for row in texts], **asked)
             for text, outputs in zip(texts, found, strict=True):
