@@ -20,14 +20,25 @@ import ctranslate2
 import tokenizers
 
 import heedful
-from common import argument_parser, command_line, interleaved, ratio, table, whole, write_results
+from common import (
+    argument_parser,
+    command_line,
+    facts,
+    interleaved,
+    ratio,
+    table,
+    whole,
+    write_results,
+)
 from heedful.cli.lines import input_chunks
 from heedful.cli.optimize import optimize
+from heedful.config import changed_keys
 from heedful.engines.folder import cores, place_of
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import read_json, write_json
 from heedful.inference import Translator, parameter_count
 from heedful.inference.forms import make_form, open_form
+from heedful.recipe_files import load_recipe
 from heedful.training.events import score_label
 
 METRICS = ("bleu", "tokenized_lowercase_bleu")
@@ -66,6 +77,15 @@ STEPS = {
     "depth, both distilled": (STUDENT, DEEP),
     "shortlist": (LISTED, STUDENT),
     "all of it": (LISTED, TEACHER),
+}
+
+
+# What the runs' recipes are changes of.
+RECIPES = {
+    "teacher": "multi30k",
+    "deep": "multi30k",
+    "plain": "translation-student",
+    "student": "translation-student",
 }
 
 
@@ -123,6 +143,8 @@ def main() -> None:
     }
     precisions = {"int8": records[TEACHER]["scores"]} | precisions
     data = {"sentences": len(text.sources), "rounds": rounds, "systems": records, "files": files}
+    given = {run: vars(arguments)[run] for run in RECIPES if vars(arguments)[run]}
+    data["trained"] = {run: trained(run, at) for run, at in given.items()}
     named = {vars(arguments)[key]: key.upper() for key in ("data", "teacher", "student")}
     named |= {vars(arguments)[key]: key.upper() for key in ("plain", "deep")}
     write_results(
@@ -134,6 +156,14 @@ def main() -> None:
         command=command_line(named),
         packages=("ctranslate2", "tokenizers", "sacrebleu", "sacremoses"),
     )
+
+
+def trained(run: str, folder: Path) -> str:
+    """A run's recipe: a shipped one, and what differs but for files of this machine."""
+    apart = ("data.", "distillation.teacher", 'training.precision ("auto"')
+    changed = changed_keys(load_recipe(RECIPES[run]), load_recipe(folder))
+    told = [line for line in changed if not line.startswith(apart)]
+    return f"`{RECIPES[run]}`" + (f" with {'; '.join(told)}" if told else "")
 
 
 def read_text(data: Path, limit: int | None, path: Path) -> Text:
@@ -305,6 +335,8 @@ def sections(data: dict[str, Any], precisions: dict[str, dict[str, float]]) -> l
             ["", *labels],
             [[name, *bleus(each, precisions["int8"])] for name, each in precisions.items()],
         ),
+        "## Recipes of the runs",
+        facts(data["trained"]),
     ]
 
 

@@ -238,6 +238,7 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     settings += [each for each in QUICK if not each.startswith("tokenizer.")]
     # What has barely learnt ends no output, of which another could learn.
     learning = [*settings, f"distillation.teacher={teacher}", "distillation.level=word"]
+    learning += ["distillation.keep_targets=false"]
     student = finished_run("translation-student", tmp_path / "student", learning).directory
     before = {path: path.read_bytes() for path in sorted(student.iterdir()) if path.is_file()}
     words = ["--data", str(text), "--teacher", str(teacher), "--student", str(student)]
@@ -253,6 +254,8 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     assert [*data["precisions"]] == ["int8", "float32, the net itself", "float32"]
     assert "\n| shortlist | " in page
     assert "\n| distillation | " not in page, "there is no run without"
+    assert "training.max_steps (10000 -> 4)" in data["trained"]["student"]
+    assert str(tmp_path) not in page
     after = {path: path.read_bytes() for path in sorted(student.iterdir()) if path.is_file()}
     assert before == after
     assert not (student / "engines").exists()
