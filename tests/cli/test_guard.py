@@ -14,10 +14,6 @@ from commands import GONE, assert_refused, write_recipe
 HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 
 
-def run(*words: object, **options: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*HEEDFUL, *map(str, words)], capture_output=True, check=False, **options)
-
-
 @pytest.mark.parametrize("redirect", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_never_a_traceback(redirect: str) -> None:
     line = f'"$0" -c "from heedful.cli import main; main()" recipes ls {redirect}'
@@ -27,9 +23,12 @@ def test_a_closed_stream_is_never_a_traceback(redirect: str) -> None:
 
 
 def test_text_is_utf_8_whatever_the_locale_says() -> None:
-    done = run("recipes", "show", "dates", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    code = "from heedful.cli.guard import guarded\nguarded(lambda **options: print('14 März 狗'))"
+    ascii_alone = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, check=False, env=ascii_alone)
     assert (done.returncode, done.stderr) == (0, b"")
-    done.stdout.decode("utf-8")
+    assert done.stdout == "14 März 狗\n".encode()
 
 
 def test_a_full_stdout_is_one_line() -> None:
