@@ -59,7 +59,7 @@ def main() -> None:
         words = write_model(shape, folder)
         asked = {"engines": ["ctranslate2"], "precisions": ["int8"]}
         tune(folder / "ours", shape, 1, words, asked)
-        starts = measured_starts(folder, words, rounds)
+        starts = measured_starts(folder, words, rounds, unmeasured=0 if quick else 1)
         files = {size: measured_file(folder, shape, words, size) for size in sizes}
     write_results(
         "command",
@@ -72,8 +72,10 @@ def main() -> None:
     )
 
 
-def measured_starts(folder: Path, words: list[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Of each command the medians, all of them in turn."""
+def measured_starts(
+    folder: Path, words: list[str], rounds: int, unmeasured: int
+) -> dict[str, dict[str, float]]:
+    """Of each command the medians, all of them in turn, after rounds that are not measured."""
     model, form = folder / "ours", folder / "by_hand" / "engines" / "ctranslate2" / "int8"
     python = sys.executable
     cases = {
@@ -84,11 +86,11 @@ def measured_starts(folder: Path, words: list[str], rounds: int) -> dict[str, di
     cases["heedful translate"] += [str(model), "--beam", "1", "--max-new-tokens", "20"]
     sentence = " ".join(words[:15])  # and 20 new tokens
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-    for _ in range(rounds + 1):
+    for _ in range(unmeasured + rounds):
         for name, case in cases.items():
             found[name].append(resources(case, sentence))
     return {
-        name: {key: statistics.median(each[key] for each in some[1:]) for key in some[0]}
+        name: {key: statistics.median(each[key] for each in some[unmeasured:]) for key in some[0]}
         for name, some in found.items()
     }
 
