@@ -60,6 +60,7 @@ class System(NamedTuple):
 TEACHER, FAST_TEACHER = "teacher, beam 5", "teacher, greedy"
 DEEP, PLAIN = "deep student, greedy", "student's shape from the pairs, greedy"
 STUDENT, LISTED = "student, greedy", "student, greedy, shortlist"
+LISTED_BEAM = "student, beam 5, shortlist"
 SYSTEMS = {
     TEACHER: System("teacher", beam=5),
     FAST_TEACHER: System("teacher"),
@@ -67,6 +68,7 @@ SYSTEMS = {
     PLAIN: System("plain"),
     STUDENT: System("student"),
     LISTED: System("student", shortlist=True),
+    LISTED_BEAM: System("student", beam=5, shortlist=True),
 }
 # What is changed: with it, and without it.
 STEPS = {
@@ -77,6 +79,7 @@ STEPS = {
     "depth, both distilled": (STUDENT, DEEP),
     "shortlist": (LISTED, STUDENT),
     "all of it": (LISTED, TEACHER),
+    "all of it, with the teacher's beam": (LISTED_BEAM, TEACHER),
 }
 
 
