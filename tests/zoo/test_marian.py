@@ -15,6 +15,16 @@ SEPARATE: dict[str, Any] = {
     "share_encoder_decoder_embeddings": False,
     "decoder_vocab_size": TGT_VOCAB,
 }
+ODD: dict[str, Any] = {
+    "d_model": 15,  # a sine more than cosines
+    "encoder_attention_heads": 5,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 7,
+    "decoder_ffn_dim": 9,
+    "encoder_layers": 1,
+    "decoder_layers": 3,
+    "scale_embedding": False,
+}
 
 
 def prepare(model: Any, keys: dict[str, Any]) -> None:
@@ -37,16 +47,7 @@ MARIAN = Seq2SeqCase(
         {},
         SEPARATE | {"activation_function": "gelu", "decoder_layers": 1},
         SEPARATE | {"tie_word_embeddings": False, "activation_function": "relu", "dropout": 0},
-        {
-            "d_model": 15,  # odd: a sine more than cosines
-            "encoder_attention_heads": 5,
-            "decoder_attention_heads": 3,
-            "encoder_ffn_dim": 7,
-            "decoder_ffn_dim": 9,
-            "encoder_layers": 1,
-            "decoder_layers": 3,
-            "scale_embedding": False,
-        },
+        ODD,
     ],
     prepare=prepare,
     left_out={
