@@ -302,9 +302,9 @@ def _flags(words: list[str]) -> list[Any]:
     """The parameters that click knows of a command."""
     import typer
 
-    from heedful.cli.app import app
+    from heedful.cli.app import make_app
 
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(make_app())
     for word in words[:2]:
         command = getattr(command, "commands", {}).get(word, command)
     return list(command.params)
