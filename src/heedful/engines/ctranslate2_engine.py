@@ -171,30 +171,30 @@ class CTranslate2:
                 )
             ]
 
-        options = asked.options
-        score_of = LengthScore(options.normalization or "average", options.length_penalty or 0)
-
-        def read_one(found: Any, place: int) -> list[Hypothesis]:
-            return self._read(found.result() if asynchronous else found, asked, place, score_of)
-
+        read = self._reader(asked)
         with self._undamaged():
             begun = begin(self._together(rows, asked.options))
 
-        def read() -> list[list[Hypothesis]]:
-            found = {place: read_one(each, place) for place, each in begun}
+        def results(begun: list[tuple[int, Any]]) -> dict[int, list[Hypothesis]]:
+            return {
+                place: read(found.result() if asynchronous else found, asked.limits[place])
+                for place, found in begun
+            }
+
+        def complete() -> list[list[Hypothesis]]:
+            found = results(begun)
             # Anew where the limit of the batch let an output outgrow its own.
             long: dict[tuple[int, int], list[int]] = {}
-            for place, outputs in found.items():
+            for place, outputs in found.items() if len({*asked.limits}) > 1 else ():
                 if max(len(each.ids) for each in outputs) > asked.limits[place]:
-                    same = (asked.limits[place], self._likeness(rows[place], options))
+                    same = (asked.limits[place], self._likeness(rows[place], asked.options))
                     long.setdefault(same, []).append(place)
-            for place, each in begin(long.values()):
-                found[place] = read_one(each, place)
+            found |= results(begin(long.values()))
             return [found[place] for place in range(len(rows))]
 
         def wait() -> list[list[Hypothesis]]:
             with self._undamaged():
-                return read()
+                return complete()
 
         return wait
 
@@ -313,30 +313,34 @@ class CTranslate2:
             keys["use_vmap"] = True
         return keys | {"min_decoding_length": shortest}
 
-    def _read(
-        self, result: Any, asked: Asked, place: int, score_of: LengthScore
-    ) -> list[Hypothesis]:
-        """Its outputs for a row as ours."""
-        limit, options = asked.limits[place], asked.options
-        if self.facts.family == "decoder_only":
-            found = result.sequences_ids
-        else:
-            found = [[self._ids[token] for token in words] for words in result.hypotheses]
-        beams = (options.beam_size or 1) > 1
+    def _reader(self, asked: Asked) -> Callable[[Any, int], list[Hypothesis]]:
+        """What makes outputs of ours of those for a row, whose limit is given."""
+        options, end, last = asked.options, asked.end, asked.last
+        is_one_stack, number = self.facts.family == "decoder_only", self._ids
+        power = _power(options) if (options.beam_size or 1) > 1 else None
+        score_of = LengthScore(options.normalization or "average", options.length_penalty or 0)
         # One output alone is cut where the limit of its batch let it go on; of its score, not.
-        cut = limit if options.rows == 1 and not options.scores else None
-        outputs = []
-        for written, score in zip(found, result.scores or [math.nan] * len(found), strict=True):
-            ids = written[:cut]
-            finished = bool(ids) and ids[-1] in asked.end
-            if not finished and asked.last is not None and len(ids) == limit:
-                ids = [*ids[:-1], asked.last]
-                finished = asked.last in asked.end
-            log_prob = score * len(ids) ** _power(options) if beams else score
-            outputs.append(
-                Hypothesis(ids, log_prob / score_of.divisor(len(ids)), finished, log_prob, [])
-            )
-        return outputs
+        is_cut = options.rows == 1 and not options.scores
+
+        def output(ids: list[int], score: float, limit: int) -> Hypothesis:
+            finished = bool(ids) and ids[-1] in end
+            if not finished and last is not None and len(ids) == limit:
+                ids = [*ids[:-1], last]
+                finished = last in end
+            log_prob = score if power is None else score * len(ids) ** power
+            return Hypothesis(ids, log_prob / score_of.divisor(len(ids)), finished, log_prob, [])
+
+        def read(result: Any, limit: int) -> list[Hypothesis]:
+            if is_one_stack:
+                found = result.sequences_ids
+            else:
+                found = [[number[token] for token in words] for words in result.hypotheses]
+            if is_cut:
+                return [output(found[0][:limit], (result.scores or [math.nan])[0], limit)]
+            pairs = zip(found, result.scores or [math.nan] * len(found), strict=True)
+            return [output(ids, score, limit) for ids, score in pairs]
+
+        return read
 
     def _words(self, rows: list[list[int]], tokens: list[str] | None = None) -> list[list[str]]:
         tokens = self._target if tokens is None else tokens

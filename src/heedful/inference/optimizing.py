@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -42,7 +43,8 @@ _WRITERS = ("float32", "int8")  # precisions of the third for what writes
 USES: tuple[Use, ...] = get_args(Use)
 _SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
 _ALONE = 64  # texts together where nothing runs side by side
-_ROUNDS, _LONGEST, _SLOW = 3, 2.0, 0.7  # of timing; seconds of one; share of the best to stay in
+_ROUNDS, _SLOW = 3, 0.7  # of timing; share of the best rate to stay in
+_SHORTEST, _LONGEST = 0.1, 2.0  # seconds of one: again from the first text, and no further text
 _BATCHES = (16, 64)  # prompts of mean length that are worked on together
 _NEW_TOKENS = 32  # that a language model goes on with
 
@@ -335,13 +337,15 @@ def _measured(
 
 
 def _rate(model: SavedModel, parts: Sequence[list[str]], choice: Choice) -> float:
-    """Tokens a second, written or read, over parts of the texts, for some seconds at most."""
+    """Tokens a second, written or read, over parts of the texts."""
     budget = {} if choice.batch_tokens is None else {"batch_tokens": choice.batch_tokens}
-    options: dict[str, Any] = {**budget, "too_long": "truncate"}
+    options: dict[str, Any] = {**budget, "too_long": "truncate", "scores": False}
     if isinstance(model, LanguageModel):
         options["max_new_tokens"] = _NEW_TOKENS
-    units, began = 0, time.perf_counter()
-    for part in parts:
+    units, seconds, began = 0, 0.0, time.perf_counter()
+    for number, part in enumerate(cycle(parts)):
+        if seconds > (_SHORTEST if number >= len(parts) else _LONGEST):
+            break
         if isinstance(model, Generator):
             found = model.generations(_rows(model, part), **options)
             units += sum(len(outputs[0].ids) for outputs in found)
@@ -350,9 +354,8 @@ def _rate(model: SavedModel, parts: Sequence[list[str]], choice: Choice) -> floa
             units += sum(map(len, rows))
             read: Any = model.classify if isinstance(model, Classifier) else model.vectors
             read(rows, **budget)
-        if time.perf_counter() - began > _LONGEST:
-            break
-    return units / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+    return units / seconds
 
 
 def _rows(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
