@@ -80,7 +80,7 @@ def test_models_write_the_same_of_unequal_texts(name: str, tmp_path: Path) -> No
         model.save_pretrained(tmp_path / f"hf{seed}")
         ours = import_hf(tmp_path / f"hf{seed}", tmp_path / f"ours{seed}")
         texts = random_rows(VOCAB, [4, 7, 1], seed, low=3)
-        for options in OPTIONS[seed::3]:
+        for options in OPTIONS[seed % 2 :: 2]:
             asked = {"max_new_tokens": NEW} | options
             found = ours.generations([row.tolist() for row in texts], **asked)
             for text, outputs in zip(texts, found, strict=True):
