@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from heedful.data.encoding import cut_pair
 from heedful.errors import UserError
-from heedful.inference.model import SavedModel, Texts
+from heedful.inference.model import SavedModel, Texts, in_batches
 from heedful.options import TooLong
 
 MASK_NAMES = ("<mask>", "[MASK]")
@@ -189,7 +189,7 @@ class Classifier(Encoder):
             kinds = None if types is None else [types[row] for row in chosen]
             return runner.logits([rows[row] for row in chosen], kinds)
 
-        return self.in_batches(rows, len(self.labels), logits, batch_tokens, progress)
+        return in_batches(runner, rows, len(self.labels), logits, batch_tokens, progress)
 
 
 class Embedder(Encoder):

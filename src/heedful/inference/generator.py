@@ -15,7 +15,7 @@ from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
 from heedful.inference.card import GenerationIds
-from heedful.inference.model import SavedModel, Texts, by_length
+from heedful.inference.model import SavedModel, Texts, by_length, shared
 from heedful.options import Options
 
 _SEEDS = 2**31
@@ -124,9 +124,10 @@ class Generator(SavedModel):
         defaults = {**self.usual, **self.card.options, **more}
         if not all(isinstance(value, _PLAIN) for value in given.values()):
             return Options.of(given).with_defaults(defaults)
-        if self._last is None or self._last[:2] != (given, defaults):
-            self._last = given, defaults, Options.of(given).with_defaults(defaults)
-        return self._last[2]
+        last = self._last
+        if last is None or last[:2] != (given, defaults):
+            last = self._last = given, defaults, Options.of(given).with_defaults(defaults)
+        return last[2]
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt with what the model expects around it; none: the output is blank."""
@@ -192,7 +193,8 @@ class Generator(SavedModel):
         """
         named = replace(options, first_number=options.first_number + first) if first else options
         rows = self.prompt_ids(prompts, named)
-        batches = self.shared(self.batches(rows, options))
+        workers = self.engine.settings.workers if self.engine else 1
+        batches = shared(self.batches(rows, options), workers)
         begun: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
         for places in batches:
             chosen = [rows[place] for place in places]

@@ -150,43 +150,7 @@ class SavedModel:
             states = runner.states([rows[row] for row in chosen])
             return [_pooled(of_row, pooling) for of_row in states]
 
-        return self.in_batches(rows, self.config.d_model, pooled, batch_tokens)
-
-    def in_batches(
-        self,
-        rows: list[list[int]],
-        width: int,
-        answers: Callable[[list[int]], list[np.ndarray]],
-        batch_tokens: int | None,
-        progress: Callable[[int], None] | None = None,
-    ) -> NDArray[np.float32]:
-        """(N, D): what `answers(numbers of rows)` gives for each row."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        found = np.zeros((len(rows), width), np.float32)
-        measured = self.engine and self.engine.settings.batch_tokens
-        batches = self.shared(by_length(rows, batch_tokens or measured or USUAL["batch_tokens"]))
-        pool = ThreadPoolExecutor(self.workers)
-        try:
-            each = pool.map if self.workers > 1 else map
-            for chosen, answer in zip(batches, each(answers, batches), strict=True):
-                found[chosen] = answer
-                if progress is not None:
-                    progress(len(chosen))
-        finally:
-            pool.shutdown(cancel_futures=True)
-        return found
-
-    @property
-    def workers(self) -> int:
-        """Batches that the engine runs side by side."""
-        return self.engine.settings.workers if self.engine else 1
-
-    def shared(self, batches: Iterable[list[int]]) -> list[list[int]]:
-        """Batches for every worker: fewer than there are workers are divided among them."""
-        known = list(batches)
-        parts = -(-self.workers // max(1, len(known)))
-        return [each[k::parts] for each in known for k in range(min(parts, len(each)))]
+        return in_batches(runner, rows, self.config.d_model, pooled, batch_tokens)
 
     def encode(self, texts: Texts, *, too_long: TooLong = "error") -> list[list[int]]:
         """Ids of each text with what the model expects around it; ids stay as they are."""
@@ -299,6 +263,40 @@ def by_length(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]
         count = max(1, budget // len(rows[order[0]]))
         yield order[:count]
         order = order[count:]
+
+
+def shared(batches: Iterable[list[int]], workers: int) -> list[list[int]]:
+    """Batches for every worker: fewer than there are workers are divided among them."""
+    known = list(batches)
+    parts = -(-workers // max(1, len(known)))
+    return [each[k::parts] for each in known for k in range(min(parts, len(each)))]
+
+
+def in_batches(
+    runner: Engine,
+    rows: list[list[int]],
+    width: int,
+    answers: Callable[[list[int]], list[np.ndarray]],
+    batch_tokens: int | None,
+    progress: Callable[[int], None] | None = None,
+) -> NDArray[np.float32]:
+    """(N, D): what `answers(numbers of rows)` gives for each row, by all workers of its runner."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    found = np.zeros((len(rows), width), np.float32)
+    workers = runner.settings.workers
+    budget = batch_tokens or runner.settings.batch_tokens or USUAL["batch_tokens"]
+    batches = shared(by_length(rows, budget), workers)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        each = pool.map if workers > 1 else map
+        for chosen, answer in zip(batches, each(answers, batches), strict=True):
+            found[chosen] = answer
+            if progress is not None:
+                progress(len(chosen))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
 
 
 def _pooled(states: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
