@@ -39,6 +39,12 @@ def lines(tmp_path):
 # --- names and help -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("words", [[], ["recipes"]])
+def test_a_group_without_a_verb_shows_its_help_once(commands, words):
+    ended = commands.run(*words)
+    assert (ended.code, ended.err, ended.out.count("Usage:")) == (0, "", 1)
+
+
 def test_public_names_are_handed_out():
     for name in heedful.__all__:
         assert getattr(heedful, name) is not None

@@ -48,8 +48,6 @@ def graphs() -> None:
     for name, head in ENCODERS.items():
         model = model_of(name, head=head)
         for precision in CLOSE:
-            if precision == "bfloat16" and name != "modernbert":  # which has most kinds of parts
-                continue
             engine = exported(model, precision)
             for _ in range(4):
                 hold_engine(engine, model.eager, random_rows(draw, 30), draw, CLOSE[precision])
