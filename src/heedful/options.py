@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from heedful.errors import UserError
@@ -119,8 +120,7 @@ class Options:
         "(heedful optimize --shortlist).", True, "--shortlist/--no-shortlist",
     )  # fmt: skip
     scores: bool = _option(
-        "Score each output. Without, an engine may leave out what only scores need: those of "
-        "greedy outputs are then NaN.",
+        "Score each output. Without, an engine may leave out what only scores need, and give NaN.",
         True,
     )
     too_long: TooLong = _option(
@@ -173,7 +173,7 @@ class Options:
                 raise UserError(f"unknown generation option {name}; {nearest(name, _NAMES)}")
         return cls(**{"said": frozenset(given), **given})
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Beams or samples of each prompt."""
         return max(self.beam_size or 1, self.num_return)
@@ -183,7 +183,7 @@ class Options:
         """Padded tokens of prompts that are worked on at once."""
         return max(1, (self.batch_tokens or USUAL["batch_tokens"]) // self.rows)
 
-    @property
+    @cached_property
     def draws(self) -> bool:
         """Whether tokens are drawn, not chosen."""
         if self.temperature is not None:

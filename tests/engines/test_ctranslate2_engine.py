@@ -64,18 +64,18 @@ def test_greedy_is_the_same(pair: Any) -> None:
     same(pair, normalization="gnmt", length_penalty=0.6)
 
 
-def test_scores_are_left_out_where_no_one_asks_for_them_but_beams_have_theirs(pair: Any) -> None:
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_scores_are_left_out_where_no_one_asks_for_them(pair: Any, beam_size: int) -> None:
     model, engine = pair
     rows = rows_of(model)
     with_scores, without = (
-        engine.outputs(rows, asked(model, rows, scores=scores)) for scores in (True, False)
+        engine.outputs(rows, asked(model, rows, scores=scores, beam_size=beam_size))
+        for scores in (True, False)
     )
     for one, other in zip(with_scores, without, strict=True):
         assert one[0].ids == other[0].ids
-        assert math.isfinite(one[0].log_prob)
-        assert math.isnan(other[0].log_prob)
-    [beams] = engine.outputs(rows[:1], asked(model, rows[:1], beam_size=2, scores=False))
-    assert math.isfinite(beams[0].score)
+        assert all(map(math.isfinite, (one[0].log_prob, one[0].score)))
+        assert all(map(math.isnan, (other[0].log_prob, other[0].score)))
 
 
 def test_a_batch_is_as_many_batches_of_one(pair: Any) -> None:

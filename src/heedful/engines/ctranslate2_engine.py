@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
@@ -38,6 +39,7 @@ _LACKING: dict[str, tuple[Any, ...]] = {
     "require": ((), []),
     "prefixes": (None,),
 }
+_lacking = attrgetter(*_LACKING)
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,11 @@ class CTranslate2:
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """As `Engine.lacks`."""
         options = asked.options
+        values = _lacking(options)
         found = [
             f"it has no {name}"
-            for name, idle in _LACKING.items()
-            if getattr(options, name) not in idle
+            for (name, idle), value in zip(_LACKING.items(), values, strict=True)
+            if value not in idle
         ]
         if (options.beam_size or 1) > 1:
             if "stop_rule" in options.said and options.stop_rule != "beam_full":
@@ -149,54 +152,59 @@ class CTranslate2:
 
     def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         """As `Engine.outputs`."""
-        return self._submit(rows, asked, asynchronous=False)()
+        with self._undamaged():
+            groups = self._together(rows, asked.options)
+            return self._read(self._begin(groups, rows, asked, asynchronous=False), rows, asked)
 
     def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
         """As `Engine.submit`."""
-        return self._submit(rows, asked, asynchronous=True)
-
-    def _submit(
-        self, rows: list[list[int]], asked: Asked, *, asynchronous: bool
-    ) -> Callable[[], list[list[Hypothesis]]]:
-        """Begin batches; a call that waits for its own is done a little sooner."""
-
-        def begin(groups: Iterable[list[int]]) -> list[tuple[int, Any]]:
-            return [
-                pair
-                for places in groups
-                for pair in zip(
-                    places,
-                    self._begin([rows[p] for p in places], asked.of(places), asynchronous),
-                    strict=True,
-                )
-            ]
-
-        read = self._reader(asked)
         with self._undamaged():
-            begun = begin(self._together(rows, asked.options))
-
-        def results(begun: list[tuple[int, Any]]) -> dict[int, list[Hypothesis]]:
-            return {
-                place: read(found.result() if asynchronous else found, asked.limits[place])
-                for place, found in begun
-            }
-
-        def complete() -> list[list[Hypothesis]]:
-            found = results(begun)
-            # Anew where the limit of the batch let an output outgrow its own.
-            long: dict[tuple[int, int], list[int]] = {}
-            for place, outputs in found.items() if len({*asked.limits}) > 1 else ():
-                if max(len(each.ids) for each in outputs) > asked.limits[place]:
-                    same = (asked.limits[place], self._likeness(rows[place], asked.options))
-                    long.setdefault(same, []).append(place)
-            found |= results(begin(long.values()))
-            return [found[place] for place in range(len(rows))]
+            groups = self._together(rows, asked.options)
+            begun = self._begin(groups, rows, asked, asynchronous=True)
 
         def wait() -> list[list[Hypothesis]]:
             with self._undamaged():
-                return complete()
+                return self._read(_results(begun), rows, asked)
 
         return wait
+
+    def _begin(
+        self,
+        groups: Iterable[list[int]],
+        rows: list[list[int]],
+        asked: Asked,
+        *,
+        asynchronous: bool,
+    ) -> dict[int, Any]:
+        """By place, what it answers to the rows of groups, or what waits for that.
+
+        A call that waits for its own answers is done a little sooner.
+        """
+        begun: dict[int, Any] = {}
+        for places in groups:
+            chosen = [rows[place] for place in places]
+            answers = self._call(chosen, asked.of(places), asynchronous)
+            begun.update(zip(places, answers, strict=True))
+        return begun
+
+    def _read(
+        self, found: dict[int, Any], rows: list[list[int]], asked: Asked
+    ) -> list[list[Hypothesis]]:
+        """Outputs in the rows' order; anew where a batch's limit let one outgrow its own."""
+        limits, options = asked.limits, asked.options
+        outputs = {
+            place: self._outputs(each, limits[place], asked) for place, each in found.items()
+        }
+        long: dict[tuple[int, int], list[int]] = {}
+        for place, of_row in outputs.items() if len({*limits}) > 1 else ():
+            if max(len(each.ids) for each in of_row) > limits[place]:
+                same = (limits[place], self._likeness(rows[place], options))
+                long.setdefault(same, []).append(place)
+        for place, each in _results(
+            self._begin(long.values(), rows, asked, asynchronous=True)
+        ).items():
+            outputs[place] = self._outputs(each, limits[place], asked)
+        return [outputs[place] for place in range(len(rows))]
 
     def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
         """As `Engine.runs`."""
@@ -259,7 +267,7 @@ class CTranslate2:
         is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
         return min(len(row), 2) if is_plain else len(row)
 
-    def _begin(self, rows: list[list[int]], asked: Asked, asynchronous: bool) -> list[Any]:
+    def _call(self, rows: list[list[int]], asked: Asked, asynchronous: bool) -> list[Any]:
         keys, limit = self._asked(asked), max(asked.limits)
         if self.facts.family == "decoder_only":
             return list(
@@ -291,7 +299,7 @@ class CTranslate2:
             "num_hypotheses": options.num_return,
             "length_penalty": _power(options) if (options.beam_size or 1) > 1 else 0,
             "no_repeat_ngram_size": options.no_repeat_ngram_size or 0,
-            "return_scores": options.scores or options.rows > 1,
+            "return_scores": options.scores,
             "return_end_token": True,
             "end_token": [self._target[token] for token in asked.end],
         }
@@ -313,34 +321,30 @@ class CTranslate2:
             keys["use_vmap"] = True
         return keys | {"min_decoding_length": shortest}
 
-    def _reader(self, asked: Asked) -> Callable[[Any, int], list[Hypothesis]]:
-        """What makes outputs of ours of those for a row, whose limit is given."""
+    def _outputs(self, result: Any, limit: int, asked: Asked) -> list[Hypothesis]:
+        """Outputs of ours, of its answer for a row whose limit is given."""
         options, end, last = asked.options, asked.end, asked.last
-        is_one_stack, number = self.facts.family == "decoder_only", self._ids
-        power = _power(options) if (options.beam_size or 1) > 1 else None
-        score_of = LengthScore(options.normalization or "average", options.length_penalty or 0)
+        if self.facts.family == "decoder_only":
+            found = result.sequences_ids
+        else:
+            found = [[self._ids[token] for token in words] for words in result.hypotheses]
         # One output alone is cut where the limit of its batch let it go on; of its score, not.
-        is_cut = options.rows == 1 and not options.scores
-
-        def output(ids: list[int], score: float, limit: int) -> Hypothesis:
+        if options.rows == 1 and not options.scores:
+            found = [found[0][:limit]]
+        outputs = []
+        for ids, score in zip(found, result.scores or [math.nan] * len(found), strict=True):
             finished = bool(ids) and ids[-1] in end
             if not finished and last is not None and len(ids) == limit:
-                ids = [*ids[:-1], last]
+                ids[-1] = last
                 finished = last in end
-            log_prob = score if power is None else score * len(ids) ** power
-            return Hypothesis(ids, log_prob / score_of.divisor(len(ids)), finished, log_prob, [])
-
-        def read(result: Any, limit: int) -> list[Hypothesis]:
-            if is_one_stack:
-                found = result.sequences_ids
-            else:
-                found = [[number[token] for token in words] for words in result.hypotheses]
-            if is_cut:
-                return [output(found[0][:limit], (result.scores or [math.nan])[0], limit)]
-            pairs = zip(found, result.scores or [math.nan] * len(found), strict=True)
-            return [output(ids, score, limit) for ids, score in pairs]
-
-        return read
+            outputs.append(Hypothesis(ids, score, finished, score, []))
+        if options.scores:
+            power = _power(options) if (options.beam_size or 1) > 1 else 0.0
+            score_of = LengthScore(options.normalization or "average", options.length_penalty or 0)
+            for each in outputs:
+                each.log_prob *= len(each.ids) ** power
+                each.score = score_of(each.log_prob, len(each.ids))
+        return outputs
 
     def _words(self, rows: list[list[int]], tokens: list[str] | None = None) -> list[list[str]]:
         tokens = self._target if tokens is None else tokens
@@ -375,6 +379,11 @@ def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
     """Put a shortlist into a form; raises UserError for names of tokens with blanks."""
     sides = (_vocabulary(directory, f"{side}_vocabulary") for side in ("source", "target"))
     write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))
+
+
+def _results(begun: dict[int, Any]) -> dict[int, Any]:
+    """Answers that were waited for."""
+    return {place: each.result() for place, each in begun.items()}
 
 
 def _power(options: Options) -> float:

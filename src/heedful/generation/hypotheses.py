@@ -11,7 +11,7 @@ Normalization = Literal["average", "gnmt", "none"]
 _NORMALIZATIONS = get_args(Normalization)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Hypothesis:
     """One result of a search or of sampling.
 

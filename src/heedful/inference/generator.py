@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, ClassVar
 
 from heedful.engines.engine import Asked, Engine
@@ -27,8 +26,8 @@ class Generation:
     """One output. `finished` is False where the length limit cut it off.
 
     `ids` are the new tokens, the end included where it was reached; `log_prob` is the sum of the
-    tokens' natural log-probabilities under the model, `score` what outputs are ranked by; of greedy
-    outputs both are NaN where they were not asked for (`Options.scores`).
+    tokens' natural log-probabilities under the model, `score` what outputs are ranked by; both may
+    be NaN where they were not asked for (`Options.scores`).
     """
 
     text: str
@@ -171,22 +170,24 @@ class Generator(SavedModel):
         self, windows: Iterable[Texts], options: Options, ahead: int = 0
     ) -> Iterator[list[Hypothesis]]:
         """The outputs of prompts in windows; see `in_turn`."""
-        begun: deque[Iterator[list[Hypothesis]]] = deque()
+        begun: deque[Callable[[], list[list[Hypothesis]]]] = deque()
         number = 0
         try:
             for prompts in windows:
                 begun.append(self._begin(prompts, number, options, waits=not ahead))
                 number += len(prompts)
                 while len(begun) > ahead:
-                    yield from begun.popleft()
+                    yield from begun.popleft()()
         except UserError:  # of a later window: what came before it is not lost
-            yield from chain.from_iterable(begun)
+            while begun:
+                yield from begun.popleft()()
             raise
-        yield from chain.from_iterable(begun)
+        while begun:
+            yield from begun.popleft()()
 
     def _begin(
         self, prompts: Texts, first: int, options: Options, *, waits: bool
-    ) -> Iterator[list[Hypothesis]]:
+    ) -> Callable[[], list[list[Hypothesis]]]:
         """Give the batches of a window to the engine; outputs in the prompts' order.
 
         Where the window `waits` for its outputs and is one batch, nothing runs beside it.
@@ -205,19 +206,17 @@ class Generator(SavedModel):
             else:
                 begun.append((places, engine.submit(chosen, asked)))
 
-        def finish() -> Iterator[list[Hypothesis]]:
-            blank = [Hypothesis([], 0.0, True, 0.0, [])]
-            found = [blank for _ in rows]
-            if options.progress is not None:
-                options.progress(sum(not row for row in rows))
+        def finish() -> list[list[Hypothesis]]:
+            found = [[Hypothesis([], 0.0, True, 0.0, [])] for _ in rows]
+            told = options.progress or (lambda _: None)
+            told(sum(not row for row in rows))
             for places, wait in begun:
                 for place, outputs in zip(places, wait(), strict=True):
                     found[place] = outputs
-                if options.progress is not None:
-                    options.progress(len(places))
-            yield from found
+                told(len(places))
+            return found
 
-        return finish()
+        return finish
 
     def _engine(self, rows: list[list[int]], asked: Asked) -> Engine:
         """What runs a call: the net itself where the engine lacks something, which is said once."""
@@ -249,7 +248,8 @@ class Generator(SavedModel):
             return [first, behind] if behind and behind != first else [first]
 
         required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
-        self.check_ids(required, "tgt_")
+        if required:
+            self.check_ids(required, "tgt_")
         if isinstance(draft, Generator):
             draft = (draft.eager, draft.ids.start)
         return Asked(

@@ -169,7 +169,7 @@ class SavedModel:
         rows = [
             around(self.src_tokenizer, next(encoded))
             if isinstance(text, str)
-            else [int(token) for token in text]
+            else list(map(int, text))
             for text in texts
         ]
         self.check_ids(rows, "src_")
@@ -178,8 +178,8 @@ class SavedModel:
     def check_ids(self, rows: Iterable[Sequence[int]], side: Literal["src_", "tgt_"]) -> None:
         """Refuse ids that the net's table of a side has no place for; raises UserError."""
         sizes = (getattr(self.config, f"{each}vocab_size", None) for each in (side, ""))
-        size = next((each for each in sizes if each is not None), math.inf)
-        for token in {token for row in rows for token in row}:
+        size = next(filter(None, sizes), math.inf)
+        for token in [end for row in rows if row for end in (min(row), max(row))]:
             if not 0 <= token < size:
                 raise UserError(
                     f"token {token} is outside the model's table of {size:,}: the ids, or its "
