@@ -1,7 +1,6 @@
 """Writing so that nothing which was saved is ever lost: beside, synced, then renamed."""
 
 import ctypes
-import errno
 import glob
 import json
 import os
@@ -20,29 +19,12 @@ from heedful.errors import UserError
 # model alone.
 MODEL_FILES = frozenset(
     (
-        "engines",
-        "model.bin",
-        "head.npz",
-        "vocabulary.json",
-        "shared_vocabulary.json",
-        "source_vocabulary.json",
-        "target_vocabulary.json",
-        "tokenizer.source.json",
-        "tokenizer.target.json",
-        "example.py",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.src.json",
-        "tokenizer.tgt.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "source.spm",
-        "target.spm",
-        "vocab.json",
-        "target_vocab.json",
-        "tokenizer_source",
-        "tokenizer_target",
+        *("config.json", "generation_config.json", "model.safetensors", "model.bin", "head.npz"),
+        *("tokenizer.json", "tokenizer.src.json", "tokenizer.tgt.json", "tokenizer_config.json"),
+        *("tokenizer.source.json", "tokenizer.target.json", "tokenizer_source", "tokenizer_target"),
+        *("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocabulary.json"),
+        *("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
+        *("engines", "example.py"),
     )
 )
 LARGEST_TEXT = 512 << 20  # bytes of a file of settings: the largest tokenizers have a tenth
@@ -51,24 +33,44 @@ _LEFTOVER = re.compile(r"\..*\.\d+\.tmp")
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2(2)
 
 
-def write_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a file beside `path`, sync it, and give it its name.
+@contextmanager
+def written(named: Path) -> Iterator[Path]:
+    """A path beside `named`, where the block makes a file or a directory: synced, then renamed.
 
-    Whoever reads `path` sees the old content or all of the new. Raises UserError (a full disk, no
+    Whoever reads `named` sees the old content or all of the new. Raises UserError (a full disk, no
     permission, a directory in the way), and then leaves nothing behind.
     """
-    with _beside(path) as beside:
-        write(beside)
+    if named.exists() and not named.is_file() and not named.is_dir():
+        with _copied_into(named) as scratch:
+            yield scratch
+        return
+    path = Path(os.path.realpath(named))  # what a link leads to is replaced, not the link
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
+        yield beside
+        for each in (*beside.rglob("*"), beside):
+            _sync(each)
+        if beside.is_dir() and path.exists():
+            _exchange(beside, path)
+        else:
+            beside.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    finally:
+        _remove(beside)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """An open binary file that takes the place of `path` once the block has ended without error.
 
-    As `write_file`, for content that comes bit by bit. What an interruption (Ctrl-C, SIGTERM,
+    As `written`, for content that comes bit by bit. What an interruption (Ctrl-C, SIGTERM,
     SIGHUP) leaves unfinished is kept as `path` with `.partial` behind its name.
     """
-    with _beside(path) as beside, beside.open("wb") as file:
+    with written(path) as beside, beside.open("wb") as file:
         try:
             yield file
         except (KeyboardInterrupt, SystemExit):
@@ -85,12 +87,13 @@ def partial_of(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_file` for text, in UTF-8."""
-    write_file(path, lambda beside: _write_text(beside, text))
+    """`written` for text, in UTF-8."""
+    with written(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """`write_file` for JSON that a person may read."""
+    """`written` for JSON that a person may read."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -172,9 +175,6 @@ def check_writable(path: Path) -> None:
     Raises:
         UserError: a directory, a link to nowhere, a name that cannot be, no permission.
     """
-    in_the_way = IsADirectoryError(errno.EISDIR, "Is a directory")
-    if not path.name:
-        raise _cannot_write(path, in_the_way)
     real = Path(os.path.realpath(path))
     try:
         is_there = bool(os.stat(path))
@@ -182,16 +182,15 @@ def check_writable(path: Path) -> None:
         is_there = False
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from None
-    if real.is_dir():
-        raise _cannot_write(path, in_the_way)
-    if is_there and not real.is_file():  # a device or a pipe is written to, not replaced
-        place = real
-    else:
+    if not path.name or real.is_dir():
+        raise _cannot_write(path, "Is a directory")
+    place = real
+    if not is_there or real.is_file():  # a device or a pipe is written to, not replaced
         place = next(each for each in real.parents if each.exists())
         if not place.is_dir():
-            raise _cannot_write(path, NotADirectoryError(errno.ENOTDIR, "Not a directory"))
+            raise _cannot_write(path, "Not a directory")
     if not os.access(place, os.W_OK):
-        raise _cannot_write(path, PermissionError(errno.EACCES, "Permission denied"))
+        raise _cannot_write(path, "Permission denied")
 
 
 def check_new(
@@ -247,25 +246,9 @@ def write_directory(
         UserError: it holds more; no room, or no permission.
     """
     check_new(path, overwrite=True, owns=owns)
-    path = Path(os.path.realpath(path))
-    beside = _beside_of(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
+    with written(path) as beside:
         beside.mkdir()
         fill(beside)
-        for file in beside.rglob("*"):
-            _sync(file)
-        _sync(beside)
-        if path.exists():
-            _exchange(beside, path)
-        else:
-            beside.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def remove_leftovers(path: Path) -> None:
@@ -300,10 +283,6 @@ def _is_alive(process: int) -> bool:
     return process != os.getpid()
 
 
-def _beside_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
 def _exchange(new: Path, old: Path) -> None:
     """Let two directories change places, in one step where the system can (Linux)."""
     names = [_AT_CWD, os.fsencode(new), _AT_CWD, os.fsencode(old), _EXCHANGE]
@@ -314,28 +293,6 @@ def _exchange(new: Path, old: Path) -> None:
     old.replace(aside)
     new.replace(old)
     aside.replace(new)
-
-
-@contextmanager
-def _beside(named: Path) -> Iterator[Path]:
-    if named.exists() and not named.is_file() and not named.is_dir():
-        with _copied_into(named) as scratch:
-            yield scratch
-        return
-    path = Path(os.path.realpath(named))  # what a link leads to is replaced, not the link
-    beside = _beside_of(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
-        yield beside
-        _sync(beside)
-        beside.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 @contextmanager
@@ -351,15 +308,11 @@ def _copied_into(device: Path) -> Iterator[Path]:
             raise _cannot_write(device, error) from None
 
 
-def _cannot_write(path: Path, error: OSError | ValueError) -> UserError:
+def _cannot_write(path: Path, why: OSError | ValueError | str) -> UserError:
     # A file where the path has a folder is "File exists" to mkdir.
-    in_the_way = isinstance(error, FileExistsError)
-    reason = "Not a directory" if in_the_way else getattr(error, "strerror", None) or str(error)
+    in_the_way = isinstance(why, FileExistsError)
+    reason = "Not a directory" if in_the_way else getattr(why, "strerror", None) or str(why)
     return UserError(f"cannot write {path}: {reason}; make room, or name another place")
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from heedful.errors import UserError
-from heedful.files import write_file
+from heedful.files import written
 
 Ids = NDArray[np.int64]
 Row = Sequence[int] | NDArray[np.integer[Any]]
@@ -78,12 +78,8 @@ class Shortlist:
         content = {"always": self.always, "starts": self.starts, "tokens": self.tokens}
         content["sizes"] = np.array([self.target_size])
         content["tokenizers"] = np.frombuffer(tokenizers.encode(), np.uint8)
-        written = save(content)
-
-        def write(beside: Path) -> None:
-            beside.write_bytes(written)
-
-        write_file(path, write)
+        with written(path) as beside:
+            beside.write_bytes(save(content))
 
     @classmethod
     def load(cls, path: Path, tokenizers: str) -> "Shortlist":

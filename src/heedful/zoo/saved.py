@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
-from heedful.files import write_file
+from heedful.files import written
 from heedful.zoo import architecture
 from heedful.zoo.checks import validated
 from heedful.zoo.names import FLOATS, weights_of
@@ -36,15 +36,12 @@ def save_tensors(
 ) -> None:
     """Write tensors to one safetensors file, whole or not at all."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-    def write(beside: Path) -> None:
+    with written(path) as beside:
         try:
             save_file(content, beside, metadata=metadata)
             beside.chmod(0o644)  # the library makes files that only their owner can read
         except SafetensorError as error:
             raise OSError(str(error)) from None
-
-    write_file(path, write)
 
 
 def step_of(path: Path) -> int | None:
