@@ -116,7 +116,7 @@ def parse_recipe(
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        key, message = _describe(error)
+        key, message = wrong_key(error)
         own = any(key == each or key.startswith(f"{each}.") for each in overridden)
         raise UserError(f"{'--set' if own else where}: {message}") from None
 
@@ -211,17 +211,20 @@ def _apply(content: dict[str, Any], key: str, value: Any) -> None:
     place[last] = value
 
 
-def _describe(error: ValidationError) -> tuple[str, str]:
-    """The first wrong key, and what is wrong with it."""
+def wrong_key(
+    error: ValidationError, model: type[BaseModel] = Recipe, section: str = ""
+) -> tuple[str, str]:
+    """The first wrong key of `model`, which is a section of a recipe, and what is wrong with it."""
     problems = error.errors()
     first = problems[0]
-    keys = _written(first["loc"])
-    key = ".".join(keys)
+    keys = _written(first["loc"], model)
+    key = ".".join([section, *keys] if section else keys)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         if key in RENAMED:
             return key, f"{key} is now called {RENAMED[key]}{more}"
-        return key, f"unknown key {key}; {nearest(keys[-1], _fields_at(keys[:-1]))}{more}"
+        known = _fields_at(keys[:-1], model)
+        return key, f"unknown key {key}; {nearest(keys[-1], known)}{more}"
     if first["type"] == "literal_error":
         options = re.findall("'([^']+)'", first["ctx"]["expected"])
         value = str(first["input"])
@@ -233,35 +236,27 @@ def _describe(error: ValidationError) -> tuple[str, str]:
     return key, f"{key}: {message}, not {first['input']!r}{more}"
 
 
-def _written(location: tuple[int | str, ...]) -> list[str]:
+def _written(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
     """The keys of an error's place, without pydantic's positions and names of union members."""
     keys: list[str] = []
     for part in location:
-        if isinstance(part, int):  # a place in a list of models
-            keys.append(str(part))
-            continue
-        fields = _fields_at(keys)
+        fields = {} if isinstance(part, int) else _fields_at(keys, model)  # a place in a list
         keys.append(str(part))
-        if part not in fields or not _models_in(fields[str(part)].annotation):
+        if not isinstance(part, int) and not (part in fields and _models_in(fields[part])):
             break
     return keys
 
 
-def _fields_at(keys: list[str]) -> dict[str, Any]:
-    model: type[BaseModel] = Recipe
+def _fields_at(keys: list[str], model: type[BaseModel]) -> dict[str, FieldInfo]:
     for key in keys:
-        if key.isdigit():
-            continue
-        model = _models_in(model.model_fields[key].annotation)[0]
+        if not key.isdigit():
+            model = _models_in(model.model_fields[key])[0]
     return dict(model.model_fields)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    return [
-        option
-        for option in (annotation, *get_args(annotation))
-        if isinstance(option, type) and issubclass(option, BaseModel)
-    ]
+def _models_in(field: FieldInfo) -> list[type[BaseModel]]:
+    kinds = (field.annotation, *get_args(field.annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
 def inline(value: Any) -> str:

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 import heedful
-from heedful.config import OWN_METRICS, RENAMED, Files, Recipe
+from heedful.config import OWN_METRICS, Files, Recipe
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, open_columns, write_columns
 from heedful.data.encoding import TextColumn, encode_rows
@@ -26,7 +26,8 @@ from heedful.evaluation.likelihood import averages, batch_loss, total
 from heedful.files import read_json, write_json
 from heedful.inference import ModelCard
 from heedful.parts.losses import LossSum
-from heedful.plugins import SHIPPED, nearest
+from heedful.plugins import SHIPPED
+from heedful.recipe_files import wrong_key
 from heedful.tasks.inputs import (
     SOURCES,
     SPLITS,
@@ -412,20 +413,13 @@ class SeqToSeqTask(Task):
 
 def read_objective(recipe: Recipe, kind: Any) -> Any:
     """The task's own keys, a model or a union of such by `kind`; UserError names a wrong one."""
+    model = _model_of(kind, recipe.objective.get("kind"))
     try:
-        return TypeAdapter(kind).validate_python(recipe.objective)
+        return TypeAdapter(model).validate_python(recipe.objective)
     except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        model = _model_of(kind, recipe.objective.get("kind"))
-        keys = [str(key) for key in first["loc"] if key != recipe.objective.get("kind")]
-        problem = f"{'.'.join(['objective', *keys])}: {message[0].lower()}{message[1:]}"
-        if first["type"] == "extra_forbidden":
-            problem = f"unknown key objective.{keys[0]}; {nearest(keys[0], model.model_fields)}"
-            if f"objective.{keys[0]}" in RENAMED:
-                problem = f"objective.{keys[0]} is now called {RENAMED[f'objective.{keys[0]}']}"
-            elif not model.model_fields:
-                problem = f"the task {recipe.task} has no objective settings; leave them out"
+        problem = wrong_key(error, model, "objective")[1]
+        if problem.startswith("unknown key") and not model.model_fields:
+            problem = f"the task {recipe.task} has no objective settings; leave them out"
         raise UserError(problem) from None
 
 
