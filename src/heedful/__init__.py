@@ -9,35 +9,6 @@ from heedful.lazy import lazily
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "load": "heedful.inference",
-    "ensemble": "heedful.inference",
-    "Translator": "heedful.inference",
-    "LanguageModel": "heedful.inference",
-    "MaskedLanguageModel": "heedful.inference",
-    "Classifier": "heedful.inference",
-    "Embedder": "heedful.inference",
-    "train": "heedful.run",
-    "load_recipe": "heedful.recipe_files",
-    "import_hf": "heedful.export.hf",
-    "export_hf": "heedful.export.hf",
-    "UserError": "heedful.errors",
-}
-_ROOMS = (
-    "parts",
-    "models",
-    "zoo",
-    "data",
-    "tasks",
-    "generation",
-    "engines",
-    "evaluation",
-    "insight",
-    "training",
-    "inference",
-    "export",
-)
-
 __all__ = [  # noqa: RUF022
     "UserError",
     "Translator",
@@ -68,4 +39,16 @@ if TYPE_CHECKING:
     from heedful.recipe_files import load_recipe
     from heedful.run import train
 
-__getattr__ = lazily(__name__, _HOMES | {room: f"heedful.{room}" for room in _ROOMS})
+__getattr__ = lazily(
+    __name__,
+    {
+        "errors": ("UserError",),
+        "export.hf": ("export_hf", "import_hf"),
+        "inference": (
+            *("Classifier", "Embedder", "LanguageModel", "MaskedLanguageModel", "Translator"),
+            *("ensemble", "load"),
+        ),
+        "recipe_files": ("load_recipe",),
+        "run": ("train",),
+    },
+)

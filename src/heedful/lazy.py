@@ -1,22 +1,26 @@
 """Packages that hand out their names when these are asked for, so that importing one is cheap."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A `__getattr__` for a package (PEP 562).
+def lazily(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """A `__getattr__` for a package (PEP 562): its modules, and names that they have.
 
     Args:
-        homes: for each name the module that has it; a module's own last name is the module itself.
+        names: by the module of the package that has them.
     """
+    homes = {name: f"{package}.{home}" for home, found in names.items() for name in found}
 
     def __getattr__(name: str) -> Any:
-        home = homes.get(name)
-        if home is None:
-            raise AttributeError(f"module {package} has no attribute {name}")
-        module = import_module(home)
-        return module if home.endswith(f".{name}") else getattr(module, name)
+        if name in homes:
+            return getattr(import_module(homes[name]), name)
+        try:
+            return import_module(f"{package}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{package}.{name}":
+                raise
+            raise AttributeError(f"module {package} has no attribute {name}") from None
 
     return __getattr__

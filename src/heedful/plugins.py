@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from heedful.errors import UserError
@@ -72,9 +73,7 @@ class Registry:
             raise UserError(f"no {self.kind} {name}; {nearest(name, self.names())}")
         entry = self._entries[name]
         if isinstance(entry, str):
-            module, _, attribute = entry.partition(":")
-            entry = import_module(module)
-            entry = self._entries[name] = getattr(entry, attribute) if attribute else entry
+            entry = self._entries[name] = resolve_name(entry)
         return entry
 
     def plugin_of(self, name: str) -> str | None:

@@ -22,7 +22,9 @@ __all__ = [
 ]
 __getattr__ = lazily(
     __name__,
-    dict.fromkeys(("Hypothesis", "LengthScore"), "heedful.generation.hypotheses")
-    | dict.fromkeys(("sample", "sample_steps"), "heedful.generation.sampling")
-    | dict.fromkeys(("beam_search", "greedy_search"), "heedful.generation.search"),
+    {
+        "hypotheses": ("Hypothesis", "LengthScore"),
+        "sampling": ("sample", "sample_steps"),
+        "search": ("beam_search", "greedy_search"),
+    },
 )

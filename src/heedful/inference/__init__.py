@@ -58,7 +58,4 @@ __all__ = [
     "parameter_count",
     "save_description",
 ]
-__getattr__ = lazily(
-    __name__,
-    {name: f"heedful.inference.{home}" for home, names in _NAMES.items() for name in names},
-)
+__getattr__ = lazily(__name__, _NAMES)
