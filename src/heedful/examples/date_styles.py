@@ -7,7 +7,7 @@ look-ups.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import yaml
 from babel import Locale
+from babel.dates import tokenize_pattern
 
 Language = Literal["en", "de", "fr", "es", "zh"]
 
@@ -64,13 +65,13 @@ def build_styles() -> tuple[Style, ...]:
 
 def _templates_of(language: Language) -> Iterator[tuple[str, str, str, dict[str, Table]]]:
     """Name, template, writings held out, and fields, of CLDR's templates and then ours."""
-    for identifier in _LOCALES[language]:
+    for identifier in _TABLES["locales"][language]:
         locale = Locale.parse(identifier)
         for name, template in _cldr_templates(locale):
             yield f"{identifier} {name}", template, "", _fields(locale)
-    fields = _fields(Locale.parse(_LOCALES[language][0]))
-    numeric = _TEMPLATES["numeric"] if language != "zh" else []
-    for row in [*numeric, *_TEMPLATES[language]]:
+    fields = _fields(Locale.parse(_TABLES["locales"][language][0]))
+    numeric = _TABLES["numeric"] if language != "zh" else []
+    for row in [*numeric, *_TABLES[language]]:
         template, _, held_out = row.partition(" ! ")
         yield f"{language} {template}", template, held_out, fields
 
@@ -81,77 +82,72 @@ def _cldr_templates(locale: Any) -> Iterator[tuple[str, str]]:
     CLDR's `y` is the full year, so `yy` and eras are not among the fields. A pattern with a numeric
     month must order its parts day-month-year or year-month-day.
     """
+    ours = _TABLES["cldr"]
     for name, pattern in [*locale.date_formats.items(), *locale.datetime_skeletons.items()]:
-        template, letters = "", ""
-        for token in re.finditer(r"'([^']*)'|(([a-zA-Z])\3*)|.", pattern.pattern):
-            if token[2] is None:
-                template += token[0] if token[1] is None else token[1]
-            else:
-                template += "{" + _CLDR_FIELDS.get(token[2], "?") + "}"
-                letters += token[3]
-        order = letters.replace("E", "")
-        is_named = "{month}" in template or "{mon}" in template
-        is_date = "?" not in template and sorted(order) == ["M", "d", "y"]
-        if is_date and (is_named or order in ("dMy", "yMd")):
-            yield name, template
-
-
-_CLDR_FIELDS = {
-    "y": "year",
-    "M": "m",
-    "MM": "mm",
-    "MMM": "mon",
-    "MMMM": "month",
-    "d": "d",
-    "dd": "dd",
-    "E": "wd",
-    "EEE": "wd",
-    "EEEE": "weekday",
-}
+        tokens: Any = tokenize_pattern(pattern.pattern)
+        parts = [(k, value if k == "chars" else value[0] * value[1]) for k, value in tokens]
+        fields = [part for kind, part in parts if kind == "field"]
+        order = "".join(field[0] for field in fields).replace("E", "")
+        is_date = ours.keys() >= {*fields} and sorted(order) == ["M", "d", "y"]
+        if is_date and ("MMM" in "".join(fields) or order in ("dMy", "yMd")):
+            shown = (part if kind == "chars" else f"{{{ours[part]}}}" for kind, part in parts)
+            yield name, "".join(shown)
 
 
 def _fields(locale: Any) -> dict[str, Table]:
     """The tables that fill a template's fields, in the words of the locale."""
-    language = locale.language
+    language, months = locale.language, locale.months
     month, mon, mon3 = (
-        tuple(names[i] for i in range(1, 13))
+        [names[i] for i in range(1, 13)]
         for names in (
-            locale.months["format"]["wide"],
-            locale.months["format"]["abbreviated"],
-            locale.months["stand-alone"]["abbreviated"],
+            months["format"]["wide"],
+            months["format"]["abbreviated"],
+            months["stand-alone"]["abbreviated"],
         )
     )
     weekday, wd = (
-        tuple(locale.days["format"][width][i] for i in range(7))
-        for width in ("wide", "abbreviated")
+        [locale.days["format"][width][i] for i in range(7)] for width in ("wide", "abbreviated")
     )
-    mon3 = tuple(name.rstrip(".") for name in mon3)
-    # A month that is not shortened takes no full stop.
-    dotted = tuple(a if a == b else f"{a}." for a, b in zip(mon3, month, strict=True))
+    mon3 = [name.rstrip(".") for name in mon3]
     other = {"Samstag": "Sonnabend", "星期日": "星期天"}
-    days = range(1, 32)
-    texts: dict[str, tuple[int, tuple[str, ...]]] = {
-        "year": (0, tuple(str(year) for year in YEARS)),
-        "cyear": (0, tuple(str(year).translate(_CHINESE_DIGITS) for year in YEARS)),
-        "month": (1, month),
-        "mon": (1, mon),
-        "mon3": (1, mon3),
-        "mon.": (1, dotted),
-        "m": (1, tuple(str(i) for i in range(1, 13))),
-        "mm": (1, tuple(f"{i:02}" for i in range(1, 13))),
-        "cm": (1, tuple(_chinese(i) for i in range(1, 13))),
-        "d": (2, tuple(str(day) for day in days)),
-        "dd": (2, tuple(f"{day:02}" for day in days)),
-        "cd": (2, tuple(_chinese(day) for day in days)),
-        "nth": (2, tuple(_ordinal(day, language) for day in days)),
-        "weekday": (3, weekday),
-        "weekday2": (3, tuple(other.get(name, name) for name in weekday)),
-        "weekday3": (3, tuple(other.get(n, n).replace("星期", "礼拜") for n in weekday)),
-        "wd": (3, wd),
-        "wd3": (3, tuple(name.rstrip(".") for name in wd)),
+    weekday2 = [other.get(name, name) for name in weekday]
+    cyear = [str(year).translate(_CHINESE_DIGITS) for year in YEARS]
+    numbers, days = range(1, 13), range(1, 32)
+    parts: tuple[dict[str, Iterable[str]], ...] = (
+        {
+            "year": map(str, YEARS),
+            "cyear": cyear,
+            "cyear0": (year.replace("〇", "零") for year in cyear),
+        },
+        {
+            "month": month,
+            "mon": mon,
+            "mon3": mon3,
+            # A month that is not shortened takes no full stop.
+            "mon.": (a if a == b else f"{a}." for a, b in zip(mon3, month, strict=True)),
+            "m": map(str, numbers),
+            "mm": (f"{i:02}" for i in numbers),
+            "cm": map(_chinese, numbers),
+        },
+        {
+            "d": map(str, days),
+            "dd": (f"{day:02}" for day in days),
+            "cd": map(_chinese, days),
+            "nth": (_ordinal(day, language) for day in days),
+        },
+        {
+            "weekday": weekday,
+            "weekday2": weekday2,
+            "weekday3": (name.replace("星期", "礼拜") for name in weekday2),
+            "wd": wd,
+            "wd3": (name.rstrip(".") for name in wd),
+        },
+    )
+    return {
+        field: Table(part, tuple(texts))
+        for part, tables in enumerate(parts)
+        for field, texts in tables.items()
     }
-    texts["cyear0"] = (0, tuple(year.replace("〇", "零") for year in texts["cyear"][1]))
-    return {field: Table(part, names) for field, (part, names) in texts.items()}
 
 
 _CHINESE_DIGITS = str.maketrans("0123456789", "〇一二三四五六七八九")
@@ -177,7 +173,7 @@ def _written(
 ) -> Iterator[Style]:
     """The template in each of the language's writings."""
     has_words = any(letter.isalpha() for letter in re.sub(_NUMBERS, "", template))
-    for writing in _WRITINGS_OF[language] if has_words else ("",):
+    for writing in _TABLES["writings"][language] if has_words else ("",):
         write = _WRITINGS[writing]
         pieces: list[str | Table] = []
         for text, field in re.findall(r"([^{]+)|\{([^}]+)\}", template):
@@ -218,23 +214,6 @@ _WRITINGS: dict[str, Callable[[str, bool], str]] = {
     "spaced": lambda text, is_name: text if is_name else text.replace(" ", "  "),
 }
 
-_WRITINGS_OF: dict[Language, tuple[str, ...]] = {
-    "en": ("", "lower", "upper", "spaced"),
-    "de": ("", "lower", "upper", "umlautless", "spaced"),
-    "fr": ("", "upper", "capital", "unaccented", "unaccented-upper", "spaced"),
-    "es": ("", "upper", "capital", "unaccented", "unaccented-upper", "spaced"),
-    "zh": ("",),
-}
-
-# The first locale of a language names the months of the templates above.
-_LOCALES: dict[Language, tuple[str, ...]] = {
-    "en": ("en", "en_GB"),
-    "de": ("de", "de_AT"),
-    "fr": ("fr", "fr_CA"),
-    "es": ("es", "es_MX"),
-    "zh": ("zh", "zh_Hant"),
-}
-
-_TEMPLATES: dict[str, list[str]] = yaml.safe_load(
+_TABLES: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parent / "date_templates.yaml").read_text(encoding="utf-8")
 )
