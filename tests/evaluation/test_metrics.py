@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacremoses import MosesTokenizer
 
+from heedful import plugins
 from heedful.errors import UserError
-from heedful.evaluation import (
-    METRICS,
+from heedful.evaluation.metrics import (
     corpus_scores,
     exact_match,
     perplexity,
     tokenized_lowercase_bleu,
 )
 
+METRICS = plugins.metric.names()
 HYPOTHESES = [
     "Ein Mann, der ein Fahrrad fährt, lächelt.",
     "Zwei Hunde spielen im Schnee",

@@ -12,7 +12,6 @@ from typing import Any
 from heedful import plugins
 from heedful.errors import UserError
 
-METRICS = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
 DEFAULT_METRICS = ("bleu", "chrf", "ter", "exact_match")
 
 
@@ -42,7 +41,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one corpus of `num_segments` lines, by the names in `METRICS`."""
+    """The scores of one corpus of `num_segments` lines, by the metrics' names."""
 
     num_segments: int
     by_metric: dict[str, Score]
