@@ -41,6 +41,13 @@ class Sequences:
         """(N): the length of each sequence, in tokens."""
         return np.diff(self.offsets)
 
+    def take(self, indices: NDArray[np.int64]) -> "Sequences":
+        """Some of them, in that order, in memory."""
+        lengths = self.lengths[indices]
+        offsets = offsets_of(lengths)
+        shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        return Sequences(self.ids[shift + np.arange(offsets[-1])], offsets)
+
 
 @dataclass(frozen=True)
 class Counts:

@@ -2,13 +2,13 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from heedful.data.columns import Columns, Sequences, offsets_of
 from heedful.data.pieces import BYTE
@@ -38,21 +38,18 @@ class BpeDropout:
 
     def __call__(self, word: tuple[int, ...], count: int, draw: random.Random) -> list[list[int]]:
         """`count` splits of a word; one that the library cuts before it merges stays as it is."""
-        symbols = self._symbols(word)
+        symbols = [*self._symbols(word)]
         if self._merged(symbols, 0.0, draw) != [*word]:
             return [[*word]] * count
         return [self._merged(symbols, self.p, draw) for _ in range(count)]
 
-    def _symbols(self, ids: Sequence[int]) -> list[int]:
+    def _symbols(self, ids: Sequence[int]) -> Iterator[int]:
         """What merges begin with: characters or bytes, and specials."""
-        symbols, stack = [], [*reversed(ids)]
-        while stack:
-            one = stack.pop()
+        for one in ids:
             if one in self._parts:
-                stack += reversed(self._parts[one])
+                yield from self._symbols(self._parts[one])
             else:
-                symbols.append(one)
-        return symbols
+                yield one
 
     def _merged(self, symbols: Sequence[int], p: float, draw: random.Random) -> list[int]:
         ids, merge_of = [*symbols], self._merges.get
@@ -186,16 +183,17 @@ class SubwordSampler:
             name: words.drawn(random.Random(f"{self.seed} {epoch} {name}"))
             for name, words in self._words.items()
         }
-        lengths = np.stack([each.row_lengths(self._words[name]) for name, each in drawn.items()])
+        lengths = np.stack([self._words[name].row_lengths(*each) for name, each in drawn.items()])
         fits = (lengths.max(0) <= self._max_length) & (lengths.sum(0) <= self._max_tokens)
         found = dict(self.columns.columns)
         for name, words in self._words.items():
-            chosen = np.where(fits[words.rows], drawn[name].chosen, drawn[name].stored[words.words])
-            sequences, places = drawn[name].joined(words, chosen)
-            found[name] = sequences
+            splits, chosen = drawn[name]
+            parts = splits.take(np.where(fits[words.rows], chosen, words.words))
+            borders = np.searchsorted(words.rows, np.arange(len(words.stored) + 1))
+            found[name] = sequences = Sequences(parts.ids, parts.offsets[borders])
             if (second := f"{name}.second") in self.columns:
                 before = words.stored.offsets[:-1] + self.columns.numbers(second)
-                after = places[np.searchsorted(words.starts, before)]
+                after = parts.offsets[np.searchsorted(words.starts, before)]
                 found[second] = after - sequences.offsets[:-1]
         return Columns(found, self.columns.report, self.columns.info)
 
@@ -247,41 +245,20 @@ class _Words:
         rows = np.searchsorted(stored.offsets, starts, side="right") - 1
         return cls(stored, split, different, words, rows, starts, copies)
 
-    def drawn(self, draw: random.Random) -> "_Drawn":
-        """Splits of all words, and one of them for each place."""
+    def drawn(self, draw: random.Random) -> tuple[Sequences, Int64[np.ndarray, " W"]]:
+        """All words as they are stored and then splits of them, and one of these for each place."""
         counts = np.minimum(np.bincount(self.words), _MOST_SPLITS)
-        splits: list[Sequence[int]] = []
+        splits: list[Sequence[int]] = [*self.different]
         for word, count in zip(self.different, counts.tolist(), strict=True):
-            splits.append(word)
             splits += self.split(word, count, draw)
-        stored = offsets_of(counts + 1)[:-1]
-        chosen = stored[self.words] + 1 + self.copies % counts[self.words]
+        ids = np.array([*chain.from_iterable(splits)], self.stored.ids.dtype)
         lengths = np.fromiter(map(len, splits), np.int64, len(splits))
-        return _Drawn(np.array([*chain.from_iterable(splits)]), lengths, stored, chosen)
+        first = len(counts) + offsets_of(counts)[self.words]
+        chosen = first + self.copies % counts[self.words]
+        return Sequences(ids, offsets_of(lengths)), chosen
 
-
-@dataclass(frozen=True, eq=False)
-class _Drawn:
-    """Splits, end to end: of each word the stored one, at `stored`, and after it those drawn."""
-
-    ids: Int64[np.ndarray, " M"]
-    lengths: Int64[np.ndarray, " P"]
-    stored: Int64[np.ndarray, " D"]
-    chosen: Int64[np.ndarray, " W"]
-
-    def row_lengths(self, words: _Words) -> Int64[np.ndarray, " N"]:
+    def row_lengths(
+        self, splits: Sequences, chosen: Int64[np.ndarray, " W"]
+    ) -> Float64[np.ndarray, " N"]:
         """Of the sequences that the chosen splits make."""
-        found = np.zeros(len(words.stored), np.int64)
-        np.add.at(found, words.rows, self.lengths[self.chosen])
-        return found
-
-    def joined(
-        self, words: _Words, chosen: Int64[np.ndarray, " W"]
-    ) -> tuple[Sequences, Int64[np.ndarray, " W"]]:
-        """The sequences of some splits, one for each place, and where each place begins."""
-        lengths = self.lengths[chosen]
-        places = offsets_of(lengths)
-        shift = offsets_of(self.lengths)[:-1][chosen] - places[:-1]
-        ids = self.ids[np.repeat(shift, lengths) + np.arange(places[-1])]
-        rows = np.append(np.searchsorted(words.rows, np.arange(len(words.stored))), len(lengths))
-        return Sequences(ids.astype(words.stored.ids.dtype), places[rows]), places[:-1]
+        return np.bincount(self.rows, splits.lengths[chosen], len(self.stored))
