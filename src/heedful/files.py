@@ -60,7 +60,7 @@ def written(named: Path) -> Iterator[Path]:
     except OSError as error:
         raise _cannot_write(path, error) from None
     finally:
-        _remove(beside)
+        remove(beside)
 
 
 @contextmanager
@@ -95,6 +95,15 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """`written` for JSON that a person may read."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def told(verb: str, path: Path) -> Iterator[None]:
+    """What the system refuses in the block, as a user's error: cannot `verb` the path, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot {verb} {path}: {error.strerror or error}") from None
 
 
 def open_bytes(path: Path) -> BufferedReader:
@@ -256,16 +265,17 @@ def remove_leftovers(path: Path) -> None:
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         process = left.name.removesuffix(".tmp").rpartition(".")[2]
         if process.isdecimal() and not _is_alive(int(process)):
-            _remove(left)
+            remove(left)
 
 
 def remove_unfinished(directory: Path) -> None:
     """Remove what killed processes left half-written in a directory of ours, at any depth."""
     for entry in [*directory.rglob(".*.*.tmp")]:
-        _remove(entry)
+        remove(entry)
 
 
-def _remove(entry: Path) -> None:
+def remove(entry: Path) -> None:
+    """Remove a file, a link, or a directory with all that is in it, as far as that can be done."""
     if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry, ignore_errors=True)
     else:

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from heedful.data.tables import table_files
 from heedful.errors import UserError
-from heedful.files import open_bytes, read_json, write_directory, write_json
+from heedful.files import open_bytes, read_json, told, write_directory, write_json
 
 _FORMAT = 1  # goes up when anything that is stored changes its meaning
 _MANIFEST = "prepared.json"  # digests of the files beside it, and the key that they were made for
@@ -81,17 +81,12 @@ def _files(directory: Path) -> list[str]:
 
 
 def _digest(path: Path) -> str:
-    try:
-        with open_bytes(path) as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    with told("read", path), open_bytes(path) as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _locked(path: Path) -> AbstractContextManager[Any]:
     """Wait for the lock of a file; the system frees it when a process ends, however that is."""
-    try:
+    with told("write", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(path).acquire()
-    except OSError as error:
-        raise UserError(f"cannot write {path.parent}: {error.strerror or error}") from None

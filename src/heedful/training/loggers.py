@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TextIO
 
 from heedful.errors import UserError
-from heedful.files import write_text
+from heedful.files import told, write_text
 from heedful.training.events import (
     Evaluated,
     Event,
@@ -36,18 +36,14 @@ class JsonlLog:
         if resume_step is not None and path.exists():
             kept = [event for event in read_log(path) if _is_before(event, resume_step)]
         write_text(path, "".join(to_json(event) + "\n" for event in kept))
-        try:
+        with told("write", path):
             self._file: TextIO = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise _cannot("write", path, error) from error
 
     def on(self, event: Event) -> None:
         """Appends the event."""
-        try:
+        with told("write", self.path):
             self._file.write(to_json(event) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise _cannot("write", self.path, error) from error
 
     def close(self) -> None:
         """Closes the file."""
@@ -59,10 +55,8 @@ def read_log(path: Path) -> list[Event]:
 
     Raises `UserError` when the file cannot be read or another line is broken, with its number.
     """
-    try:
+    with told("read", path):
         data = path.read_bytes()
-    except OSError as error:
-        raise _cannot("read", path, error) from error
     events = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
@@ -89,10 +83,8 @@ class TensorBoardLog:
                 " pip install heedful[tensorboard], or switch this log off"
             ) from error
         purge_step = None if resume_step is None else resume_step + 1
-        try:
+        with told("write", directory):
             self._writer = SummaryWriter(str(directory), purge_step=purge_step)
-        except OSError as error:
-            raise _cannot("write", directory, error) from error
 
     def on(self, event: Event) -> None:
         """Writes the event's numbers, and of the start the recipe."""
@@ -128,7 +120,3 @@ def _is_before(event: Event, resume_step: int) -> bool:
     if isinstance(event, RunStarted):
         return event.resumed_from is None or event.resumed_from < resume_step
     return event.step <= resume_step
-
-
-def _cannot(verb: str, path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot {verb} {path}: {error.strerror or error}")
