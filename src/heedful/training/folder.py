@@ -1,7 +1,6 @@
 """A run's folder while one process works in it: locked, and emptied again if the start fails."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from heedful.errors import UserError
+from heedful.files import remove
 from heedful.zoo.saved import LOCK
 
 # What a start writes; nothing else is ever removed.
@@ -42,11 +42,11 @@ class RunFolder:
             raise UserError(f"{path} is a file; give a folder for the run (--out)")
 
     def __enter__(self) -> Self:
-        self._made: list[Path] = []
         lock = self.path / LOCK
-        self._lock = FileLock(lock)
+        self._lock, self._made = FileLock(lock), list[Path]()
         try:
-            _make_folders(self.path, self._made)
+            self._made += [one for one in (self.path, *self.path.parents) if not one.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
             lock.write_text(f"{os.getpid()}\n")
         except Timeout:
@@ -81,36 +81,20 @@ class RunFolder:
         try:
             yield
         except BaseException:
-            _remove(self._own() - self._before)
+            for path in self._own() - self._before:
+                remove(path)
             raise
 
     def clear(self) -> None:
         """Remove what a start wrote, and nothing else."""
-        _remove(self._own())
+        for path in self._own():
+            remove(path)
 
     def _own(self) -> set[Path]:
         return {path for pattern in _OWN for path in self.path.glob(pattern)}
 
 
-def _remove(paths: set[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                path.unlink()
-
-
-def _make_folders(path: Path, made: list[Path]) -> None:
-    """Make the folders that are missing; `made` gets them, the outermost first."""
-    for folder in [*reversed(path.parents), path]:
-        with suppress(FileExistsError):
-            if not folder.exists():
-                folder.mkdir()
-                made.append(folder)
-
-
 def _remove_empty(folders: list[Path]) -> None:
-    for folder in reversed(folders):
-        with suppress(OSError):  # something of others' is in it
+    for folder in folders:  # the innermost first
+        with suppress(OSError):  # something of others' is in it, or it was never made
             folder.rmdir()

@@ -159,7 +159,7 @@ class Trainer:
         decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.net, decay)
         self.device = next(self.net.parameters()).device
-        self._window = _Window()
+        self._begin_window()
         self._plan: tuple[int, Sequence[Any]] = (-1, [])
         self._stop_asked = False
         # What GradScaler tells a fused optimizer by: where it is 1, the step changes nothing.
@@ -191,7 +191,7 @@ class Trainer:
     def run(self) -> StopReason:
         """Train until an end is reached or the run is interrupted; says which."""
         with self._interruptible():
-            self._window.restart()
+            self._begin_window()
             while (reason := self._end()) is None:
                 self._step()
                 step = self.state.step
@@ -262,7 +262,7 @@ class Trainer:
         self.state.step += 1
         if self.average is not None:
             self.average.update(self.state.step)
-        self._window.add(sums, targets, sum(batch.num_tokens for batch in batches), rate)
+        self._steps.append((sums, targets, sum(batch.num_tokens for batch in batches)))
 
     def _clip(self) -> Tensor:
         """The norm of the whole gradient before it is clipped."""
@@ -283,19 +283,39 @@ class Trainer:
         return [self.work.load(item) for item in chosen]
 
     def _report_steps(self) -> None:
-        if not self._window.sums:
+        """Tell of the steps since the last report; waits for the device."""
+        if not self._steps:
             return
-        rows = self._window.rows()
-        for step, (loss, _, norm) in enumerate(rows, self.state.step - len(rows) + 1):
+        state = self.state
+        sums, targets, tokens = zip(*self._steps, strict=True)
+        rows = torch.stack(sums).tolist()
+        for index, (loss, _, norm) in enumerate(rows):
             if not math.isfinite(loss) or not math.isfinite(norm):
-                mean = loss / self._window.targets[step - self.state.step - 1]
                 raise self._stopped(
-                    f"step {step}: the loss is {mean:.4g} and the gradient's norm {norm:.4g}, so "
-                    "the step was not taken"
+                    f"step {state.step - len(rows) + 1 + index}: the loss is "
+                    f"{loss / targets[index]:.4g} and the gradient's norm {norm:.4g}, so the step "
+                    "was not taken"
                 )
-        self.emit(self._window.event(rows, self.state, self._seconds()))
+        loss, nll, norm = (sum(column) for column in zip(*rows, strict=True))
+        event = StepDone(
+            step=state.step,
+            epoch=state.epoch,
+            loss=loss / sum(targets),
+            nll=nll / sum(targets),
+            learning_rate=self.rate(state.step),
+            grad_norm=norm / len(rows),
+            tokens_per_second=sum(tokens) / (time.perf_counter() - self._began),
+            num_tokens=sum(targets),
+            seconds=self._seconds(),
+        )
+        self.emit(event)
         self._count_time()
-        self._window.restart()
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        # Of each step: the sums of loss and likelihood with the gradient's norm; targets, tokens.
+        self._steps: list[tuple[Tensor, int, int]] = []
+        self._began = self._since = time.perf_counter()
 
     def _look(self) -> Evaluation:
         self._report_steps()
@@ -310,7 +330,7 @@ class Trainer:
         """Evaluate for whoever compares; the run goes on as if nobody had looked."""
         with self._judged_weights():
             self._emit_evaluated(self._look(), is_best=False)
-        self._window.restart()
+        self._begin_window()
 
     def _judged_weights(self) -> AbstractContextManager[None]:
         return nullcontext() if self.average is None else self.average.in_use()
@@ -332,7 +352,7 @@ class Trainer:
         self._count_time()
         self._emit_evaluated(found, is_best)
         self._save()
-        self._window.restart()
+        self._begin_window()
 
     def _emit_evaluated(self, found: Evaluation, is_best: bool) -> None:
         self._count_time()
@@ -351,11 +371,11 @@ class Trainer:
         self.emit(CheckpointSaved(self.state.step, str(path), kind))
 
     def _seconds(self) -> float:
-        return self.state.seconds + time.perf_counter() - self._window.since
+        return self.state.seconds + time.perf_counter() - self._since
 
     def _count_time(self) -> None:
         self.state.seconds = self._seconds()
-        self._window.since = time.perf_counter()
+        self._since = time.perf_counter()
 
     def _stopped(self, problem: str) -> UserError:
         path = self.checkpoints.newest()
@@ -388,45 +408,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class _Window:
-    """Sums of the steps since the last report, on the device."""
-
-    def __init__(self) -> None:
-        self.since = time.perf_counter()
-        self.restart()
-
-    def restart(self) -> None:
-        self.sums: list[Tensor] = []
-        self.targets: list[int] = []
-        self.tokens = 0
-        self.rate = 0.0
-        self.began = self.since = time.perf_counter()
-
-    def add(self, sums: Tensor, targets: int, tokens: int, rate: float) -> None:
-        """`sums`: loss, likelihood and gradient's norm of a step."""
-        self.sums.append(sums)
-        self.targets.append(targets)
-        self.tokens += tokens
-        self.rate = rate
-
-    def rows(self) -> list[list[float]]:
-        """The sums of each step; waits for the device."""
-        rows: list[list[float]] = torch.stack(self.sums).tolist()
-        return rows
-
-    def event(self, rows: list[list[float]], state: State, seconds: float) -> StepDone:
-        loss, nll, norm = (sum(column) for column in zip(*rows, strict=True))
-        num_targets = sum(self.targets)
-        return StepDone(
-            step=state.step,
-            epoch=state.epoch,
-            loss=loss / num_targets,
-            nll=nll / num_targets,
-            learning_rate=self.rate,
-            grad_norm=norm / len(rows),
-            tokens_per_second=self.tokens / (time.perf_counter() - self.began),
-            num_tokens=num_targets,
-            seconds=seconds,
-        )
