@@ -140,8 +140,11 @@ class Options:
             raise UserError(f"stop must be a list of texts, not {self.stop!r}{hint}")
         if self.too_long not in get_args(TooLong):
             raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {self.too_long}")
-        for name, limits in _LIMITS.items():
-            self._check_limits(name, limits)
+        for name, (least, most) in _LIMITS.items():
+            number = getattr(self, name)
+            if isinstance(number, int) and not least <= number <= most:
+                bound = f"at least {least}" if number < least else f"at most {most:,}"
+                raise UserError(f"{name} must be {bound}, not {number}")
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"{name} must be a finite number, not {value}")
@@ -157,13 +160,6 @@ class Options:
                 f"num_return {self.num_return} greedy outputs would all be the same; "
                 "give a temperature, or a beam_size"
             )
-
-    def _check_limits(self, name: str, limits: tuple[int, int]) -> None:
-        number = getattr(self, name)
-        if not isinstance(number, int) or limits[0] <= number <= limits[1]:
-            return
-        bound = f"at least {limits[0]}" if number < limits[0] else f"at most {limits[1]:,}"
-        raise UserError(f"{name} must be {bound}, not {number}")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":

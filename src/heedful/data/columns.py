@@ -1,7 +1,7 @@
 """One store of columns: sequences of ids and numbers, memory-mapped, and how they were made."""
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -208,7 +208,7 @@ def open_columns(directory: Path) -> Columns:
     return Columns(columns, report, content["info"])
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], show: Callable[[str], str] = repr) -> str:
     """Some names for a message: the first ones, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
+    return ", ".join(map(show, names[:_SHOWN])) + more

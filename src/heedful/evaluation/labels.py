@@ -32,15 +32,10 @@ def per_label(
     Precision is the share of the texts taken for it that are of it, recall the share of its texts
     that were taken for it, F1 2 · right / (texts of it + texts taken for it); 0 of 0 is 0.
     """
-    precision, recall, f1 = _of_labels(table)
+    rows = np.stack(_of_labels(table), axis=1).tolist()
     return {
-        name: {
-            "precision": float(precision[number]),
-            "recall": float(recall[number]),
-            "f1": float(f1[number]),
-            "num_texts": int(table[number].sum()),
-        }
-        for number, name in enumerate(labels)
+        name: dict(zip(("precision", "recall", "f1"), row, strict=True)) | {"num_texts": count}
+        for name, row, count in zip(labels, rows, table.sum(axis=1).tolist(), strict=True)
     }
 
 

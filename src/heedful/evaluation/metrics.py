@@ -29,15 +29,6 @@ class Score:
     signature: str
     details: dict[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """`name`, `score`, `signature` and the details, ready for JSON."""
-        return {
-            "name": self.name,
-            "score": self.value,
-            "signature": self.signature,
-            **self.details,
-        }
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -54,8 +45,11 @@ class Scores:
         return {metric: score.value for metric, score in self.by_metric.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"num_segments": n, "scores": {metric: {...}}}`, ready for JSON."""
-        scores = {metric: score.to_dict() for metric, score in self.by_metric.items()}
+        """`{"num_segments": n, "scores": {metric: {"name": ...}}}` with details, ready for JSON."""
+        scores = {
+            metric: {"name": one.name, "score": one.value, "signature": one.signature} | one.details
+            for metric, one in self.by_metric.items()
+        }
         return {"num_segments": self.num_segments, "scores": scores}
 
 

@@ -36,7 +36,6 @@ from heedful.tasks.task import Data, EncoderTask, FinalScores, Origin, Say
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
-_SHOWN = 10  # labels that a line lists
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
@@ -94,8 +93,7 @@ class Classification(EncoderTask):
         data = super().prepare(cache, origin, say)
         counts = np.bincount(data.splits["train"].numbers("labels"), minlength=len(labels_of(data)))
         shown = [f"{name} ({n:,})" for name, n in zip(labels_of(data), counts, strict=True)]
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        say(f"labels     {', '.join(shown[:_SHOWN])}{more}")
+        say(f"labels     {listed_names(shown, str)}")
         return data
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
@@ -129,15 +127,11 @@ class Classification(EncoderTask):
     def evaluate(self, model: Classifier, data: Data) -> Evaluation:
         found, predictions, table = self._predicted(model, data, "valid")
         labels, names = data.splits["valid"].numbers("labels"), labels_of(data)
-        rows = data.texts("valid", self.recipe.evaluation.num_samples or 1)
+        rows = data.texts("valid", self.recipe.evaluation.num_samples)
+        texts = ("\n".join(text for key, text in row.items() if key != LABEL) for row in rows)
         samples = [
-            Sample("\n".join(text for key, text in row.items() if key != "label"), right, output)
-            for row, right, output in zip(
-                rows[: self.recipe.evaluation.num_samples],
-                (names[label] for label in labels),
-                (names[label] for label in predictions),
-                strict=False,
-            )
+            Sample(text, names[right], names[output])
+            for text, right, output in zip(texts, labels, predictions, strict=False)
         ]
         return self.judged(found, samples, label_scores(table))
 

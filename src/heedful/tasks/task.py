@@ -5,6 +5,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_args
 
@@ -94,7 +95,7 @@ class Data:
     def texts(self, split: str, count: int | None = None) -> list[dict[str, str]]:
         """The held-out rows as they were read: all, or the first `count`."""
         with (self.directory / f"{split}.jsonl").open(encoding="utf-8") as lines:
-            return [json.loads(line) for _, line in zip(range(count or 2**62), lines, strict=False)]
+            return [json.loads(line) for line in islice(lines, count)]
 
 
 class PlannedRows(NamedTuple):

@@ -45,13 +45,10 @@ def number(value: float) -> str:
     """A number short enough for an axis: 12,000 or 0.25 or 3e-05."""
     if value == 0:
         return "0"
-    size = abs(value)
-    if size >= 10_000:
-        return f"{value:,.0f}"
-    if size < 0.001:
+    if abs(value) < 0.001:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:,.4g}" if size < 1000 else f"{value:,.0f}"
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 @dataclass(frozen=True)
