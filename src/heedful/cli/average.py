@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import NewFolder, Overwrite
+from heedful.cli.flags import NewFolder, Overwrite
+from heedful.errors import UserError
 
 
 def average(
@@ -26,7 +27,6 @@ def average(
 
     Example: heedful average runs/translation averaged --last 5
     """
-    from heedful.errors import UserError
     from heedful.files import MODEL_FILES, check_new, write_directory
     from heedful.inference import load
     from heedful.training.checkpoint import Checkpoints, average_weights

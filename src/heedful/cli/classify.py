@@ -5,33 +5,20 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import (
-    Device,
-    Engine,
-    Input,
-    JsonLines,
-    Output,
-    Precision,
-    Strict,
-    Threads,
-    open_model,
-    tell_counts,
-)
+from heedful.cli.flags import JsonLines, spread
+from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
+from heedful.errors import UserError
 
 
+@spread("truncate")
 def classify(
+    *,
     model: Annotated[Path, typer.Argument(help="A classifier's directory.")],
-    input: Input = None,
-    output: Output = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Put the probability and a tab before each label.")
     ] = False,
     json: JsonLines = False,
-    strict: Strict = False,
-    device: Device = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    given: Filter,
 ) -> None:
     """Name the class of each text: a line out for each line in.
 
@@ -41,23 +28,19 @@ def classify(
 
     Example: echo 'What a film!' | heedful classify runs/reviews --scores
     """
-    from heedful.cli.lines import input_chunks, json_line, line_writer, progress_bar
-    from heedful.errors import UserError
     from heedful.inference import Classifier, expect
 
-    chunks = input_chunks(input)
-    classifier = open_model(model, input, device, engine, precision, threads)
-    expect(classifier, Classifier, "classify")
+    chunks = input_chunks(given.input)
+    classifier = expect(given.open(model), Classifier, "classify")
     first, paired = 1, False
-    bar = progress_bar("classifying", shown=output is not None)
-    with line_writer(output) as write, bar as progress:
+    with line_writer(given.output) as write, given.progress("classifying") as progress:
         for chunk in chunks:
             if first == 1 and chunk:
                 paired = "\t" in chunk[0]
             usable = []
             for number, line in enumerate(chunk, first):
                 if reason := _wrong(line, paired):
-                    if strict:
+                    if given.strict:
                         raise UserError(f"line {number} {reason}")
                     classifier.leave_out(f"line {number} {reason}")
                 else:

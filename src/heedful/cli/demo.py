@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.shared import make_console, run_recipe
+from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,6 @@ def demo(
 
     Example: heedful demo
     """
-    from heedful.errors import UserError
     from heedful.inference import load
 
     console = make_console()
@@ -47,7 +47,6 @@ def demo(
 
 def _train(out: Path, console: "Console") -> None:
     """Train, or go on with a run that was interrupted, by the recipe in its own folder."""
-    from heedful.errors import UserError
     from heedful.recipe_files import load_recipe
 
     started = (out / "recipe.yaml").is_file()
@@ -121,8 +120,6 @@ def _show_examples(model: "Translator", console: "Console") -> None:
 
 def _ask(model: "Translator", console: "Console") -> None:
     """Answer dates that are typed, until an empty line."""
-    from heedful.errors import UserError
-
     console.print("\nOr type a date here, in any of the five languages (Enter alone ends).")
     while True:
         try:

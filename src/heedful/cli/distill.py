@@ -6,14 +6,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import (
-    Quiet,
-    RunFolder,
-    Settings,
-    make_console,
-    report_result,
-    run_recipe,
-)
+from heedful.cli.flags import Quiet, RunFolder, Settings
+from heedful.cli.shared import make_console, report_result, run_recipe
 from heedful.errors import UserError
 
 STUDENT = "translation-student"

@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import (
-    Device,
-    Engine,
-    Input,
-    Precision,
-    Threads,
-    Truncate,
-    open_model,
+from heedful.cli.flags import spread
+from heedful.cli.lines import (
+    Filter,
+    input_chunks,
+    json_line,
+    line_writer,
+    progress_bar,
     tell_counts,
-    too_long_of,
 )
+from heedful.errors import UserError
 
 
+@spread("output", "strict")
 def embed(
+    *,
     model: Annotated[Path, typer.Argument(help="A model directory, of any kind.")],
-    input: Input = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="A file .npy or .jsonl. Default: JSONL on stdout."),
@@ -29,11 +29,7 @@ def embed(
     pooling: Annotated[
         str, typer.Option(help="Of the tokens' states: mean, first or last.")
     ] = "mean",
-    truncate: Truncate = False,
-    device: Device = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    given: Filter,
 ) -> None:
     """Turn each line into a vector, from the states of the model's last layer.
 
@@ -41,19 +37,16 @@ def embed(
 
     Example: heedful embed runs/encoder --input texts.txt --output vectors.npy
     """
-    from heedful.cli.lines import input_chunks, json_line, line_writer, progress_bar
-    from heedful.errors import UserError
-
     as_array = output is not None and output.suffix == ".npy"
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
-    chunks = input_chunks(input)
-    opened = open_model(model, input, device, engine, precision, threads)
+    chunks = input_chunks(given.input)
+    opened, too_long = given.open(model), "truncate" if given.truncate else "error"
     bar = progress_bar("embedding", shown=output is not None)
     parts = []
     with nullcontext(print) if as_array else line_writer(output) as write, bar as progress:
         for chunk in chunks:
-            vectors = opened.vectors(chunk, pooling=pooling, too_long=too_long_of(truncate))
+            vectors = opened.vectors(chunk, pooling=pooling, too_long=too_long)
             progress(len(chunk))
             if as_array:
                 parts.append(vectors)

@@ -1,15 +1,17 @@
 """`heedful evaluate`: what a model is worth on a file, whatever its kind."""
 
-import json as json_format
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.flags import takes_options
-from heedful.cli.shared import Device, Json, ModelFolder, Truncate, too_long_of
+from heedful.cli.flags import Device, Json, ModelFolder, Truncate, spread
+from heedful.cli.lines import progress_bar, read_parallel, read_whole
+from heedful.cli.shared import make_console, print_json
+from heedful.errors import UserError
 
 _MOST_COLUMNS = 12  # of a table of errors that is printed
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from heedful.inference import Classifier, LanguageModel, Translator
 
 
-@takes_options("num_return", "draft", "num_draft_tokens")
+@spread("num_return", "draft", "num_draft_tokens")
 def evaluate(
     *,
     model: ModelFolder,
@@ -65,31 +67,28 @@ def evaluate(
 
     Example: heedful evaluate runs/translation --src test.en --ref test.de --json
     """
-    from heedful.cli.lines import read_parallel, read_whole
-    from heedful.errors import UserError
     from heedful.inference import Classifier, LanguageModel, Translator, expect, load
 
     given = [src is not None or ref is not None, text is not None, labelled is not None]
     if sum(given) != 1 or (src is None) != (ref is None):
         raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
+    opening = partial(load, model, device=device, engine="eager")  # after the files are read
     if text is not None:
         content = read_whole(text)
-        opened = load(model, device=device, engine="eager")
-        expect(opened, LanguageModel, "evaluate --text")
-        _print({"model": str(model)} | _of_text(opened, content, text), json)
+        found = _of_text(expect(opening(), LanguageModel, "evaluate --text"), content, text)
     elif labelled is not None:
         fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
-        opened = load(model, device=device, engine="eager")
-        expect(opened, Classifier, "evaluate --labelled")
-        found = _of_labels(opened, labelled, fields, output, examples)
-        _print({"model": str(model)} | found, json)
-    elif src is not None and ref is not None:
+        classifier = expect(opening(), Classifier, "evaluate --labelled")
+        found = _of_labels(classifier, labelled, fields, output, examples)
+    else:
+        assert src is not None
+        assert ref is not None
         lines = read_parallel(src, ref)
-        opened = load(model, device=device, engine="eager")
-        expect(opened, Translator, "evaluate --src")
-        target = language or opened.card.tgt_language
-        found = _of_pairs(opened, *lines, options, metrics, target, output, truncate, examples)
-        _print({"model": str(model)} | found, json)
+        translator = expect(opening(), Translator, "evaluate --src")
+        options["too_long"] = "truncate" if truncate else "error"
+        target = language or translator.card.tgt_language
+        found = _of_pairs(translator, *lines, options, metrics, target, output, examples)
+    _print({"model": str(model)} | found, json)
 
 
 def _of_pairs(
@@ -100,10 +99,8 @@ def _of_pairs(
     metrics: str | None,
     language: str | None,
     output: Path | None,
-    truncate: bool,
     num_examples: int,
 ) -> dict[str, Any]:
-    from heedful.cli.lines import progress_bar
     from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores, sentence_chrf
     from heedful.files import write_text
     from heedful.plugins import metric
@@ -111,16 +108,10 @@ def _of_pairs(
     names = DEFAULT_METRICS if metrics is None else tuple(metrics.split(","))
     for name in names:
         metric.get(name)  # a wrong one is told before the work
-    too_long = too_long_of(truncate)
     with progress_bar("translating", len(sources)) as progress:
-        outputs = translator.translate(sources, too_long=too_long, progress=progress, **options)
-    scores = corpus_scores(
-        outputs,
-        references,
-        trg_lang=language,
-        metrics=names,
-    )
-    forced = translator.teacher_forced(sources, references, too_long=too_long)
+        outputs = translator.translate(sources, progress=progress, **options)
+    scores = corpus_scores(outputs, references, trg_lang=language, metrics=names)
+    forced = translator.teacher_forced(sources, references, too_long=options["too_long"])
     if output is not None:
         write_text(output, "".join(f"{line}\n" for line in outputs))
     chosen = translator.options(**options)
@@ -154,8 +145,6 @@ def _examples(
 
 def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]:
     """All of a text, each token told from those before it, at least half the net's length."""
-    from heedful.errors import UserError
-
     ids = model.prompt_ids([content])
     if len(ids[0]) < 2:
         raise UserError(f"{path} is too short: no token of it is told from one before")
@@ -178,7 +167,6 @@ def _of_labels(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from heedful.cli.lines import progress_bar
     from heedful.data.rows import LABEL, read_rows
     from heedful.evaluation.labels import confusion, label_scores, per_label
     from heedful.files import write_text
@@ -228,7 +216,7 @@ def _of_labels(
 def _print(content: dict[str, Any], json: bool) -> None:
     """As JSON, or a line for each score."""
     if json:
-        typer.echo(json_format.dumps(content, ensure_ascii=False, indent=2))
+        print_json(content)
         return
     for name, entry in content.get("scores", {}).items():
         typer.echo(f"{name:<26}{entry['score']:9.4f}   {entry.get('signature', '')}".rstrip())
@@ -251,8 +239,6 @@ def _print_labels(
 ) -> None:
     """A line for each label, and the table of errors where a screen has room for it."""
     from rich.table import Table
-
-    from heedful.cli.shared import make_console
 
     shown = Table("label", box=None, pad_edge=False)
     for name in ("precision", "recall", "F1", "texts"):

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import ModelFolder, NewFolder, Overwrite, note
+from heedful.cli.flags import ModelFolder, NewFolder, Overwrite
+from heedful.cli.shared import note
 
 
 class Format(StrEnum):

@@ -7,38 +7,22 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import (
-    Device,
-    Engine,
-    Input,
-    JsonLines,
-    Output,
-    Precision,
-    Strict,
-    Threads,
-    Truncate,
-    open_model,
-    tell_counts,
-    too_long_of,
-)
+from heedful.cli.flags import JsonLines, spread
+from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
+from heedful.errors import UserError
 
 
+@spread()
 def fill(
+    *,
     model: Annotated[Path, typer.Argument(help="A masked language model's directory.")],
     text: Annotated[
         list[str] | None,
         typer.Option("--text", "-t", help="A text with <mask> or [MASK] in it; repeatable."),
     ] = None,
-    input: Input = None,
-    output: Output = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates for each mask.")] = 5,
     json: JsonLines = False,
-    truncate: Truncate = False,
-    strict: Strict = False,
-    device: Device = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    given: Filter,
 ) -> None:
     """Name the likeliest words for each mask in a text.
 
@@ -48,24 +32,23 @@ def fill(
 
     Example: heedful fill runs/encoder --text 'A <mask> barks.' --top 3
     """
-    from heedful.cli.lines import input_chunks, json_line, line_writer
-    from heedful.errors import UserError
     from heedful.inference import MaskedLanguageModel, expect
 
-    if text and input is not None:
+    if text and given.input is not None:
         raise UserError("give --text or --input, not both")
-    chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(input)
-    filler = open_model(model, input, device, engine, precision, threads)
-    expect(filler, MaskedLanguageModel, "fill")
+    chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(given.input)
+    filler = expect(given.open(model), MaskedLanguageModel, "fill")
     number = 0
-    with line_writer(output) as write:
+    with line_writer(given.output) as write:
         for chunk in chunks:
             for line in chunk:
                 number += 1
                 try:
-                    masks = filler.fill(line, top_k=top, too_long=too_long_of(truncate))
+                    masks = filler.fill(
+                        line, top_k=top, too_long="truncate" if given.truncate else "error"
+                    )
                 except UserError as error:
-                    if strict:
+                    if given.strict:
                         raise UserError(f"line {number}: {error}") from None
                     filler.leave_out(f"line {number}: {error}")
                     masks = [[]]

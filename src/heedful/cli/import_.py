@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from heedful.cli.before import looked_at
-from heedful.cli.shared import NewFolder, Overwrite, help_of, note
+from heedful.cli.flags import NewFolder, Overwrite
+from heedful.cli.shared import help_of, note
 
 app = typer.Typer(
     help="Make a heedful model of one in another format; no code of it is run.",

@@ -1,12 +1,12 @@
 """`heedful info`: what a model directory holds, or what heedful runs on."""
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from heedful.cli.shared import Json
+from heedful.cli.flags import Json
+from heedful.cli.shared import print_json
 
 if TYPE_CHECKING:
     from heedful.inference import SavedModel
@@ -24,7 +24,7 @@ def info(
     """
     rows = _installation() if model is None else _model(model)
     if json:
-        typer.echo(json_format.dumps(_named(rows), ensure_ascii=False, indent=2))
+        print_json(_named(rows))
         return
     for name, value in rows.items():
         typer.echo(f"{name:<22}{value}")

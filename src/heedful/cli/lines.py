@@ -6,16 +6,86 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from heedful.cli.flags import Device, Output, Truncate
 from heedful.errors import UserError
+
+if TYPE_CHECKING:
+    from heedful.inference import SavedModel
+    from heedful.options import TooLong
 
 CHUNK = 1_024
 _BLOCK = 1 << 20
 _LONGEST = 1_000_000  # characters of a line for a model
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What a verb that works on lines is asked: what it reads and writes, and what runs it."""
+
+    input: Annotated[
+        Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")
+    ] = None
+    output: Output = None
+    truncate: Truncate = False
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop at the first line that cannot be used, instead of leaving it out.",
+        ),
+    ] = False
+    device: Device = "auto"
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="What runs the model: ctranslate2, compiled, or eager, the net itself. auto: what "
+            "was found best where the model was optimised, else the net. What an engine lacks runs "
+            "eager."
+        ),
+    ] = "auto"
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16 or int8, where there is one. auto: the best.")
+    ] = "auto"
+    threads: Annotated[
+        int | None, typer.Option(help="Cores of a worker. Default: as measured; small models: 1.")
+    ] = None
+
+    @property
+    def too_long(self) -> "TooLong":
+        """What becomes of texts that are too long."""
+        return "truncate" if self.truncate else "error" if self.strict else "leave_out"
+
+    @property
+    def ahead(self) -> int:
+        """How many batches may be read before one is answered: who types a line waits for it."""
+        return 0 if self.input is None else 1
+
+    def open(self, model: Path) -> Any:
+        """The model: for many texts from a file, one at a time from a pipe."""
+        from heedful.inference import load
+
+        how = {name: getattr(self, name) for name in ("device", "engine", "precision", "threads")}
+        return load(model, **how, use="throughput" if self.input else "latency")
+
+    def progress(self, what: str) -> AbstractContextManager[Callable[..., None]]:
+        """A progress bar where stdout is not the output."""
+        return progress_bar(what, shown=self.output is not None)
+
+
+def tell_counts(model: "SavedModel", what: str) -> None:
+    """Tell how many texts were cut, and how many have no output."""
+    if model.num_truncated:
+        typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)
+    if model.num_left_out:
+        typer.echo(f"{what} left out, whose outputs are blank: {model.num_left_out:,}", err=True)
 
 
 def input_chunks(path: Path | None) -> Iterator[list[str]]:
@@ -73,9 +143,10 @@ def json_line(**content: Any) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def piece_writer(piece: str) -> None:
-    """Write a part of a line to stdout at once."""
-    _show(piece, end="")
+def show(text: str, end: str = "\n") -> None:
+    """Write a line, or a part of one, to stdout at once."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
 
 
 @contextmanager
@@ -85,7 +156,7 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
     What was written before an interruption stays, as `heedful.files.replacing` says.
     """
     if path is None:
-        yield _show
+        yield show
         return
     from heedful.files import partial_of, replacing
 
@@ -108,26 +179,24 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def progress_bar(
     what: str, total: int | None = None, *, shown: bool = True
-) -> Iterator[Callable[[int], None]]:
-    """A function to tell how many more are done; shown on stderr where that is a terminal."""
+) -> Iterator[Callable[..., None]]:
+    """A function to tell how many more are done; shown on stderr where that is a terminal.
+
+    It may also be told of anything else that `rich.progress.Progress.update` knows.
+    """
     if not shown:
         yield lambda count: None
         return
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = [TextColumn(what), MofNCompleteColumn(), TimeRemainingColumn()]
+    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()]
     console = Console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
-
-
-def _show(line: str, end: str = "\n") -> None:
-    sys.stdout.write(line + end)
-    sys.stdout.flush()
+        yield lambda count=0, **more: bar.update(task, advance=count, **more)
 
 
 def _file_chunks(path: Path) -> Iterator[list[str]]:

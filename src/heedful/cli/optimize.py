@@ -1,16 +1,16 @@
 """`heedful optimize`: the fastest way to run a model on this machine, found, proved and kept."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from heedful.cli.shared import ModelFolder
+from heedful.cli.flags import ModelFolder
+from heedful.cli.lines import progress_bar, read_parallel
+from heedful.errors import UserError
 
 if TYPE_CHECKING:
-    from heedful.inference.optimizing import Findings, Progress
+    from heedful.inference.optimizing import Findings
 
 _SHOWN = 6  # settings of each use in the table
 
@@ -76,7 +76,6 @@ def optimize(
 
     Example: heedful optimize runs/translation --src valid.en --ref valid.de
     """
-    from heedful.errors import UserError
     from heedful.inference import load
 
     if ref is not None and src is None:
@@ -87,7 +86,7 @@ def optimize(
     check_asked(engine or (), precision or (), threads or ())
     opened = load(model, device="cpu", engine="eager")
     held_out = _held_out(model, src, ref)
-    with _progress() as progress:
+    with progress_bar("") as told:
         findings = optimize(
             opened,
             model,
@@ -98,7 +97,7 @@ def optimize(
             tolerance=tolerance,
             threads=threads or (),
             pairs=_training_pairs(model) if shortlist else None,
-            progress=progress,
+            progress=lambda what, done, total: told(description=what, completed=done, total=total),
         )
     _show(findings)
     typer.echo(f"kept in {model / 'engines'}; --engine eager runs the net itself")
@@ -110,9 +109,7 @@ def _held_out(
     """Texts and answers: what was given, or else the held-out text of the model's run."""
     import json
 
-    from heedful.cli.lines import read_parallel
     from heedful.data.rows import read_lines
-    from heedful.errors import UserError
 
     if src is not None:
         return read_parallel(src, ref) if ref is not None else ([*read_lines(src)], None)
@@ -134,7 +131,6 @@ def _held_out(
 def _training_pairs(model: Path) -> list[tuple[Any, Any]]:
     """Ids of the pairs that the model's run learnt from."""
     from heedful.data.columns import open_columns
-    from heedful.errors import UserError
 
     prepared = _prepared(model)
     if prepared is None or not (prepared / "train").is_dir():
@@ -158,23 +154,6 @@ def _prepared(model: Path) -> Path | None:
     if not path.is_file():
         return None
     return cache_folder() / plain_name(read_json(path).get("prepared"), path)
-
-
-@contextmanager
-def _progress() -> Iterator["Progress"]:
-    """A bar on a terminal's stderr."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task: Any = bar.add_task("")
-        yield lambda what, done, total: bar.update(
-            task, description=what, completed=done, total=total
-        )
 
 
 def _show(findings: "Findings") -> None:

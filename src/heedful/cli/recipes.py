@@ -1,14 +1,15 @@
 """`heedful recipes`: the recipes that come with heedful."""
 
 import itertools
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from heedful.cli.before import looked_at
-from heedful.cli.shared import Json, help_of
+from heedful.cli.flags import Json
+from heedful.cli.shared import help_of, print_json
+from heedful.errors import UserError
 
 app = typer.Typer(
     help="List, show and copy the shipped recipes; every key in them is explained.",
@@ -30,7 +31,7 @@ def list_recipes(json: Json = False) -> None:
         for name, path in files.items()
     }
     if json:
-        typer.echo(json_format.dumps(about, ensure_ascii=False, indent=2))
+        print_json(about)
         return
     width = max(map(len, about)) + 2
     for name, line in about.items():
@@ -67,7 +68,6 @@ def copy(
 
     Example: heedful recipes cp translation mine.yaml
     """
-    from heedful.errors import UserError
     from heedful.files import write_text
     from heedful.recipe_files import recipe_path
 

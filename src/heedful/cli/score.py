@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from heedful.cli.shared import Device, ModelFolder, Output, Truncate, too_long_of
+from heedful.cli.flags import Device, ModelFolder, Output, Truncate
+from heedful.cli.lines import input_chunks, line_writer, read_parallel
+from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from heedful.inference import TextScore
@@ -35,8 +37,6 @@ def score(
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
     """
-    from heedful.cli.lines import input_chunks, line_writer, read_parallel
-    from heedful.errors import UserError
     from heedful.inference import LanguageModel, Translator, expect, load
 
     if (src is None) != (tgt is None) or (src is not None and input is not None):
@@ -55,9 +55,9 @@ def score(
                     write("nan\tnan\tnan" if found is None else _row(line, found, per_token))
         return
     sources, targets = read_parallel(src, tgt)
-    translator = load(model, device=device, engine="eager")
-    expect(translator, Translator, "score with --src and --tgt")
-    pairs = translator.score(sources, targets, too_long=too_long_of(truncate))
+    opened = load(model, device=device, engine="eager")
+    expect(opened, Translator, "score with --src and --tgt")
+    pairs = opened.score(sources, targets, too_long="truncate" if truncate else "error")
     with line_writer(output) as write:
         for pair in pairs:
             value = pair.log_prob / (pair.num_tokens if per_token else 1)

@@ -5,15 +5,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import (
-    Quiet,
-    RecipeName,
-    RunFolder,
-    Settings,
-    make_console,
-    report_result,
-    run_recipe,
-)
+from heedful.cli.flags import Quiet, RecipeName, RunFolder, Settings
+from heedful.cli.shared import make_console, report_result, run_recipe
 
 
 def train(

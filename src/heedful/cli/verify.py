@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.shared import Json
+from heedful.cli.flags import Json
+from heedful.cli.shared import print_json
+from heedful.errors import UserError
 
 # The longest text that a net is shown, padding included, and the shortest that tells anything.
 _LONGEST, _SHORTEST = 10, 8
@@ -31,11 +33,8 @@ def verify(
 
     Example: heedful verify runs/dates
     """
-    import json as json_format
-
     from rich.console import Console
 
-    from heedful.errors import UserError
     from heedful.insight import verify as check
 
     length = _LONGEST
@@ -58,7 +57,7 @@ def verify(
             )
     report = check(net, fresh=model is None, overfit=overfit, length=length, seed=seed)
     if json:
-        typer.echo(json_format.dumps(report.to_dict(), indent=2))
+        print_json(report.to_dict())
     else:
         Console().print(report.table())
     if not report.ok:

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from heedful import plugins
 from heedful.data.tokenizer import Tokenizer
@@ -17,6 +17,7 @@ from heedful.inference.model import CONFIG, SIDES, SavedModel
 from heedful.inference.translator import Translator
 
 AnyModel = Translator | LanguageModel | MaskedLanguageModel | Classifier | Embedder
+Kind = TypeVar("Kind", bound=SavedModel)
 KINDS: dict[str, type[AnyModel]] = {kind.__name__: kind for kind in get_args(AnyModel)}
 
 
@@ -106,12 +107,13 @@ def _open_eager(
     return model
 
 
-def expect(model: SavedModel, kind: type[SavedModel], verb: str) -> None:
-    """Refuse a model of another kind; raises UserError that says what it is."""
+def expect(model: SavedModel, kind: type[Kind], verb: str) -> Kind:
+    """The model; raises UserError that says what it is where it is of another kind."""
     if not isinstance(model, kind):
         raise UserError(
             f"{verb} needs a {kind.kind}, but this model is a {model.kind} ({model.card.task})"
         )
+    return model
 
 
 def _description(directory: Path) -> Any:
