@@ -23,11 +23,9 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
-from heedful.zoo.build import Side, encoder_decoder, stack
-from heedful.zoo.checks import check_one_vocabulary, model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
+from heedful.zoo.build import Side, encoder_decoder, model_config, stack
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
 from heedful.zoo.hf_seq2seq import bart_names, read_decoder, write_decoder
-from heedful.zoo.names import Names
 
 OFFSET = 2  # rows of the position tables that stand before that of the first token
 
@@ -61,10 +59,6 @@ class Config:
     activation_dropout: Annotated[float, Hf("activation_dropout")] = 0.1
     activation: Annotated[Activation, Hf("activation_function", values=ACTIVATIONS)] = "gelu"
     scale_embeddings: Annotated[bool, Hf("scale_embedding")] = False
-
-    def check(self) -> None:
-        """Refuse two vocabularies."""
-        check_one_vocabulary(self)
 
 
 SIZES: dict[str, dict[str, Any]] = {

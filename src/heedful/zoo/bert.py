@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
-from heedful.zoo.build import encoder_only
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
+from heedful.zoo.build import encoder_only, model_config
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
 from heedful.zoo.hf_encoders import HF_LAYER, encoder_classes, encoder_names, output_names
-from heedful.zoo.names import Names
 
 Head = Literal["mlm", "classify", "none"]
 

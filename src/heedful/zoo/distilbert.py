@@ -18,11 +18,9 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import sinusoidal_table
 from heedful.zoo.bert import Head
-from heedful.zoo.build import encoder_only
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
+from heedful.zoo.build import encoder_only, model_config
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
-from heedful.zoo.names import Names
 
 HF_POSITIONS = {False: "learned", True: "sinusoidal"}
 

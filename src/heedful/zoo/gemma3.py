@@ -14,10 +14,9 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
 from heedful.parts.residual import CentredRMSNorm, SandwichNorm
 from heedful.zoo import rotary_decoder
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import GATES, Hf, HfFormat
+from heedful.zoo.build import model_config
+from heedful.zoo.hf import GATES, Hf, HfFormat, Names
 from heedful.zoo.local_layers import LocalLayers
-from heedful.zoo.names import Names
 from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf
 
 

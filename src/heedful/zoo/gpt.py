@@ -15,10 +15,8 @@ from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
-from heedful.zoo.build import decoder_only, stack
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import Hf, HfFormat
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.build import decoder_only, model_config, stack
+from heedful.zoo.hf import Hf, HfFormat, Name, Names, layer_names
 
 # What they call gelu is its tanh approximation.
 HF_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}

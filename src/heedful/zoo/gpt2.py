@@ -21,10 +21,8 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt
-from heedful.zoo.build import decoder_only, stack
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat
-from heedful.zoo.names import Names
+from heedful.zoo.build import decoder_only, model_config, stack
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
 
 
 @model_config

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.hf import Name, Names, layer_names
 
 EMBEDDINGS = {
     "tokens": "word_embeddings",

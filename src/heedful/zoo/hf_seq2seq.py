@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 from heedful.errors import UserError
 from heedful.parts.feedforward import Activation, Gate
-from heedful.zoo.names import Name, Names, layer_names
+from heedful.zoo.hf import Name, Names, layer_names
 
 HF_EMBEDDING = {
     "tokens": "embed_tokens",

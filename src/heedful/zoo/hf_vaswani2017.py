@@ -42,14 +42,11 @@ def written_as(config: Any, net: nn.Module) -> tuple[str, Any, nn.Module]:
     with torch.no_grad():
         for path, parameter in written.named_parameters():
             if path in weights:  # what ours lacks are biases, which are zero
-                parameter.copy_(_permuted(path, weights[path], order))
+                weight: torch.Tensor = weights[path]
+                if re.fullmatch(_READS, path):
+                    weight = weight[:, order]
+                parameter.copy_(weight[order] if re.fullmatch(_WRITES, path) else weight)
     return name, theirs, written
-
-
-def _permuted(path: str, weight: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    if re.fullmatch(_READS, path):
-        return weight[:, order]
-    return weight[order] if re.fullmatch(_WRITES, path) else weight
 
 
 def _check(config: Any, name: str) -> None:

@@ -9,7 +9,7 @@ their embeddings.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo.checks import model_config
+from heedful.zoo.build import model_config
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf, hf_names, read_rotary
 

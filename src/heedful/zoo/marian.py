@@ -23,11 +23,9 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.init import xavier
 from heedful.parts.positions import SinusoidalTable
 from heedful.zoo import bart
-from heedful.zoo.build import Tying, encoder_decoder
-from heedful.zoo.checks import check_one_vocabulary, model_config
-from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.build import Tying, encoder_decoder, model_config
+from heedful.zoo.hf import Hf, HfFormat, Names
 from heedful.zoo.hf_seq2seq import bart_names, read_decoder, write_decoder
-from heedful.zoo.names import Names
 
 
 @model_config
@@ -49,11 +47,6 @@ class Config(bart.Config):
     activation: Activation = "silu"
     tie_embeddings: Tying = "all"
     scale_embeddings: bool = True
-
-    def check(self) -> None:
-        """Refuse two vocabularies with one matrix."""
-        if self.tie_embeddings == "all":
-            check_one_vocabulary(self)
 
 
 SIZES: dict[str, dict[str, Any]] = {

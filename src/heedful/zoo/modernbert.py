@@ -17,13 +17,10 @@ from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.init import shrink_residuals
 from heedful.parts.residual import PreNorm
 from heedful.zoo.bert import Head
-from heedful.zoo.build import Keys, encoder_only, stack
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfFormat
+from heedful.zoo.build import Keys, encoder_only, model_config, stack
+from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfFormat, Names
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
 from heedful.zoo.local_layers import LocalLayers
-from heedful.zoo.names import Names
-from heedful.zoo.rope import check_rope
 
 
 @model_config
@@ -56,10 +53,6 @@ class Config:
     head_activation: Annotated[Activation, Hf("classifier_activation", values=ACTIVATIONS)] = "gelu"
     norm_eps: Annotated[float, Hf("norm_eps")] = 1e-5
     tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = True
-
-    def check(self) -> None:
-        """Refuse heads that rotary positions cannot turn."""
-        check_rope(self)
 
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -19,11 +19,9 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import bart
-from heedful.zoo.build import encoder_decoder
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.build import check_one_vocabulary, encoder_decoder, model_config
+from heedful.zoo.hf import Hf, HfFormat, Name, Names
 from heedful.zoo.hf_seq2seq import bart_names
-from heedful.zoo.names import Name, Names
 
 
 @model_config
@@ -48,6 +46,10 @@ class Config(bart.Config):
         Literal["none", "all"], Hf("tie_word_embeddings", values={True: "all", False: "none"})
     ] = "all"
     scale_embeddings: bool = True
+
+    def check(self) -> None:
+        """Refuse two vocabularies."""
+        check_one_vocabulary(self)
 
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ released configurations.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.zoo.checks import model_config
+from heedful.zoo.build import model_config
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.rotary_decoder import Base, assemble, hf_names, read_rotary, sizes_to_hf
 

@@ -18,10 +18,9 @@ from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.positions import LearnedTable
 from heedful.zoo import bert
-from heedful.zoo.build import classifier_dropout, encoder_only
-from heedful.zoo.checks import model_config
+from heedful.zoo.build import classifier_dropout, encoder_only, model_config
+from heedful.zoo.hf import Names
 from heedful.zoo.hf_encoders import HF_LAYER, encoder_classes, encoder_names, output_names
-from heedful.zoo.names import Names
 
 
 @model_config

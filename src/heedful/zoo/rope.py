@@ -29,12 +29,6 @@ def rotary_module(config: Any) -> RotaryPositions:
     return RotaryPositions(head_width(config), *scheme)
 
 
-def check_rope(config: Any) -> None:
-    """Refuse a head that has no pairs of dimensions; raises ValueError."""
-    if head_width(config) % 2:
-        raise ValueError(f"rotary positions need an even head_dim, not {head_width(config)}")
-
-
 # For each of their types their keys and ours. What is not here is refused.
 HF_SCALINGS: dict[str, dict[str, str]] = {
     "default": {},

@@ -11,11 +11,9 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
 from heedful.parts.residual import Norm, PreNorm, Residual
 from heedful.parts.rotary import Layout, RopeScaling
-from heedful.zoo.build import NONE, Keys, decoder_only, stack
-from heedful.zoo.checks import model_config
-from heedful.zoo.hf import GATES, Hf
-from heedful.zoo.names import Name, Names, layer_names
-from heedful.zoo.rope import check_rope, head_width, rope_from_hf, rope_to_hf, rotary_module
+from heedful.zoo.build import NONE, Keys, decoder_only, model_config, stack
+from heedful.zoo.hf import GATES, Hf, Name, Names, layer_names
+from heedful.zoo.rope import head_width, rope_from_hf, rope_to_hf, rotary_module
 
 
 @model_config
@@ -54,10 +52,6 @@ class Base:
     rope_layout: Layout = "half"
     rope_scaling: RopeScaling = None
     tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = False
-
-    def check(self) -> None:
-        """Refuse heads that rotary positions cannot turn."""
-        check_rope(self)
 
 
 def assemble(

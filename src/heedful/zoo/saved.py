@@ -3,11 +3,12 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
 from heedful.files import written
+from heedful.plugins import nearest
 from heedful.zoo import architecture
-from heedful.zoo.checks import validated
 from heedful.zoo.names import FLOATS, weights_of
 
 WEIGHTS = "model.safetensors"
@@ -28,7 +29,20 @@ OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:
     """The frozen Config of an architecture from plain keys; raises UserError naming a wrong one."""
-    return validated(architecture(name).Config, keys, where)
+    config = architecture(name).Config
+    known = [field.name for field in fields(config)]
+    # A recipe's section is the beginning of its keys, a file stands in front of all.
+    front, section = ("", "model.") if where == "model" else (f"{where}: ", "")
+    for key in keys:
+        if key not in known:
+            raise UserError(f"{front}unknown key {section}{key}; {nearest(key, known)}")
+    try:
+        return TypeAdapter(config).validate_python(keys)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, message = ".".join(map(str, first["loc"])), first["msg"]
+        place = f"{front}{section}{key}" if key else where
+        raise UserError(f"{place}: {message.removeprefix('Value error, ')}") from None
 
 
 def save_tensors(

@@ -21,8 +21,7 @@ from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.residual import PreNorm
-from heedful.zoo.build import Side, encoder_decoder, stack
-from heedful.zoo.checks import check_one_vocabulary, model_config
+from heedful.zoo.build import Side, encoder_decoder, model_config, stack
 from heedful.zoo.hf import Hf, HfFormat
 from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
 
@@ -59,10 +58,6 @@ class Config:
     max_distance: Annotated[int, Hf("relative_attention_max_distance")] = 128
     norm_eps: Annotated[float, Hf("layer_norm_epsilon")] = 1e-6
     tie_embeddings: Annotated[bool, Hf("scale_decoder_outputs", "tie_word_embeddings")] = True
-
-    def check(self) -> None:
-        """Refuse two vocabularies."""
-        check_one_vocabulary(self)
 
 
 def _size(layers: int, d_model: int, d_ff: int, num_heads: int, head_dim: int) -> dict[str, Any]:

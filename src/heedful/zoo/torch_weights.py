@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.zoo.names import Names, from_hf, layer_names
+from heedful.zoo.hf import Names, layer_names
+from heedful.zoo.names import from_hf
 
 _LAYER = {
     "self_attention.sublayer.qkv": "self_attn.in_proj",

@@ -12,14 +12,12 @@ output (sec. 3.4). `tiny` is the size of Wu et al. 2021 for Multi30k.
 from functools import partial
 from typing import Any, Literal
 
-from torch import nn
-
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
-from heedful.zoo.build import Tying, encoder_decoder, stack
-from heedful.zoo.checks import check_one_vocabulary, model_config
+from heedful.zoo.build import Tying, encoder_decoder, model_config, stack
+from heedful.zoo.hf_vaswani2017 import written_as as written_as  # looked for by the export
 
 POSITIONS: dict[str, Positions | None] = {
     "sinusoidal": SinusoidalTable,
@@ -65,11 +63,6 @@ class Config:
     bias: bool = True
     scale_embeddings: bool = True
 
-    def check(self) -> None:
-        """Refuse two vocabularies with one matrix."""
-        if self.tie_embeddings == "all":
-            check_one_vocabulary(self)
-
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 128, "num_heads": 4, "d_ff": 256, "dropout": 0.3}
@@ -96,13 +89,6 @@ def build(config: Config) -> EncoderDecoder:
     )
     positions = POSITIONS[config.positions]
     return encoder_decoder(config, stack_of, positions=positions, tie=config.tie_embeddings)
-
-
-def written_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
-    """The architecture, Config and net that are written in the Hugging Face format."""
-    from heedful.zoo import hf_vaswani2017
-
-    return hf_vaswani2017.written_as(config, net)
 
 
 def _or(value: float | None, default: float) -> float:
