@@ -193,6 +193,7 @@ def optimise(system: System, run: Path, folder: Path, data: Path) -> None:
         ref=data / "val.de.gz",
         engine=["ctranslate2"],
         precision=["int8"],
+        threads=None,
         use="throughput",
         tolerance=TOLERANCE,
         shortlist=system.shortlist,

@@ -1,7 +1,6 @@
 """`heedful average`: one model from the mean of several checkpoints' weights."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -10,15 +9,15 @@ from heedful.errors import UserError
 
 
 def average(
-    run: Annotated[Path, typer.Argument(help="A run's folder, which says what the model is.")],
+    *,
+    run: Path = typer.Argument(..., help="A run's folder, which says what the model is."),
     out: NewFolder,
-    checkpoints: Annotated[
-        list[Path] | None,
-        typer.Option("--checkpoint", "-c", help="A checkpoint or model directory; repeatable."),
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option(min=1, help="Only the last n of the run's own checkpoints.")
-    ] = None,
+    checkpoints: list[Path] | None = typer.Option(
+        None, "--checkpoint", "-c", help="A checkpoint or model directory; repeatable."
+    ),
+    last: int | None = typer.Option(
+        None, min=1, help="Only the last n of the run's own checkpoints."
+    ),
     overwrite: Overwrite = False,
 ) -> None:
     """Average the weights of checkpoints (Vaswani et al. 2017, sec. 6.1).

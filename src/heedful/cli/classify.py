@@ -1,7 +1,6 @@
 """`heedful classify`: a label for each text."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -13,10 +12,10 @@ from heedful.errors import UserError
 @spread("truncate")
 def classify(
     *,
-    model: Annotated[Path, typer.Argument(help="A classifier's directory.")],
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Put the probability and a tab before each label.")
-    ] = False,
+    model: Path = typer.Argument(..., help="A classifier's directory."),
+    scores: bool = typer.Option(
+        False, "--scores", help="Put the probability and a tab before each label."
+    ),
     json: JsonLines = False,
     given: Filter,
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -14,19 +13,16 @@ STUDENT = "translation-student"
 
 
 def distill(
-    teacher: Annotated[Path, typer.Argument(help="The model directory to learn from.")],
-    recipe: Annotated[
-        str | None,
-        typer.Argument(help="A recipe file, a run's folder, or a shipped recipe's name."),
-    ] = None,
-    student: Annotated[
-        bool,
-        typer.Option(
-            "--student",
-            help=f"In place of a recipe: {STUDENT} with the data of the teacher's run; "
-            "many encoder layers and one decoder layer, for speed.",
-        ),
-    ] = False,
+    teacher: Path = typer.Argument(..., help="The model directory to learn from."),
+    recipe: str | None = typer.Argument(
+        None, help="A recipe file, a run's folder, or a shipped recipe's name."
+    ),
+    student: bool = typer.Option(
+        False,
+        "--student",
+        help=f"In place of a recipe: {STUDENT} with the data of the teacher's run; "
+        "many encoder layers and one decoder layer, for speed.",
+    ),
     settings: Settings = None,
     out: RunFolder = None,
     quiet: Quiet = False,

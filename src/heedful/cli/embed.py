@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -21,14 +20,11 @@ from heedful.errors import UserError
 @spread("output", "strict")
 def embed(
     *,
-    model: Annotated[Path, typer.Argument(help="A model directory, of any kind.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A file .npy or .jsonl. Default: JSONL on stdout."),
-    ] = None,
-    pooling: Annotated[
-        str, typer.Option(help="Of the tokens' states: mean, first or last.")
-    ] = "mean",
+    model: Path = typer.Argument(..., help="A model directory, of any kind."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="A file .npy or .jsonl. Default: JSONL on stdout."
+    ),
+    pooling: str = typer.Option("mean", help="Of the tokens' states: mean, first or last."),
     given: Filter,
 ) -> None:
     """Turn each line into a vector, from the states of the model's last layer.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,34 +23,30 @@ if TYPE_CHECKING:
 def evaluate(
     *,
     model: ModelFolder,
-    src: Annotated[Path | None, typer.Option(help="Source lines, for a translator.")] = None,
-    ref: Annotated[Path | None, typer.Option(help="Reference lines, as many.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Running text, for a language model.")] = None,
-    labelled: Annotated[
-        Path | None, typer.Option(help="For a classifier: a .tsv, .jsonl or .parquet with labels.")
-    ] = None,
-    text_field: Annotated[
-        str | None, typer.Option(help="Of labelled texts: a column's number or name, or a key.")
-    ] = None,
-    label_field: Annotated[str | None, typer.Option(help="That of the label.")] = None,
-    pair_field: Annotated[str | None, typer.Option(help="That of the second text.")] = None,
+    src: Path | None = typer.Option(None, help="Source lines, for a translator."),
+    ref: Path | None = typer.Option(None, help="Reference lines, as many."),
+    text: Path | None = typer.Option(None, help="Running text, for a language model."),
+    labelled: Path | None = typer.Option(
+        None, help="For a classifier: a .tsv, .jsonl or .parquet with labels."
+    ),
+    text_field: str | None = typer.Option(
+        None, help="Of labelled texts: a column's number or name, or a key."
+    ),
+    label_field: str | None = typer.Option(None, help="That of the label."),
+    pair_field: str | None = typer.Option(None, help="That of the second text."),
     options: dict[str, Any],
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            help="Of bleu, chrf, chrf++, ter, exact_match, tokenized_lowercase_bleu; by commas."
-        ),
-    ] = None,
-    language: Annotated[
-        str | None, typer.Option(help="Language of the target, e.g. de. Default: the model's.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Also write the translations or labels here."),
-    ] = None,
-    examples: Annotated[
-        int, typer.Option(min=0, help="Show so many of the worst outputs, and as many at random.")
-    ] = 3,
+    metrics: str | None = typer.Option(
+        None, help="Of bleu, chrf, chrf++, ter, exact_match, tokenized_lowercase_bleu; by commas."
+    ),
+    language: str | None = typer.Option(
+        None, help="Language of the target, e.g. de. Default: the model's."
+    ),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="Also write the translations or labels here."
+    ),
+    examples: int = typer.Option(
+        3, min=0, help="Show so many of the worst outputs, and as many at random."
+    ),
     json: Json = False,
     truncate: Truncate = False,
     device: Device = "auto",

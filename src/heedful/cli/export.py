@@ -1,7 +1,6 @@
 """`heedful export`: a model in a format that other programs open."""
 
 from enum import StrEnum
-from typing import Annotated
 
 import typer
 
@@ -19,13 +18,12 @@ class Format(StrEnum):
 def export(
     model: ModelFolder,
     out: NewFolder,
-    to: Annotated[
-        Format,
-        typer.Option(help="hf: what transformers opens; ctranslate2: what that engine opens."),
-    ],
-    precision: Annotated[
-        str, typer.Option(help="Of the weights for CTranslate2: float32, bfloat16 or int8.")
-    ] = "float32",
+    to: Format = typer.Option(
+        ..., help="hf: what transformers opens; ctranslate2: what that engine opens."
+    ),
+    precision: str = typer.Option(
+        "float32", help="Of the weights for CTranslate2: float32, bfloat16 or int8."
+    ),
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model with its tokenizers for other programs.

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -15,12 +14,11 @@ from heedful.errors import UserError
 @spread()
 def fill(
     *,
-    model: Annotated[Path, typer.Argument(help="A masked language model's directory.")],
-    text: Annotated[
-        list[str] | None,
-        typer.Option("--text", "-t", help="A text with <mask> or [MASK] in it; repeatable."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Candidates for each mask.")] = 5,
+    model: Path = typer.Argument(..., help="A masked language model's directory."),
+    text: list[str] | None = typer.Option(
+        None, "--text", "-t", help="A text with <mask> or [MASK] in it; repeatable."
+    ),
+    top: int = typer.Option(5, min=1, help="Candidates for each mask."),
     json: JsonLines = False,
     given: Filter,
 ) -> None:

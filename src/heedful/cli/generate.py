@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 def generate(
     *,
     model: ModelFolder,
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="A text to go on with; repeatable.")
-    ] = None,
-    whole_file: Annotated[
-        bool, typer.Option("--whole-file", help="Take all of the input as one prompt.")
-    ] = False,
+    prompt: list[str] | None = typer.Option(
+        None, "--prompt", "-p", help="A text to go on with; repeatable."
+    ),
+    whole_file: bool = typer.Option(
+        False, "--whole-file", help="Take all of the input as one prompt."
+    ),
     options: dict[str, Any],
     json: JsonLines = False,
     given: Filter,

@@ -1,7 +1,6 @@
 """`heedful import`: models of other formats as models of heedful's."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -21,18 +20,17 @@ def _formats() -> None:
 
 
 def hf(
-    directory: Annotated[
-        Path, typer.Argument(help="A local directory with config.json and model.safetensors.")
-    ],
+    *,
+    directory: Path = typer.Argument(
+        ..., help="A local directory with config.json and model.safetensors."
+    ),
     out: NewFolder,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a key of the model, e.g. head=classify or num_labels=3.",
-        ),
-    ] = None,
+    settings: list[str] | None = typer.Option(
+        None,
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the model, e.g. head=classify or num_labels=3.",
+    ),
     overwrite: Overwrite = False,
 ) -> None:
     """Import a model in the Hugging Face format: weights, tokenizers, labels and ids.

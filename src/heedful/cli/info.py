@@ -1,7 +1,7 @@
 """`heedful info`: what a model directory holds, or what heedful runs on."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: Annotated[
-        Path | None, typer.Argument(help="A model directory. Default: the installation.")
-    ] = None,
+    model: Path | None = typer.Argument(None, help="A model directory. Default: the installation."),
     json: Json = False,
 ) -> None:
     """Describe a model, or the installation.

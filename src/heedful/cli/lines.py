@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -30,33 +30,27 @@ _LONGEST = 1_000_000  # characters of a line for a model
 class Filter:
     """What a verb that works on lines is asked: what it reads and writes, and what runs it."""
 
-    input: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A text a line. Default: stdin.")
-    ] = None
+    input: Path | None = typer.Option(None, "--input", "-i", help="A text a line. Default: stdin.")
     output: Output = None
     truncate: Truncate = False
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Stop at the first line that cannot be used, instead of leaving it out.",
-        ),
-    ] = False
+    strict: bool = typer.Option(
+        False,
+        "--strict",
+        help="Stop at the first line that cannot be used, instead of leaving it out.",
+    )
     device: Device = "auto"
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="What runs the model: ctranslate2, compiled, or eager, the net itself. auto: what "
-            "was found best where the model was optimised, else the net. What an engine lacks runs "
-            "eager."
-        ),
-    ] = "auto"
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16 or int8, where there is one. auto: the best.")
-    ] = "auto"
-    threads: Annotated[
-        int | None, typer.Option(help="Cores of a worker. Default: as measured; small models: 1.")
-    ] = None
+    engine: str = typer.Option(
+        "auto",
+        help="What runs the model: ctranslate2, compiled, or eager, the net itself. auto: what "
+        "was found best where the model was optimised, else the net. What an engine lacks runs "
+        "eager.",
+    )
+    precision: str = typer.Option(
+        "auto", help="float32, bfloat16 or int8, where there is one. auto: the best."
+    )
+    threads: int | None = typer.Option(
+        None, help="Cores of a worker. Default: as measured; small models: 1."
+    )
 
     @property
     def too_long(self) -> "TooLong":

@@ -1,7 +1,7 @@
 """`heedful optimize`: the fastest way to run a model on this machine, found, proved and kept."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -15,53 +15,38 @@ if TYPE_CHECKING:
 _SHOWN = 6  # settings of each use in the table
 
 
-Tolerance = Annotated[
-    float | None,
-    typer.Option(
-        help="What less precision and a shortlist may lose. Default: 0.3 BLEU, 0.3% of "
-        "accuracy, 1% of perplexity.",
-        min=0,
+def optimize(
+    model: ModelFolder,
+    src: Path | None = typer.Option(
+        None, help="Held-out text: source lines, texts, or running text. Default: the run's own."
     ),
-]
-WithShortlist = Annotated[
-    bool,
-    typer.Option(
+    ref: Path | None = typer.Option(
+        None, help="References of a translator, labels of a classifier."
+    ),
+    engine: list[str] | None = typer.Option(
+        None, help="Measure only this one: eager, ctranslate2 or compiled; repeatable."
+    ),
+    precision: list[str] | None = typer.Option(
+        None, help="Try only this form: float32, bfloat16 or int8; repeatable."
+    ),
+    threads: list[int] | None = typer.Option(
+        None, help="Of a worker; repeatable. Default: one, and all cores.", min=1
+    ),
+    use: Literal["latency", "throughput", "both"] = typer.Option(
+        "both", "--for", help="One text at a time, many together, or both."
+    ),
+    tolerance: float | None = typer.Option(
+        None,
+        min=0,
+        help="What less precision and a shortlist may lose. Default: 0.3 BLEU, 0.3% of accuracy, "
+        "1% of perplexity.",
+    ),
+    shortlist: bool = typer.Option(
+        False,
         "--shortlist",
         help="Of a translator: let each sentence have only what its words became in the run's "
         "training pairs, so that few outputs are worked out.",
     ),
-]
-
-
-def optimize(
-    model: ModelFolder,
-    src: Annotated[
-        Path | None,
-        typer.Option(
-            help="Held-out text: source lines, texts, or running text. Default: the run's own."
-        ),
-    ] = None,
-    ref: Annotated[
-        Path | None, typer.Option(help="References of a translator, labels of a classifier.")
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(help="Measure only this one: eager, ctranslate2 or compiled; repeatable."),
-    ] = None,
-    precision: Annotated[
-        list[str] | None,
-        typer.Option(help="Try only this form: float32, bfloat16 or int8; repeatable."),
-    ] = None,
-    threads: Annotated[
-        list[int] | None,
-        typer.Option(help="Of a worker; repeatable. Default: one, and all cores.", min=1),
-    ] = None,
-    use: Annotated[
-        Literal["latency", "throughput", "both"],
-        typer.Option("--for", help="One text at a time, many together, or both."),
-    ] = "both",
-    tolerance: Tolerance = None,
-    shortlist: WithShortlist = False,
 ) -> None:
     """Find what runs a model fastest here, and let the other verbs use it.
 

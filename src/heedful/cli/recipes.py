@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -40,7 +39,7 @@ def list_recipes(json: Json = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A recipe file, or a shipped recipe's name.")],
+    name: str = typer.Argument(..., help="A recipe file, or a shipped recipe's name."),
 ) -> None:
     """Print a recipe with every key, its value and what it is.
 
@@ -61,8 +60,8 @@ def show(
 
 
 def copy(
-    name: Annotated[str, typer.Argument(help="A shipped recipe.")],
-    to: Annotated[Path | None, typer.Argument(help="Where to. Default: NAME.yaml here.")] = None,
+    name: str = typer.Argument(..., help="A shipped recipe."),
+    to: Path | None = typer.Argument(None, help="Where to. Default: NAME.yaml here."),
 ) -> None:
     """Copy a recipe, to make it your own.
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 def score(
     model: ModelFolder,
-    src: Annotated[Path | None, typer.Option(help="Source lines, for a translator.")] = None,
-    tgt: Annotated[Path | None, typer.Option(help="Target lines, as many.")] = None,
-    input: Annotated[
-        Path | None,
-        typer.Option("--input", "-i", help="A text a line, for a language model. Default: stdin."),
-    ] = None,
+    src: Path | None = typer.Option(None, help="Source lines, for a translator."),
+    tgt: Path | None = typer.Option(None, help="Target lines, as many."),
+    input: Path | None = typer.Option(
+        None, "--input", "-i", help="A text a line, for a language model. Default: stdin."
+    ),
     output: Output = None,
-    per_token: Annotated[
-        bool, typer.Option("--per-token", help="Divide log-probabilities by the tokens' number.")
-    ] = False,
+    per_token: bool = typer.Option(
+        False, "--per-token", help="Divide log-probabilities by the tokens' number."
+    ),
     truncate: Truncate = False,
     device: Device = "auto",
 ) -> None:

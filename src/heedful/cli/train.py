@@ -1,7 +1,6 @@
 """`heedful train`: a run from a recipe."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -13,9 +12,9 @@ def train(
     recipe: RecipeName,
     settings: Settings = None,
     out: RunFolder = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")
-    ] = False,
+    resume: bool = typer.Option(
+        False, "--resume", help="Go on from the newest checkpoint in the folder."
+    ),
     quiet: Quiet = False,
 ) -> None:
     """Train a model as a recipe says.

@@ -4,7 +4,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,21 +19,16 @@ if TYPE_CHECKING:
 @spread("draft", "num_draft_tokens")
 def translate(
     *,
-    models: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="MODEL...",
-            help="A model directory; of several the mean of their probabilities is searched.",
-        ),
-    ],
+    models: list[Path] = typer.Argument(
+        ...,
+        metavar="MODEL...",
+        help="A model directory; of several the mean of their probabilities is searched.",
+    ),
     options: dict[str, Any],
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Put the score and a tab before each.")
-    ] = False,
-    weight: Annotated[
-        list[float] | None,
-        typer.Option("--weight", help="Of a model among several, in their order; repeatable."),
-    ] = None,
+    scores: bool = typer.Option(False, "--scores", help="Put the score and a tab before each."),
+    weight: list[float] | None = typer.Option(
+        None, "--weight", help="Of a model among several, in their order; repeatable."
+    ),
     given: Filter,
 ) -> None:
     """Translate lines from a file or a pipe.

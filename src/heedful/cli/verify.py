@@ -1,7 +1,6 @@
 """`heedful verify`: the checklist that a Transformer must pass."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -14,15 +13,14 @@ _LONGEST, _SHORTEST = 10, 8
 
 
 def verify(
-    model: Annotated[
-        Path | None,
-        typer.Argument(help="A model directory, of any kind. Default: a new tiny Transformer."),
-    ] = None,
-    overfit: Annotated[
-        bool, typer.Option(help="Also train a copy on one batch, which takes some seconds.")
-    ] = True,
+    model: Path | None = typer.Argument(
+        None, help="A model directory, of any kind. Default: a new tiny Transformer."
+    ),
+    overfit: bool = typer.Option(
+        True, help="Also train a copy on one batch, which takes some seconds."
+    ),
     json: Json = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random ids.")] = 0,
+    seed: int = typer.Option(0, min=0, max=2**63 - 1, help="Seed of the random ids."),
 ) -> None:
     """Check a model: causality, padding, masks, cache, gradients, tying and more.
 
