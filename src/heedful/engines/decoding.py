@@ -79,12 +79,12 @@ class Decoding:
             texts, beams = self.cache.num_sources, self.cache.beams
             self.cache = self.net.start(texts, capacity=self.cache.capacity, beams=beams)
             self._filled, self._slots, self._left_padding = 0, 0, None
-        states: Tensor = self.net.decode(self._tokens(new), self.cache)
+        states: Tensor = self.net.decode(self.tokens(new), self.cache)
         return states[:, -1:]
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
         """Of one text: log-probabilities after each of several new tokens."""
-        new = self._tokens(tokens[None].to(self.cache.used.device))
+        new = self.tokens(tokens[None].to(self.cache.used.device))
         return _log_softmax(self.net.head(self.net.decode(new, self.cache))[0])
 
     def rewind(self, length: int) -> None:
@@ -92,7 +92,7 @@ class Decoding:
         self._filled = self._slots = min(self._filled, length)
         self.cache.rewind(length)
 
-    def _tokens(self, new: Int[Tensor, "N t"]) -> Tokens:
+    def tokens(self, new: Int[Tensor, "N t"]) -> Tokens:
         """New tokens with their positions; the cache has room for them."""
         rows, count = new.shape
         beams = rows // self.cache.num_sources

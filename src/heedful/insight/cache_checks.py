@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from heedful.engines.decoding import Decoding
 from heedful.insight.checks import Failed, Seen, Skipped, asks, distance
 from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe
@@ -115,29 +116,22 @@ class _OwnDecoder(_Decoder):
         self.reorders, beams = way.reorders, 2 if way.reorders else 1
         rows: Any = 3
         if not probe.single:
-            source = way.source
-            lengths = source.lengths.get("src")
-            rows = Tokens.of(source.ids["src"], lengths, source.padding_side)
-        capacity = probe.width(probe.written) * beams
-        self.cache = self.net.start(rows, capacity=capacity, beams=beams)
-        self.pads = torch.tensor(way.pads, device=probe.device)
-        self.filled = 0
+            given = way.source.ids["src"], way.source.lengths.get("src")
+            rows = Tokens.of(*given, way.source.padding_side)
+        longest = probe.width(probe.written)
+        cache = self.net.start(rows, capacity=longest * beams, beams=beams)
+        pads = torch.tensor(way.pads, device=probe.device) if any(way.pads) else None
+        self.state = Decoding(self.net, cache, longest=longest, left_padding=pads)
+        self.rows = 3
 
     def reorder(self, rows: Int[Tensor, "M"]) -> None:
-        if len(rows) <= len(self.pads):  # else the first token was that of all beams of a source
-            sources = rows[::2] // 2
-            if len(sources) < self.cache.num_sources:
-                self.cache = self.cache.select(sources)
-            self.cache.follow((rows % 2).view(-1, 2))
-        self.pads = self.pads[rows]
+        if len(rows) <= self.rows:  # else the first token was that of all beams of a source
+            self.state.select(rows[::2] // 2)
+            self.state.follow((rows % 2).view(-1, 2))
+        self.rows = len(rows)
 
     def step(self, ids: Int[Tensor, "N t"]) -> Float[Tensor, "N t V"]:
-        columns = torch.arange(self.filled, self.filled + ids.size(1), device=ids.device)
-        positions = columns - self.pads[:, None]
-        real = positions >= 0 if self.filled == 0 and bool(self.pads.any()) else None
-        self.filled += ids.size(1)
-        states = self.net.decode(Tokens(ids, positions.clamp(min=0), real), self.cache)
-        logits: Tensor = self.net.head(states)
+        logits: Tensor = self.net.head(self.net.decode(self.state.tokens(ids), self.state.cache))
         return logits
 
 

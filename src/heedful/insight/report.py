@@ -1,12 +1,13 @@
 """What a verification found: one result a check, as a table, as text and as JSON."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 Status = Literal["passed", "failed", "skipped"]
 COLOURS: dict[Status, str] = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
@@ -50,10 +51,7 @@ class Report:
         return tuple(result for result in self.results if result.status == "failed")
 
     def __getitem__(self, name: str) -> CheckResult:
-        for result in self.results:
-            if result.name == name:
-                return result
-        raise KeyError(name)
+        return {result.name: result for result in self.results}[name]
 
     def __iter__(self) -> Iterator[CheckResult]:
         return iter(self.results)
@@ -63,18 +61,14 @@ class Report:
 
     def summary(self) -> str:
         """How many checks passed, failed and were skipped."""
-        counts = dict.fromkeys(COLOURS, 0)
-        for result in self.results:
-            counts[result.status] += 1
-        return ", ".join(f"{count} {status}" for status, count in counts.items())
+        counts = Counter(result.status for result in self.results)
+        return ", ".join(f"{counts[status]} {status}" for status in COLOURS)
 
     def table(self) -> Table:
         """For a terminal: a row a check, the hint below what was seen where it failed."""
-        table = Table(title=self.summary())
-        table.add_column("check", no_wrap=True)
-        table.add_column("status", no_wrap=True)
-        table.add_column("error", justify="right", no_wrap=True)
-        table.add_column("what was seen")
+        columns = (Column(name, no_wrap=True) for name in ("check", "status"))
+        error_column = Column("error", justify="right", no_wrap=True)
+        table = Table(*columns, error_column, "what was seen", title=self.summary())
         for result in self.results:
             seen = escape(result.detail)
             if result.hint:
@@ -95,10 +89,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; an error that is not finite is None, as JSON has no such number."""
-        checks = []
-        for result in self.results:
-            row = asdict(result)
-            if result.error is not None and not math.isfinite(result.error):
+        checks = [asdict(result) for result in self.results]
+        for row in checks:
+            if row["error"] is not None and not math.isfinite(row["error"]):
                 row["error"] = None
-            checks.append(row)
         return {"ok": self.ok, "checks": checks}
