@@ -6,8 +6,7 @@ from importlib import import_module
 import typer
 
 from heedful import __version__
-from heedful.cli.before import looked_at
-from heedful.cli.shared import help_of
+from heedful.cli.before import add_verb
 
 MAKING = ("demo", "train", "distill")
 USING = ("translate", "generate", "fill", "classify", "embed")
@@ -33,8 +32,7 @@ def make_app(verbs: Sequence[str] = VERBS) -> typer.Typer:
         if verb in GROUPS:
             app.add_typer(module.app, name=verb)
         else:
-            function = getattr(module, verb)
-            app.command(verb, help=help_of(function))(looked_at(function))
+            add_verb(app, verb, getattr(module, verb))
     return app
 
 

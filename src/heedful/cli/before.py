@@ -1,11 +1,14 @@
 """What is looked at before a verb begins, whatever the verb: places to write, files, the device."""
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from heedful.cli.guard import runs_on
 from heedful.errors import UserError
@@ -14,8 +17,11 @@ from heedful.files import check_writable
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
 
 
-def looked_at(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb, told before it begins what could only fail at its end."""
+def add_verb(app: typer.Typer, name: str, verb: Callable[..., None]) -> None:
+    """A command that is told before it begins what could only fail at its end.
+
+    The paragraphs of its help are one line each: the terminal breaks them where it must.
+    """
 
     @wraps(verb)
     def run(**given: Any) -> None:
@@ -24,7 +30,8 @@ def looked_at(verb: Callable[..., None]) -> Callable[..., None]:
             runs_on()
         verb(**given)
 
-    return run
+    paragraphs = (inspect.getdoc(verb) or "").split("\n\n")
+    app.command(name, help="\n\n".join(text.replace("\n", " ") for text in paragraphs))(run)
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.before import looked_at
+from heedful.cli.before import add_verb
 from heedful.cli.flags import NewFolder, Overwrite
-from heedful.cli.shared import help_of, note
+from heedful.cli.shared import note
 
 app = typer.Typer(
     help="Make a heedful model of one in another format; no code of it is run.",
@@ -49,4 +49,4 @@ def hf(
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
 
 
-app.command("hf", help=help_of(hf))(looked_at(hf))
+add_verb(app, "hf", hf)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.before import looked_at
+from heedful.cli.before import add_verb
 from heedful.cli.flags import Json
-from heedful.cli.shared import help_of, print_json
+from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
 app = typer.Typer(
@@ -80,4 +80,4 @@ def copy(
     typer.echo(f"{target}: train it with heedful train {target}")
 
 
-app.command("cp", help=help_of(copy))(looked_at(copy))
+add_verb(app, "cp", copy)

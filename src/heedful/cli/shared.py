@@ -1,10 +1,8 @@
-"""What verbs share: the console, how a run is started, how help is worded."""
+"""What verbs share: the console, and how a run is started."""
 
-import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +13,6 @@ if TYPE_CHECKING:
 
     from heedful.config import Recipe
     from heedful.run import Result
-
-
-def help_of(verb: Callable[..., Any]) -> str:
-    """The paragraphs of a docstring, each as one line: the terminal breaks it where it must."""
-    paragraphs = (inspect.getdoc(verb) or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
 
 
 def make_console(*, quiet: bool = False) -> "Console":

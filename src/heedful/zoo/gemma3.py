@@ -16,7 +16,7 @@ from heedful.parts.residual import CentredRMSNorm, SandwichNorm
 from heedful.zoo import rotary_decoder
 from heedful.zoo.build import model_config
 from heedful.zoo.hf import GATES, Hf, HfFormat, Names
-from heedful.zoo.local_layers import LocalLayers
+from heedful.zoo.rope import LocalLayers
 from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf
 
 

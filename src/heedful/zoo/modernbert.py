@@ -20,7 +20,7 @@ from heedful.zoo.bert import Head
 from heedful.zoo.build import Keys, encoder_only, model_config, stack
 from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfFormat, Names
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
-from heedful.zoo.local_layers import LocalLayers
+from heedful.zoo.rope import LocalLayers
 
 
 @model_config
