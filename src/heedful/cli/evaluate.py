@@ -1,7 +1,8 @@
 """`heedful evaluate`: what a model is worth on a file, whatever its kind."""
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,11 @@ from heedful.cli.flags import Device, Json, ModelFolder, Truncate, spread
 from heedful.cli.lines import progress_bar, read_parallel, read_whole
 from heedful.cli.shared import make_console, print_json
 from heedful.errors import UserError
+from heedful.files import write_text
 
+# Outputs, what is said of them, those that are furthest from right, and all for examples.
+Entries = list[dict[str, Any]]
+Judged = tuple[list[str], dict[str, Any], Entries, Entries]
 _MOST_COLUMNS = 12  # of a table of errors that is printed
 
 if TYPE_CHECKING:
@@ -69,21 +74,28 @@ def evaluate(
     if sum(given) != 1 or (src is None) != (ref is None):
         raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
     opening = partial(load, model, device=device, engine="eager")  # after the files are read
+    outputs: list[str] | None = None
+    ranked: Entries = []
+    entries: Entries = []
     if text is not None:
         content = read_whole(text)
         found = _of_text(expect(opening(), LanguageModel, "evaluate --text"), content, text)
     elif labelled is not None:
-        fields = {"text_field": text_field, "label_field": label_field, "pair_field": pair_field}
+        fields = {"text": text_field, "label": label_field, "pair": pair_field}
         classifier = expect(opening(), Classifier, "evaluate --labelled")
-        found = _of_labels(classifier, labelled, fields, output, examples)
-    else:
-        assert src is not None
-        assert ref is not None
+        outputs, found, ranked, entries = _of_labels(classifier, labelled, fields)
+    elif src is not None and ref is not None:
         lines = read_parallel(src, ref)
         translator = expect(opening(), Translator, "evaluate --src")
         options["too_long"] = "truncate" if truncate else "error"
         target = language or translator.card.tgt_language
-        found = _of_pairs(translator, *lines, options, metrics, target, output, examples)
+        outputs, found, ranked, entries = _of_pairs(translator, *lines, options, metrics, target)
+    if outputs is not None:
+        if output is not None:
+            write_text(output, "".join(f"{line}\n" for line in outputs))
+        drawn = random.Random(0).sample(range(len(entries)), min(examples, len(entries)))
+        at_random = [entries[number] for number in sorted(drawn)]
+        found["examples"] = {"worst": ranked[:examples], "random": at_random}
     _print({"model": str(model)} | found, json)
 
 
@@ -94,11 +106,8 @@ def _of_pairs(
     options: dict[str, Any],
     metrics: str | None,
     language: str | None,
-    output: Path | None,
-    num_examples: int,
-) -> dict[str, Any]:
+) -> Judged:
     from heedful.evaluation.metrics import DEFAULT_METRICS, corpus_scores, sentence_chrf
-    from heedful.files import write_text
     from heedful.plugins import metric
 
     names = DEFAULT_METRICS if metrics is None else tuple(metrics.split(","))
@@ -108,35 +117,15 @@ def _of_pairs(
         outputs = translator.translate(sources, progress=progress, **options)
     scores = corpus_scores(outputs, references, trg_lang=language, metrics=names)
     forced = translator.teacher_forced(sources, references, too_long=options["too_long"])
-    if output is not None:
-        write_text(output, "".join(f"{line}\n" for line in outputs))
     chosen = translator.options(**options)
     search = {"beam_size": chosen.beam_size, "length_penalty": chosen.length_penalty}
-    chrf = sentence_chrf(outputs, references)
-    ranked = sorted(range(len(chrf)), key=chrf.__getitem__)
-    shown = _examples(
-        ranked,
-        len(outputs),
-        num_examples,
-        lambda line: {
-            "line": line + 1,
-            "source": sources[line],
-            "output": outputs[line],
-            "reference": references[line],
-            "chrf": chrf[line],
-        },
-    )
-    return {**search, **scores.to_dict(), **forced, "examples": shown}
-
-
-def _examples(
-    ranked: Sequence[int], count: int, wanted: int, entry: Callable[[int], dict[str, Any]]
-) -> dict[str, list[dict[str, Any]]]:
-    """Some of `ranked`, the worst first, and as many of all `count`, drawn by a fixed seed."""
-    import random
-
-    drawn = sorted(random.Random(0).sample(range(count), min(wanted, count)))
-    return {"worst": [*map(entry, ranked[:wanted])], "random": [*map(entry, drawn)]}
+    columns = zip(sources, outputs, references, sentence_chrf(outputs, references), strict=True)
+    entries: Entries = [
+        {"line": number, "source": source, "output": output, "reference": reference, "chrf": chrf}
+        for number, (source, output, reference, chrf) in enumerate(columns, 1)
+    ]
+    ranked = sorted(entries, key=lambda entry: entry["chrf"])
+    return outputs, {**search, **scores.to_dict(), **forced}, ranked, entries
 
 
 def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]:
@@ -154,59 +143,47 @@ def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]
     }
 
 
-def _of_labels(
-    model: "Classifier",
-    path: Path,
-    fields: dict[str, str | None],
-    output: Path | None,
-    num_examples: int,
-) -> dict[str, Any]:
+def _of_labels(model: "Classifier", path: Path, fields: dict[str, str | None]) -> Judged:
     import numpy as np
 
     from heedful.data.rows import LABEL, read_rows
     from heedful.evaluation.labels import confusion, label_scores, per_label
-    from heedful.files import write_text
     from heedful.tasks.classification import label_ids
 
     # Columns of a file without a header are numbered.
     named: dict[str, Any] = {
-        key.removesuffix("_field"): int(name) if name is not None and name.isdecimal() else name
+        key: int(name) if name is not None and name.isdecimal() else name
         for key, name in fields.items()
-        if name is not None or key != "pair_field"
+        if name is not None or key != "pair"
     }
     given = read_rows([path], named)
     wanted = label_ids(given, model.labels)
     with progress_bar("classifying", len(given)) as progress:
         pairs = given.columns.get("pair")
         found = model.classify(given["text"], pairs=pairs, progress=progress)
-    numbers = {label: number for number, label in enumerate(model.labels)}
-    chosen = np.array([numbers[each.label] for each in found])
+    chosen = np.array([model.labels.index(each.label) for each in found])
     table = confusion(wanted, chosen, len(model.labels))
-    if output is not None:
-        write_text(output, "".join(f"{each.label}\n" for each in found))
-    wrong = np.flatnonzero(chosen != wanted).tolist()
-    wrong.sort(key=lambda row: -found[row].probability)
-    shown = _examples(
-        wrong,
-        len(given),
-        num_examples,
-        lambda row: {
+    entries = [
+        {
             "place": given.place(row),
             "text": given["text"][row],
             **({} if pairs is None else {"pair": pairs[row]}),
             "label": given[LABEL][row],
-            "said": found[row].label,
-            "probability": found[row].probability,
-        },
-    )
-    return {
+            "said": each.label,
+            "probability": each.probability,
+        }
+        for row, each in enumerate(found)
+    ]
+    wrong = [entry for entry in entries if entry["said"] != entry["label"]]
+    content = {
         "num_texts": len(given),
         **label_scores(table),
         "per_label": per_label(table, model.labels),
         "labels": list(model.labels),
         "confusion": table.tolist(),
-        "examples": shown,
     }
+    outputs = [each.label for each in found]
+    return outputs, content, sorted(wrong, key=lambda entry: -entry["probability"]), entries
 
 
 def _print(content: dict[str, Any], json: bool) -> None:
@@ -234,21 +211,26 @@ def _print_labels(
     labels: list[str], scores: dict[str, dict[str, float]], table: list[list[int]]
 ) -> None:
     """A line for each label, and the table of errors where a screen has room for it."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    shown = Table("label", box=None, pad_edge=False)
-    for name in ("precision", "recall", "F1", "texts"):
-        shown.add_column(name, justify="right")
-    for label, of in scores.items():
-        figures = (f"{of[name]:.4f}" for name in ("precision", "recall", "f1"))
-        shown.add_row(label, *figures, f"{of['num_texts']:,}")
-    tables = [shown]
-    if len(labels) <= _MOST_COLUMNS:
-        tables.append(Table("label / said", box=None, pad_edge=False))
-        for label in labels:
-            tables[-1].add_column(label, justify="right")
-        for label, row in zip(labels, table, strict=True):
-            tables[-1].add_row(label, *(f"{count:,}" for count in row))
-    for each in tables:
+    def shown(first: str, names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+        columns = (Column(name, justify="right") for name in names)
+        table = Table(first, *columns, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
         typer.echo()
-        make_console().print(each)
+        make_console().print(table)
+
+    figures = [
+        (
+            label,
+            *(f"{of[name]:.4f}" for name in ("precision", "recall", "f1")),
+            f"{of['num_texts']:,}",
+        )
+        for label, of in scores.items()
+    ]
+    shown("label", ("precision", "recall", "F1", "texts"), figures)
+    if len(labels) <= _MOST_COLUMNS:
+        counts = zip(labels, table, strict=True)
+        rows = ((label, *(f"{count:,}" for count in row)) for label, row in counts)
+        shown("label / said", labels, rows)

@@ -98,14 +98,8 @@ def _held_out(
 
     if src is not None:
         return read_parallel(src, ref) if ref is not None else ([*read_lines(src)], None)
-    prepared = _prepared(model)
-    path = prepared and prepared / "valid.jsonl"
-    if path is None or not path.is_file():
-        raise UserError(
-            f"{model} remembers no held-out text: give --src FILE, and --ref FILE for a translator "
-            "or a classifier"
-        )
-    with path.open(encoding="utf-8") as lines:
+    remedy = "held-out text: give --src FILE, and --ref FILE for a translator or a classifier"
+    with _prepared(model, "valid.jsonl", remedy).open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     answers = {"src": "tgt", "text": "label"}
     side = "src" if rows and "src" in rows[0] else "text"
@@ -117,28 +111,28 @@ def _training_pairs(model: Path) -> list[tuple[Any, Any]]:
     """Ids of the pairs that the model's run learnt from."""
     from heedful.data.columns import open_columns
 
-    prepared = _prepared(model)
-    if prepared is None or not (prepared / "train").is_dir():
-        raise UserError(
-            f"{model} remembers no training pairs, which a shortlist is counted from; optimize the "
-            "folder of its run, where it was trained"
-        )
-    columns = open_columns(prepared / "train")
+    remedy = (
+        "training pairs, which a shortlist is counted from; optimize the folder of its run, where "
+        "it was trained"
+    )
+    columns = open_columns(_prepared(model, "train", remedy))
     if "tgt" not in columns:
         raise UserError("a shortlist is of a translator; leave out --shortlist")
     src, tgt = columns.sequences("src"), columns.sequences("tgt")
     return [(src[row], tgt[row]) for row in range(len(columns))]
 
 
-def _prepared(model: Path) -> Path | None:
-    """The folder of the data that were prepared for a model's run; None: it is not known."""
+def _prepared(model: Path, name: str, remedy: str) -> Path:
+    """A part of the data that were prepared for a model's run; raises UserError if it is gone."""
     from heedful.files import plain_name, read_json
     from heedful.run import DATA, cache_folder
 
-    path = model / DATA  # names it
-    if not path.is_file():
-        return None
-    return cache_folder() / plain_name(read_json(path).get("prepared"), path)
+    path = model / DATA  # names their folder
+    if path.is_file():
+        found = cache_folder() / plain_name(read_json(path).get("prepared"), path) / name
+        if found.exists():
+            return found
+    raise UserError(f"{model} remembers no {remedy}")
 
 
 def _show(findings: "Findings") -> None:
