@@ -2,10 +2,9 @@
 
 import secrets
 import sys
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +71,6 @@ def _write(
     options["said"] = frozenset(options)
     seed = options.setdefault("seed", secrets.randbelow(2**31))
     chosen = model.options(**options)
-    waiting: deque[str] = deque()
     number = 0
     with lines.line_writer(given.output) as write, given.progress("generating") as progress:
         if given.output is None and not json and chosen.beam_size == chosen.num_return == 1:
@@ -83,8 +81,11 @@ def _write(
                 write("")
         else:
             options |= {"scores": json, "progress": progress}
-            for outputs in model.in_turn(lines.kept(chunks, waiting), ahead=given.ahead, **options):
-                number, prompt = number + 1, waiting.popleft()
+            chunks, again = tee(chunks)
+            answers = model.in_turn(chunks, ahead=given.ahead, **options)
+            pairs = zip(answers, chain.from_iterable(again), strict=False)
+            for outputs, prompt in pairs:
+                number += 1
                 if json:
                     write(
                         lines.json_line(prompt=prompt, outputs=[asdict(each) for each in outputs])

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -93,13 +92,6 @@ def input_chunks(path: Path | None) -> Iterator[list[str]]:
     chunks = _short_enough(_file_chunks(path))
     first = next(chunks, [])
     return chain([first], chunks)
-
-
-def kept(chunks: Iterator[list[str]], lines: deque[str]) -> Iterator[list[str]]:
-    """The same chunks; their lines are also put behind `lines`, for whoever writes of them."""
-    for chunk in chunks:
-        lines.extend(chunk)
-        yield chunk
 
 
 def _short_enough(chunks: Iterator[list[str]]) -> Iterator[list[str]]:

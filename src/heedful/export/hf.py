@@ -14,11 +14,7 @@ from heedful.data.hf_tokenizers import read_tokenizer, write_tokenizer
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.generation_ids import generation_to_hf, read_generation_ids, read_options
-from heedful.export.hf_directory import (
-    HfDirectory,
-    read_hf_directory,
-    write_hf_directory,
-)
+from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
 from heedful.files import MODEL_FILES, check_new, parse_json, read_json, write_directory, write_json
 from heedful.inference import (
     AnyModel,
@@ -156,8 +152,14 @@ class ImportedNet(NamedTuple):
     notices: list[str]
 
 
-def architecture_of(model_type: str, where: str) -> str:
-    """The name of the architecture, also a plugin's, that a model type is; raises UserError."""
+def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedNet:
+    """Build and fill the net of a directory; `keys` of our Config win over its own.
+
+    Raises:
+        UserError: an unknown model type, a setting that we do not build, a tensor too many, too few
+            or of the wrong shape.
+    """
+    model_type = directory.config["model_type"]
     names = plugins.architecture.names()
     formats = {name: getattr(architecture(name), "HF", None) for name in names}
     known = {format.model_type: name for name, format in formats.items() if format is not None}
@@ -166,17 +168,7 @@ def architecture_of(model_type: str, where: str) -> str:
             f"{where}: the model type {model_type} is not known here; "
             f"known: {', '.join(sorted(known))}"
         )
-    return known[model_type]
-
-
-def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedNet:
-    """Build and fill the net of a directory; `keys` of our Config win over its own.
-
-    Raises:
-        UserError: an unknown model type, a setting that we do not build, a tensor too many, too few
-            or of the wrong shape.
-    """
-    name = architecture_of(str(directory.config["model_type"]), where)
+    name = known[model_type]
     module = architecture(name)
     found = config_keys_from_hf(module.HF, directory.config, where)
     config = make_config(name, found | keys, where)
