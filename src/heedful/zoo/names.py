@@ -40,15 +40,9 @@ def from_hf(
             The net is then as it was.
     """
     slots = list(_slots(net, names))
-    zeros, groups = _zeros(slots, net), _by_part(net, slots)
-    known = {slot.theirs for slot in slots} | zeros.keys()
+    groups = _by_part(net, slots)
+    known = {slot.theirs for slot in slots}
     held, notices = _recognise(tensors, known, names, where)
-    for theirs, zero in sorted(zeros.items()):
-        tensor = held.get(theirs, zero)
-        if tensor.shape != zero.shape or tensor.any():
-            raise UserError(
-                f"{where}: {theirs} should be zeros {_shape(zero)}: the model has nothing for it"
-            )
     for copy, source in names.copies.items():
         if copy not in held and source in held:
             held[copy] = held[source]
@@ -58,7 +52,14 @@ def from_hf(
     left, missing = set(), []
     for group in groups:
         present, first = [slot for slot in group if slot.theirs in held], group[0]
-        if present:
+        if not first.ours:
+            zeros, tensor = first.view, held.get(first.theirs, first.view)
+            if tensor.shape != zeros.shape or tensor.any():
+                raise UserError(
+                    f"{where}: {first.theirs} should be zeros {_shape(zeros)}: the model has "
+                    "nothing for it"
+                )
+        elif present:
             _check_alike(present, held, where)
             filled.append(present[0])
         elif first.owner in begun or not re.fullmatch(names.optional, first.ours):
@@ -86,7 +87,7 @@ def to_hf(net: nn.Module, names: Names) -> dict[str, Tensor]:
     slots = list(_slots(net, names))
     first = (group[0] for group in _by_part(net, slots))
     again = {theirs: attrgetter(ours)(net).clone() for theirs, ours in names.repeated.items()}
-    return {slot.theirs: slot.view for slot in first} | _zeros(slots, net) | again
+    return {slot.theirs: slot.view for slot in first} | again
 
 
 def weights_of(net: nn.Module) -> dict[str, Tensor]:
@@ -100,7 +101,10 @@ def set_weights(net: nn.Module, tensors: Mapping[str, Tensor], where: Path | str
 
 
 class _Slot(NamedTuple):
-    """A tensor of a file: a parameter or the part of one, as a view in the file's layout."""
+    """A tensor of a file: a parameter or the part of one, as a view in the file's layout.
+
+    Without a name of ours it is zeros: a bias that our module lacks.
+    """
 
     theirs: str
     ours: str
@@ -122,8 +126,15 @@ def _slots(net: nn.Module, names: Names) -> Iterator[_Slot]:
             parts = _split(net, ours, parameters[ours].detach(), len(each))
             for index, (theirs, part) in enumerate(zip(each, parts, strict=True)):
                 view = _laid_out(part, name)
-                theirs = theirs.replace("{i}", layer) + leaf
-                yield _Slot(theirs, ours, id(parameters[ours]), index, view, name)
+                theirs = theirs.replace("{i}", layer)
+                yield _Slot(theirs + leaf, ours, id(parameters[ours]), index, view, name)
+                if (
+                    name.zero_bias
+                    and leaf == ".weight"
+                    and ours.removesuffix("weight") + "bias" not in parameters
+                ):
+                    zeros = view.new_zeros(view.size(-1 if name.transposed else 0))
+                    yield _Slot(f"{theirs}.bias", "", id(zeros), 0, zeros, name)
 
 
 def _named(ours: str, parameters: Mapping[str, Tensor]) -> list[tuple[str, str, str]]:
@@ -149,19 +160,6 @@ def _by_part(net: nn.Module, slots: Sequence[_Slot]) -> Iterable[list[_Slot]]:
     forgotten = [name for name, weight in net.named_parameters() if (id(weight), 0) not in groups]
     assert not forgotten, f"the map has no name for {forgotten}"
     return groups.values()
-
-
-def _zeros(slots: Sequence[_Slot], net: nn.Module) -> dict[str, Tensor]:
-    """The biases that are zero there because our modules have none."""
-    return {
-        slot.theirs.removesuffix("weight") + "bias": slot.view.new_zeros(
-            slot.view.size(-1 if slot.name.transposed else 0)
-        )
-        for slot in slots
-        if slot.name.zero_bias
-        and slot.ours.endswith(".weight")
-        and net.get_submodule(slot.ours.removesuffix(".weight")).bias is None
-    }
 
 
 def _split(net: nn.Module, ours: str, weight: Tensor, num_parts: int) -> Sequence[Tensor]:
