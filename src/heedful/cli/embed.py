@@ -5,15 +5,9 @@ from pathlib import Path
 
 import typer
 
+from heedful.cli import lines
 from heedful.cli.flags import spread
-from heedful.cli.lines import (
-    Filter,
-    input_chunks,
-    json_line,
-    line_writer,
-    progress_bar,
-    tell_counts,
-)
+from heedful.cli.lines import Filter, tell_counts
 from heedful.errors import UserError
 
 
@@ -36,11 +30,11 @@ def embed(
     as_array = output is not None and output.suffix == ".npy"
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
-    chunks = input_chunks(given.input)
+    chunks = lines.input_chunks(given.input)
     opened, too_long = given.open(model), "truncate" if given.truncate else "error"
-    bar = progress_bar("embedding", shown=output is not None)
+    bar = lines.progress_bar("embedding", shown=output is not None)
     parts = []
-    with nullcontext(print) if as_array else line_writer(output) as write, bar as progress:
+    with nullcontext(print) if as_array else lines.line_writer(output) as write, bar as progress:
         for chunk in chunks:
             vectors = opened.vectors(chunk, pooling=pooling, too_long=too_long)
             progress(len(chunk))
@@ -48,7 +42,7 @@ def embed(
                 parts.append(vectors)
                 continue
             for text, vector in zip(chunk, vectors.tolist(), strict=True):
-                write(json_line(text=text, vector=vector))
+                write(lines.json_line(text=text, vector=vector))
     if as_array:
         import numpy as np
 
