@@ -262,7 +262,9 @@ class Distillation(_Strict):
     soft_weight: float = Field(5.0, ge=0, description="of what the teacher says")
     hard_weight: float = Field(2.0, ge=0, description="of the targets in the data")
     cosine_weight: float = Field(0.0, ge=0, description="of the angle between both models' states")
-    copy_layers: bool = Field(False, description="begin as every k-th layer of the teacher")
+    copy_layers: bool = Field(
+        False, description="begin as every k-th layer of the teacher; `model` says what differs"
+    )
     beam_size: BeamSize = Field(4, description="of level sequence")
     keep_targets: bool = Field(
         False, description="of level sequence: learn from the targets in the data too"

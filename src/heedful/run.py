@@ -362,22 +362,25 @@ def _build(
 def _model_config(
     task: Task, data: Data | None, source: SavedModel | None, teacher: SavedModel | None
 ) -> tuple[str, Any]:
-    """The architecture and its Config: its size, the source's, what follows from data, the keys.
+    """The architecture and its Config: its size, the origin's, what follows from data, the keys.
 
-    Without data only a first look at the recipe; raises UserError for what is wrong with `model`.
+    The origin is the model that the run starts from, or whose layers it takes. Without data only a
+    first look at the recipe; raises UserError for what is wrong with `model`.
     """
     keys = dict(task.recipe.model)
-    if not keys and source is None:
+    origin = source or (teacher if task.recipe.distillation.copy_layers else None)
+    if not keys and origin is None:
         keys = dict(task.default_model)
-    first = source.card.architecture if source else task.default_model["architecture"]
+    first = origin.card.architecture if origin else task.default_model["architecture"]
     name = str(keys.pop("architecture", first))
     module = architecture(name)
     size = keys.pop("size", None)
     if size is not None and str(size) not in module.SIZES:
         raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(module.SIZES)}")
-    same = source is not None and source.card.architecture == name
-    base = asdict(source.config) if source is not None and same else {}
-    follows = _kept_sizes(task, task.model_keys(data, name), source, teacher)
+    same = origin is not None and origin.card.architecture == name
+    base = asdict(origin.config) if origin is not None and same else {}
+    models = [each for each in (source, teacher) if each is not None]
+    follows = _kept_sizes(task, task.model_keys(data, name), models, origin)
     for key in follows:
         if "vocab_size" in key and key in keys:
             raise UserError(f"model.{key} follows from the tokenizer: set tokenizer.vocab_size")
@@ -387,23 +390,21 @@ def _model_config(
 
 
 def _kept_sizes(
-    task: Task, sizes: dict[str, Any], source: SavedModel | None, teacher: SavedModel | None
+    task: Task, sizes: dict[str, Any], models: list[SavedModel], origin: SavedModel | None
 ) -> dict[str, Any]:
     """Sizes of a run's own net, as far as the models that it comes from let it choose.
 
     A vocabulary is never smaller than theirs, because their tables could not be taken over
-    otherwise; and the length is that of the model which the run starts from.
+    otherwise; and the length is the origin's.
 
     Raises:
         UserError: texts that are longer than that model's.
     """
     for name in VOCABULARIES:
         if name in sizes:
-            theirs = (getattr(m.config, name, 0) for m in (source, teacher) if m is not None)
-            sizes[name] = max(sizes[name], *theirs, 0)
-    kept = source or (teacher if task.recipe.distillation.copy_layers else None)
+            sizes[name] = max(sizes[name], 0, *(getattr(m.config, name, 0) for m in models))
     needed = sizes["max_length"]
-    max_length = getattr(kept.config, "max_length", needed) if kept else needed
+    max_length = getattr(origin.config, "max_length", needed) if origin else needed
     longest = task.recipe.model.get("max_length", max_length)
     if isinstance(longest, int) and longest < needed:
         raise UserError(

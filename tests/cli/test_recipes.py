@@ -121,7 +121,7 @@ def small(name, folder):
     """What lets a recipe run for a few steps on texts made here."""
     recipe, task = load_recipe(name), TASKS[name]
     changes = dict(SMALL)
-    changes |= TWO_STACKS if recipe.model["architecture"] == "vaswani2017" else ONE_STACK
+    changes |= TWO_STACKS if recipe.model.get("architecture") == "vaswani2017" else ONE_STACK
     if "sample_tokens" in recipe.objective:
         changes["objective.sample_tokens"] = 5
     if recipe.training.batch_tokens is not None:

@@ -312,6 +312,18 @@ def test_a_student_learns_and_a_resumed_run_ends_the_same(task, teachers, tmp_pa
 WEIGHTS = "model.safetensors"
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_a_student_that_takes_layers_has_its_teachers_sizes(task, teachers, tmp_path):
+    folder, teacher = teachers(task)
+    wanted = heedful.load(teacher, device="cpu").config
+    layers = "num_decoder_layers" if task == "translation" else "num_layers"
+    recipe = student_of(task, folder, teacher, training__max_steps=1)
+    recipe = recipe.model_copy(update={"model": {layers: 1, "dropout": 0.25}})
+    train(recipe, tmp_path / "run")
+    student = heedful.load(tmp_path / "run", device="cpu").config
+    assert student == replace(wanted, **{layers: 1, "dropout": 0.25})
+
+
 def test_without_steps_the_student_is_its_teachers_layers(teachers, tmp_path):
     """A rate of almost nothing leaves what was copied."""
     folder, teacher = teachers("masked_lm")

@@ -21,7 +21,7 @@ def distill(
         False,
         "--student",
         help=f"In place of a recipe: {STUDENT} with the data of the teacher's run; "
-        "many encoder layers and one decoder layer, for speed.",
+        "begins as the teacher's encoder and two layers of its decoder, for speed.",
     ),
     settings: Settings = None,
     out: RunFolder = None,
