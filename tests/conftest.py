@@ -28,6 +28,17 @@ CHECKED = (
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
 install_import_hook([f"heedful.{room}" for room in CHECKED], "beartype.beartype")
 settings.register_profile("quick", max_examples=10)  # make quick
+# Files whose tests take longest, each up to a minute.
+LONGEST = (
+    *("test_compiled_forms.py", "test_compiled.py", "test_benchmarks.py", "test_readme.py"),
+    *("test_optimizing.py", "test_ctranslate2_spec.py", "test_fuzz.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first, and stay together: workers take from each other's ends, so that none
+    begins when the others have nothing left, and what a file makes once is not made twice."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
