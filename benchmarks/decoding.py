@@ -108,9 +108,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", default=default, help="that optimize tries, by commas")
     arguments = parser.parse_args()
     shapes = {name: SHAPES[name] for name in arguments.sizes.split(",")}
-    rounds, asked = arguments.rounds, {name: vars(arguments)[name].split(",") for name in known}
+    rounds, least = arguments.rounds, LEAST
+    asked = {name: vars(arguments)[name].split(",") for name in known}
     if arguments.quick:
-        shapes, rounds, asked = SMALL, 1, asked | {"engines": ["ctranslate2"]}
+        shapes, rounds, least, asked = SMALL, 1, 0.0, asked | {"engines": ["ctranslate2"]}
     found = versions("transformers", "ctranslate2")
     limits = measured_limits(quick=arguments.quick)
     print(limits, flush=True)
@@ -127,7 +128,7 @@ def main() -> None:
                 for batch in shape.batches:
                     rows = prompts(shape, batch)
                     setting = {"size": name, "batch": batch, "beam": beam}
-                    rates, chosen, same = measure(Path(scratch), shape, rows, beam, rounds)
+                    rates, chosen, same = measure(Path(scratch), shape, rows, beam, rounds, least)
                     if beam == 1:
                         agreement[f"{name}, batch {batch}"] = same
                     for system, rate in rates.items():
@@ -209,16 +210,19 @@ def prompts(shape: Shape, batch: int) -> list[list[int]]:
 
 
 def measure(
-    folder: Path, shape: Shape, rows: list[list[int]], beam: int, rounds: int
+    folder: Path, shape: Shape, rows: list[list[int]], beam: int, rounds: int, least: float
 ) -> tuple[dict[str, float], dict[str, Variant], float]:
-    """Rates in turn of the best variant of each system, these, and the share of equal outputs."""
+    """Rates in turn of the best variant of each system, these, and the share of equal outputs.
+
+    The arguments after `beam` are those of `interleaved`.
+    """
     chosen, written, cases = {}, {}, {}
     for system, variants in systems(folder, shape, rows, beam).items():
         written[system] = variants[0].run()
         found = [seconds_of(each.run) for each in variants] if len(variants) > 1 else [0.0]
         chosen[system] = variants[found.index(min(found))]
         cases[system] = partial(counted, chosen[system].run, shape.new)
-    rates = interleaved(cases, rounds=rounds, least=LEAST)
+    rates = interleaved(cases, rounds=rounds, least=least)
     pairs = [(written["eager"], written[each]) for each in ("transformers", "ctranslate2")]
     same = [a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
     return rates, chosen, sum(same) / len(same)

@@ -46,6 +46,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     config.update("jaxtyping_disable", bool(crc32(item.nodeid.encode()) % 4))
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`optimize` measures each setting on its texts once a round, and not again for a while."""
+    monkeypatch.setattr("heedful.inference.optimizing._SHORTEST", 0.0)
+
+
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory):
     commands = Commands(tmp_path_factory.mktemp("commands"))

@@ -20,7 +20,7 @@ Bench = Callable[..., tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: None) -> Bench:
     """Runs a benchmark by name; gives its page and its JSON."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 

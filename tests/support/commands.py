@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,12 @@ GONE = "a pipe without a reader"
 IMPORTED = (
     *("torch._dynamo", "sacrebleu.metrics", "jinja2", "matplotlib.backends.backend_svg"),
     *("matplotlib.figure", "pygments.formatters.html", "pygments.lexers.data"),
+    *("pygments.styles.default", "numpy.ctypeslib"),
     *(f"heedful.{name}" for name in ("run", "cli.app", "training.progress", "tasks.synthetic")),
     *(f"heedful.{name}" for name in ("zoo.vaswani2017", "engines.coverage", "engines.decoding")),
+    *(f"heedful.{name}" for name in ("inference.optimizing", "training.report", "cli.lines")),
+    *(f"heedful.{name}" for name in ("engines.eager", "generation.search", "cli.flags")),
+    *("ctranslate2",) * (find_spec("ctranslate2") is not None),
 )
 
 
@@ -197,6 +202,7 @@ def _serve() -> None:
 
     for name in IMPORTED:
         import_module(name)
+    sys.modules["heedful.inference.optimizing"]._SHORTEST = 0.0  # as the fixture `brief`
     torch.set_num_threads(1)
     for line in sys.stdin:
         job = json.loads(line)
