@@ -122,6 +122,7 @@ class Commands:
         stdout: str | None = None,
         kill: dict[str, Any] | None = None,
         file_limit: int | None = None,
+        draws: bool = False,
     ) -> Outcome:
         """`heedful ARGUMENTS` in a new process.
 
@@ -133,6 +134,7 @@ class Commands:
                 "nth": 1}; or {"interrupt_at": step}, which is Ctrl-C after that step, or another
                 "signal".
             file_limit: bytes that a file may have: a full disk.
+            draws: whether the report of a run has its curves, half of the time of a tiny one.
         """
         (self.scratch / "in").write_bytes(stdin)
         job = {
@@ -142,6 +144,7 @@ class Commands:
             "stdout": stdout,
             "kill": kill,
             "file_limit": file_limit,
+            "draws": draws,
         }
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -159,6 +162,13 @@ class Commands:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
+
+
+def draw_curves(wanted: bool) -> None:
+    """Whether this process draws the curves of reports, where it has imported what writes them."""
+    report = sys.modules.get("heedful.training.report")
+    if report is not None:
+        report.pages().filters["draw"] = report.draw if wanted else lambda chart: ""
 
 
 def assert_refused(outcome: Outcome, *parts: object) -> None:
@@ -202,6 +212,7 @@ def _serve() -> None:
 
     for name in IMPORTED:
         import_module(name)
+    sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
     sys.modules["heedful.inference.optimizing"]._SHORTEST = 0.0  # as the fixture `brief`
     torch.set_num_threads(1)
     for line in sys.stdin:
@@ -236,6 +247,7 @@ def _child(job: dict[str, Any]) -> None:
     try:
         scratch = Path(job["scratch"])
         os.chdir(job["cwd"])
+        draw_curves(job["draws"])
         os.dup2(os.open(scratch / "in", os.O_RDONLY), 0)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         if job["stdout"] == GONE:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,7 +74,7 @@ def write_report(
     recipe = run.start.recipe if run.start else {}
     table = np.array(confusion, dtype=np.int64)
     page = (
-        _pages()
+        pages()
         .get_template("report.html.j2")
         .render(
             title=title,
@@ -103,8 +104,9 @@ def write_report(
     write_text(out, page)
 
 
-def _pages() -> "Environment":
-    """Where the page's template is, with what it writes values by."""
+@cache
+def pages() -> "Environment":
+    """Where the page's template is, with what it writes values by; read once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
