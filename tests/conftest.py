@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
-from commands import Commands, draw_curves
+from commands import Commands, run_whole
 
 CHECKED = (
     "parts",
@@ -42,14 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A quarter of the tests, by their names, have their shapes checked and their runs' reports
-    drawn whole: the checks double the time, and the curves that of a tiny run.
+    """A quarter of the tests, by their names, run whole, and with the shapes of what they call
+    checked, which doubles the time.
 
     Benchmarks, which train and measure, call what other tests check.
     """
     is_whole = crc32(item.nodeid.encode()) % 4 == 0 and item.path.name != "test_benchmarks.py"
     config.update("jaxtyping_disable", not is_whole)
-    draw_curves(is_whole or item.path.name == "test_report.py")
+    run_whole(is_whole or item.path.name in ("test_report.py", "test_files.py"))
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_a_shipped_recipe_runs(commands, tmp_path, name):
         given = settings(small(first, tmp_path) | {"model.num_layers": 2})
         assert commands.run("train", first, "--out", teacher, *given).code == 0
         verb = ["distill", teacher]
-    ended = commands.run(*verb, name, "--out", out, *settings(changes), draws=True)
+    ended = commands.run(*verb, name, "--out", out, *settings(changes), whole=True)
     assert ended.code == 0, ended.err
     own = {
         "translation": "bleu",

@@ -75,6 +75,7 @@ def write_recipe(path: Path, **changes: Any) -> Path:
     return path
 
 
+FSYNC = os.fsync
 GONE = "a pipe without a reader"
 # What the children need and takes long to import. torch._dynamo is what the first optimizer needs.
 IMPORTED = (
@@ -122,7 +123,7 @@ class Commands:
         stdout: str | None = None,
         kill: dict[str, Any] | None = None,
         file_limit: int | None = None,
-        draws: bool = False,
+        whole: bool = False,
     ) -> Outcome:
         """`heedful ARGUMENTS` in a new process.
 
@@ -134,7 +135,7 @@ class Commands:
                 "nth": 1}; or {"interrupt_at": step}, which is Ctrl-C after that step, or another
                 "signal".
             file_limit: bytes that a file may have: a full disk.
-            draws: whether the report of a run has its curves, half of the time of a tiny one.
+            whole: with what most tests leave out (`run_whole`).
         """
         (self.scratch / "in").write_bytes(stdin)
         job = {
@@ -144,7 +145,7 @@ class Commands:
             "stdout": stdout,
             "kill": kill,
             "file_limit": file_limit,
-            "draws": draws,
+            "whole": whole,
         }
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -164,8 +165,13 @@ class Commands:
         self.process.wait()
 
 
-def draw_curves(wanted: bool) -> None:
-    """Whether this process draws the curves of reports, where it has imported what writes them."""
+def run_whole(wanted: bool) -> None:
+    """Whether files are synced and reports have their curves in this process, as users have it.
+
+    No test can cut the power, but a tiny run waits for the disk a hundred times; and the curves,
+    where what writes them is imported, are half of its work.
+    """
+    os.fsync = FSYNC if wanted else lambda handle: None
     report = sys.modules.get("heedful.training.report")
     if report is not None:
         report.pages().filters["draw"] = report.draw if wanted else lambda chart: ""
@@ -247,7 +253,7 @@ def _child(job: dict[str, Any]) -> None:
     try:
         scratch = Path(job["scratch"])
         os.chdir(job["cwd"])
-        draw_curves(job["draws"])
+        run_whole(job["whole"])
         os.dup2(os.open(scratch / "in", os.O_RDONLY), 0)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         if job["stdout"] == GONE:
