@@ -58,12 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_rows(
     name: str, rows: dict[str, list[str]], common: list[str], arguments: argparse.Namespace
 ) -> None:
-    """Train the rows that are asked for, or go on with them, and keep a record of each."""
+    """Train the rows that are asked for, or go on with them, and keep a record of each.
+
+    In a row's settings {data}, {runs} and {seed} stand for those of the arguments, so that a row
+    can learn from the models of others.
+    """
+    given = {name: vars(arguments)[name] for name in ("data", "runs", "seed")}
     for row in arguments.rows:
         if row not in rows:
             raise SystemExit(f"unknown row {row}; choose from {', '.join(rows)}")
         directory = arguments.runs / f"{row.replace(' ', '-')}-{arguments.seed}"
-        settings = [*common, *rows[row], f"training.seed={arguments.seed}"]
+        own = [each.format(**given) for each in rows[row]]
+        settings = [*common, *own, f"training.seed={arguments.seed}"]
         settings += QUICK if arguments.quick else []
         directory.parent.mkdir(parents=True, exist_ok=True)
         clock = ProcessorTime(directory.with_name(f"{directory.name}.json"))

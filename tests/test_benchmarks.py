@@ -175,10 +175,11 @@ def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: P
     words = ["--data", str(text), "--runs", str(tmp_path / "runs"), "--ablation"]
     shipped, _ = bench("multi30k", "--data", str(text), "--run", str(tmp_path / "run"))
     assert "## Ablation" not in shipped
-    bench("multi30k", *words, "--rows", "lowercased")
+    bench("multi30k", *words, "--rows", "lowercased", "backward")
     page, data = bench("multi30k", *words, "--rows", "moving-average", "lowercased", "--seed", "2")
     found = [(each["row"], each["seed"]) for each in data["ablation"]]
-    assert found == [("lowercased", 1), ("moving-average", 2), ("lowercased", 2)]
+    first = [("lowercased", 1), ("backward", 1)]
+    assert found == [*first, ("moving-average", 2), ("lowercased", 2)]
     for each in data["ablation"]:
         assert each["valid"] == max(each["valid_by_search"].values())
         assert 0 < each["processor_minutes"] < 10
