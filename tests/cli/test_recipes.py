@@ -326,7 +326,7 @@ def test_show_prints_every_key_with_its_value_and_what_it_is(commands, name):
     shown = commands.run("recipes", "show", name).out
     recipe, again = load_recipe(name), parse_recipe(yaml.safe_load(shown))
     assert again.model_copy(update={"objective": recipe.objective}) == recipe
-    model = plugins.task.get(recipe.task).objective_model(recipe)
+    model = type(plugins.task.get(recipe.task)(recipe).objective)
     assert model.model_validate(again.objective) == model.model_validate(recipe.objective)
     for key, field in model.model_fields.items():
         assert re.search(rf"^  {key}:.*  # {re.escape(describe(field))}$", shown, re.M), key

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.dropout import Dropout
 from heedful.parts.tokens import padding_mask
-from heedful.zoo.torch_weights import from_torch
 from heedful.zoo.vaswani2017 import SIZES, Config, build
+from torch_weights import from_torch
 
 VOCAB, D, H, F, B, S, T = 40, 32, 4, 48, 3, 7, 6
 LENGTHS = (torch.tensor([7, 3, 1]), torch.tensor([4, 6, 1]))

@@ -47,11 +47,6 @@ class Shortlist:
     tokens: Ids
     target_size: int
 
-    @property
-    def source_size(self) -> int:
-        """S, ids of the source vocabulary."""
-        return len(self.starts) - 1
-
     def of(self, source: int) -> Ids:
         """What one source token can become, without `always`."""
         return self.tokens[self.starts[source] : self.starts[source + 1]]

@@ -109,12 +109,10 @@ class PlannedRows(NamedTuple):
 class FinalScores:
     """What a finished run is worth: by name a number, or a mapping with "score" and details.
 
-    `split` is the text that was scored. A classifier's `confusion` has a row and a column for each
-    of its `labels`.
+    A classifier's `confusion` has a row and a column for each of its `labels`.
     """
 
     by_name: dict[str, Any]
-    split: str
     labels: Sequence[str] = ()
     confusion: Sequence[Sequence[int]] = ()
 
@@ -150,12 +148,6 @@ class Task(ABC):
         self.recipe = recipe
         self.objective: Any = read_objective(recipe, self.Objective)
         self._read: dict[str, str] = {}
-
-    @classmethod
-    def objective_model(cls, recipe: Recipe) -> type[BaseModel]:
-        """The keys that the recipe's objective may have."""
-        model: type[BaseModel] = _model_of(cls.Objective, recipe.objective.get("kind"))
-        return model
 
     # --- data first ---
 
@@ -335,7 +327,7 @@ class Task(ABC):
         """The scores of the run's final model, written into `scores.json`."""
         content = {"set": data.final, **counts, "scores": scores, **more}
         write_json(out / "scores.json", content)
-        return FinalScores(dict(scores), data.final)
+        return FinalScores(dict(scores))
 
 
 class TextTask(Task):

@@ -116,7 +116,7 @@ class Translation(SeqToSeqTask):
         beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
         write_json(out / "scores.json", {"set": data.final, **beam, **scores.to_dict()})
         write_text(out / f"{data.final}.output.txt", "".join(f"{line}\n" for line in outputs))
-        return FinalScores(scores.to_dict()["scores"], data.final)
+        return FinalScores(scores.to_dict()["scores"])
 
     def decode(
         self, model: Translator, rows: Sequence[dict[str, str]], beam_size: int
