@@ -58,7 +58,7 @@ def written(named: Path) -> Iterator[Path]:
             beside.replace(path)
         _sync(path.parent)
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     finally:
         remove(beside)
 
@@ -190,16 +190,16 @@ def check_writable(path: Path) -> None:
     except FileNotFoundError:
         is_there = False
     except (OSError, ValueError) as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     if not path.name or real.is_dir():
-        raise _cannot_write(path, "Is a directory")
+        raise cannot_write(path, "Is a directory")
     place = real
     if not is_there or real.is_file():  # a device or a pipe is written to, not replaced
         place = next(each for each in real.parents if each.exists())
         if not place.is_dir():
-            raise _cannot_write(path, "Not a directory")
+            raise cannot_write(path, "Not a directory")
     if not os.access(place, os.W_OK):
-        raise _cannot_write(path, "Permission denied")
+        raise cannot_write(path, "Permission denied")
 
 
 def check_new(
@@ -315,10 +315,11 @@ def _copied_into(device: Path) -> Iterator[Path]:
             with scratch.open("rb") as source, device.open("wb") as target:
                 shutil.copyfileobj(source, target)
         except OSError as error:
-            raise _cannot_write(device, error) from None
+            raise cannot_write(device, error) from None
 
 
-def _cannot_write(path: Path, why: OSError | ValueError | str) -> UserError:
+def cannot_write(path: Path, why: OSError | ValueError | str) -> UserError:
+    """The error of a path that is not to be written, by what the system says or in words."""
     # A file where the path has a folder is "File exists" to mkdir.
     in_the_way = isinstance(why, FileExistsError)
     reason = "Not a directory" if in_the_way else getattr(why, "strerror", None) or str(why)

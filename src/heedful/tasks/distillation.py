@@ -32,7 +32,7 @@ from heedful.parts.losses import LossSum, cross_entropy
 from heedful.tasks.classification import Classification
 from heedful.tasks.task import Data, Say, Task
 from heedful.zoo.names import weights_of
-from heedful.zoo.saved import WEIGHTS
+from heedful.zoo.saved import WEIGHTS, copy_matching
 
 _REPORTS = 10  # how often progress is said
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
@@ -269,7 +269,6 @@ def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
         say(f"           {len(drawn)} drawn anew: {', '.join(drawn)}")
 
 
-@torch.no_grad()
 def copy_layers(
     student: nn.Module, teacher: nn.Module
 ) -> tuple[dict[str, tuple[int, ...]], list[str], list[str]]:
@@ -286,8 +285,7 @@ def copy_layers(
     Raises:
         UserError: a stack of the student has more layers than the teacher's.
     """
-    own, given = weights_of(student), weights_of(teacher)
-    depths, known = _depths(own), _depths(given)
+    depths, known = _depths(weights_of(student)), _depths(weights_of(teacher))
     layers = {}
     for stack, depth in depths.items():
         if depth > known.get(stack, 0):
@@ -296,17 +294,13 @@ def copy_layers(
                 f"{known.get(stack, 0)}; a student cannot have more"
             )
         layers[stack] = tuple(index * known[stack] // depth for index in range(depth))
-    copied = []
-    for name, weight in own.items():
+
+    def origin(name: str) -> str:
         place = _IN_BLOCK.fullmatch(name)
-        origin = name
-        if place is not None:
-            stack, index, rest = place.groups()
-            origin = f"{stack}.{layers[stack][int(index)]}.{rest}"
-        if origin in given and given[origin].shape == weight.shape:
-            weight.copy_(given[origin])
-            copied.append(name)
-    return layers, sorted(copied), sorted(own.keys() - set(copied))
+        return f"{place[1]}.{layers[place[1]][int(place[2])]}.{place[3]}" if place else name
+
+    copied, drawn, _ = copy_matching(student, teacher, origin)
+    return layers, copied, drawn
 
 
 def _depths(names: dict[str, Tensor]) -> dict[str, int]:

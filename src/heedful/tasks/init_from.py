@@ -1,5 +1,6 @@
 """Starting a run from another model (`init_from`): what is taken over, and what is said of it."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,8 +28,11 @@ def take_over(model: SavedModel, source: SavedModel, say: Say, name: str, out: P
     ours, theirs = (
         [each.src_tokenizer.content(), each.tgt_tokenizer.content()] for each in (model, source)
     )
-    without = "" if ours == theirs else OF_WORDS
-    loaded, new, unused = copy_matching(model.net, source.net, without=without)
+
+    def origin(name: str) -> str:
+        return "" if ours != theirs and re.fullmatch(OF_WORDS, name) else name
+
+    loaded, new, unused = copy_matching(model.net, source.net, origin)
     if not loaded:
         raise UserError(
             f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"

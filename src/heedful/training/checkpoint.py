@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.files import read_json, remove_unfinished, write_directory, write_json
+from heedful.files import read_json, read_object, remove_unfinished, write_directory, write_json
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
@@ -75,9 +75,7 @@ class Checkpoints:
 
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
         """Weights, training tensors and state of one."""
-        state = read_json(path / _STATE)
-        if not isinstance(state, dict):
-            raise UserError(f"{path / _STATE} is not a state that heedful wrote")
+        state = read_object(path / _STATE)
         return load_tensors(path / WEIGHTS), load_tensors(path / _TRAINING), state
 
     def clean(self) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from heedful.errors import UserError
-from heedful.files import remove
+from heedful.files import cannot_write, remove
 from heedful.zoo.saved import LOCK
 
 # What a start writes; nothing else is ever removed.
@@ -57,10 +57,7 @@ class RunFolder:
             ) from None
         except OSError as error:
             _remove_empty(self._made)
-            raise UserError(
-                f"cannot write {self.path}: {error.strerror or error}; make room, or name another "
-                "place"
-            ) from None
+            raise cannot_write(self.path, error) from None
         self._before = self._own()
         return self
 

@@ -1,8 +1,7 @@
 """A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -149,18 +148,16 @@ def _check_sizes(config: Any, tensors: Mapping[str, Tensor], where: Path | str) 
 
 @torch.no_grad()
 def copy_matching(
-    net: nn.Module, source: nn.Module, *, without: str = ""
+    net: nn.Module, source: nn.Module, origin: Callable[[str], str] = str
 ) -> tuple[list[str], list[str], list[str]]:
     """Copy what has the same name and shape in both: names loaded, left as drawn, and unused.
 
-    `without`: names that fully match this pattern are not copied; default: all may be.
+    `origin`: what the source calls a tensor of the net; one that it lacks is not copied.
     """
     own, given = weights_of(net), weights_of(source)
-    loaded = sorted(
-        name
-        for name in own.keys() & given.keys()
-        if own[name].shape == given[name].shape and not re.fullmatch(without, name)
-    )
+    origins = {name: its for name in sorted(own) if (its := origin(name)) in given}
+    loaded = [name for name, its in origins.items() if own[name].shape == given[its].shape]
     for name in loaded:
-        own[name].copy_(given[name])
-    return loaded, sorted(own.keys() - set(loaded)), sorted(given.keys() - set(loaded))
+        own[name].copy_(given[origins[name]])
+    unused = given.keys() - {origins[name] for name in loaded}
+    return loaded, sorted(own.keys() - set(loaded)), sorted(unused)
