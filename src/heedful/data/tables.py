@@ -1,7 +1,7 @@
 """Rows of tables: Parquet files, and folders that the package `datasets` has saved."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,58 +85,52 @@ def _rows(
     file: Path, schema: Any, batches: Any, columns: Sequence[tuple[str, bool]], pa: Any
 ) -> Iterator[list[str]]:
     """The rows of batches of a schema."""
-    found = [_Column(file, schema, name, is_any, pa) for name, is_any in columns]
+    found = [_column(file, schema, name, is_any, pa) for name, is_any in columns]
     for batch in batches:
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
-            cells = [column.texts(part) for column in found]
-            yield from map(list, zip(*cells, strict=True))
+            yield from map(list, zip(*(texts(part) for texts in found), strict=True))
 
 
-class _Column:
-    """One column of a file; raises UserError where there is none, or it holds no text."""
+def _column(
+    file: Path, schema: Any, name: str, is_any: bool, pa: Any
+) -> Callable[[Any], list[str]]:
+    """The cells of a batch in a column; raises UserError where there is none, or it has no text."""
+    top, inner = _of_structure(schema, name)
+    index = schema.get_field_index(top)
+    if index < 0:
+        often = "twice" if top in schema.names else "not"
+        raise UserError(
+            f"{file}: column {name!r} is {often} in the table ({listed(schema.names)});"
+            " name a column that is there once"
+        )
+    kind, place = schema.field(index).type, -1
+    if inner is not None:
+        place = kind.get_field_index(inner) if pa.types.is_struct(kind) else -1
+        if place < 0:
+            raise UserError(f"{file}: the column {top!r} has no field {inner!r}")
+        kind = kind.field(place).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    fits = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view]
+    fits += [pa.types.is_integer, pa.types.is_boolean] if is_any else []
+    if not any(test(kind) for test in fits):
+        raise UserError(f"{file}: {name!r} holds {kind}, not text; name another column")
+    classes = _classes(schema, top) if is_any and inner is None else []
 
-    def __init__(self, file: Path, schema: Any, name: str, is_any: bool, pa: Any) -> None:
-        self.top, self.inner = _of_structure(schema, name)
-        index = schema.get_field_index(self.top)
-        if index < 0:
-            often = "twice" if self.top in schema.names else "not"
-            raise UserError(
-                f"{file}: column {name!r} is {often} in the table ({listed(schema.names)});"
-                " name a column that is there once"
-            )
-        self.type = schema.field(index).type
-        if self.inner is not None:
-            inside = self.type.get_field_index(self.inner) if pa.types.is_struct(self.type) else -1
-            if inside < 0:
-                raise UserError(f"{file}: the column {self.top!r} has no field {self.inner!r}")
-            self.type = self.type.field(inside).type
-        if pa.types.is_dictionary(self.type):
-            self.type = self.type.value_type
-        kind = pa.types
-        fits = [kind.is_string, kind.is_large_string, kind.is_string_view]
-        fits += [kind.is_integer, kind.is_boolean] if is_any else []
-        if not any(test(self.type) for test in fits):
-            raise UserError(f"{file}: {name!r} holds {self.type}, not text; name another column")
-        self.classes = _classes(schema, self.top) if is_any and self.inner is None else []
+    def text(value: Any) -> str:
+        if classes and isinstance(value, int):  # -1: not known
+            return classes[value] if 0 <= value < len(classes) else ""
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
-    def texts(self, batch: Any) -> list[str]:
-        """The cells of a batch."""
-        array = batch.column(self.top)
+    def texts(batch: Any) -> list[str]:
+        array = batch.column(top)
         array.validate(full=True)  # sizes, and UTF-8: the library reads past the end otherwise
-        if self.inner is not None:
-            # A missing structure has no field.
-            array = array.flatten()[array.type.get_field_index(self.inner)]
-        return [self._text(value) for value in array.to_pylist()]
+        # A missing structure has no field.
+        array = array if inner is None else array.flatten()[place]
+        return ["" if value is None else text(value) for value in array.to_pylist()]
 
-    def _text(self, value: Any) -> str:
-        if value is None:
-            return ""
-        if isinstance(value, bool):
-            return str(value).lower()
-        if self.classes and isinstance(value, int):  # -1: not known
-            return self.classes[value] if 0 <= value < len(self.classes) else ""
-        return str(value)
+    return texts
 
 
 def _of_structure(schema: Any, name: str) -> tuple[str, str | None]:
