@@ -1,4 +1,4 @@
-"""Charts over training steps and tables of errors, drawn by matplotlib as SVG of a page's colours.
+"""Charts over training steps, drawn by matplotlib as SVG of a page's colours.
 
 The drawing is made in stand-in colours, each of which becomes a variable of the page's style, so
 that one drawing serves light and dark. Over each step lies a strip with a tooltip of its values.
@@ -9,34 +9,28 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-from jaxtyping import Int64
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 560, 288
-TITLE, LETTER, CELL = 44, 7, 46  # of a table of errors: what its titles, names and cells take
 PLOT = (70 / WIDTH, 52 / HEIGHT, 474 / WIDTH, 222 / HEIGHT)  # left, bottom, width, height
 MAX_POINTS = 240  # of one curve: more than that cannot be told apart at this width
 MARKED = 40  # a curve with up to so many points shows each of them
 SMALLEST = 1e-300  # below it floats lose digits, and a range its ticks
-LONGEST_NAME, FLAT_NAMES = 14, 40  # characters of a label, and of labels that lie side by side
 SOFT, LINE, CARD, CURVES = "#a00001", "#a00002", "#a00003", ("#a00004", "#a00005")
-INK = "#a00006"
-VARIABLES = {SOFT: "soft", LINE: "line", CARD: "card", CURVES[0]: "s0", CURVES[1]: "s1", INK: "ink"}
+VARIABLES = {SOFT: "soft", LINE: "line", CARD: "card", CURVES[0]: "s0", CURVES[1]: "s1"}
 NOT_FOR_A_PAGE = (
     r"<defs>\s*<style.*?</style>\s*</defs>|<metadata>.*?</metadata>|<!--.*?-->",
     r"<defs>\s*<clipPath.*?</clipPath>\s*</defs>|<g id=\"[^\"]*\"/>",
-    r"font-size: [^;]*; font-family: [^;]*; | transform=\"rotate\(-0 [^)]*\)\"",
+    r"font-size: [^;]*; font-family: [^;]*;",
     r"\n *",
 )
 
@@ -107,43 +101,6 @@ def draw(chart: Chart) -> str:
         return _for_page(_saved(figure), f"{chart.title} by step", tips)
 
 
-def draw_confusion(labels: Sequence[str], table: Int64[np.ndarray, "C C"]) -> str:
-    """The `<svg>` of a table of errors: a row for each label, a column for what its texts got.
-
-    A cell is as strong as its share of its row.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    names = [one if len(one) <= LONGEST_NAME else f"{one[: LONGEST_NAME - 1]}…" for one in labels]
-    longest, plot = max(map(len, names)), max(200, CELL * len(names))
-    flat = len(names) * longest <= FLAT_NAMES
-    left, below = TITLE + LETTER * longest, TITLE + (0 if flat else LETTER * longest)
-    width, height = left + plot + 8, below + plot + 8
-    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    with _style():
-        figure = Figure(figsize=(width / 72, height / 72))
-        figure.patch.set_visible(False)
-        axes = figure.add_axes((left / width, below / height, plot / width, plot / height))
-        for row, column in np.ndindex(*table.shape):
-            color, strength = CURVES[int(row != column)], 0.04 + 0.5 * float(shares[row, column])
-            cell = Rectangle((column, row), 1, 1, fc=color, alpha=strength, ec=CARD, lw=2)
-            axes.add_patch(cell)
-            count = f"{table[row, column]:,}"
-            axes.text(column + 0.5, row + 0.5, count, ha="center", va="center", color=INK)
-        places = np.arange(len(names)) + 0.5
-        axes.set(xlim=(0, len(names)), ylim=(len(names), 0), frame_on=False)
-        axes.set_xticks(places, names, rotation=0 if flat else 90)
-        axes.set_yticks(places, names)
-        axes.tick_params(length=0, pad=9, labelcolor=SOFT)
-        axes.set_xlabel("said", color=SOFT)
-        axes.set_ylabel("label", color=SOFT)
-        axes.yaxis.set_label_coords(-(left - 12) / plot, 0.5)
-        return _for_page(
-            _saved(figure), "texts of each label by what they were taken for", [], (width, height)
-        )
-
-
 def _style() -> AbstractContextManager[None]:
     from matplotlib import rc_context
 
@@ -204,17 +161,13 @@ def _add_tips(axes: "Axes", chart: Chart) -> list[str]:
     return ["\n".join([f"step {step:,}", *at[step]]) for step in steps]
 
 
-def _for_page(
-    svg: str, label: str, tips: list[str], size: tuple[int, int] = (WIDTH, HEIGHT)
-) -> str:
+def _for_page(svg: str, label: str, tips: list[str]) -> str:
     """Without what a page does not need, in the page's font and colours, and with tooltips."""
     svg = svg[svg.index("<svg") :]
     for pattern in NOT_FOR_A_PAGE:
         svg = re.sub(pattern, "", svg, flags=re.DOTALL)
-    box = f'viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(label)}"'
-    fixed = f' style="width: {size[0]}px"' if size != (WIDTH, HEIGHT) else ""
-    opening = f"<svg {box}{fixed}>"
-    svg = re.sub(r"<svg[^>]*>", opening, svg)
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}"'
+    svg = re.sub(r"<svg[^>]*>", f"<svg {box}>", svg)
     for index, tip in enumerate(tips):
         found = f'<g id="tip-{index}">'
         svg = svg.replace(found, f'<g class="tip"><title>{escape(tip)}</title>')

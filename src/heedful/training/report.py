@@ -17,7 +17,7 @@ import numpy as np
 from heedful.evaluation.labels import per_label
 from heedful.files import write_text
 from heedful.plugins import metric
-from heedful.training.charts import Chart, Series, draw, draw_confusion, number
+from heedful.training.charts import Chart, Series, draw, number
 from heedful.training.events import (
     SHARES,
     Evaluated,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_SAMPLES = 20
-MAX_LABELS = 12  # of a confusion matrix that is drawn
+MAX_LABELS = 12  # of a table of errors that is shown
 # What the three texts of a sample are, by task.
 SAMPLES = {
     "language_modelling": ("prompt", "", "goes on"),
@@ -86,7 +86,7 @@ def write_report(
             is_averaged=recipe.get("training", {}).get("ema_decay") is not None,
             labels=labels,
             per_label=per_label(table, labels) if labels else {},
-            confusion=table if 0 < len(labels) <= MAX_LABELS else None,
+            confusion=table.tolist() if 0 < len(labels) <= MAX_LABELS else None,
             sample_names=SAMPLES.get(recipe.get("task", ""), ("source", "reference", "output")),
             reasons=REASONS,
             scores={
@@ -121,7 +121,6 @@ def pages() -> "Environment":
         "compact": _compact,
         "differences": differences,
         "draw": draw,
-        "draw_confusion": draw_confusion,
         "highlight": _highlight,
         "label": score_label,
         "number": number,
