@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -53,8 +52,6 @@ def prepared(directory: Path, key: Mapping[str, Any], prepare: Callable[[Path], 
     if not path.is_dir():
         with _locked(directory / f".{path.name}.lock"):
             if not path.is_dir():  # else another process was faster
-                for left in directory.glob(f".{path.name}.*.tmp"):  # by one that was killed
-                    shutil.rmtree(left, ignore_errors=True)
                 write_directory(path, fill)
                 return path
     _check(path)
