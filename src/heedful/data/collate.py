@@ -138,11 +138,10 @@ def padded_rows(
     sequences: Sequences, indices: Integer[np.ndarray, " B"], pad_id: int
 ) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
     """Sequences as rows padded on the right, and which places are not padding."""
-    starts, lengths = sequences.offsets[indices], sequences.lengths[indices]
-    places = np.arange(lengths.max())
-    real = places < lengths[:, None]
+    chosen = sequences.take(indices)
+    real = np.arange(chosen.lengths.max()) < chosen.lengths[:, None]
     padded = np.full(real.shape, pad_id, dtype=np.int64)
-    padded[real] = sequences.ids[(starts[:, None] + places)[real]]
+    padded[real] = chosen.ids
     return padded, real
 
 

@@ -41,7 +41,7 @@ class Sequences:
         """(N): the length of each sequence, in tokens."""
         return np.diff(self.offsets)
 
-    def take(self, indices: NDArray[np.int64]) -> "Sequences":
+    def take(self, indices: NDArray[np.integer[Any]]) -> "Sequences":
         """Some of them, in that order, in memory."""
         lengths = self.lengths[indices]
         offsets = offsets_of(lengths)
