@@ -37,7 +37,9 @@ RENAMED = {
 }
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Frozen, and without unknown keys or numbers that are none."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -48,7 +50,7 @@ Paths = str | list[str] | None
 FieldName = int | str | None
 
 
-class Files(_Strict):
+class Files(Strict):
     """Where examples are read from (.gz or not)."""
 
     src: Paths = Field(None, description="sentence pairs: the sources, a file or a list of files")
@@ -71,7 +73,7 @@ class Files(_Strict):
     pair_field: FieldName = Field(None, description="of a second text, for pairs; null: none")
 
 
-class Generated(_Strict):
+class Generated(Strict):
     """Sizes of the data that the tasks dates, copy, reverse and sort make themselves."""
 
     num_train: int = Field(10_000, ge=1, description="examples to train on")
@@ -83,7 +85,7 @@ class Generated(_Strict):
     seed: Seed = Field(1, description="of the examples")
 
 
-class Data(_Strict):
+class Data(Strict):
     """Where the examples come from and which of them are used."""
 
     folder: str | None = Field(
@@ -122,7 +124,7 @@ class Data(_Strict):
     )
 
 
-class TokenizerRecipe(_Strict):
+class TokenizerRecipe(Strict):
     """How text becomes ids: a new tokenizer, or one that is there already."""
 
     path: str | None = Field(
@@ -144,7 +146,7 @@ class TokenizerRecipe(_Strict):
     normalization: Literal["nfc", "nfkc", "none"] = Field("nfkc", description="of Unicode")
 
 
-class Optimizer(_Strict):
+class Optimizer(Strict):
     """Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019), Muon (Jordan et al. 2024)."""
 
     name: Literal["adam", "adamw", "muon"] = Field(
@@ -174,7 +176,7 @@ ScheduleName = Annotated[str, _of(plugins.schedule)]
 MetricName = Annotated[str, _of(plugins.metric, *OWN_METRICS)]
 
 
-class Schedule(_Strict):
+class Schedule(Strict):
     """The learning rate at every step; see `training/schedules.py` for the formulas."""
 
     name: ScheduleName = Field(
@@ -189,7 +191,7 @@ class Schedule(_Strict):
     )
 
 
-class Training(_Strict):
+class Training(Strict):
     """How steps are taken, how often the run is looked at, and when it ends."""
 
     seed: Seed = Field(1, description="of weights, dropout and the order of the data")
@@ -251,7 +253,7 @@ class Training(_Strict):
     )
 
 
-class Distillation(_Strict):
+class Distillation(Strict):
     """Learning from a larger model's outputs; see `tasks/distillation.py` for the losses."""
 
     teacher: str | None = Field(None, description="the model to learn from (heedful distill)")
@@ -276,7 +278,7 @@ class Distillation(_Strict):
     )
 
 
-class Evaluation(_Strict):
+class Evaluation(Strict):
     """What a run is judged by."""
 
     metric: MetricName = Field(
@@ -294,7 +296,7 @@ class Evaluation(_Strict):
     num_samples: int = Field(5, ge=0, description="outputs shown in log and report")
 
 
-class Expectation(_Strict):
+class Expectation(Strict):
     """Is my run right? The held-out loss that the recipe as it stands has at a step."""
 
     step: int = Field(ge=1, description="after which the held-out loss is compared")
@@ -308,7 +310,7 @@ class Expectation(_Strict):
         return self
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """A whole run. `model` has the architecture's own keys, `objective` the task's own.
 
     Raises:

@@ -10,14 +10,15 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from heedful.config import Strict
 from heedful.errors import UserError
 from heedful.tasks.masked_lm import MASK
 
 Ids: TypeAlias = Int64[np.ndarray, " _"]
 Share = Annotated[float, Field(ge=0, lt=1)]
-SpanLength = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+SpanLength = Annotated[float, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,8 @@ class NoiseTokens:
     full_stop_ids: frozenset[int] = frozenset()
 
 
-class Noise(BaseModel):
+class Noise(Strict):
     """A way to corrupt texts, and what it needs of a vocabulary."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     def corrupt(
         self,

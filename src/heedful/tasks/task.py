@@ -12,10 +12,10 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 import torch
 from jaxtyping import Int64
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 import heedful
-from heedful.config import OWN_METRICS, Files, Recipe
+from heedful.config import OWN_METRICS, Files, Recipe, Strict
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, open_columns, write_columns
 from heedful.data.encoding import TextColumn, encode_rows
@@ -48,10 +48,8 @@ Say = Callable[[str], None]
 HELD_OUT_SEED = 0  # held-out texts are masked and corrupted by it, so that runs can be compared
 
 
-class Keys(BaseModel):
+class Keys(Strict):
     """Keys that a task has of its own, the recipe's `objective`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
