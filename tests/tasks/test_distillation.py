@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import heedful
-import heedful.evaluation.likelihood as likelihood
+import heedful.parts.losses as losses
 from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, tiny, write
 from heedful.config import Distillation
 from heedful.data.collate import collate_pairs, collate_texts, collate_windows
@@ -188,7 +188,9 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatc
     student.train()  # dropout in the head of classes must be drawn once
     results = []
     for elements in (10**9, 24):
-        monkeypatch.setattr(likelihood, "_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(losses, "_LEAST_ROWS", 1)
+        monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
         torch.manual_seed(5)
         found = distilled(student.eval(), teacher, batch, wanted(**LEVELS))
         found.loss.backward()
@@ -202,7 +204,8 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatc
 
 def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
     batch, student, teacher = two_nets(labels_case)
-    monkeypatch.setattr(likelihood, "_CHUNK_ELEMENTS", 3)
+    monkeypatch.setattr(losses, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", 3)
     student.train()
     student.head.dropout.p = 0.5
     student.head.labels.weight.data.fill_(1.0)

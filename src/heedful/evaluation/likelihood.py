@@ -1,13 +1,12 @@
 """How likely texts are to a net: the states that say a batch's targets, and sums over batches."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from heedful.data.collate import Batch
 from heedful.evaluation.metrics import perplexity
@@ -16,9 +15,6 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy, head_loss
-
-# Logits that `chunked_loss` forms at once.
-_CHUNK_ELEMENTS = 5_000_000
 
 Net = EncoderDecoder | DecoderOnly | EncoderOnly
 
@@ -55,25 +51,6 @@ def target_loss(
 def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
     """Sums over the targets of a batch, differentiable; options as of `head_loss`."""
     return target_loss(net.head, target_states(net, batch), batch.targets, **options)
-
-
-def chunked_loss(
-    part: Callable[..., tuple[Tensor, Tensor, Tensor]], head: Any, *rows: Tensor
-) -> LossSum:
-    """The sums of `part(head, *rows)`, loss, nll and correct, over some rows at a time.
-
-    For losses that read logits several times: they are formed once more on the way back, so that
-    never all are held. The last of `rows` are the targets.
-    """
-    out = head.labels if isinstance(head, ClassificationHead) else head.out
-    size = max(1, _CHUNK_ELEMENTS // int(out.out_features))
-    chunks = list(zip(*(each.split(size) for each in rows), strict=True))
-    if len(chunks) == 1:
-        found = [part(head, *chunks[0])]
-    else:
-        found = [checkpoint(part, head, *chunk, use_reentrant=False) for chunk in chunks]
-    loss, nll, correct = (torch.stack(column).sum() for column in zip(*found, strict=True))
-    return LossSum(loss, nll.detach(), correct, rows[-1].numel())
 
 
 def total(parts: Sequence[LossSum]) -> LossSum:

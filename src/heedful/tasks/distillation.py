@@ -23,12 +23,12 @@ from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Report, open_columns, pack_ids, write_columns
 from heedful.data.prepared import content_key, prepared
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import chunked_loss, target_states
+from heedful.evaluation.likelihood import target_states
 from heedful.inference import SavedModel, Translator
 from heedful.inference.generator import Generation
 from heedful.inference.model import Texts
 from heedful.inference.opening import expect
-from heedful.parts.losses import LossSum, cross_entropy
+from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.tasks.classification import Classification
 from heedful.tasks.task import Data, Say, Task
 from heedful.zoo.names import weights_of
@@ -61,8 +61,8 @@ class Distilled:
     """A task's objective with a teacher: soft_weight · soft targets + hard_weight · targets +
     cosine_weight · cosine, all sums over the places of the task's own loss.
 
-    Logits are formed some at a time, and once more on the way back. Label smoothing is of the
-    targets alone.
+    Logits are formed some at a time, with their gradient at once. Label smoothing is of the targets
+    alone.
 
     Args:
         teacher: a net in eval mode; gets no gradient.
@@ -77,23 +77,27 @@ class Distilled:
         states, targets = target_states(net, batch), batch.targets
         with torch.no_grad():
             wanted = target_states(self.teacher, batch)
-        return chunked_loss(self._part, net.head, states, wanted, targets)
-
-    def _part(
-        self, head: nn.Module, states: Tensor, wanted: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
         settings = self.settings
-        logits = head(states)
-        hard = cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        loss = settings.hard_weight * hard.loss
-        if settings.soft_weight:
-            with torch.no_grad():
-                soft_logits = self.teacher.head(wanted)
-            soft = soft_target_loss(logits, soft_logits, settings.temperature)
-            loss = loss + settings.soft_weight * soft
+
+        def loss_of(logits: Tensor, rows: Tensor, is_learnt: bool) -> ChunkLoss:
+            with torch.set_grad_enabled(is_learnt):
+                logits.requires_grad_(is_learnt)
+                hard = cross_entropy(logits, targets[rows], label_smoothing=self.label_smoothing)
+                loss = settings.hard_weight * hard.loss
+                if settings.soft_weight:
+                    with torch.no_grad():
+                        soft_logits = self.teacher.head(wanted[rows])
+                    soft = soft_target_loss(logits, soft_logits, settings.temperature)
+                    loss = loss + settings.soft_weight * soft
+            grad = torch.autograd.grad(loss, logits)[0] if is_learnt else None
+            return ChunkLoss(loss.detach(), hard.nll, hard.correct, grad)
+
+        rows = torch.arange(len(targets), device=targets.device)
+        found = chunked_loss(net.head, states, rows, loss_of)
         if settings.cosine_weight:
-            loss = loss + settings.cosine_weight * cosine_loss(states, wanted)
-        return loss, hard.nll, hard.correct
+            cosine = settings.cosine_weight * cosine_loss(states, wanted)
+            found = found._replace(loss=found.loss + cosine)
+        return found
 
 
 def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
