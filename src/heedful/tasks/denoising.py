@@ -154,22 +154,15 @@ class Denoising(SeqToSeqTask, TextTask):
 
     def _samples(self, model: Translator, data: Data) -> list[Sample]:
         """The first held-out texts: corrupted, what is to be written, and what the model writes."""
-        tokenizer = data.tokenizer
-        first = range(min(self.recipe.evaluation.num_samples, len(data.splits["valid"])))
-        if not first:
+        count = min(self.recipe.evaluation.num_samples, len(data.splits["valid"]))
+        if not count:
             return []
-        rows = PlannedRows(0, np.array(first))
-        pairs = self.corrupted(data, "valid", rows, HELD_OUT_SEED)
-        sources = [pairs.src[index].tolist() for index in first]
+        pairs = self.corrupted(data, "valid", PlannedRows(0, np.arange(count)), HELD_OUT_SEED)
+        src, tgt = ([side[i].tolist() for i in range(count)] for side in pairs)
+        outputs = [list(best.ids) for best, *_ in model.generations(src, beam_size=1)]
         return [
-            Sample(
-                shown(tokenizer, source),
-                shown(tokenizer, pairs.tgt[index].tolist()),
-                shown(tokenizer, list(output[0].ids)),
-            )
-            for index, source, output in zip(
-                first, sources, model.generations(sources, beam_size=1), strict=True
-            )
+            Sample(*(shown(data.tokenizer, ids) for ids in texts))
+            for texts in zip(src, tgt, outputs, strict=True)
         ]
 
 
