@@ -9,7 +9,7 @@ back (Sennrich et al. 2016).
 
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ def cosine_loss(student: Float[Tensor, "N D"], teacher: Float[Tensor, "N D"]) ->
     return (1 - F.cosine_similarity(student.float(), teacher.float(), dim=-1)).sum()
 
 
+@dataclass(frozen=True)
 class Distilled:
     """A task's objective with a teacher: soft_weight · soft targets + hard_weight · targets +
     cosine_weight · cosine, all sums over the places of the task's own loss.
@@ -68,10 +69,9 @@ class Distilled:
         teacher: a net in eval mode; gets no gradient.
     """
 
-    def __init__(self, settings: Distillation, teacher: Any, label_smoothing: float = 0.0) -> None:
-        self.settings = settings
-        self.teacher = teacher
-        self.label_smoothing = label_smoothing
+    settings: Distillation
+    teacher: Any
+    label_smoothing: float = 0.0
 
     def __call__(self, net: Any, batch: Batch) -> LossSum:
         states, targets = target_states(net, batch), batch.targets

@@ -1,5 +1,6 @@
 """R-Drop: two passes of a batch under different dropout are to say the same."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from heedful.evaluation.likelihood import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss
 
 
+@dataclass(frozen=True)
 class RDrop:
     """A task's objective in the mean of two passes, and their divergence: with the cross-entropies
     H₁ and H₂, ½ (H₁ + H₂) + ½ α · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)), summed over the targets.
@@ -22,9 +24,8 @@ class RDrop:
         alpha: the paper's α, the weight of the divergence.
     """
 
-    def __init__(self, alpha: float, label_smoothing: float = 0.0) -> None:
-        self.alpha = alpha
-        self.label_smoothing = label_smoothing
+    alpha: float
+    label_smoothing: float = 0.0
 
     def __call__(self, net: Any, batch: Batch) -> LossSum:
         states = torch.stack([target_states(net, batch) for _ in range(2)])

@@ -8,6 +8,7 @@ that was interrupted averages the same checkpoints as one that was not.
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _TRAINING = "training.safetensors"
 _STATE = "state.json"
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of one run in `directory`; the weights of `keep` of them stay.
 
@@ -30,10 +32,9 @@ class Checkpoints:
     older.
     """
 
-    def __init__(self, directory: Path, keep: int, *, best: bool = False) -> None:
-        self.directory = directory
-        self.keep = keep
-        self.best = best
+    directory: Path
+    keep: int
+    best: bool = field(default=False, kw_only=True)
 
     def save(
         self,

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from types import FrameType
 from typing import Annotated, Any, Protocol
 
@@ -129,34 +129,29 @@ class State:
     evaluations_since_best: int = 0
 
 
+@dataclass(eq=False)
 class Trainer:
-    """One run, from wherever it stands to its end."""
+    """One run, from wherever it stands to its end.
 
-    def __init__(
-        self,
-        step: TrainStep,
-        work: Work,
-        settings: Training,
-        rate: LearningRate,
-        checkpoints: Checkpoints,
-        listeners: Sequence[Listener] = (),
-        *,
-        bf16: bool = False,
-        compare_at: Collection[int] = (),
-    ) -> None:
-        """`compare_at`: steps after which the net is evaluated too, though nothing hangs on it."""
-        self.step = step
-        self.net = step.net
-        self.work = work
-        self.settings = settings
-        self.rate = rate
-        self.checkpoints = checkpoints
-        self.listeners = list(listeners)
-        self.bf16 = bf16
-        self.compare_at = frozenset(compare_at)
+    Args:
+        compare_at: steps after which the net is evaluated too, though nothing hangs on it.
+    """
+
+    step: TrainStep
+    work: Work
+    settings: Training
+    rate: LearningRate
+    checkpoints: Checkpoints
+    listeners: Sequence[Listener] = ()
+    _: KW_ONLY
+    bf16: bool = False
+    compare_at: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        self.net = self.step.net
         self.state = State()
-        self.optimizer = make_optimizer(self.net, settings.optimizer)
-        decay = settings.ema_decay
+        self.optimizer = make_optimizer(self.net, self.settings.optimizer)
+        decay = self.settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.net, decay)
         self.device = next(self.net.parameters()).device
         self._begin_window()
