@@ -1,6 +1,6 @@
 """`heedful export`: a model in a format that other programs open."""
 
-from enum import StrEnum
+from typing import Literal
 
 import typer
 
@@ -8,17 +8,10 @@ from heedful.cli.flags import ModelFolder, NewFolder, Overwrite
 from heedful.cli.shared import note
 
 
-class Format(StrEnum):
-    """What a model can be written as."""
-
-    hf = "hf"
-    ctranslate2 = "ctranslate2"
-
-
 def export(
     model: ModelFolder,
     out: NewFolder,
-    to: Format = typer.Option(
+    to: Literal["hf", "ctranslate2"] = typer.Option(
         ..., help="hf: what transformers opens; ctranslate2: what that engine opens."
     ),
     precision: str = typer.Option(
@@ -45,7 +38,7 @@ def export(
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
     check_precision(precision)
     opened = load(model, device="cpu", engine="eager")
-    if to is Format.hf:
+    if to == "hf":
         export_hf(opened, out, overwrite=overwrite, say=note)
         typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
         return

@@ -6,27 +6,24 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from heedful.cli.flags import Device, ModelFolder, Output, Truncate
-from heedful.cli.lines import input_chunks, line_writer, read_parallel
+from heedful.cli.flags import ModelFolder, spread
+from heedful.cli.lines import Filter, input_chunks, line_writer, read_parallel
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from heedful.inference import TextScore
 
 
+@spread("strict", "engine", "precision", "threads")
 def score(
+    *,
     model: ModelFolder,
     src: Path | None = typer.Option(None, help="Source lines, for a translator."),
     tgt: Path | None = typer.Option(None, help="Target lines, as many."),
-    input: Path | None = typer.Option(
-        None, "--input", "-i", help="A text a line, for a language model. Default: stdin."
-    ),
-    output: Output = None,
     per_token: bool = typer.Option(
         False, "--per-token", help="Divide log-probabilities by the tokens' number."
     ),
-    truncate: Truncate = False,
-    device: Device = "auto",
+    given: Filter,
 ) -> None:
     """Print how likely lines are: targets given their sources, or texts by themselves.
 
@@ -38,15 +35,15 @@ def score(
     """
     from heedful.inference import LanguageModel, Translator, expect, load
 
-    if (src is None) != (tgt is None) or (src is not None and input is not None):
+    if (src is None) != (tgt is None) or (src is not None and given.input is not None):
         raise UserError("give --src and --tgt for a translator, or --input for a language model")
     if src is None or tgt is None:
-        chunks = input_chunks(input)
-        opened = load(model, device=device, engine="eager")
+        chunks = input_chunks(given.input)
+        opened = load(model, device=given.device, engine="eager")
         if isinstance(opened, Translator):
             raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
         expect(opened, LanguageModel, "score")
-        with line_writer(output) as write:
+        with line_writer(given.output) as write:
             for chunk in chunks:
                 for line, ids in zip(chunk, opened.prompt_ids(chunk), strict=True):
                     # Of a single token none is told from one before it.
@@ -54,10 +51,10 @@ def score(
                     write("nan\tnan\tnan" if found is None else _row(line, found, per_token))
         return
     sources, targets = read_parallel(src, tgt)
-    opened = load(model, device=device, engine="eager")
+    opened = load(model, device=given.device, engine="eager")
     expect(opened, Translator, "score with --src and --tgt")
-    pairs = opened.score(sources, targets, too_long="truncate" if truncate else "error")
-    with line_writer(output) as write:
+    pairs = opened.score(sources, targets, too_long="truncate" if given.truncate else "error")
+    with line_writer(given.output) as write:
         for pair in pairs:
             value = pair.log_prob / (pair.num_tokens if per_token else 1)
             write(f"{value:.6f}")
