@@ -11,7 +11,6 @@ embedding of types and without the pooler (sec. 3). The parameters are counted w
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import torch
 from torch import nn
 
 from heedful.models.encoder_only import EncoderOnly
@@ -21,8 +20,6 @@ from heedful.zoo.bert import Head
 from heedful.zoo.build import encoder_only, model_config
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
-
-HF_POSITIONS = {False: "learned", True: "sinusoidal"}
 
 
 @model_config
@@ -40,7 +37,8 @@ class Config:
     d_ff: Annotated[int, Hf("hidden_dim")] = 3072
     max_length: Annotated[int, Hf("max_position_embeddings")] = 512
     positions: Annotated[
-        Literal["learned", "sinusoidal"], Hf("sinusoidal_pos_embds", values=HF_POSITIONS)
+        Literal["learned", "sinusoidal"],
+        Hf("sinusoidal_pos_embds", values={False: "learned", True: "sinusoidal"}),
     ] = "learned"
     head: Head = "mlm"
     num_labels: int = 2
@@ -60,17 +58,10 @@ def build(config: Config) -> EncoderOnly:
     norm = partial(nn.LayerNorm, eps=1e-12)
     net = encoder_only(config, norm=norm, classifier={"activation": "relu"})
     if config.positions == "sinusoidal":
-        _fix(net.embedding.positions)
-    return net
-
-
-def _fix(positions: nn.Module | None) -> None:
-    """Sinusoids that stay: a parameter all the same, since their files hold the table."""
-    assert positions is not None
-    table = positions.get_parameter("weight")
-    with torch.no_grad():
+        # They stay, and are a parameter all the same, since their files hold the table.
+        table = net.get_parameter("embedding.positions.weight").requires_grad_(False)
         table.copy_(sinusoidal_table(*table.shape))
-    table.requires_grad_(False)
+    return net
 
 
 HF = HfFormat(

@@ -96,10 +96,6 @@ def build(config: Config) -> DecoderOnly:
     )
 
 
-def _write(config: Config) -> dict[str, Any]:
-    return divided_sizes_to_hf(config) | LAYERS.write(config)
-
-
 HF = HfFormat(
     model_type="gemma3_text",
     config=Config,
@@ -108,7 +104,7 @@ HF = HfFormat(
     defaults={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
     | {"d_ff": 9216, "max_length": 131072, "window": 4096},
     read=LAYERS.read,
-    write=_write,
+    write=lambda config: divided_sizes_to_hf(config) | LAYERS.write(config),
 )
 HF_LAYER = rotary_decoder.HF_LAYER | {
     "self_attention.output_norm": "post_attention_layernorm",

@@ -95,18 +95,16 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _write(config: Config) -> dict[str, Any]:
-    layers = _layers(config.num_layers, config.window)
-    return {"attention_types": [[layers, 1]], "window_size": config.window or 256}
-
-
 HF = HfFormat(
     model_type="gpt_neo",
     config=Config,
     classes={"GPTNeoForCausalLM": {}, "GPTNeoModel": {}},
     defaults={"d_model": 2048, "num_heads": 16, "num_layers": 24},
     read=_read,
-    write=_write,
+    write=lambda config: {
+        "attention_types": [[_layers(config.num_layers, config.window), 1]],
+        "window_size": config.window or 256,
+    },
 )
 
 

@@ -70,11 +70,6 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     return {"balance_weight": weight, **read_rotary({"rope_theta": 1000000.0} | content, ours)}
 
 
-def _write(config: Config) -> dict[str, Any]:
-    own = {"head_dim": config.head_dim, _BALANCE: config.balance_weight or 0.0}
-    return sizes_to_hf(config) | own
-
-
 HF = HfFormat(
     model_type="mixtral",
     config=Config,
@@ -82,7 +77,9 @@ HF = HfFormat(
     fixed={"router_jitter_noise": 0.0},
     defaults={"head_dim": None, "max_length": 131072},
     read=_read,
-    write=_write,
+    write=lambda config: (
+        sizes_to_hf(config) | {"head_dim": config.head_dim, _BALANCE: config.balance_weight or 0.0}
+    ),
 )
 
 

@@ -58,13 +58,6 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     return {"position_offset": pad_id + 1, "max_length": ours["max_length"] - (pad_id + 1)}
 
 
-def _write(config: Config) -> dict[str, Any]:
-    return {
-        "pad_token_id": config.position_offset - 1,
-        "max_position_embeddings": config.max_length + config.position_offset,
-    }
-
-
 HF = replace(
     bert.HF,
     model_type="roberta",
@@ -72,7 +65,10 @@ HF = replace(
     classes=encoder_classes("Roberta"),
     defaults={"norm_eps": 1e-12, "type_vocab_size": 2},
     read=_read,
-    write=_write,
+    write=lambda config: {
+        "pad_token_id": config.position_offset - 1,
+        "max_position_embeddings": config.max_length + config.position_offset,
+    },
 )
 
 

@@ -19,12 +19,6 @@ from heedful.parts.residual import PLACEMENTS, NormPlacement
 from heedful.zoo.build import Tying, encoder_decoder, model_config, stack
 from heedful.zoo.hf_vaswani2017 import written_as as written_as  # looked for by the export
 
-POSITIONS: dict[str, Positions | None] = {
-    "sinusoidal": SinusoidalTable,
-    "learned": LearnedTable,
-    "none": None,
-}
-
 
 @model_config
 class Config:
@@ -87,7 +81,8 @@ def build(config: Config) -> EncoderDecoder:
         mlp={"dropout": _or(config.activation_dropout, config.dropout), "bias": bias},
         final_norm=config.norm_placement != "post" if final_norm is None else final_norm,
     )
-    positions = POSITIONS[config.positions]
+    tables: dict[str, Positions] = {"sinusoidal": SinusoidalTable, "learned": LearnedTable}
+    positions = tables.get(config.positions)
     return encoder_decoder(config, stack_of, positions=positions, tie=config.tie_embeddings)
 
 
