@@ -1,8 +1,7 @@
 """Published models, one file a paper. Each has a `Config` and a `build(config) -> net`."""
 
-from typing import Any
-
 from heedful import plugins
+from heedful.lazy import lazily
 
 ARCHITECTURES = (
     "vaswani2017",
@@ -23,18 +22,6 @@ ARCHITECTURES = (
     "gpt",
     "gpt3",
 )
-
-
-def architecture(name: str) -> Any:
-    """The module of an architecture by its name, also a plugin's; UserError naming the nearest."""
-    return plugins.architecture.get(name)
-
-
+architecture = plugins.architecture.get  # the module of a name, also a plugin's
 plugins.architecture.declare({name: f"heedful.zoo.{name}" for name in ARCHITECTURES})
-
-
-def __getattr__(name: str) -> Any:
-    """`heedful.zoo.NAME` without an import of its own."""
-    if name in ARCHITECTURES:
-        return architecture(name)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+__getattr__ = lazily(__name__, {})
