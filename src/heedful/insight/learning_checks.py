@@ -127,9 +127,27 @@ def one_batch_overfits(probe: Probe) -> Seen:
     deadline = time.monotonic() + probe.overfit_seconds
     width = max((p.size(-1) for p in probe.net.parameters() if p.dim() > 1), default=128)
     fast = min(3e-3, 0.3 / width)
+
+    def losses_at(rate: float) -> list[float]:
+        """Of a copy's steps, in evaluation mode: dropout would only blur what is asked."""
+        net = copy.deepcopy(probe.net)
+        optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=rate)
+        losses: list[float] = []
+        for step in range(OVERFIT_STEPS):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, (step + 1) / 20)
+            loss = loss_of(probe.forward(net, batch), labels)
+            losses.append(float(loss.detach()))
+            if not losses[-1] >= goal or time.monotonic() > deadline:
+                break
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        return losses
+
     seen = []
     for rate in (fast, fast / 4):
-        losses = _train(probe, batch, labels, rate, goal, deadline)
+        losses = losses_at(rate)
         course = f"{losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps at rate {rate:.0e}"
         if losses[-1] < goal:
             return f"loss {course}", losses[-1]
@@ -171,31 +189,3 @@ def _lesson(probe: Probe, size: int) -> tuple[Batch, Int[Tensor, "B P"]]:
     if probe.causal:
         return batch.replaced(side, ids[:, :-1]), ids[:, 1:]
     return batch, probe.ids(side, *ids.shape)
-
-
-def _train(
-    probe: Probe,
-    batch: Batch,
-    labels: Int[Tensor, "B P"],
-    rate: float,
-    goal: float,
-    deadline: float,
-) -> list[float]:
-    """The loss of each step while a copy of the net learns `batch` by heart.
-
-    The copy stays in evaluation mode: dropout would only blur what is asked.
-    """
-    net = copy.deepcopy(probe.net)
-    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=rate)
-    losses: list[float] = []
-    for step in range(OVERFIT_STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 20)
-        loss = loss_of(probe.forward(net, batch), labels)
-        losses.append(float(loss.detach()))
-        if not losses[-1] >= goal or time.monotonic() > deadline:
-            break
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-    return losses

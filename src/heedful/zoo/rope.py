@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
@@ -231,10 +230,6 @@ def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, An
         parts = [part for p in joint for part in p.split(attention.split_sizes)[:2]]
         norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
         for part in [*parts, *(norm.get_parameter("weight") for norm in norms)]:
-            part.copy_(_apart(part, attention.head_dim))
+            heads = part.unflatten(0, (-1, attention.head_dim // 2, 2))
+            part.copy_(heads.transpose(1, 2).flatten(0, 2))  # the even rows, then the odd ones
     return net, config
-
-
-def _apart(rows: Tensor, width: int) -> Tensor:
-    """In every head of this width the even rows, and after them the odd ones."""
-    return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)

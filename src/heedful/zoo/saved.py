@@ -100,7 +100,9 @@ def undrawn_net(
     these hold NaN or infinity.
     """
     _check_sizes(config, tensors, where)
-    _check_finite(tensors, where)
+    for key, tensor in tensors.items():
+        if tensor.dtype in FLOATS and not tensor.sum(dtype=torch.float64).isfinite():
+            raise UserError(f"{where}: {key} holds NaN or infinity; the model is damaged")
     with _Undrawn():
         net: nn.Module = architecture(name).build(config)
     return net
@@ -121,12 +123,6 @@ def drawn_net(name: str, config: Any) -> nn.Module:
         )
     net: nn.Module = architecture(name).build(config)
     return net
-
-
-def _check_finite(tensors: Mapping[str, Tensor], where: Path | str) -> None:
-    for name, tensor in tensors.items():
-        if tensor.dtype in FLOATS and not tensor.sum(dtype=torch.float64).isfinite():
-            raise UserError(f"{where}: {name} holds NaN or infinity; the model is damaged")
 
 
 def _check_sizes(config: Any, tensors: Mapping[str, Tensor], where: Path | str) -> None:
