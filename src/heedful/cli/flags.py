@@ -4,7 +4,7 @@ import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -53,22 +53,27 @@ def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own: list[inspect.Parameter] = []
-        groups: dict[str, tuple[Any, list[str]]] = {}
+        groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
         for parameter in inspect.signature(verb).parameters.values():
             kind: Any = Options if parameter.name == "options" else parameter.annotation
-            if not is_dataclass(kind):
+            if not (isinstance(kind, type) and is_dataclass(kind)):
                 own.append(parameter)
                 continue
             offered = [field for field in fields(kind) if field.name not in left_out]
             flags = [flag for flag in map(_parameter, offered) if flag is not None]
-            groups[parameter.name] = kind, [flag.name for flag in flags]
+            fixed = {  # what is not asked for is as where it would not be given
+                field.name: getattr(field.default, "default", field.default)
+                for field in fields(kind)
+                if field.name in left_out
+            }
+            make = _asked if kind is Options else partial(kind, **fixed)
+            groups[parameter.name] = make, [flag.name for flag in flags]
             own += flags
 
         @wraps(verb)
         def run(**given: Any) -> None:
-            for name, (kind, flags) in groups.items():
-                values = {flag: given.pop(flag) for flag in flags}
-                given[name] = _asked(values) if kind is Options else kind(**values)
+            for name, (make, flags) in groups.items():
+                given[name] = make(**{flag: given.pop(flag) for flag in flags})
             verb(**given)
 
         vars(run)["__signature__"] = inspect.Signature(own)
@@ -78,7 +83,7 @@ def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None
     return decorate
 
 
-def _asked(values: dict[str, Any]) -> dict[str, Any]:
+def _asked(**values: Any) -> dict[str, Any]:
     """The options that are on the command line."""
     asked = {name: value for name, value in values.items() if value not in (None, [])}
     if set(asked.get("stop", ())) & {"optimal", "beam_full", "heuristic"}:
