@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +13,6 @@ from jaxtyping import Bool, Int64, Integer
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
@@ -79,10 +79,6 @@ class MaskedLm(EncoderTask, TextTask):
     sources: ClassVar[tuple[str, ...]] = ("text", "file")
     head = "mlm"
 
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self._packed: dict[str, tuple[Sequences, Sequences]] = {}
-
     def special_tokens(self) -> Sequence[str]:
         return (MASK,)
 
@@ -96,13 +92,8 @@ class MaskedLm(EncoderTask, TextTask):
 
     def rows(self, data: Data, split: str) -> Sequences:
         """What stands in one row of a batch: a text, or as many as fit."""
-        if not self.objective.pack:
-            return data.ids(split)
         texts = data.ids(split)
-        if split not in self._packed or self._packed[split][0] is not texts:
-            borders = pack_rows(texts.lengths, self.recipe.data.max_length)
-            self._packed[split] = texts, Sequences(texts.ids, texts.offsets[borders])
-        return self._packed[split][1]
+        return _packed(texts, self.recipe.data.max_length) if self.objective.pack else texts
 
     def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         batches = training_plan(self.recipe, epoch, self.rows(data, "train").lengths)
@@ -158,6 +149,11 @@ class MaskedLm(EncoderTask, TextTask):
             )
             for index, (ids, row, length) in enumerate(rows)
         ]
+
+
+@lru_cache(maxsize=3)  # asked for with every batch
+def _packed(texts: Sequences, max_length: int) -> Sequences:
+    return Sequences(texts.ids, texts.offsets[pack_rows(texts.lengths, max_length)])
 
 
 def fill_in(net: EncoderOnly, batch: Batch, never: frozenset[int]) -> Int64[Tensor, "B T"]:
