@@ -69,12 +69,9 @@ class LanguageModelling(TextTask):
 
     def card(self, data: Data, name: str) -> ModelCard:
         tokenizer = data.tokenizer
-        never = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id, None}
-        ids = GenerationIds(
-            start=tokenizer.prefix_ids,
-            end=(tokenizer.eos_id,),
-            never=tuple(sorted(token for token in never if token is not None)),
-        )
+        others = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id}
+        never = tuple(sorted(token for token in others if token is not None))
+        ids = GenerationIds(start=tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=never)
         return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def batches(self, data: Data, epoch: int) -> Sequence[Windows]:
