@@ -42,6 +42,12 @@ def tiny(name: str, **keys: Any) -> Any:
     return net
 
 
+def one_layer(name: str) -> dict[str, int]:
+    """Keys of `tiny` for one layer a stack."""
+    names = (field.name for field in fields(architecture(name).Config))
+    return {key: 1 for key in names if key in SIZES and key.endswith("layers")}
+
+
 def decodes(name: str) -> bool:
     """Whether it writes: all but the encoders."""
     return "head" not in {field.name for field in fields(architecture(name).Config)}

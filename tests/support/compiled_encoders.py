@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import heedful
+from architectures import one_layer
 from engine_models import TEXTS, VOCAB, model_of
 from heedful.engines.compiled import CompiledFacts
 from heedful.engines.compiled_encoder import CompiledEncoder, encoder_facts, encoder_parts
@@ -43,10 +44,13 @@ class Exported:
 
 
 def graphs() -> None:
-    """What is exported from texts of some lengths answers for others, in every family."""
+    """What is exported from texts of some lengths answers for others, in every family.
+
+    With one layer, but for the family whose layers differ.
+    """
     draw = random.Random(2)
     for name, head in ENCODERS.items():
-        model = model_of(name, head=head)
+        model = model_of(name, head=head, **({} if name == "modernbert" else one_layer(name)))
         for precision in CLOSE:
             engine = exported(model, precision)
             for _ in range(4):

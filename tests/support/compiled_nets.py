@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from architectures import decodes, tiny
+from architectures import decodes, one_layer, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.cache import Cache
 from heedful.parts.losses import LossSum, cross_entropy
@@ -23,6 +23,8 @@ from heedful.training.trainer import TrainStep
 from option_space import EXACT, VOCAB
 from single_stacks import SCHEMES, Single, decoder
 
+# Their layers are alike: one is compiled, and two of such in gpt2, bert and vaswani2017.
+ALIKE = {"roberta", "distilbert", "bart", "marian", "pegasus", "llama", "mistral", "qwen3", "gpt"}
 # How many texts and tokens a batch is padded to.
 ROWS, WIDTHS = (2, 4), (8,)
 CAPACITY, BEAMS = 32, 2
@@ -36,13 +38,15 @@ def main(names: list[str]) -> None:
         if name == "schemes":
             for scheme in SCHEMES:
                 export(decoder(Single(scheme, windows=(3,))))
-        elif decodes(name):
-            if name == "mixtral":
-                train(tiny(name))
-            serve(tiny(name))
-            export(tiny(name))
-        else:
-            serve_encoder(tiny(name))
+            continue
+        net = tiny(name, **(one_layer(name) if name in ALIKE else {}))
+        if not decodes(name):
+            serve_encoder(net)
+            continue
+        if name == "mixtral":
+            train(tiny(name))
+        serve(net)
+        export(net)
 
 
 @torch.enable_grad()
