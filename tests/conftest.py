@@ -45,9 +45,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A quarter of the tests, by their names, run whole, and with the shapes of what they call
     checked, which doubles the time.
 
-    Benchmarks, which train and measure, call what other tests check.
+    Not the longest, which call what the tests of its own room check.
     """
-    is_whole = crc32(item.nodeid.encode()) % 4 == 0 and item.path.name != "test_benchmarks.py"
+    is_whole = crc32(item.nodeid.encode()) % 4 == 0 and item.path.name not in LONGEST
     config.update("jaxtyping_disable", not is_whole)
     run_whole(is_whole or item.path.name in ("test_report.py", "test_files.py"))
 
