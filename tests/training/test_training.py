@@ -435,8 +435,8 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     monkeypatch.setattr(Synthetic, "evaluate", spy)
     train(recipe, tmp_path / "run")
     final = load_file(tmp_path / "run/model.safetensors")
-    checkpoints = Checkpoints(tmp_path / "run/checkpoints", keys["training__average_last"])
-    checkpoints.best = of == "best"
+    keep = keys["training__average_last"]
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints", keep, best=of == "best")
     average = average_weights([path / "model.safetensors" for path in checkpoints.to_average()])
     *regular, (average_value, average_judged) = judged
     assert len(regular) == 3
