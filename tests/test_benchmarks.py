@@ -413,5 +413,6 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
         assert recipe.training.evaluate_every == recipe.training.max_steps
     for recipe, layers in zip(recipes, [4, 4, 4, 4, 2], strict=True):
         # What starts from another model has its sizes.
-        sizes = recipe.model.get("size"), recipe.model.get("num_layers")
-        assert sizes == ((None, None) if recipe.init_from else ("tiny", layers))
+        begins = recipe.init_from or recipe.distillation.copy_layers
+        assert recipe.model.get("size") == (None if begins else "tiny")
+        assert recipe.model.get("num_layers") == (None if recipe.init_from else layers)

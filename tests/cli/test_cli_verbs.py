@@ -500,28 +500,32 @@ def test_distill_is_training_with_a_teacher(commands, tmp_path):
     assert_refused(missing, "does not exist")
 
 
-def test_a_student_has_the_data_of_its_teachers_run_and_one_decoder_layer(commands, tmp_path):
+def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_path):
     pairs = tmp_path / "pairs"
     for side, text in (("en", "one two three"), ("de", "eins zwei drei")):
         Path(f"{pairs}.{side}").write_text(f"{text}\n" * 60)
     files = [f"data.{part}.{side}={pairs}.{end}" for part in ("train", "valid") for side, end in
              (("src", "en"), ("tgt", "de"))]  # fmt: skip
     small = ["tokenizer.vocab_size=30", "model.size=null", "model.d_model=16", "model.num_heads=2",
-             "model.d_ff=8", "model.num_encoder_layers=2", "model.num_decoder_layers=2",
+             "model.d_ff=8", "model.num_encoder_layers=1", "model.num_decoder_layers=3",
              "training.max_steps=200", "training.evaluate_every=200",
              "training.schedule.learning_rate=0.02",
              "training.schedule.warmup_steps=10"]  # fmt: skip
     sets = [word for setting in [*files, *small] for word in ("--set", setting)]
     assert commands.run("train", "translation", *sets, "--out", tmp_path / "t").code == 0
-    sets = [word for setting in small[1:6] for word in ("--set", setting)]
     made = commands.run(
-        "distill", tmp_path / "t", "--student", *sets, "--set", "training.max_steps=2",
+        "distill", tmp_path / "t", "--student", "--set", "training.max_steps=2",
         "--set", "training.evaluate_every=2", cwd=tmp_path,
     )  # fmt: skip
     assert made.code == 0, made.err
-    recipe = yaml.safe_load((tmp_path / "runs" / "t-student" / "recipe.yaml").read_text())
+    student = tmp_path / "runs" / "t-student"
+    recipe = yaml.safe_load((student / "recipe.yaml").read_text())
     assert recipe["data"]["train"]["src"] == f"{pairs}.en"
-    assert recipe["model"]["num_decoder_layers"] == 1
+    theirs, own = (
+        json.loads((path / "config.json").read_text())["model"]
+        for path in (tmp_path / "t", student)
+    )
+    assert own == theirs | {"num_decoder_layers": 2, "dropout": 0.2}
     both = commands.run("distill", tmp_path / "t", "translation", "--student")
     assert_refused(both, "and not both")
     assert_refused(commands.run("distill", tmp_path / "t"), "give a recipe")

@@ -31,15 +31,16 @@ OWN = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}, "roberta": {"position_offs
 
 
 def choices(recipe: str) -> tuple[str, dict[str, Any]]:
-    """The architecture of a shipped recipe and what it chooses, but for sizes and dropout."""
+    """The architecture of a shipped recipe, none of one that takes its teacher's, and what it
+    chooses, but for sizes and dropout."""
     keys = dict(load_recipe(recipe).model)
-    name = str(keys.pop("architecture"))
+    name = str(keys.pop("architecture", ""))
     return name, {k: v for k, v in keys.items() if k != "size" and "dropout" not in k}
 
 
 OF_RECIPES: list[tuple[str, dict[str, Any]]] = []
 for path in sorted(RECIPES.glob("*.yaml")):
-    if (choice := choices(path.stem)) not in OF_RECIPES:
+    if (choice := choices(path.stem)) not in OF_RECIPES and choice[0]:
         OF_RECIPES.append(choice)
 
 

@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -218,7 +219,7 @@ def run(
     runs, result = list(speculation), speculation.result()
     assert list(itertools.chain(*runs)) == result.ids
     counts = {name: n for name, n in vars(speculation).items() if name.startswith("num_")}
-    return runs, SimpleNamespace(**vars(result), **counts)
+    return runs, SimpleNamespace(**asdict(result), **counts)
 
 
 def test_equal_log_probs_take_the_lower_id() -> None:
