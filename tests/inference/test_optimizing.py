@@ -89,7 +89,7 @@ def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
     [(use, choice, rate)] = found.rates
     assert (use, choice.engine, choice.threads) == ("latency", "eager", 1)
     assert rate > 0
-    assert told[-1] == ("measuring", 3, 3)
+    assert told[-1] == ("measuring", 6, 6)
     assert record_of(folder)["engines"] == {}
     assert model.engine is None
 

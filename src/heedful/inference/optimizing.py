@@ -43,7 +43,8 @@ _WRITERS = ("float32", "int8")  # precisions of the third for what writes
 USES: tuple[Use, ...] = get_args(Use)
 _SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
 _ALONE = 64  # texts together where nothing runs side by side
-_ROUNDS, _SLOW = 3, 0.7  # of timing; share of the best rate to stay in
+# Of each round of timing: the share of the best rate, by medians so far, to stay in.
+_STAY = (0.7, 0.7, 0.9, 0.9, 0.9, 0.9)
 _SHORTEST, _LONGEST = 0.1, 2.0  # seconds of one: again from the first text, and no further text
 _BATCHES = (16, 64)  # prompts of mean length that are worked on together
 _NEW_TOKENS = 32  # that a language model goes on with
@@ -313,27 +314,29 @@ def _measured(
     settings: list[tuple[Use, Choice]],
     progress: Progress,
 ) -> list[tuple[Use, Choice, float]]:
-    """The median rate of each setting over rounds in turn; who is far behind leaves after one."""
+    """The median rate of each setting over rounds in turn; who is far behind leaves."""
     model = running.model
     singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
     rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
+    medians: dict[tuple[Use, Choice], float] = {}
     left, done = settings, 0
-    for number in range(_ROUNDS):
-        total = done + len(left) * (_ROUNDS - number)
+    for number, share in enumerate(_STAY):
+        total = done + len(left) * (len(_STAY) - number)
         for use, choice in left:
             size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
             parts = [texts[first : first + size] for first in range(0, len(texts), size)]
             with running.by(choice):
                 _rate(model, singles[:1], choice)  # the first call of an engine is no measure
-                found = _rate(model, singles if use == "latency" else parts, choice)
-            rates[use, choice].append(found)
+                rate = _rate(model, singles if use == "latency" else parts, choice)
+            rates[use, choice].append(rate)
+            medians[use, choice] = statistics.median(rates[use, choice])
             done += 1
             progress("measuring", done, total)
-        best = {use: max(rates[each][-1] for each in left if each[0] == use) for use, _ in left}
-        left = [each for each in left if rates[each][-1] >= _SLOW * best[each[0]]]
+        best = {use: max(medians[each] for each in left if each[0] == use) for use, _ in left}
+        left = [each for each in left if medians[each] >= share * best[each[0]]]
     progress("measuring", done, done)
-    medians = [(use, choice, statistics.median(rates[use, choice])) for use, choice in settings]
-    return sorted(medians, key=lambda each: (each[0], -each[2]))
+    found = [(use, choice, medians[use, choice]) for use, choice in settings]
+    return sorted(found, key=lambda each: (each[0], -each[2]))
 
 
 def _rate(model: SavedModel, parts: Sequence[list[str]], choice: Choice) -> float:
