@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -56,6 +55,24 @@ class Facts:
     num_types: int = 0
 
 
+class _Undamaged:
+    """Tells what damaged or exchanged files lead to, some of them only when they are used."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        damage = (RuntimeError, ValueError, LookupError, OSError, BadZipFile)
+        if isinstance(error, damage) and not isinstance(error, UserError):
+            raise UserError(
+                f"{self.directory} is damaged, or of another model ({error}): make it again by "
+                "`heedful optimize`"
+            ) from None
+
+
 class CTranslate2:
     """A directory that `ctranslate2_spec.write` wrote, opened.
 
@@ -85,7 +102,8 @@ class CTranslate2:
     ) -> None:
         self.facts, self.precision, self.settings = facts, precision, settings
         self._directory = directory
-        with self._undamaged():
+        self._undamaged = _Undamaged(directory)
+        with self._undamaged:
             self._open(device)
 
     def _open(self, device: str) -> None:
@@ -101,19 +119,6 @@ class CTranslate2:
         self._source = _vocabulary(directory, "source_vocabulary")
         self._has_shortlist = (directory / VOCABULARY_MAP).is_file()
         self._ids = {token: place for place, token in enumerate(self._target)}
-
-    @contextmanager
-    def _undamaged(self) -> Iterator[None]:
-        """Tell what damaged or exchanged files lead to, some of them only when they are used."""
-        try:
-            yield
-        except UserError:
-            raise
-        except (RuntimeError, ValueError, LookupError, OSError, BadZipFile) as error:
-            raise UserError(
-                f"{self._directory} is damaged, or of another model ({error}): make it again by "
-                "`heedful optimize`"
-            ) from None
 
     # --- what writes ----------------------------------------------------------------------------
 
@@ -152,18 +157,18 @@ class CTranslate2:
 
     def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         """As `Engine.outputs`."""
-        with self._undamaged():
+        with self._undamaged:
             groups = self._together(rows, asked.options)
             return self._read(self._begin(groups, rows, asked, asynchronous=False), rows, asked)
 
     def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
         """As `Engine.submit`."""
-        with self._undamaged():
+        with self._undamaged:
             groups = self._together(rows, asked.options)
             begun = self._begin(groups, rows, asked, asynchronous=True)
 
         def wait() -> list[list[Hypothesis]]:
-            with self._undamaged():
+            with self._undamaged:
                 return self._read(_results(begun), rows, asked)
 
         return wait
@@ -191,20 +196,19 @@ class CTranslate2:
         self, found: dict[int, Any], rows: list[list[int]], asked: Asked
     ) -> list[list[Hypothesis]]:
         """Outputs in the rows' order; anew where a batch's limit let one outgrow its own."""
-        limits, options = asked.limits, asked.options
-        outputs = {
-            place: self._outputs(each, limits[place], asked) for place, each in found.items()
-        }
+        limits = asked.limits
+        outputs = [self._outputs(found[place], limit, asked) for place, limit in enumerate(limits)]
+        if len({*limits}) == 1:
+            return outputs
         long: dict[tuple[int, int], list[int]] = {}
-        for place, of_row in outputs.items() if len({*limits}) > 1 else ():
-            if max(len(each.ids) for each in of_row) > limits[place]:
-                same = (limits[place], self._likeness(rows[place], options))
+        for place, (limit, of_row) in enumerate(zip(limits, outputs, strict=True)):
+            if max(len(each.ids) for each in of_row) > limit:
+                same = (limit, self._likeness(rows[place], asked.options))
                 long.setdefault(same, []).append(place)
-        for place, each in _results(
-            self._begin(long.values(), rows, asked, asynchronous=True)
-        ).items():
+        again = self._begin(long.values(), rows, asked, asynchronous=True)
+        for place, each in _results(again).items():
             outputs[place] = self._outputs(each, limits[place], asked)
-        return [outputs[place] for place in range(len(rows))]
+        return outputs
 
     def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
         """As `Engine.runs`."""
@@ -228,7 +232,7 @@ class CTranslate2:
             )
         count = 0
         while True:
-            with self._undamaged():
+            with self._undamaged:
                 step = next(steps, None)
             if step is None:
                 return
@@ -245,7 +249,7 @@ class CTranslate2:
             sides = [self._words(rows)]
         else:
             sides = [self._words(rows, self._source), self._words(targets)]
-        with self._undamaged():
+        with self._undamaged:
             found = self._model.score_batch(*sides, max_input_length=0)
         return [np.array(each.log_probs, np.float32) for each in found]
 
@@ -255,6 +259,8 @@ class CTranslate2:
         What a prompt has beyond the shortest of its batch is there as if it were written: rules and
         beams see it, and beside a prompt of a single token it is given back.
         """
+        if self.facts.family == "encoder_decoder":
+            return [[*range(len(rows))]]
         groups: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
             groups.setdefault(self._likeness(row, options), []).append(place)
@@ -371,7 +377,7 @@ class CTranslate2:
         kinds = None
         if types is not None and last >= 0:
             kinds = [[min(each, last) for each in row] for row in types]
-        with self._undamaged():
+        with self._undamaged:
             return self._model.forward_batch(rows, token_type_ids=kinds)
 
 

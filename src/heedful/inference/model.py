@@ -258,9 +258,11 @@ def by_length(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]
 
     So the most memory that is needed is known at once.
     """
-    order = sorted((r for r, ids in enumerate(rows) if len(ids)), key=lambda r: -len(rows[r]))
+    lengths = [len(ids) for ids in rows]
+    real = filter(lengths.__getitem__, range(len(rows)))
+    order = sorted(real, key=lengths.__getitem__, reverse=True)
     while order:
-        count = max(1, budget // len(rows[order[0]]))
+        count = max(1, budget // lengths[order[0]])
         yield order[:count]
         order = order[count:]
 
