@@ -529,6 +529,7 @@ def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_
     both = commands.run("distill", tmp_path / "t", "translation", "--student")
     assert_refused(both, "and not both")
     assert_refused(commands.run("distill", tmp_path / "t"), "give a recipe")
+    assert_refused(commands.run("distill", tmp_path / "no", "--student"), "does not exist")
 
 
 def test_every_task_says_how_its_model_is_used():

@@ -41,6 +41,8 @@ def distill(
     """
     from heedful.recipe_files import load_recipe, recipe_path
 
+    if not teacher.is_dir():
+        raise UserError(f"{teacher} does not exist; give the directory that a training wrote")
     # JSON, so that no path is taken for a number or a date.
     named = f"distillation.teacher={json.dumps(str(teacher), ensure_ascii=False)}"
     if (recipe is None) != student:

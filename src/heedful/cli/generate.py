@@ -47,9 +47,8 @@ def generate(
         raise UserError("give --prompt or --input, not both")
     if prompt and whole_file:
         raise UserError("--whole-file is of --input or stdin; leave it or --prompt out")
-    chunks = _prompts(
-        prompt, given.input, whole_file
-    )  # a missing file is told before a model is loaded
+    # A missing file is told before a model is loaded.
+    chunks = _prompts(prompt, given.input, whole_file)
     generator = expect(given.open(model), Generator, "generate")
     draft = options.get("draft")
     if draft not in (None, "lookup"):
