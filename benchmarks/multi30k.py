@@ -30,21 +30,24 @@ METRICS = ["tokenized_lowercase_bleu", "bleu", "chrf", "ter"]
 FEW = ["tokenizer.vocab_size=4000", "training.max_steps=800", "training.schedule.warmup_steps=200"]
 FEW += ["training.evaluate_every=200"]
 SMALL_BATCHES = ["training.batch_tokens=1024", "training.max_steps=2400"]
-# Two models of either direction, and what learns from the outputs of both beside the data.
-LOWERCASED = ["tokenizer.lowercase=true", "training.optimizer.name=muon", "training.max_steps=5000"]
+# Two models there and one back, and what learns from the outputs of all beside the data.
+LOWERCASED = ["tokenizer.lowercase=true", "training.optimizer.name=muon", "training.max_steps=3500"]
 SWAPPED = {"src": "tgt", "tgt": "src"}
 BACKWARD = ["data.src_language=de", "data.tgt_language=en"]
 BACKWARD += [f"{key[:-3]}{SWAPPED[key[-3:]]}={{data}}/{file}" for key, file in FILES.items()]
 LEARNS = [
-    "training.optimizer.name=muon",
+    *LOWERCASED,
     "distillation.teacher={runs}/lowercased-muon-{seed}",
     "distillation.level=sequence",
+    "distillation.beam_size=5",
     "distillation.keep_targets=true",
     "distillation.copy_layers=true",
     "model.dropout=0.2",
+    "training.max_steps=6000",
     "training.schedule.learning_rate=0.003",
     "training.schedule.warmup_steps=500",
 ]
+LEARNS_MORE = [*LEARNS, "distillation.backward={runs}/backward-{seed}"]
 # One change each, of the shipped recipe; then what they give together.
 ROWS = {
     "5000-pairs": FEW,
@@ -80,9 +83,14 @@ ROWS = {
     "moving-average": ["training.ema_decay=0.999"],
     "muon": ["training.optimizer.name=muon"],
     "lowercased-muon": LOWERCASED,
+    "lowercased-muon-post-norm": [*LOWERCASED, "model.norm_placement=post"],
     "backward": [*LOWERCASED, *BACKWARD],
     "learns-from-itself": LEARNS,
-    "learns-from-both": [*LEARNS, "distillation.backward={runs}/backward-{seed}"],
+    "learns-from-both": LEARNS_MORE,
+    "learns-from-three": [
+        *LEARNS_MORE,
+        "distillation.more_teachers={runs}/lowercased-muon-post-norm-{seed}",
+    ],
     "average-of-10": ["training.average_last=10"],
     "average-of-best-10": ["training.average_last=10", "training.average_of=best"],
     "no-label-smoothing": ["training.label_smoothing=0"],

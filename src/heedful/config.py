@@ -271,10 +271,13 @@ class Distillation(Strict):
     keep_targets: bool = Field(
         False, description="of level sequence: learn from the targets in the data too"
     )
-    backward: str | None = Field(
+    more_teachers: Paths = Field(
+        None, description="of level sequence: more models from whose outputs it learns too"
+    )
+    backward: Paths = Field(
         None,
-        description="of level sequence: a model of the other direction, from whose translations of "
-        "the targets it learns too",
+        description="of level sequence: one or more models of the other direction, from whose "
+        "translations of the targets it learns too",
     )
 
 

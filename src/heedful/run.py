@@ -27,7 +27,6 @@ from heedful.inference import (
     SavedModel,
     Translator,
     choose_device,
-    expect,
     load,
     open_net,
     parameter_count,
@@ -37,6 +36,7 @@ from heedful.inference.model import CONFIG
 from heedful.recipe_files import load_recipe
 from heedful.tasks.distillation import (
     Distilled,
+    OtherTeachers,
     begin_as_layers,
     check_distillation,
     ready_teacher,
@@ -175,9 +175,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     check_distillation(recipe, task.levels)
     source = _opened(recipe.init_from, "cpu")
     teacher = _opened(recipe.distillation.teacher, str(device))
-    backward = _opened(recipe.distillation.backward, str(device))
-    if backward is not None:
-        expect(backward, Translator, "distillation.backward")
+    others = OtherTeachers.open(recipe.distillation, str(device))
     _model_config(task, None, source, teacher)
     schedule = recipe.training.schedule
     make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
@@ -198,8 +196,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
             begin_as_layers(model, teacher, say_new)
         if recipe.distillation.level == "sequence":
             assert isinstance(teacher, Translator)
-            assert backward is None or isinstance(backward, Translator)
-            data = sequence_distillation(data, task, teacher, backward, cache_folder(), say)
+            data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
     model.net.to(device)
     if not (resume and (out / CONFIG).is_file()):
         save_description(model, out)

@@ -22,6 +22,7 @@ from heedful.inference import Translator
 from heedful.run import cache_folder, train
 from heedful.tasks.distillation import (
     Distilled,
+    OtherTeachers,
     copy_layers,
     cosine_loss,
     sequence_distillation,
@@ -388,7 +389,9 @@ def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
     assert isinstance(master, Translator)
     origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
     run = Ready(recipe, cache_folder(), origin=origin)
-    made = sequence_distillation(run.data, run.task, master, None, cache_folder(), run.said.append)
+    made = sequence_distillation(
+        run.data, run.task, master, OtherTeachers(), cache_folder(), run.said.append
+    )
     taught, store = (data.splits["train"] for data in (made, run.data))
     expected = []
     sources = [store.sequences("src")[index].tolist() for index in range(len(store))]
@@ -414,29 +417,29 @@ def pairs_of(columns: Any) -> list[tuple[list[int], list[int]]]:
     return [(src[i].tolist(), tgt[i].tolist()) for i in range(len(columns))]
 
 
-def test_targets_stay_and_their_translations_back_are_sources(teachers, tmp_path):
+def test_targets_stay_and_more_models_translate_there_and_back(teachers, tmp_path):
     folder, teacher = teachers("translation")
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 1}
-    both = keys | {"keep_targets": True, "backward": str(teacher)}
+    more = {"keep_targets": True, "more_teachers": str(teacher), "backward": [str(teacher)]}
     master = heedful.load(teacher, device="cpu")
-    origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
+    tokenizers = master.src_tokenizer, master.tgt_tokenizer
     found = []
-    for settings, backward in ((keys, None), (both, master)):
+    both = OtherTeachers([master], [master])
+    for settings, others in ((keys, OtherTeachers()), (keys | more, both)):
         recipe = student_of("translation", folder, teacher, distillation=settings)
-        run = Ready(recipe, cache_folder(), origin=origin)
-        made = sequence_distillation(run.data, run.task, master, backward, cache_folder(), print)
+        run = Ready(recipe, cache_folder(), origin=Origin(tokenizers))
+        made = sequence_distillation(run.data, run.task, master, others, cache_folder(), print)
         found.append(pairs_of(made.splits["train"]))
     own = pairs_of(run.data.splits["train"])
-    texts = master.tgt_tokenizer.decode_batch([tgt for _, tgt in own])
-    written = master.generations(texts, beam_size=1, too_long="truncate")
-    tokenizer = master.src_tokenizer
-    back = [
-        (tokenizer.encode_target(tokenizer.encode(best.text)), tgt)
-        for (best, *_), (_, tgt) in zip(written, own, strict=True)
-        if best.finished and best.text
-    ]
-    assert back
-    assert found[1] == found[0] + own + back
+
+    def written(ids: list[int], read: Any, write: Any) -> list[int]:
+        ((best, *_),) = master.generations([read.decode(ids)], beam_size=1, too_long="truncate")
+        return write.encode_target(write.encode(best.text)) if best.finished and best.text else []
+
+    there = [(src, written(src, *tokenizers)) for src, _ in own]
+    back = [(written(tgt, *reversed(tokenizers)), tgt) for _, tgt in own]
+    assert found[1] == found[0] + [pair for pair in [*there, *own, *back] if all(pair)]
+    assert len(found[1]) > len(found[0]) + len(own)
 
 
 def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers, tmp_path):
@@ -449,7 +452,9 @@ def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers
     targets = [tgt for _, tgt in pairs_of(run.data.splits["train"])]
     lengths = [len(ids) for ids in short.prompt_ids(master.tgt_tokenizer.decode_batch(targets))]
     short.config = replace(short.config, max_length=max(lengths) - 1)
-    made = sequence_distillation(run.data, run.task, master, short, cache_folder(), print)
+    made = sequence_distillation(
+        run.data, run.task, master, OtherTeachers((), [short]), cache_folder(), print
+    )
     left_out = [ids for ids, n in zip(targets, lengths, strict=True) if n == max(lengths)]
     learnt = [tgt for _, tgt in pairs_of(made.splits["train"])]
     assert left_out
@@ -492,8 +497,8 @@ def test_a_cosine_of_states_needs_one_width(teachers, tmp_path):
         ({"distillation": {"copy_layers": True}}, ["copy_layers", "distillation.teacher"]),
         ({"distillation": {"cosine_weight": 1.0}}, ["cosine_weight", "distillation.teacher"]),
         ({"distillation": {"keep_targets": True}}, ["keep_targets", "distillation.teacher"]),
-        ({"distillation__keep_targets": True}, ["keep_targets and backward", "level sequence"]),
-        ({"distillation__backward": "TEACHER"}, ["keep_targets and backward", "level sequence"]),
+        ({"distillation__keep_targets": True}, ["keep_targets", "level sequence"]),
+        ({"distillation__backward": "TEACHER"}, ["keep_targets", "level sequence"]),
         ({"distillation__level": "sequence"}, ["level sequence", "masked_lm"]),
         ({"distillation__soft_weight": 0.0, "distillation__hard_weight": 0.0}, None),
         ({"init_from": "TEACHER"}, ["init_from and distillation.copy_layers"]),

@@ -3,12 +3,13 @@
 Sanh et al. 2019, "DistilBERT, a distilled version of BERT", sec. 2 and 3; for texts that a model
 writes Kim and Rush 2016, "Sequence-Level Knowledge Distillation": sec. 3.1, whose word-level loss
 is the first two terms, and sec. 3.2, in which the teacher's outputs are the data. Nguyen et al.
-2020, "Data Diversification", sec. 3, add these to the data, and those of a model that translates
-back (Sennrich et al. 2016).
+2020, "Data Diversification", sec. 3, add these to the data, those of more models, and of models
+that translate back (Sennrich et al. 2016).
 """
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,22 @@ from heedful.config import Distillation, Recipe
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Report, open_columns, pack_ids, write_columns
 from heedful.data.prepared import content_key, prepared
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import target_states
 from heedful.inference import SavedModel, Translator
 from heedful.inference.generator import Generation
 from heedful.inference.model import Texts
-from heedful.inference.opening import expect
+from heedful.inference.opening import expect, load
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.tasks.classification import Classification
+from heedful.tasks.inputs import listed
 from heedful.tasks.task import Data, Say, Task
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 
 _REPORTS = 10  # how often progress is said
+_MORE = "more_teachers", "backward"
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
 
 
@@ -116,8 +120,9 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         and settings.cosine_weight,
         "distillation: soft_weight, hard_weight and cosine_weight are all 0, so nothing would be "
         "learnt; raise one": settings.level == "word" and not any(weights),
-        "distillation: keep_targets and backward are of level sequence; set that, or leave them "
-        "out": settings.level == "word" and (settings.keep_targets or settings.backward),
+        "distillation: keep_targets, more_teachers and backward are of level sequence; set that, "
+        "or leave them out": settings.level == "word"
+        and (settings.keep_targets or any(getattr(settings, key) for key in _MORE)),
         "init_from and distillation.copy_layers both say what the student begins as; leave one "
         "out": settings.copy_layers and recipe.init_from is not None,
     }
@@ -125,7 +130,7 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         problems = {
             f"distillation.{key} is set but distillation.teacher is not: add "
             "--set distillation.teacher=DIRECTORY": getattr(settings, key)
-            for key in ("copy_layers", "cosine_weight", "keep_targets", "backward")
+            for key in ("copy_layers", "cosine_weight", "keep_targets", *_MORE)
         }
     for message, is_wrong in problems.items():
         if is_wrong:
@@ -166,32 +171,59 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
     teacher.net.eval().requires_grad_(False)
 
 
-def sequence_distillation(
-    data: Data, task: Task, teacher: Translator, backward: Translator | None, cache: Path, say: Say
-) -> Data:
-    """The data with the teacher's translations as targets (Kim and Rush 2016, sec. 3.2).
+@dataclass(frozen=True)
+class OtherTeachers:
+    """Those beside the first: of the same direction, and of the other. Any tokenizers will do."""
 
-    With `keep_targets` the pairs as they are follow, with `backward` its translations of their
-    targets, each as the source of its target. All are made once for these models and kept in
+    forward: Sequence[Translator] = ()
+    backward: Sequence[Translator] = ()
+
+    @classmethod
+    def open(cls, settings: Distillation, device: str) -> "OtherTeachers":
+        """`more_teachers` and `backward`; raises UserError where one is no translator."""
+        forward, backward = (
+            [
+                expect(load(path, device=device, engine="eager"), Translator, f"distillation.{key}")
+                for path in listed(getattr(settings, key))
+            ]
+            for key in _MORE
+        )
+        return cls(forward, backward)
+
+
+def sequence_distillation(
+    data: Data, task: Task, teacher: Translator, others: OtherTeachers, cache: Path, say: Say
+) -> Data:
+    """The data with the teachers' translations as targets (Kim and Rush 2016, sec. 3.2).
+
+    With `keep_targets` the pairs as they are follow, with `backward` its models' translations of
+    their targets, each as the source of its target. All are made once for these models and kept in
     `cache`. A text is left out, and counted, whose translation does not end within the model's
     limit for it, or is too long: it would teach where to stop wrongly.
+
+    Args:
+        teacher: has the data's tokenizers.
 
     Raises:
         UserError: no translation is left.
     """
     settings, longest = task.recipe.distillation, task.recipe.data.max_length
-    models = [each for each in (settings.teacher, settings.backward) if each is not None]
+    forward = [*listed(settings.teacher), *listed(settings.more_teachers)]
     key = {
         "prepared": data.directory.name,
-        "models": [content_key([Path(each) / WEIGHTS]) for each in models],
+        "models": [
+            [content_key([path / WEIGHTS]) for path in side]
+            for side in (forward, listed(settings.backward))
+        ],
         "keep_targets": settings.keep_targets,
         "beam_size": settings.beam_size,
         "max_length": longest,
     }
-    total = len(data.splits["train"]) * (len(models) + settings.keep_targets)
+    copies = 1 + len(others.forward) + len(others.backward) + settings.keep_targets
+    total = len(data.splits["train"]) * copies
 
     def fill(directory: Path) -> None:
-        found = _pairs(data, teacher, backward, settings, say)
+        found = _pairs(data, teacher, others, settings, say)
         kept = [pair for pair in found if max(map(len, pair)) <= longest]
         if not kept:
             raise UserError(
@@ -212,29 +244,31 @@ def sequence_distillation(
 
 
 def _pairs(
-    data: Data, teacher: Translator, backward: Translator | None, settings: Distillation, say: Say
+    data: Data, teacher: Translator, others: OtherTeachers, settings: Distillation, say: Say
 ) -> list[tuple[list[int], list[int]]]:
     """Ids of source and target, of whatever length: what `sequence_distillation` is made of."""
     stores = [data.ids("train", side) for side in ("src", "tgt")]
     sources, targets = ([store[i].tolist() for i in range(len(store))] for store in stores)
-    found = _translations(teacher, sources, settings.beam_size, "teacher", say)
-    pairs = [
-        (src, each.ids)
-        for src, each in zip(sources, found, strict=True)
-        if each.finished and each.ids
-    ]
+    of_source, of_target = data.tokenizers
+
+    def written(model: Translator, texts: Texts, name: str, by: Tokenizer) -> list[list[int]]:
+        """What a model writes for each text, in ids of `by`; none where it came to no end."""
+        found = _translations(model, texts, settings.beam_size, name, say)
+        ids = by.encode_batch([each.text for each in found])
+        pairs = zip(found, ids, strict=True)
+        return [by.encode_target(own) if each.finished and own else [] for each, own in pairs]
+
+    first = _translations(teacher, sources, settings.beam_size, "teacher", say)
+    outputs = [[each.ids if each.finished else [] for each in first]]
+    for each in others.forward:
+        texts = of_source.decode_batch(sources)
+        outputs.append(written(each, texts, "teacher", of_target))
+    pairs = [pair for each in outputs for pair in zip(sources, each, strict=True) if pair[1]]
     if settings.keep_targets:
         pairs += zip(sources, targets, strict=True)
-    if backward is not None:
-        of_source, of_target = data.tokenizers
-        texts = of_target.decode_batch(targets)
-        found = _translations(backward, texts, settings.beam_size, "backward", say)
-        ids = of_source.encode_batch([each.text for each in found])
-        pairs += [
-            (of_source.encode_target(src), tgt)
-            for src, each, tgt in zip(ids, found, targets, strict=True)
-            if each.finished and src
-        ]
+    for each in others.backward:
+        ids = written(each, of_target.decode_batch(targets), "backward", of_source)
+        pairs += [pair for pair in zip(ids, targets, strict=True) if pair[0]]
     return pairs
 
 
