@@ -359,9 +359,12 @@ class Recipe(Strict):
             raise UserError("no end is set; give training.max_steps, max_epochs or max_minutes")
         if training.batch_tokens is None and training.batch_sentences is None:
             raise UserError("give training.batch_tokens or training.batch_sentences")
-        if training.schedule.name in ("cosine", "linear") and training.max_steps is None:
+        if training.schedule.name in ("cosine", "linear") and (
+            training.max_steps is training.max_epochs is None
+        ):
             raise UserError(
-                f"the schedule {training.schedule.name} ends at training.max_steps: give it"
+                f"the schedule {training.schedule.name} ends with the run: give training.max_steps "
+                "or max_epochs"
             )
         if training.optimizer.name == "adam" and training.optimizer.weight_decay:
             raise UserError("training.optimizer: weight_decay is not Adam's; set name to adamw")

@@ -52,7 +52,7 @@ from heedful.training.events import Listener, RunFinished, RunStarted, StopReaso
 from heedful.training.folder import RunFolder
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.report import write_report
-from heedful.training.schedules import make_schedule
+from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.trainer import Objective, Trainer, TrainStep, Work
 from heedful.training.verdict import Expectations, general_verdicts
 from heedful.zoo import architecture
@@ -93,6 +93,7 @@ class _Run:
     model: SavedModel
     trainer: Trainer
     resumed_from: int | None
+    total_steps: int | None
     unigram_entropy: float
 
 
@@ -178,7 +179,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     others = OtherTeachers.open(recipe.distillation, str(device))
     _model_config(task, None, source, teacher)
     schedule = recipe.training.schedule
-    make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
+    make_schedule(schedule, d_model=1, max_steps=1)  # says what is wrong with it
     origin = _origin(recipe.tokenizer.path, source, teacher)
     out = folder.path
     _open_folder(recipe, folder, resume)
@@ -202,6 +203,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
         save_description(model, out)
     epochs = Epochs(task, data)
     first = epochs.plan(0)  # an example above the batch's limit is told now
+    steps = total_steps(recipe.training, len(first))
     entropy = unigram_entropy(epochs.load(item).targets for item in first)
     work = Work(
         plan=epochs.plan,
@@ -215,7 +217,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
         TrainStep(model.net, _objective(task, data, teacher, device)),
         work,
         recipe.training,
-        make_schedule(schedule, d_model=model.config.d_model, max_steps=recipe.training.max_steps),
+        make_schedule(schedule, d_model=model.config.d_model, max_steps=steps),
         Checkpoints(
             out / "checkpoints",
             recipe.training.average_last,
@@ -224,7 +226,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
         bf16=uses_bf16(recipe.training.precision, device),
         compare_at=[one.step for one in recipe.expect],
     )
-    return _Run(task, data, model, trainer, trainer.resume() if resume else None, entropy)
+    return _Run(task, data, model, trainer, trainer.resume() if resume else None, steps, entropy)
 
 
 def _objective(
@@ -255,7 +257,7 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
                 num_train=run.task.count(data, "train"),
                 num_valid=run.task.count(data, "valid"),
                 device=str(run.model.device),
-                total_steps=recipe.training.max_steps,
+                total_steps=run.total_steps,
                 resumed_from=run.resumed_from,
                 unit=run.task.unit,
                 unigram_entropy=run.unigram_entropy,

@@ -272,10 +272,10 @@ RULES = {
     "batch_tokens or training.batch_sentences": {
         "training": {"max_steps": 1, "batch_tokens": None, "batch_sentences": None}
     },
-    "the schedule cosine ends at training.max_steps": {
-        "training": {"max_epochs": 1, "schedule": {"name": "cosine"}}
+    "the schedule cosine ends with the run": {
+        "training": {"max_minutes": 1, "schedule": {"name": "cosine"}}
     },
-    "the schedule linear ends at training.max_steps": {
+    "the schedule linear ends with the run: give training.max_steps or max_epochs": {
         "training": {"max_minutes": 1, "schedule": {"name": "linear"}}
     },
     "set name to adamw": {"training": {"max_steps": 1, "optimizer": {"weight_decay": 0.1}}},

@@ -4,9 +4,14 @@ import math
 
 import pytest
 
-from heedful.config import Schedule
+from commands import tiny
+from heedful.config import Schedule, Training
 from heedful.errors import UserError
-from heedful.training.schedules import make_schedule
+from heedful.recipe_files import parse_recipe
+from heedful.run import train
+from heedful.training.events import RunStarted, StepDone
+from heedful.training.loggers import read_log
+from heedful.training.schedules import make_schedule, total_steps
 
 
 def rates(steps, *, d_model=512, max_steps=None, **keys):
@@ -91,3 +96,30 @@ def test_paper_refuses_a_learning_rate():
 def test_all_others_need_one(name):
     with pytest.raises(UserError, match=f"{name} needs a learning_rate"):
         rates([1], name=name)
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({"max_steps": 7}, 7),
+        ({"max_epochs": 3}, 30),
+        ({"max_epochs": 3, "gradient_accumulation": 4}, 9),
+        ({"max_steps": 7, "max_epochs": 3}, 7),
+        ({"max_steps": 31, "max_epochs": 3}, 30),
+        ({"max_minutes": 1}, None),
+    ],
+)
+def test_the_steps_of_a_run(keys, steps):
+    assert total_steps(Training(**keys), 10) == steps
+
+
+def test_a_run_of_epochs_ends_where_its_schedule_does(tmp_path):
+    schedule = {"name": "cosine", "learning_rate": 0.01, "warmup_steps": 2}
+    ends = {"training__max_steps": None, "training__max_epochs": 2}
+    train(parse_recipe(tiny(**ends, training__schedule=schedule, training__log_every=1)), tmp_path)
+    events = read_log(tmp_path / "log.jsonl")
+    total = next(event.total_steps for event in events if isinstance(event, RunStarted))
+    found = [event.learning_rate for event in events if isinstance(event, StepDone)]
+    assert len(found) == total
+    assert found == rates(range(1, len(found) + 1), max_steps=total, **schedule)
+    assert found[-1] == 0

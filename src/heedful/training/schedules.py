@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from heedful import plugins
-from heedful.config import Schedule
+from heedful.config import Schedule, Training
 from heedful.errors import UserError
 
 LearningRate = Callable[[int], float]
@@ -25,9 +25,9 @@ def make_schedule(settings: Schedule, *, d_model: int, max_steps: int | None) ->
     All but `noam` rise linearly to `learning_rate` over `warmup_steps`, and then
 
     * `inverse_sqrt`: fall with 1/√step;
-    * `cosine`: fall along half a cosine to `final_fraction` of it at `max_steps` (Loshchilov and
+    * `cosine`: fall along half a cosine to `final_fraction` of it at the last step (Loshchilov and
       Hutter 2017, without restarts);
-    * `linear`: fall in a line to `final_fraction` of it at `max_steps`;
+    * `linear`: fall in a line to `final_fraction` of it at the last step;
     * `constant`: stay.
 
     `noam` is Vaswani et al. 2017, eq. 3: d_model^-0.5 · min(step^-0.5, step · warmup_steps^-1.5).
@@ -35,6 +35,17 @@ def make_schedule(settings: Schedule, *, d_model: int, max_steps: int | None) ->
     """
     make: MakeSchedule = plugins.schedule.get(settings.name)
     return make(settings, d_model=d_model, max_steps=max_steps)
+
+
+def total_steps(settings: Training, num_batches: int) -> int | None:
+    """Steps to the first of `max_steps` and `max_epochs`; None where neither is set.
+
+    Epochs are taken to have as many batches as the first.
+    """
+    per_epoch = math.ceil(num_batches / settings.gradient_accumulation)
+    epochs = settings.max_epochs
+    ends = settings.max_steps, None if epochs is None else epochs * per_epoch
+    return min((end for end in ends if end is not None), default=None)
 
 
 def _noam(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
