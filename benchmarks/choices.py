@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import argument_parser, command_line, interleaved, table, write_results
+from common import argument_parser, command_line, median_rates, table, write_results
 from heedful.parts.attention import attend
 from heedful.parts.dropout import Dropout
 from heedful.parts.heads import OutputHead
@@ -24,7 +24,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows, data = [], {}
     for name, cases in choices().items():
-        rates = interleaved(cases, rounds=2 if arguments.quick else 51)
+        rates = median_rates(cases, rounds=2 if arguments.quick else 51)
         milliseconds = {case: 1000 / rate for case, rate in rates.items()}
         data[name] = milliseconds
         (ours, taken), *others = milliseconds.items()

@@ -104,35 +104,55 @@ def write_results(
 
 
 def interleaved(
-    cases: dict[str, Callable[[], float]], *, rounds: int, least: float = 0.0
-) -> dict[str, float]:
-    """The median rate of each case over rounds in which every case runs once: A B, A B, ...
+    cases: dict[str, Callable[[], float]],
+    *,
+    rounds: int,
+    least: float = 0.0,
+    lasting: float = 0.0,
+) -> dict[str, list[float]]:
+    """The rates of each case in rounds in which every case runs once: A B, B A, A B, ...
 
     A case gives the units of work that it did; its rate is those over its seconds. What disturbs
     the machine for a while so disturbs all cases alike. One round before is not counted.
 
     Args:
+        rounds: at least so many.
         least: seconds of a case in a round. One that is sooner done runs again until they are
             over, and its first time is not counted: other cases' threads may still be at an end.
+        lasting: seconds that all rounds take at least.
     """
     rates: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name, case in cases.items():
-            units, seconds = _timed(case)
+    order, number, began = list(cases), 0, time.perf_counter()
+    while number <= rounds or time.perf_counter() - began < lasting:
+        for name in order:
+            units, seconds = _timed(cases[name])
             if seconds < least:
                 units, seconds = 0.0, 0.0
                 while seconds < least:
-                    more = _timed(case)
+                    more = _timed(cases[name])
                     units, seconds = units + more[0], seconds + more[1]
             if number:
                 rates[name].append(units / seconds)
-    return {name: statistics.median(found) for name, found in rates.items()}
+        order.reverse()
+        number += 1
+    return rates
+
+
+def median_rates(cases: dict[str, Callable[[], float]], *, rounds: int) -> dict[str, float]:
+    """The median of each case's `interleaved` rates."""
+    found = interleaved(cases, rounds=rounds)
+    return {name: statistics.median(rates) for name, rates in found.items()}
 
 
 def _timed(case: Callable[[], float]) -> tuple[float, float]:
     began = time.perf_counter()
     units = case()
     return units, time.perf_counter() - began
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """The median of the ratios round by round, in which both met the same machine."""
+    return f"{statistics.median(a / b for a, b in zip(ours, theirs, strict=True)):.2f}"
 
 
 def ratio(ours: float | None, theirs: float | None) -> str:

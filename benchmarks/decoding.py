@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import ctranslate2
@@ -26,7 +27,7 @@ from common import (
     argument_parser,
     command_line,
     interleaved,
-    ratio,
+    paired_ratio,
     table,
     versions,
     whole,
@@ -81,7 +82,7 @@ class Shape(NamedTuple):
 SHAPES = {name: Shape(size) for name, size in SIZES.items()} | {
     "gpt2": Shape(Size(768, 12, 12, 3072, 16, 32, 50_257), 32, 64, (1,), (1, 16), False)
 }
-LEAST = 0.3  # seconds of a system in a round
+LEAST, LASTING = 0.3, 30.0  # seconds of a system in a round, and of all rounds
 SMALL = {
     "quick": Shape(QUICK["quick"], beams=(1,)),
     "quick gpt2": Shape(QUICK["quick"], 8, 6, (1,), (1,), False),
@@ -102,16 +103,16 @@ def main() -> None:
     """Measure every size, search and batch, and write the page, the picture and the records."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--sizes", default=",".join(SHAPES), help="by commas")
-    parser.add_argument("--rounds", type=int, default=7, help="the median is over these")
+    parser.add_argument("--rounds", type=int, default=7, help="at least so many")
     known = {"engines": "ctranslate2,compiled", "precisions": "int8"}
     for name, default in known.items():
         parser.add_argument(f"--{name}", default=default, help="that optimize tries, by commas")
     arguments = parser.parse_args()
     shapes = {name: SHAPES[name] for name in arguments.sizes.split(",")}
-    rounds, least = arguments.rounds, LEAST
+    timing = {"rounds": arguments.rounds, "least": LEAST, "lasting": LASTING}
     asked = {name: vars(arguments)[name].split(",") for name in known}
     if arguments.quick:
-        shapes, rounds, least, asked = SMALL, 1, 0.0, asked | {"engines": ["ctranslate2"]}
+        shapes, timing, asked = SMALL, {"rounds": 1}, asked | {"engines": ["ctranslate2"]}
     found = versions("transformers", "ctranslate2")
     limits = measured_limits(quick=arguments.quick)
     print(limits, flush=True)
@@ -128,21 +129,22 @@ def main() -> None:
                 for batch in shape.batches:
                     rows = prompts(shape, batch)
                     setting = {"size": name, "batch": batch, "beam": beam}
-                    rates, chosen, same = measure(Path(scratch), shape, rows, beam, rounds, least)
+                    rates, chosen, same = measure(Path(scratch), shape, rows, beam, timing)
                     if beam == 1:
                         agreement[f"{name}, batch {batch}"] = same
-                    for system, rate in rates.items():
-                        made = chosen[system]
+                    for system, each in rates.items():
+                        made, rate = chosen[system], median(each)
                         records.append(
                             {"system": system, "version": found[PACKAGE[system]], **setting}
                             | {"engine": made.engine or PACKAGE[system]}
                             | {"precision": made.precision, "threads": made.threads}
                             | {"workers": made.workers, "tokens/s": rate}
+                            | {"tokens/s by round": each}
                             | shares(shape, beam, batch, made, rate, limits)
                         )
                         print(setting, system, made[:3], made.engine, round(rate), flush=True)
     draw(records, arguments.results / "decoding.svg")
-    data = {"rounds": rounds, "limits": limits, "same_greedy_outputs": agreement}
+    data = {"timing": timing, "limits": limits, "same_greedy_outputs": agreement}
     write_results(
         "decoding",
         "Decoding speed",
@@ -210,11 +212,11 @@ def prompts(shape: Shape, batch: int) -> list[list[int]]:
 
 
 def measure(
-    folder: Path, shape: Shape, rows: list[list[int]], beam: int, rounds: int, least: float
-) -> tuple[dict[str, float], dict[str, Variant], float]:
+    folder: Path, shape: Shape, rows: list[list[int]], beam: int, timing: dict[str, Any]
+) -> tuple[dict[str, list[float]], dict[str, Variant], float]:
     """Rates in turn of the best variant of each system, these, and the share of equal outputs.
 
-    The arguments after `beam` are those of `interleaved`.
+    `timing` is what `interleaved` takes.
     """
     chosen, written, cases = {}, {}, {}
     for system, variants in systems(folder, shape, rows, beam).items():
@@ -222,7 +224,7 @@ def measure(
         found = [seconds_of(each.run) for each in variants] if len(variants) > 1 else [0.0]
         chosen[system] = variants[found.index(min(found))]
         cases[system] = partial(counted, chosen[system].run, shape.new)
-    rates = interleaved(cases, rounds=rounds, least=least)
+    rates = interleaved(cases, **timing)
     pairs = [(written["eager"], written[each]) for each in ("transformers", "ctranslate2")]
     same = [a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
     return rates, chosen, sum(same) / len(same)
@@ -413,7 +415,9 @@ def sections(
         name = f"{size}, {search(beam)}, batch {batch}"
         rate = {system: of[system]["tokens/s"] for system in SYSTEMS}
         rows.append([name, *(whole(rate[system]) for system in SYSTEMS)])
-        ratios.append([name, *(ratio(rate["optimised"], rate[each]) for each in others)])
+        each_round = {system: of[system]["tokens/s by round"] for system in SYSTEMS}
+        ours = each_round["optimised"]
+        ratios.append([name, *(paired_ratio(ours, each_round[each]) for each in others)])
         told = [of[system] for system in SYSTEMS]
         cells = [f"{e['precision']} {e['workers']}×{e['threads'] or 'own'}" for e in told]
         cells[1] = f"{of['optimised']['engine']} {cells[1]}"
@@ -429,7 +433,9 @@ def sections(
         f"Generated tokens in a second, random weights, the reading of prompts included ({given}). "
         "The tokens of the best output count, not those of every beam. Each system runs in its "
         "best threading and type, found in a first round; then all run in one process in turn, "
-        f"and each figure is the median of {data['rounds']} rounds, of {LEAST} seconds at least. "
+        f"there and back, {LEAST} seconds a system in each round at least, in "
+        f"{data['timing']['rounds']} rounds or more, until {LASTING:g} seconds are over. Rates are "
+        "medians of the rounds, ratios medians of the ratios within a round. "
         "Where optimize chose CTranslate2 in the setting that is best by hand, both call the same "
         "opened model: two of the same files differ by some percent."
     )

@@ -24,7 +24,7 @@ import heedful
 from common import (
     argument_parser,
     command_line,
-    interleaved,
+    median_rates,
     ratio,
     table,
     versions,
@@ -82,7 +82,7 @@ def main() -> None:
         likeness = {name: least_cosine(each.run(), wanted) for name, each in chosen.items()}
         count = sum(map(len, rows))
         cases = {name: partial(counted, each.run, count) for name, each in chosen.items()}
-        rates = interleaved(cases, rounds=rounds)
+        rates = median_rates(cases, rounds=rounds)
     found = versions("transformers", "ctranslate2")
     records = [
         {"system": name, "version": found[name.split()[0].strip(",").lower()]}

@@ -24,7 +24,7 @@ from common import (
     argument_parser,
     command_line,
     facts,
-    interleaved,
+    median_rates,
     ratio,
     table,
     whole,
@@ -124,11 +124,11 @@ def main() -> None:
         hands, settings = {}, {}
         for name in (TEACHER, STUDENT):
             calls = by_hand(models[name], folders[name], SYSTEMS[name].beam, text, batches)
-            found = interleaved({each: counted(run) for each, run in calls.items()}, rounds=1)
+            found = median_rates({each: counted(run) for each, run in calls.items()}, rounds=1)
             settings[name] = max(found, key=lambda each: found[each])
             hands[name] = calls[settings[name]]
         together = cases | {f"by hand: {name}": run for name, run in hands.items()}
-        rates = interleaved({name: counted(run) for name, run in together.items()}, rounds=rounds)
+        rates = median_rates({name: counted(run) for name, run in together.items()}, rounds=rounds)
         outputs = {name: run() for name, run in together.items()}
         precisions = float32(folders[TEACHER], models[TEACHER], text, Path(scratch) / "float32")
         records = {

@@ -22,7 +22,7 @@ from common import (
     argument_parser,
     command_line,
     installed,
-    interleaved,
+    median_rates,
     ratio,
     table,
     whole,
@@ -79,7 +79,7 @@ def main() -> None:
         torch.manual_seed(1)
         batches = make_batches(size)
         cases, parameters = make_cases(size, batches, ["heedful", *peers], steps)
-        rates = interleaved(cases, rounds=rounds)
+        rates = median_rates(cases, rounds=rounds)
         data[name] = {"parameters": parameters, "tokens_per_second": rates}
         print(name, {case: round(rate) for case, rate in rates.items()})
     write_results(

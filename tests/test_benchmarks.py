@@ -86,7 +86,7 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
     systems = ["eager", "optimised", "transformers", "ctranslate2", "ctranslate2 default"]
     assert [each["system"] for each in data["records"]] == systems * 3
     keys = {"version", "size", "batch", "beam", "precision", "threads", "workers", "tokens/s"}
-    more = {"engine", "share of reading", "share of products"}
+    more = {"engine", "share of reading", "share of products", "tokens/s by round"}
     assert all(each.keys() == {"system", *keys, *more} for each in data["records"])
     assert all(share == 1 for share in data["same_greedy_outputs"].values())
     assert "| quick, greedy, batch 64 |" in page
@@ -117,9 +117,7 @@ def test_encoding(bench: Bench) -> None:
     assert "| transformers, as they come, 16 texts |" in page
 
 
-def test_interleaved_takes_the_median_of_cases_in_turn(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interleaved_takes_the_cases_in_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     import common  # type: ignore[import-not-found]
 
     clock, order = [0.0], []
@@ -136,8 +134,12 @@ def test_interleaved_takes_the_median_of_cases_in_turn(
         return run
 
     cases = {"a": case("a", [99, 1, 2, 3]), "b": case("b", [99, 6, 1, 2])}
-    assert common.interleaved(cases, rounds=3) == {"a": 3.0, "b": 3.0}
-    assert order == ["a", "b"] * 4
+    found = common.interleaved(cases, rounds=2, lasting=209)
+    assert found == {"a": [6.0, 3.0, 2.0], "b": [1.0, 6.0, 3.0]}
+    assert order == ["a", "b", "b", "a"] * 2
+    assert common.paired_ratio(found["a"], found["b"]) == "0.67"
+    cases = {"a": case("a", [99, 1, 2, 3]), "b": case("b", [99, 6, 1, 2])}
+    assert common.median_rates(cases, rounds=3) == {"a": 3.0, "b": 3.0}
 
 
 def test_synthetic(bench: Bench, tmp_path: Path) -> None:
@@ -298,6 +300,9 @@ def test_bands(bench: Bench, tmp_path: Path, short_rhyme: Path) -> None:
     again = json.loads((tmp_path / "results/bands.json").read_text(encoding="utf-8"))["bands"]
     assert [band["verdict"] for band in again] == ["within", "OUTSIDE"]
     assert again[0]["loss"] == found["loss"]
+    page, data = bench("bands", "--runs", runs, "--only", "dates")
+    assert data["bands"] == again, "what is not run again stays"
+    assert "| rhyme | 4 |" in page
 
 
 def test_bands_leave_out_what_has_no_data(bench: Bench, tmp_path: Path, short_rhyme: Path) -> None:
