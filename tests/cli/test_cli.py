@@ -8,8 +8,10 @@ from safetensors.torch import load_file
 
 import heedful
 from commands import GONE, write_recipe
+from encoder_runs import recipe_of
 from heedful.cli.app import make_app
 from heedful.evaluation.metrics import sentence_chrf
+from heedful.run import train
 
 VERBS = [str(command.name) for command in make_app().registered_commands]
 LINES = ["1 2 3", "", "5 4", "0 0 0 1", "2"]
@@ -162,6 +164,20 @@ def test_evaluate_json(commands, folder, model, tmp_path):
         line = one["line"] - 1
         assert (one["source"], one["output"]) == (sources[line], outputs[line])
     assert {one["line"] for one in found["examples"]["random"]} == {1, 2, 3}
+
+
+def test_what_writes_no_capitals_is_judged_without_them(commands, tmp_path):
+    run, files = tmp_path / "run", [tmp_path / name for name in ("src", "tgt")]
+    train(recipe_of("translation", tmp_path, tokenizer__lowercase=True), run)
+    scores = json.loads((run / "scores.json").read_text())["scores"]
+    assert "case:lc" in scores["bleu"]["signature"]
+    sources = files[0].read_text().splitlines()[:5]
+    outputs = heedful.load(run, device="cpu").translate(sources)
+    assert any(outputs)
+    for file, texts in zip(files, (sources, outputs), strict=True):
+        file.write_text("".join(f"{text.upper()}\n" for text in texts))
+    ended = commands.run("evaluate", run, "--src", files[0], "--ref", files[1], "--json")
+    assert json.loads(ended.out)["scores"]["exact_match"]["score"] == 1
 
 
 def test_evaluate_prints_the_metrics_that_are_asked_for(commands, folder, tmp_path):

@@ -160,6 +160,8 @@ def test_unknown_characters_are_unknown_tokens_not_lost() -> None:
 def test_case_and_normal_forms() -> None:
     lower = train_tokenizer(TEXT, kind="char", lowercase=True)
     assert lower.decode(lower.encode("QUICK")) == "quick"
+    assert lower.lowercases
+    assert not TRAINED["char"].lowercases
     assert TRAINED["char"].encode("a\u0308") == TRAINED["char"].encode("ä")
     assert TRAINED["char"].normalize("①\u3000ﬁ\u2028x\ta▁b") == "1 fi x a b"
     nfc = train_tokenizer(TEXT, kind="char", normalization="nfc")

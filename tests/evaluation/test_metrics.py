@@ -77,6 +77,21 @@ def test_scores_and_signatures_are_those_of_sacrebleu() -> None:
     assert scores["bleu"].value == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
 
 
+def test_capitals_are_forgiven_as_sacrebleu_forgives_them() -> None:
+    small = [line.lower() for line in HYPOTHESES]
+    names = ("bleu", "chrf", "ter", "exact_match")
+    scores = corpus_scores(small, REFERENCES, trg_lang="de", metrics=names, lowercase=True)
+    for name, metric in {
+        "bleu": BLEU(lowercase=True),
+        "chrf": CHRF(lowercase=True),
+        "ter": TER(case_sensitive=False),
+    }.items():
+        assert scores[name].value == metric.corpus_score(small, [REFERENCES]).score
+        assert scores[name].signature == str(metric.get_signature())
+    assert scores["exact_match"].signature == "case:lc|space:normalised"
+    assert corpus_scores(small, HYPOTHESES, metrics=names, lowercase=True)["exact_match"].value == 1
+
+
 def test_bleu_by_hand() -> None:
     # 4 of 5 unigrams, 3 of 4 bigrams, 2 of 3 trigrams, 1 of 2 four-grams; lengths equal.
     score = corpus_scores(["a b c d x"], ["a b c d e"], metrics=["bleu"])["bleu"]

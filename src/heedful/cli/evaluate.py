@@ -115,7 +115,13 @@ def _of_pairs(
         metric.get(name)  # a wrong one is told before the work
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
-    scores = corpus_scores(outputs, references, trg_lang=language, metrics=names)
+    scores = corpus_scores(
+        outputs,
+        references,
+        trg_lang=language,
+        metrics=names,
+        lowercase=translator.tgt_tokenizer.lowercases,
+    )
     forced = translator.teacher_forced(sources, references, too_long=options["too_long"])
     chosen = translator.options(**options)
     search = {"beam_size": chosen.beam_size, "length_penalty": chosen.length_penalty}

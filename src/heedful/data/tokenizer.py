@@ -178,6 +178,11 @@ class Tokenizer:
         return -1 if self.specials.unk_id is None else self.specials.unk_id
 
     @cached_property
+    def lowercases(self) -> bool:
+        """Whether it makes capitals small, so that a model of it writes none."""
+        return self.normalize("A") == "a"
+
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the highest id: how many rows an embedding needs, specials counted."""
         vocab = self._backend.get_vocab() if self._piece_ids is None else self._piece_ids

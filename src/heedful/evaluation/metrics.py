@@ -5,7 +5,7 @@ sacreBLEU and sacremoses are imported when a score is asked for: both are slow t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,7 @@ def corpus_scores(
     *,
     trg_lang: str | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
+    lowercase: bool = False,
 ) -> Scores:
     """Scores lines of output against one reference line each.
 
@@ -66,13 +67,21 @@ def corpus_scores(
     (sacreBLEU's rule: zh, ja-mecab, ko-mecab, otherwise 13a), makes TER
     count characters in Chinese and Japanese, which put no spaces between words, and is needed for
     `tokenized_lowercase_bleu`. BLEU, chrF, TER and their signatures are sacreBLEU's (Post 2018).
+    `lowercase` forgives capitals, as sacreBLEU's option does: for models that write none.
 
     Raises `UserError`: unequal numbers of lines, no lines, an unknown metric.
     """
     _check_lines(hypotheses, references)
     language = _language(trg_lang)
     make = {name: plugins.metric.get(name) for name in metrics}  # unknown ones before any work
+    if lowercase:
+        hypotheses, references = ([line.lower() for line in s] for s in (hypotheses, references))
     found = {name: each(hypotheses, references, language=language) for name, each in make.items()}
+    if lowercase:
+        found = {
+            name: replace(one, signature=one.signature.replace("case:mixed", "case:lc"))
+            for name, one in found.items()
+        }
     return Scores(len(hypotheses), found)
 
 

@@ -274,9 +274,12 @@ class Prover:
         values = {"perplexity": math.exp(-float(told.mean())) if told.size else 1.0}
         if isinstance(model, Translator) and answers is not None:
             lines = model.tgt_tokenizer.decode_batch(found.outputs)
-            metrics = ("bleu", "chrf")
             scores = corpus_scores(
-                lines, list(answers), trg_lang=model.card.tgt_language, metrics=metrics
+                lines,
+                list(answers),
+                trg_lang=model.card.tgt_language,
+                metrics=("bleu", "chrf"),
+                lowercase=model.tgt_tokenizer.lowercases,
             )
             values = scores.values() | values
         return values

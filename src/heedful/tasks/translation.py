@@ -103,7 +103,7 @@ class Translation(SeqToSeqTask):
             rows = data.texts("valid", settings.decode_sentences)
             outputs = self.decode(model, rows, settings.beam_size)
             wanted = {*self.final_metrics[:1], settings.metric}.difference(OWN_METRICS)
-            scores = self.score(outputs, rows, sorted(wanted)).values()
+            scores = self.score(model, outputs, rows, sorted(wanted)).values()
             shown = list(zip(rows, outputs, strict=True))[: settings.num_samples]
             samples = [Sample(row["src"], row["tgt"], output) for row, output in shown]
         return self.judged(found, samples, scores)
@@ -112,7 +112,7 @@ class Translation(SeqToSeqTask):
         """Decode the test text (the validation text where there is none) and score it."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
         outputs = self.decode(model, rows, settings.final_beam_size)
-        scores = self.score(outputs, rows, self.final_metrics)
+        scores = self.score(model, outputs, rows, self.final_metrics)
         beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
         write_json(out / "scores.json", {"set": data.final, **beam, **scores.to_dict()})
         write_text(out / f"{data.final}.output.txt", "".join(f"{line}\n" for line in outputs))
@@ -132,12 +132,21 @@ class Translation(SeqToSeqTask):
             )
 
     def score(
-        self, outputs: list[str], rows: Sequence[dict[str, str]], metrics: Sequence[str]
+        self,
+        model: Translator,
+        outputs: list[str],
+        rows: Sequence[dict[str, str]],
+        metrics: Sequence[str],
     ) -> Scores:
-        """Scores of outputs against the targets of their rows."""
-        references = [row["tgt"] for row in rows]
-        language = self.recipe.data.tgt_language
-        return corpus_scores(outputs, references, trg_lang=language, metrics=metrics)
+        """Scores of outputs against the targets of their rows, capitals forgiven where none are
+        written."""
+        return corpus_scores(
+            outputs,
+            [row["tgt"] for row in rows],
+            trg_lang=self.recipe.data.tgt_language,
+            metrics=metrics,
+            lowercase=model.tgt_tokenizer.lowercases,
+        )
 
 
 class MadePairs(Translation):
