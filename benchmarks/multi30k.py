@@ -83,6 +83,7 @@ ROWS = {
     "moving-average": ["training.ema_decay=0.999"],
     "muon": ["training.optimizer.name=muon"],
     "lowercased-muon": LOWERCASED,
+    "lowercased-muon-dropout-0.2": [*LOWERCASED, "model.dropout=0.2"],
     "lowercased-muon-post-norm": [*LOWERCASED, "model.norm_placement=post"],
     "backward": [*LOWERCASED, *BACKWARD],
     "learns-from-itself": LEARNS,
