@@ -138,8 +138,7 @@ class Translation(SeqToSeqTask):
         rows: Sequence[dict[str, str]],
         metrics: Sequence[str],
     ) -> Scores:
-        """Scores of outputs against the targets of their rows, capitals forgiven where none are
-        written."""
+        """Scores of outputs against their rows' targets; a model without capitals needs none."""
         return corpus_scores(
             outputs,
             [row["tgt"] for row in rows],
