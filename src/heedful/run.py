@@ -179,7 +179,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     others = OtherTeachers.open(recipe.distillation, str(device))
     _model_config(task, None, source, teacher)
     schedule = recipe.training.schedule
-    make_schedule(schedule, d_model=1, max_steps=1)  # says what is wrong with it
+    make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
     origin = _origin(recipe.tokenizer.path, source, teacher)
     out = folder.path
     _open_folder(recipe, folder, resume)

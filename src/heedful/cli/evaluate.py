@@ -59,7 +59,8 @@ def evaluate(
     """Score a model on held-out text: translations, running text, or labelled texts.
 
     With --src and --ref a file is translated and scored: sacreBLEU's BLEU, chrF and TER with
-    signatures, exact match; perplexity and token accuracy are those of the reference. With --text:
+    signatures, exact match; perplexity and token accuracy are those of the reference. Capitals are
+    forgiven where the model's tokenizer makes them small (case:lc in the signature). With --text:
     perplexity and bits of all of a file as one text. With --labelled: accuracy and macro F1, each
     label's precision, recall and F1, and what texts of each label were taken for.
 

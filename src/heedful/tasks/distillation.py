@@ -260,14 +260,14 @@ def _pairs(
 
     first = _translations(teacher, sources, settings.beam_size, "teacher", say)
     outputs = [[each.ids if each.finished else [] for each in first]]
-    for each in others.forward:
-        texts = of_source.decode_batch(sources)
-        outputs.append(written(each, texts, "teacher", of_target))
+    texts = of_source.decode_batch(sources) if others.forward else []
+    outputs += [written(each, texts, "teacher", of_target) for each in others.forward]
     pairs = [pair for each in outputs for pair in zip(sources, each, strict=True) if pair[1]]
     if settings.keep_targets:
         pairs += zip(sources, targets, strict=True)
+    texts = of_target.decode_batch(targets) if others.backward else []
     for each in others.backward:
-        ids = written(each, of_target.decode_batch(targets), "backward", of_source)
+        ids = written(each, texts, "backward", of_source)
         pairs += [pair for pair in zip(ids, targets, strict=True) if pair[0]]
     return pairs
 

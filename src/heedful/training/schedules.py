@@ -43,9 +43,8 @@ def total_steps(settings: Training, num_batches: int) -> int | None:
     Epochs are taken to have as many batches as the first.
     """
     per_epoch = math.ceil(num_batches / settings.gradient_accumulation)
-    epochs = settings.max_epochs
-    ends = settings.max_steps, None if epochs is None else epochs * per_epoch
-    return min((end for end in ends if end is not None), default=None)
+    by_epochs = None if settings.max_epochs is None else settings.max_epochs * per_epoch
+    return min((end for end in (settings.max_steps, by_epochs) if end is not None), default=None)
 
 
 def _noam(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
