@@ -86,6 +86,8 @@ ROWS = {
     "lowercased-muon-dropout-0.2": [*LOWERCASED, "model.dropout=0.2"],
     "lowercased-muon-post-norm": [*LOWERCASED, "model.norm_placement=post"],
     "backward": [*LOWERCASED, *BACKWARD],
+    "longer": [*LOWERCASED, "training.max_steps=6000"],
+    "backward-longer": [*LOWERCASED, *BACKWARD, "training.max_steps=6000"],
     "learns-from-itself": LEARNS,
     "learns-from-both": LEARNS_MORE,
     "learns-from-three": [
