@@ -127,7 +127,7 @@ def test_options_reach_the_search(commands, folder, model, lines):
 def test_cut_translations_are_counted(commands, folder, lines):
     ended = commands.run("translate", folder, "-i", lines, "--beam", 1, "--max-new-tokens", 1)
     assert ended.code == 0
-    assert ended.err.splitlines() == ["4 translations were cut off by the length limit"]
+    assert ended.err.splitlines() == ["translations cut off by the length limit: 4"]
 
 
 def test_a_reader_that_goes_away_is_no_error(commands, folder):

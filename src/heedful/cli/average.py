@@ -41,4 +41,4 @@ def average(
     set_weights(model.net, average_weights([folder / WEIGHTS for folder in folders]), out)
     write_directory(out, model.save)
     names = ", ".join(folder.name for folder in folders)
-    typer.echo(f"{out}: the average of {len(folders)} checkpoints ({names})")
+    typer.echo(f"{out}: the average of {names}")

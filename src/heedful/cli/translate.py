@@ -60,7 +60,7 @@ def translate(
                 write(f"{score:.6f}\t{text}" if scores else text)
     tell_counts(translator, "lines")
     if cut:
-        typer.echo(f"{cut} translations were cut off by the length limit", err=True)
+        typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
 
 
 def _opened(models: list[Path], weights: list[float] | None, given: Filter) -> "Translator":
