@@ -50,7 +50,11 @@ BANDS: dict[str, list[tuple[int, float, float]]] = {
 }
 # The same steps in batches that an ordinary machine has the memory for.
 SPLIT = {"transformer-base": ["training.batch_tokens=5000", "training.gradient_accumulation=10"]}
-TEACHERS = {"distil-classification": "classification"}  # the recipe whose run is learnt from
+# The recipes whose runs are learnt from, each trained to its own last band.
+TEACHERS = {
+    "distil-classification": {"teacher": "classification"},
+    "multi30k-tiny": {"teacher": "multi30k-there", "backward": "multi30k-back"},
+}
 
 
 def main() -> None:
@@ -120,10 +124,10 @@ def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float
         if not all(path.is_file() for path in paths):
             return None
         settings.append(f"{key}={json.dumps(list(map(str, paths)))}")
-    if name in TEACHERS:
-        if losses(TEACHERS[name], expecting(TEACHERS[name]), data, runs) is None:
+    for key, teacher in TEACHERS.get(name, {}).items():
+        if losses(teacher, expecting(teacher), data, runs) is None:
             return None
-        settings.append(f"distillation.teacher={runs / TEACHERS[name]}")
+        settings.append(f"distillation.{key}={runs / teacher}")
     last = max(band.step for band in recipe.expect)
     out = runs / name
     if last not in evaluated(out):

@@ -48,6 +48,8 @@ LEARNS = [
     "training.schedule.warmup_steps=500",
 ]
 LEARNS_MORE = [*LEARNS, "distillation.backward={runs}/backward-{seed}"]
+LEARNS_LONGER = [*LEARNS, "distillation.teacher={runs}/longer-{seed}"]
+LEARNS_LONGER += ["distillation.backward={runs}/backward-longer-{seed}"]
 # One change each, of the shipped recipe; then what they give together.
 ROWS = {
     "5000-pairs": FEW,
@@ -94,6 +96,8 @@ ROWS = {
         *LEARNS_MORE,
         "distillation.more_teachers={runs}/lowercased-muon-post-norm-{seed}",
     ],
+    "learns-from-longer": LEARNS_LONGER,
+    "learns-from-longer-0.0015": [*LEARNS_LONGER, "training.schedule.learning_rate=0.0015"],
     "average-of-10": ["training.average_last=10"],
     "average-of-best-10": ["training.average_last=10", "training.average_of=best"],
     "no-label-smoothing": ["training.label_smoothing=0"],
