@@ -161,7 +161,7 @@ def small(name, folder):
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"rhyme", "translation-student"}))
 def test_a_shipped_recipe_runs(commands, tmp_path, name):
-    """(The two left out have tests of their own.)"""
+    """The two left out have tests of their own."""
     changes, verb, out = small(name, tmp_path), ["train"], tmp_path / "run"
     for key, first in TEACHERS.get(name, {}).items():
         given = small(first, tmp_path)
