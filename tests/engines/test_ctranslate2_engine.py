@@ -1,7 +1,9 @@
 """CTranslate2 answers as the net itself does, or says what it lacks."""
 
+import copy
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,31 @@ def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
     for one, other in zip(ours, theirs, strict=True):
         assert len(one) == len(other)
         assert np.allclose(one, other, atol=CLOSE * 10)
+
+
+def test_no_call_sees_what_another_asked_for(pair: Any) -> None:
+    """Options, marks and words of the last call are looked up; what changed since is not."""
+    model, engine = copy.copy(pair[0]), pair[1]
+    model.engine, rows, card = engine, rows_of(model), model.card
+    plain = {"beam_size": 1, "max_new_tokens": 6}
+    [likely] = {row[0] for row in model.generate(rows[:1], **plain)}
+    never = replace(card, generation=replace(model.ids, never=(likely,)))
+    calls = [
+        (card, plain),
+        (card, plain | {"max_new_tokens": 3}),
+        (card, plain | {"banned": [[likely]]}),
+        (card, plain),
+        (never, plain),
+        (replace(card, options={"max_new_tokens": 2}), {"beam_size": 2}),
+        (card, plain | {"no_repeat_ngram_size": 1, "beam_size": 2}),
+        (card, plain),
+    ]
+    found = []
+    for model.card, options in calls:
+        written = model.generate(rows, **options)
+        fresh = copy.copy(model)
+        fresh._last = fresh._last_asked = engine._last = None
+        assert fresh.generate(rows, **options) == written
+        found.append(written)
+    assert found[0] == found[3] == found[-1]
+    assert all(one != found[0] for one in (found[1], found[2], found[4], found[5]))

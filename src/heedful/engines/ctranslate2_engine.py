@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -53,6 +54,15 @@ class Facts:
     family: Family
     longest_prompt: int | None = None
     num_types: int = 0
+
+
+class _Call(NamedTuple):
+    """How calls of the same options are made: what is lacking, and the options in its words."""
+
+    options: Options
+    ids: tuple[Any, ...]
+    lacking: list[str]
+    keys: dict[str, Any]
 
 
 class _Undamaged:
@@ -119,100 +129,83 @@ class CTranslate2:
         self._source = _vocabulary(directory, "source_vocabulary")
         self._has_shortlist = (directory / VOCABULARY_MAP).is_file()
         self._ids = {token: place for place, token in enumerate(self._target)}
+        self._last: _Call | None = None
 
     # --- what writes ----------------------------------------------------------------------------
 
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """As `Engine.lacks`."""
-        options = asked.options
-        values = _lacking(options)
-        found = [
-            f"it has no {name}"
-            for (name, idle), value in zip(_LACKING.items(), values, strict=True)
-            if value not in idle
-        ]
-        if (options.beam_size or 1) > 1:
-            if "stop_rule" in options.said and options.stop_rule != "beam_full":
-                found.append(f"it has no stop rule {options.stop_rule}")
-            if len(asked.end) > 1:  # it would go on behind one where many rank high
-                found.append("its beams end with one token")
-            if options.normalization == "gnmt":
-                found.append("it has no normalization gnmt")
-            if (options.length_penalty or 0) < 0:
-                found.append("it has no length penalty below 0")
-        if options.draws and "seed" in options.said:
-            found.append("what it draws does not follow a seed")
+        found = self._call_of(asked).lacking
         if self.facts.family == "encoder_decoder":
-            if len(asked.start) != 1:
-                found.append("its decoder starts with one token")
-        else:
-            if any(len(ids) > 1 for ids in asked.banned):
-                found.append("a banned sequence does not see the prompt")
-            longest = self.facts.longest_prompt
-            if longest is not None and max(map(len, rows)) > longest:
-                found.append(f"a prompt is longer than the window of {longest} tokens")
-            if any(len(r) + n > asked.max_length for r, n in zip(rows, asked.limits, strict=True)):
-                found.append(f"a text may outgrow the {asked.max_length} tokens of the net")
+            return found
+        found, longest = [*found], self.facts.longest_prompt
+        if longest is not None and max(map(len, rows)) > longest:
+            found.append(f"a prompt is longer than the window of {longest} tokens")
+        if any(len(r) + n > asked.max_length for r, n in zip(rows, asked.limits, strict=True)):
+            found.append(f"a text may outgrow the {asked.max_length} tokens of the net")
         return found
 
     def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         """As `Engine.outputs`."""
-        with self._undamaged:
-            groups = self._together(rows, asked.options)
-            return self._read(self._begin(groups, rows, asked, asynchronous=False), rows, asked)
+        with self._undamaged:  # a call that waits for its own answers is done a little sooner
+            return self._read(self._begin(rows, asked, asynchronous=False), rows, asked)
 
     def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
         """As `Engine.submit`."""
         with self._undamaged:
-            groups = self._together(rows, asked.options)
-            begun = self._begin(groups, rows, asked, asynchronous=True)
+            begun = self._begin(rows, asked, asynchronous=True)
 
         def wait() -> list[list[Hypothesis]]:
             with self._undamaged:
-                return self._read(_results(begun), rows, asked)
+                return self._read([each.result() for each in begun], rows, asked)
 
         return wait
 
-    def _begin(
-        self,
-        groups: Iterable[list[int]],
-        rows: list[list[int]],
-        asked: Asked,
-        *,
-        asynchronous: bool,
-    ) -> dict[int, Any]:
-        """By place, what it answers to the rows of groups, or what waits for that.
+    def _begin(self, rows: list[list[int]], asked: Asked, *, asynchronous: bool) -> list[Any]:
+        """What it answers to each row, or what waits for that: in calls that leave each result
+        independent of the other rows.
 
-        A call that waits for its own answers is done a little sooner.
+        What a prompt has beyond the shortest of its call is there as if it were written: rules and
+        beams see it, and beside a prompt of a single token it is given back.
         """
+        if self.facts.family == "encoder_decoder":
+            return self._answers(rows, asked, asynchronous)
+        options = asked.options
+        is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
+        groups: dict[int, list[int]] = {}
+        for place, row in enumerate(rows):
+            groups.setdefault(min(len(row), 2) if is_plain else len(row), []).append(place)
         begun: dict[int, Any] = {}
-        for places in groups:
+        for places in groups.values():
             chosen = [rows[place] for place in places]
-            answers = self._call(chosen, asked.of(places), asynchronous)
+            answers = self._answers(chosen, asked.of(places), asynchronous)
             begun.update(zip(places, answers, strict=True))
-        return begun
+        return [begun[place] for place in range(len(rows))]
 
     def _read(
-        self, found: dict[int, Any], rows: list[list[int]], asked: Asked
+        self, found: list[Any], rows: list[list[int]], asked: Asked
     ) -> list[list[Hypothesis]]:
         """Outputs in the rows' order; anew where a batch's limit let one outgrow its own."""
         limits = asked.limits
-        outputs = [self._outputs(found[place], limit, asked) for place, limit in enumerate(limits)]
+        outputs = list(map(self._outputs, found, limits, repeat(asked)))
         if len({*limits}) == 1:
             return outputs
-        long: dict[tuple[int, int], list[int]] = {}
+        long: dict[int, list[int]] = {}
         for place, (limit, of_row) in enumerate(zip(limits, outputs, strict=True)):
             if max(len(each.ids) for each in of_row) > limit:
-                same = (limit, self._likeness(rows[place], asked.options))
-                long.setdefault(same, []).append(place)
-        again = self._begin(long.values(), rows, asked, asynchronous=True)
-        for place, each in _results(again).items():
-            outputs[place] = self._outputs(each, limits[place], asked)
+                long.setdefault(limit, []).append(place)
+        begun = {
+            limit: self._begin([rows[p] for p in places], asked.of(places), asynchronous=True)
+            for limit, places in long.items()
+        }
+        for limit, places in long.items():
+            for place, each in zip(places, begun[limit], strict=True):
+                outputs[place] = self._outputs(each.result(), limit, asked)
         return outputs
 
     def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
         """As `Engine.runs`."""
-        keys, limit = self._asked(asked), asked.limits[0]
+        keys, limit = {**self._call_of(asked).keys}, asked.limits[0]
         for beside in ("beam_size", "num_hypotheses", "length_penalty", "return_scores"):
             del keys[beside]
         del keys["return_end_token"]
@@ -253,28 +246,8 @@ class CTranslate2:
             found = self._model.score_batch(*sides, max_input_length=0)
         return [np.array(each.log_probs, np.float32) for each in found]
 
-    def _together(self, rows: list[list[int]], options: Options) -> list[list[int]]:
-        """Places of the rows that one call may have, so that no result depends on the others.
-
-        What a prompt has beyond the shortest of its batch is there as if it were written: rules and
-        beams see it, and beside a prompt of a single token it is given back.
-        """
-        if self.facts.family == "encoder_decoder":
-            return [[*range(len(rows))]]
-        groups: dict[int, list[int]] = {}
-        for place, row in enumerate(rows):
-            groups.setdefault(self._likeness(row, options), []).append(place)
-        return list(groups.values())
-
-    def _likeness(self, row: list[int], options: Options) -> int:
-        """Equal for rows that one call may have."""
-        if self.facts.family == "encoder_decoder":
-            return 0
-        is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
-        return min(len(row), 2) if is_plain else len(row)
-
-    def _call(self, rows: list[list[int]], asked: Asked, asynchronous: bool) -> list[Any]:
-        keys, limit = self._asked(asked), max(asked.limits)
+    def _answers(self, rows: list[list[int]], asked: Asked, asynchronous: bool) -> list[Any]:
+        keys, limit = self._call_of(asked).keys, max(asked.limits)
         if self.facts.family == "decoder_only":
             return list(
                 self._model.generate_batch(
@@ -286,7 +259,7 @@ class CTranslate2:
                 )
             )
         if "target_prefix" in keys:
-            keys["target_prefix"] *= len(rows)
+            keys = keys | {"target_prefix": keys["target_prefix"] * len(rows)}
         return list(
             self._model.translate_batch(
                 self._words(rows, self._source),
@@ -297,7 +270,42 @@ class CTranslate2:
             )
         )
 
-    def _asked(self, asked: Asked) -> dict[str, Any]:
+    def _call_of(self, asked: Asked) -> "_Call":
+        """How it is called, looked up where the last call was alike."""
+        last = self._last
+        if last is None or last.options is not asked.options or last.ids != _ids(asked):
+            with self._undamaged:
+                keys = self._keys(asked)
+            last = self._last = _Call(asked.options, _ids(asked), self._lacking(asked), keys)
+        return last
+
+    def _lacking(self, asked: Asked) -> list[str]:
+        """What it lacks for any prompt."""
+        options = asked.options
+        values = _lacking(options)
+        found = [
+            f"it has no {name}"
+            for (name, idle), value in zip(_LACKING.items(), values, strict=True)
+            if value not in idle
+        ]
+        if (options.beam_size or 1) > 1:
+            if "stop_rule" in options.said and options.stop_rule != "beam_full":
+                found.append(f"it has no stop rule {options.stop_rule}")
+            if len(asked.end) > 1:  # it would go on behind one where many rank high
+                found.append("its beams end with one token")
+            if options.normalization == "gnmt":
+                found.append("it has no normalization gnmt")
+            if (options.length_penalty or 0) < 0:
+                found.append("it has no length penalty below 0")
+        if options.draws and "seed" in options.said:
+            found.append("what it draws does not follow a seed")
+        if self.facts.family == "encoder_decoder" and len(asked.start) != 1:
+            found.append("its decoder starts with one token")
+        if self.facts.family == "decoder_only" and any(len(ids) > 1 for ids in asked.banned):
+            found.append("a banned sequence does not see the prompt")
+        return found
+
+    def _keys(self, asked: Asked) -> dict[str, Any]:
         """The options in its words, but for the length."""
         options = asked.options
         keys: dict[str, Any] = {
@@ -337,8 +345,9 @@ class CTranslate2:
         # One output alone is cut where the limit of its batch let it go on; of its score, not.
         if options.rows == 1 and not options.scores:
             found = [found[0][:limit]]
+        scores = result.scores if options.scores else repeat(math.nan, len(found))
         outputs = []
-        for ids, score in zip(found, result.scores or [math.nan] * len(found), strict=True):
+        for ids, score in zip(found, scores, strict=True):
             finished = bool(ids) and ids[-1] in end
             if not finished and last is not None and len(ids) == limit:
                 ids[-1] = last
@@ -387,9 +396,9 @@ def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
     write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))
 
 
-def _results(begun: dict[int, Any]) -> dict[int, Any]:
-    """Answers that were waited for."""
-    return {place: each.result() for place, each in begun.items()}
+def _ids(asked: Asked) -> tuple[Any, ...]:
+    """What beside the options decides how it is called."""
+    return asked.start, asked.end, asked.never, asked.first, asked.banned
 
 
 def _power(options: Options) -> float:

@@ -1,7 +1,7 @@
 """What an engine is: it takes ids and gives ids, and knows neither text nor what a model is for."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,7 +21,7 @@ class Settings:
 
 @dataclass(slots=True)  # made anew for each call: a frozen one takes thrice as long
 class Asked:
-    """What one call asks of an engine. The last fields have one entry for each row.
+    """What one call asks of an engine. The last fields have one entry for each row (`of_rows`).
 
     Attributes:
         options: with nothing left open (`Options.with_defaults`).
@@ -51,10 +51,36 @@ class Asked:
     max_length: int
     decode: Callable[[list[int]], str]
     draft: Any
-    limits: list[int]
-    numbers: list[int]
-    prefixes: list[list[int]] | None
-    seeds: list[int] | None
+    limits: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    prefixes: list[list[int]] | None = None
+    seeds: list[int] | None = None
+
+    def of_rows(
+        self,
+        limits: list[int],
+        numbers: list[int],
+        prefixes: list[list[int]] | None,
+        seeds: list[int] | None,
+    ) -> "Asked":
+        """The same, of these rows."""
+        return Asked(
+            self.options,
+            self.start,
+            self.end,
+            self.never,
+            self.first,
+            self.last,
+            self.banned,
+            self.required,
+            self.max_length,
+            self.decode,
+            self.draft,
+            limits,
+            numbers,
+            prefixes,
+            seeds,
+        )
 
     def of(self, places: list[int], **changes: Any) -> "Asked":
         """For these of the rows alone."""

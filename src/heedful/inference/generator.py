@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from heedful.engines.engine import Asked, Engine
+from heedful.engines.engine import Asked, Engine, Settings
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
-from heedful.inference.card import GenerationIds
+from heedful.inference.card import GenerationIds, ModelCard
 from heedful.inference.model import SavedModel, Texts, by_length, shared
 from heedful.options import Options
 
 _SEEDS = 2**31
-_PLAIN = (int, float, str, type(None))  # values that are the same where they are equal
+_PLAIN = {int, float, str, bool, type(None)}  # whose values are the same where they are equal
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ class Generator(SavedModel):
     kind = "language model"
     usual: ClassVar[dict[str, Any]] = {}  # options where neither call nor card says any
     _said = False  # that the engine cannot run everything
-    # What was given, defaults, and the options of the last call: a small model answers in the time
-    # that it takes to check them.
-    _last: tuple[dict[str, Any], dict[str, Any], Options] | None = None
+    # Of the last call: what was given, card and settings, and what came of them. A small model
+    # answers in the time that it takes to check and to gather them.
+    _last: tuple[dict[str, Any], ModelCard, Settings | None, Options] | None = None
+    _last_asked: Asked | None = None
 
     @property
     def ids(self) -> GenerationIds:
@@ -69,7 +70,7 @@ class Generator(SavedModel):
         given = {"scores": False} | options
         if len(prompts) and not isinstance(prompts[0], str):
             self._check_each(prompts, given)
-            return [found[0].ids for found in self._found([prompts], self._settled_options(given))]
+            return [found[0].ids for found in self._outputs(prompts, self._settled_options(given))]
         return [outputs[0].text for outputs in self.generations(prompts, **given)]
 
     def generations(self, prompts: Texts, **options: Any) -> list[list[Generation]]:
@@ -78,7 +79,8 @@ class Generator(SavedModel):
         Raises UserError for an option out of range, and for a prompt that is too long.
         """
         self._check_each(prompts, options)
-        return list(self.in_turn([prompts], **options))
+        chosen = self._settled_options(options)
+        return [self._read(each, chosen.stop) for each in self._outputs(prompts, chosen)]
 
     def in_turn(
         self, windows: Iterable[Texts], *, ahead: int = 0, **options: Any
@@ -94,7 +96,7 @@ class Generator(SavedModel):
         """
         chosen = self._settled_options(options)
         for outputs in self._found(windows, chosen, ahead):
-            yield [self._read(each, chosen.stop) for each in outputs]
+            yield self._read(outputs, chosen.stop)
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
         """The text that `generate` gives, piece by piece as it is written; no beam search."""
@@ -118,15 +120,17 @@ class Generator(SavedModel):
 
     def options(self, **given: Any) -> Options:
         """What is asked for, the card's defaults behind it; raises UserError for an unknown one."""
-        measured = self.engine and self.engine.settings.batch_tokens
+        last, card = self._last, self.card
+        settings = self.engine.settings if self.engine else None
+        is_plain = _PLAIN.issuperset(map(type, given.values()))
+        if is_plain and last and last[0] == given and last[1] is card and last[2] is settings:
+            return last[3]
+        measured = settings and settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
-        defaults = {**self.usual, **self.card.options, **more}
-        if not all(isinstance(value, _PLAIN) for value in given.values()):
-            return Options.of(given).with_defaults(defaults)
-        last = self._last
-        if last is None or last[:2] != (given, defaults):
-            last = self._last = given, defaults, Options.of(given).with_defaults(defaults)
-        return last[2]
+        chosen = Options.of(given).with_defaults({**self.usual, **card.options, **more})
+        if is_plain:
+            self._last = given, card, settings, chosen
+        return chosen
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each prompt with what the model expects around it; none: the output is blank."""
@@ -153,7 +157,7 @@ class Generator(SavedModel):
         """Raises UserError for options of each prompt that are not as many as the prompts."""
         for name, what in (("prefixes", "texts"), ("seed", "prompts")):
             given = options.get(name)
-            if isinstance(given, Sequence) and len(given) != len(prompts):
+            if given is not None and isinstance(given, Sequence) and len(given) != len(prompts):
                 noun = "seeds" if name == "seed" else name
                 raise UserError(f"{len(given)} {noun} for {len(prompts)} {what}")
 
@@ -165,6 +169,10 @@ class Generator(SavedModel):
         torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
         seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)
         return replace(chosen, seed=seed)
+
+    def _outputs(self, prompts: Texts, options: Options) -> list[list[Hypothesis]]:
+        """The outputs of each prompt."""
+        return self._begin(prompts, 0, options, waits=True)()
 
     def _found(
         self, windows: Iterable[Texts], options: Options, ahead: int = 0
@@ -195,7 +203,10 @@ class Generator(SavedModel):
         named = replace(options, first_number=options.first_number + first) if first else options
         rows = self.prompt_ids(prompts, named)
         workers = self.engine.settings.workers if self.engine else 1
-        batches = shared(self.batches(rows, options), workers)
+        if len(rows) == 1 and rows[0]:
+            batches = [[0]]
+        else:
+            batches = shared(self.batches(rows, options), workers)
         begun: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
         for places in batches:
             chosen = [rows[place] for place in places]
@@ -207,13 +218,14 @@ class Generator(SavedModel):
                 begun.append((places, engine.submit(chosen, asked)))
 
         def finish() -> list[list[Hypothesis]]:
-            found = [[Hypothesis([], 0.0, True, 0.0, [])] for _ in rows]
-            told = options.progress or (lambda _: None)
-            told(sum(not row for row in rows))
+            found = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
+            if options.progress:
+                options.progress(sum(not row for row in rows))
             for places, wait in begun:
                 for place, outputs in zip(places, wait(), strict=True):
                     found[place] = outputs
-                told(len(places))
+                if options.progress:
+                    options.progress(len(places))
             return found
 
         return finish
@@ -235,7 +247,19 @@ class Generator(SavedModel):
 
     def _asked(self, rows: list[list[int]], numbers: list[int], options: Options) -> Asked:
         """What an engine is asked for of some prompts."""
-        ids, given, banned, draft = self.ids, options.prefixes, options.banned, options.draft
+        of_all, given = self._last_asked, options.prefixes
+        if of_all is None or of_all.options is not options:
+            of_all = self._last_asked = self._asked_of_all(options)
+        return of_all.of_rows(
+            [self.length_limit(row, options) for row in rows],
+            numbers,
+            None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers],
+            options.seeds(numbers),
+        )
+
+    def _asked_of_all(self, options: Options) -> Asked:
+        """What an engine is asked for of all prompts of a call."""
+        ids, draft = self.ids, options.draft
 
         def encode(text: str) -> list[int]:
             return self.tgt_tokenizer.encode(text)
@@ -259,15 +283,11 @@ class Generator(SavedModel):
             never=(*ids.never, *self._unknown(options)),
             first=ids.first,
             last=ids.last,
-            banned=[ids for each in banned for ids in forms(each)],
+            banned=[ids for each in options.banned for ids in forms(each)],
             required=required,
             max_length=self.config.max_length,
             decode=self._decode,
             draft=draft,
-            limits=[self.length_limit(row, options) for row in rows],
-            numbers=numbers,
-            prefixes=None if given is None else [encode(given[number]) for number in numbers],
-            seeds=options.seeds(numbers),
         )
 
     def _unknown(self, options: Options) -> tuple[int, ...]:
@@ -283,10 +303,13 @@ class Generator(SavedModel):
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tgt_tokenizer.decode(list(ids))
 
-    def _read(self, found: Hypothesis, stop: Sequence[str]) -> Generation:
-        text = self._decode(found.ids) if self.has_tokenizer else ""
-        text = cut(text, stop) if stop else text
-        return Generation(text, found.ids, found.score, found.log_prob, found.finished)
+    def _read(self, outputs: list[Hypothesis], stop: Sequence[str]) -> list[Generation]:
+        read = []
+        for found in outputs:
+            text = self._decode(found.ids) if self.has_tokenizer else ""
+            text = cut(text, stop) if stop else text
+            read.append(Generation(text, found.ids, found.score, found.log_prob, found.finished))
+        return read
 
 
 def _settled(text: str, stop: Sequence[str]) -> str:

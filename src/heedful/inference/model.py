@@ -177,10 +177,11 @@ class SavedModel:
 
     def check_ids(self, rows: Iterable[Sequence[int]], side: Literal["src_", "tgt_"]) -> None:
         """Refuse ids that the net's table of a side has no place for; raises UserError."""
-        sizes = (getattr(self.config, f"{each}vocab_size", None) for each in (side, ""))
-        size = next(filter(None, sizes), math.inf)
-        for token in [end for row in rows if row for end in (min(row), max(row))]:
-            if not 0 <= token < size:
+        size: Any = getattr(self.config, f"{side}vocab_size", None)
+        size = size or getattr(self.config, "vocab_size", None) or math.inf
+        for row in rows:
+            if row and (min(row) < 0 or max(row) >= size):
+                token = min(row) if min(row) < 0 else max(row)
                 raise UserError(
                     f"token {token} is outside the model's table of {size:,}: the ids, or its "
                     "tokenizer, are of another model"
