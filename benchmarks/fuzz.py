@@ -16,6 +16,7 @@ import resource
 import select
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -98,6 +99,9 @@ class Runner:
         self.world = root / "world"
         self.uid = NOBODY if os.geteuid() == 0 else None
         self.case: Case | None = None
+        above = [*Path(__file__).resolve().parents, *Path(sys.prefix).resolve().parents]
+        if self.uid and (closed := [p for p in above if not p.stat().st_mode & stat.S_IXOTH]):
+            sys.exit(f"the superuser's inputs run as nobody, who may not enter {closed[-1]}")
 
     def prepare(self) -> None:
         """Import what the children need, and make the models and files that they are given."""
