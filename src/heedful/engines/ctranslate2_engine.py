@@ -209,19 +209,18 @@ class CTranslate2:
         for beside in ("beam_size", "num_hypotheses", "length_penalty", "return_scores"):
             del keys[beside]
         del keys["return_end_token"]
-        if self.facts.family == "decoder_only":
-            keys["min_length"] = keys.pop("min_length", 0)
-            steps = self._model.generate_tokens(self._words([row])[0], max_length=limit, **keys)
+        [source] = self._words([row], self._source)
+        if keys.pop("include_prompt_in_result", None) is not None:
+            steps = self._model.generate_tokens(source, max_length=limit, **keys)
         elif keys.pop("min_decoding_length") > 0 or "use_vmap" in keys:
             # The first cannot be asked for there, and ids by a shortlist count within it.
             [[best]] = self.outputs([row], asked)
             yield best.ids, True
             return
         else:
-            [source] = self._words([row], self._source)
             prefix = keys.pop("target_prefix", [None])[0]
             steps = self._model.generate_tokens(
-                source, target_prefix=prefix, max_decoding_length=limit, max_input_length=0, **keys
+                source, target_prefix=prefix, max_decoding_length=limit, **keys
             )
         count = 0
         while True:
@@ -247,28 +246,15 @@ class CTranslate2:
         return [np.array(each.log_probs, np.float32) for each in found]
 
     def _answers(self, rows: list[list[int]], asked: Asked, asynchronous: bool) -> list[Any]:
-        keys, limit = self._call_of(asked).keys, max(asked.limits)
+        keys, words = self._call_of(asked).keys, self._words(rows, self._source)
+        limit = max(asked.limits)
         if self.facts.family == "decoder_only":
-            return list(
-                self._model.generate_batch(
-                    self._words(rows),
-                    max_length=limit,
-                    include_prompt_in_result=False,
-                    asynchronous=asynchronous,
-                    **keys,
-                )
-            )
+            answer, keys = self._model.generate_batch, keys | {"max_length": limit}
+        else:
+            answer, keys = self._model.translate_batch, keys | {"max_decoding_length": limit}
         if "target_prefix" in keys:
-            keys = keys | {"target_prefix": keys["target_prefix"] * len(rows)}
-        return list(
-            self._model.translate_batch(
-                self._words(rows, self._source),
-                max_decoding_length=limit,
-                max_input_length=0,
-                asynchronous=asynchronous,
-                **keys,
-            )
-        )
+            keys["target_prefix"] = keys["target_prefix"] * len(rows)
+        return list(answer(words, asynchronous=asynchronous, **keys))
 
     def _call_of(self, asked: Asked) -> "_Call":
         """How it is called, looked up where the last call was alike."""
@@ -328,12 +314,12 @@ class CTranslate2:
             )
         shortest = max(options.min_new_tokens - 1, 0)  # it does not count the end
         if self.facts.family == "decoder_only":
-            return keys | {"min_length": shortest}
+            return keys | {"min_length": shortest, "include_prompt_in_result": False}
         if asked.first is not None:
             keys["target_prefix"] = [[self._target[asked.first]]]
         if self._has_shortlist and options.shortlist:
             keys["use_vmap"] = True
-        return keys | {"min_decoding_length": shortest}
+        return keys | {"min_decoding_length": shortest, "max_input_length": 0}
 
     def _outputs(self, result: Any, limit: int, asked: Asked) -> list[Hypothesis]:
         """Outputs of ours, of its answer for a row whose limit is given."""

@@ -1,8 +1,8 @@
 """What an engine is: it takes ids and gives ids, and knows neither text nor what a model is for."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,9 +19,8 @@ class Settings:
     batch_tokens: int | None = None
 
 
-@dataclass(slots=True)  # made anew for each call: a frozen one takes thrice as long
-class Asked:
-    """What one call asks of an engine. The last fields have one entry for each row (`of_rows`).
+class Asked(NamedTuple):  # made anew for each call: a frozen dataclass takes thrice as long
+    """What one call asks of an engine. The last four fields have one entry for each row.
 
     Attributes:
         options: with nothing left open (`Options.with_defaults`).
@@ -51,36 +50,10 @@ class Asked:
     max_length: int
     decode: Callable[[list[int]], str]
     draft: Any
-    limits: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    prefixes: list[list[int]] | None = None
-    seeds: list[int] | None = None
-
-    def of_rows(
-        self,
-        limits: list[int],
-        numbers: list[int],
-        prefixes: list[list[int]] | None,
-        seeds: list[int] | None,
-    ) -> "Asked":
-        """The same, of these rows."""
-        return Asked(
-            self.options,
-            self.start,
-            self.end,
-            self.never,
-            self.first,
-            self.last,
-            self.banned,
-            self.required,
-            self.max_length,
-            self.decode,
-            self.draft,
-            limits,
-            numbers,
-            prefixes,
-            seeds,
-        )
+    limits: list[int]
+    numbers: list[int]
+    prefixes: list[list[int]] | None
+    seeds: list[int] | None
 
     def of(self, places: list[int], **changes: Any) -> "Asked":
         """For these of the rows alone."""
@@ -91,7 +64,7 @@ class Asked:
             name: each if each is None else [each[place] for place in places]
             for name, each in of_rows.items()
         }
-        return replace(self, **chosen | changes)
+        return self._replace(**chosen | changes)
 
 
 @runtime_checkable

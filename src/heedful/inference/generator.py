@@ -250,12 +250,9 @@ class Generator(SavedModel):
         of_all, given = self._last_asked, options.prefixes
         if of_all is None or of_all.options is not options:
             of_all = self._last_asked = self._asked_of_all(options)
-        return of_all.of_rows(
-            [self.length_limit(row, options) for row in rows],
-            numbers,
-            None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers],
-            options.seeds(numbers),
-        )
+        limits = [self.length_limit(row, options) for row in rows]
+        prefixes = None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers]
+        return Asked(*of_all[:-4], limits, numbers, prefixes, options.seeds(numbers))
 
     def _asked_of_all(self, options: Options) -> Asked:
         """What an engine is asked for of all prompts of a call."""
@@ -288,6 +285,10 @@ class Generator(SavedModel):
             max_length=self.config.max_length,
             decode=self._decode,
             draft=draft,
+            limits=[],
+            numbers=[],
+            prefixes=None,
+            seeds=None,
         )
 
     def _unknown(self, options: Options) -> tuple[int, ...]:
