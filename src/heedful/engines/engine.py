@@ -31,8 +31,8 @@ class Asked(NamedTuple):  # made anew for each call: a frozen dataclass takes th
         banned: sequences of ids that may not be written.
         required: those that each output must hold.
         max_length: positions that the net has.
-        decode: the text of new ids, for stop texts.
         draft: of speculative decoding: "lookup", or another net's engine with its start ids.
+        decode: the text of new ids, for stop texts.
         limits: most new tokens.
         numbers: the rows' own numbers among all prompts, for a prefix function.
         prefixes: ids that each output must begin with, after `first`; None: any.
@@ -48,8 +48,8 @@ class Asked(NamedTuple):  # made anew for each call: a frozen dataclass takes th
     banned: list[list[int]]
     required: list[list[int]]
     max_length: int
-    decode: Callable[[list[int]], str]
     draft: Any
+    decode: Callable[[list[int]], str]
     limits: list[int]
     numbers: list[int]
     prefixes: list[list[int]] | None

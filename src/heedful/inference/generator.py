@@ -58,7 +58,7 @@ class Generator(SavedModel):
     # Of the last call: what was given, card and settings, and what came of them. A small model
     # answers in the time that it takes to check and to gather them.
     _last: tuple[dict[str, Any], ModelCard, Settings | None, Options] | None = None
-    _last_asked: Asked | None = None
+    _last_asked: dict[str, Any] | None = None
 
     @property
     def ids(self) -> GenerationIds:
@@ -248,14 +248,21 @@ class Generator(SavedModel):
     def _asked(self, rows: list[list[int]], numbers: list[int], options: Options) -> Asked:
         """What an engine is asked for of some prompts."""
         of_all, given = self._last_asked, options.prefixes
-        if of_all is None or of_all.options is not options:
+        if of_all is None or of_all["options"] is not options:
             of_all = self._last_asked = self._asked_of_all(options)
-        limits = [self.length_limit(row, options) for row in rows]
-        prefixes = None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers]
-        return Asked(*of_all[:-4], limits, numbers, prefixes, options.seeds(numbers))
+        return Asked(
+            **of_all,
+            decode=self._decode,
+            limits=[self.length_limit(row, options) for row in rows],
+            numbers=numbers,
+            prefixes=None
+            if given is None
+            else [self.tgt_tokenizer.encode(given[n]) for n in numbers],
+            seeds=options.seeds(numbers),
+        )
 
-    def _asked_of_all(self, options: Options) -> Asked:
-        """What an engine is asked for of all prompts of a call."""
+    def _asked_of_all(self, options: Options) -> dict[str, Any]:
+        """What is asked of all prompts of a call alike."""
         ids, draft = self.ids, options.draft
 
         def encode(text: str) -> list[int]:
@@ -273,23 +280,18 @@ class Generator(SavedModel):
             self.check_ids(required, "tgt_")
         if isinstance(draft, Generator):
             draft = (draft.eager, draft.ids.start)
-        return Asked(
-            options=options,
-            start=ids.start,
-            end=tuple(self.end_ids()),
-            never=(*ids.never, *self._unknown(options)),
-            first=ids.first,
-            last=ids.last,
-            banned=[ids for each in options.banned for ids in forms(each)],
-            required=required,
-            max_length=self.config.max_length,
-            decode=self._decode,
-            draft=draft,
-            limits=[],
-            numbers=[],
-            prefixes=None,
-            seeds=None,
-        )
+        return {
+            "options": options,
+            "start": ids.start,
+            "end": tuple(self.end_ids()),
+            "never": (*ids.never, *self._unknown(options)),
+            "first": ids.first,
+            "last": ids.last,
+            "banned": [ids for each in options.banned for ids in forms(each)],
+            "required": required,
+            "max_length": self.config.max_length,
+            "draft": draft,
+        }
 
     def _unknown(self, options: Options) -> tuple[int, ...]:
         """What stands for the unknown, where it is not to be written and there is any."""
