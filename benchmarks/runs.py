@@ -103,8 +103,8 @@ def run_facts(run: Run, name: str, data_names: dict[str, str]) -> dict[str, obje
     return {
         "Trained by": f"`heedful train {name}{settings}`",
         "Recipe": recipe_note(run, name),
-        "Training": f"{run.minutes:.1f} minutes, evaluations included; {run.end.step:,} steps in "
-        f"{run.recipe.training.precision}",
+        "Training": f"{run.minutes:.1f} minutes, evaluations included; {run.end.step:,} steps, "
+        f"precision {run.recipe.training.precision}",
         "Parameters": f"{parameter_count(run.model().net):,}",
         "heedful": heedful.__version__,
     }
