@@ -50,6 +50,14 @@ LEARNS = [
 LEARNS_MORE = [*LEARNS, "distillation.backward={runs}/backward-{seed}"]
 LEARNS_LONGER = [*LEARNS, "distillation.teacher={runs}/longer-{seed}"]
 LEARNS_LONGER += ["distillation.backward={runs}/backward-longer-{seed}"]
+LEARNS_SLOWLY = [*LEARNS_LONGER, "training.schedule.learning_rate=0.0015"]
+SECOND_ROUND = [
+    *LEARNS_SLOWLY,
+    "distillation.teacher={runs}/learns-from-longer-0.0015-{seed}",
+    "distillation.backward={runs}/backward-learns-from-longer-{seed}",
+    "training.max_steps=4000",
+]
+LITTLE_DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0", "model.activation_dropout=0"]
 # One change each, of the shipped recipe; then what they give together.
 ROWS = {
     "5000-pairs": FEW,
@@ -85,6 +93,7 @@ ROWS = {
     "moving-average": ["training.ema_decay=0.999"],
     "muon": ["training.optimizer.name=muon"],
     "lowercased-muon": LOWERCASED,
+    "lowercased-muon-vocabulary-4000": [*LOWERCASED, "tokenizer.vocab_size=4000"],
     "lowercased-muon-dropout-0.2": [*LOWERCASED, "model.dropout=0.2"],
     "lowercased-muon-post-norm": [*LOWERCASED, "model.norm_placement=post"],
     "backward": [*LOWERCASED, *BACKWARD],
@@ -97,7 +106,17 @@ ROWS = {
         "distillation.more_teachers={runs}/lowercased-muon-post-norm-{seed}",
     ],
     "learns-from-longer": LEARNS_LONGER,
-    "learns-from-longer-0.0015": [*LEARNS_LONGER, "training.schedule.learning_rate=0.0015"],
+    "learns-from-longer-0.0015": LEARNS_SLOWLY,
+    "learns-from-longer-less-dropout": [*LEARNS_SLOWLY, *LITTLE_DROPOUT],
+    "learns-from-longer-dropout-0.3": [*LEARNS_SLOWLY, "model.dropout=0.3"],
+    "backward-learns-from-longer": [
+        *LEARNS_SLOWLY,
+        *BACKWARD,
+        "distillation.teacher={runs}/backward-longer-{seed}",
+        "distillation.backward={runs}/longer-{seed}",
+        "training.max_steps=4000",
+    ],
+    "second-round": SECOND_ROUND,
     "average-of-10": ["training.average_last=10"],
     "average-of-best-10": ["training.average_last=10", "training.average_of=best"],
     "no-label-smoothing": ["training.label_smoothing=0"],
