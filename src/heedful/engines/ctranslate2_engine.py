@@ -262,7 +262,8 @@ class CTranslate2:
         if last is None or last.options is not asked.options or last.ids != _ids(asked):
             with self._undamaged:
                 keys = self._keys(asked)
-            last = self._last = _Call(asked.options, _ids(asked), self._lacking(asked), keys)
+            last = _Call(asked.options, _ids(asked), self._lacking(asked), keys)
+            self._last = None if last.lacking else last
         return last
 
     def _lacking(self, asked: Asked) -> list[str]:

@@ -249,15 +249,15 @@ class Generator(SavedModel):
         """What an engine is asked for of some prompts."""
         of_all, given = self._last_asked, options.prefixes
         if of_all is None or of_all["options"] is not options:
-            of_all = self._last_asked = self._asked_of_all(options)
+            of_all = self._asked_of_all(options)
+            self._last_asked = of_all if options.draft is None else None  # a draft may be large
+        prefixes = None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers]
         return Asked(
             **of_all,
             decode=self._decode,
             limits=[self.length_limit(row, options) for row in rows],
             numbers=numbers,
-            prefixes=None
-            if given is None
-            else [self.tgt_tokenizer.encode(given[n]) for n in numbers],
+            prefixes=prefixes,
             seeds=options.seeds(numbers),
         )
 
