@@ -135,6 +135,7 @@ def test_a_net_without_a_tokenizer_is_written(placement: str, tmp_path: Path) ->
         ({"norm_placement": "output"}, "norm_placement output", "model.norm_placement=pre"),
         ({"norm_placement": "sandwich"}, "norm_placement sandwich", "model.norm_placement=pre"),
         ({"positions": "learned"}, "positions learned", "model.positions=sinusoidal"),
+        ({"positions": "rotary"}, "positions rotary", "model.positions=sinusoidal"),
         ({"positions": "none"}, "positions none", "model.positions=sinusoidal"),
         ({"final_norm": True}, "final_norm true", "model.final_norm=false"),
         (

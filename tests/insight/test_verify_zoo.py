@@ -37,7 +37,7 @@ MASKED, CLASSES, STATES = SKIPPED["encoder"], SKIPPED["classifier"], SKIPPED["st
 OF_2017: list[dict[str, Any]] = [
     {"norm_placement": "pre", "tie_embeddings": "none", "activation": "gelu"},
     {"norm_placement": "output", "positions": "learned", "tie_embeddings": "decoder"},
-    {"bias": False, "num_decoder_layers": 3, "dropout": 0.0},
+    {"bias": False, "num_decoder_layers": 3, "dropout": 0.0, "positions": "rotary"},
 ]
 ZOO: list[tuple[str, dict[str, Any], set[str]]] = [
     ("gpt", {}, SKIPPED["decoder"]),

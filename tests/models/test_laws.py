@@ -167,7 +167,7 @@ def test_gradients_flow_to_every_parameter(single: Single, kind: str, seed: int)
         assert parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 @pytest.mark.parametrize("placement", ["post", "pre", "output"])
 def test_every_row_of_every_weight_learns(placement: Any, positions: Any) -> None:
     config = Config(
@@ -362,7 +362,7 @@ def test_lengths_that_the_batch_cannot_have_are_refused(lengths: list[int]) -> N
         net(ids, ids, None, torch.tensor(lengths))
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 def test_a_text_longer_than_the_model_allows_is_refused_with_both_lengths(positions: Any) -> None:
     """A row may be wider, where padding or other texts stand beside it."""
     config = Config(VOCAB, VOCAB, 4, 1, 1, 1, 4, max_length=MAX_LENGTH, positions=positions)
@@ -377,7 +377,7 @@ def test_a_text_longer_than_the_model_allows_is_refused_with_both_lengths(positi
         assert net(too_long, too_long, lengths, lengths, padding_side=side).isfinite().all()
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 def test_nothing_stays_behind_when_a_model_moves(positions: Any) -> None:
     """The meta device refuses any tensor of another device, as an accelerator does."""
     net = build(Config(VOCAB, VOCAB, 12, 3, 1, 1, 8, positions=positions)).to("meta").train()

@@ -31,6 +31,8 @@ def configs(draw: st.DrawFn, *, dropout: float = 0.0) -> Config:
     num_heads = draw(st.integers(1, 3))
     width = draw(st.integers(2, 5))
     tie = draw(st.sampled_from(["none", "decoder", "all"]))
+    positions = draw(st.sampled_from(["sinusoidal", "learned", "rotary", "none"]))
+    width += width % 2 if positions == "rotary" else 0
     return Config(
         src_vocab_size=VOCAB if tie == "all" else VOCAB + 2,
         tgt_vocab_size=VOCAB,
@@ -42,7 +44,7 @@ def configs(draw: st.DrawFn, *, dropout: float = 0.0) -> Config:
         dropout=dropout,
         max_length=MAX_LENGTH,
         norm_placement=draw(st.sampled_from(["post", "pre", "output", "sandwich"])),
-        positions=draw(st.sampled_from(["sinusoidal", "learned", "none"])),
+        positions=positions,
         activation=draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"])),
         tie_embeddings=tie,
         final_norm=draw(st.sampled_from([None, True, False])),

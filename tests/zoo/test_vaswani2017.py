@@ -216,7 +216,7 @@ def test_sizes_are_the_papers_to_the_parameter(size: str, total: int, paper: flo
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tie", ["none", "decoder", "all"])
 @pytest.mark.parametrize("placement", ["post", "pre", "output"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
 def test_the_closed_form_holds_for_every_option(
     positions: Any, placement: Any, tie: Any, bias: bool
 ) -> None:

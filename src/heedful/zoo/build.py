@@ -78,7 +78,8 @@ def _check(config: Any) -> None:
     groups = values.get("num_kv_heads")
     if groups is not None and heads % groups:
         raise ValueError(f"num_heads {heads} is not divisible by num_kv_heads {groups}")
-    if "rope_base" in values and (head_dim := values.get("head_dim") or width // heads) % 2:
+    is_rotary = "rope_base" in values or values.get("positions") == "rotary"
+    if is_rotary and (head_dim := values.get("head_dim") or width // heads) % 2:
         raise ValueError(f"rotary positions need an even head_dim, not {head_dim}")
     if "src_vocab_size" in values and values.get("tie_embeddings") not in ("none", "decoder"):
         check_one_vocabulary(config)

@@ -16,6 +16,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
+from heedful.parts.rotary import RotaryPositions
 from heedful.zoo.build import Tying, encoder_decoder, model_config, stack
 from heedful.zoo.hf_vaswani2017 import written_as as written_as  # looked for by the export
 
@@ -32,6 +33,8 @@ class Config:
         norm_placement: post norm(x + f(x)), pre x + f(norm(x)), output x + norm(f(x)).
         final_norm: a norm after each stack; None: where the placement leaves its sum unnormalised
             (all but post).
+        positions: a table that is added to the embeddings, or rotary: of queries and keys in each
+            self-attention (Su et al. 2021, "RoFormer").
         tie_embeddings: none; decoder: target and output; all: source, target and output.
         bias: in attention and feed-forward; the output projection has none.
         scale_embeddings: multiply them by √d_model.
@@ -47,7 +50,7 @@ class Config:
     dropout: float = 0.1
     max_length: int = 512
     norm_placement: NormPlacement = "post"
-    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
     activation: Activation = "relu"
     tie_embeddings: Tying = "all"
     attention_dropout: float | None = None
@@ -69,6 +72,8 @@ SIZES: dict[str, dict[str, Any]] = {
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
     bias, final_norm = config.bias, config.final_norm
+    head_dim, is_rotary = config.d_model // config.num_heads, config.positions == "rotary"
+    rotary = RotaryPositions(head_dim) if is_rotary else None
     stack_of = partial(
         stack,
         config,
@@ -78,6 +83,7 @@ def build(config: Config) -> EncoderDecoder:
             "bias": bias,
             "out_bias": bias,
         },
+        layer=lambda number: {"position": rotary},
         mlp={"dropout": _or(config.activation_dropout, config.dropout), "bias": bias},
         final_norm=config.norm_placement != "post" if final_norm is None else final_norm,
     )
