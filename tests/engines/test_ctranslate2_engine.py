@@ -17,7 +17,7 @@ from heedful.inference import Generator
 from heedful.inference.forms import make_form, open_form
 
 CLOSE = 1e-4
-WRITERS = ["vaswani2017", "bart", "t5", "gpt2", "llama", "mistral"]
+WRITERS = ["vaswani2017", "vaswani2017 rotary", "bart", "t5", "gpt2", "llama", "mistral"]
 
 
 def engine_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
@@ -29,7 +29,8 @@ def engine_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
 @pytest.fixture(scope="module", params=WRITERS)
 def pair(request: Any, tmp_path_factory: Any) -> tuple[Any, CTranslate2]:
     """A model and its engine."""
-    model = model_of(request.param)
+    name, *positions = request.param.split()
+    model = model_of(name, **({"positions": positions[0]} if positions else {}))
     return model, engine_of(model, tmp_path_factory.mktemp("form"))
 
 
