@@ -131,6 +131,7 @@ ROWS = {
     "second-round": SECOND_ROUND,
     "rotary": ROTARY,
     "backward-rotary": [*ROTARY, *BACKWARD],
+    "rotary-longer": [*ROTARY, "training.max_steps=6000"],
     "rotary-half-batches": [*ROTARY, *HALF_BATCHES],
     "rotary-student": ROTARY_STUDENT,
     "average-of-10": ["training.average_last=10"],
