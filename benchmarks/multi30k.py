@@ -134,6 +134,8 @@ ROWS = {
     "rotary-longer": [*ROTARY, "training.max_steps=6000"],
     "rotary-half-batches": [*ROTARY, *HALF_BATCHES],
     "rotary-student": ROTARY_STUDENT,
+    "rotary-student-bpe-dropout": [*ROTARY_STUDENT, "training.subword_sampling=0.1"],
+    "rotary-student-word-dropout": [*ROTARY_STUDENT, "training.word_dropout=0.1"],
     "average-of-10": ["training.average_last=10"],
     "average-of-best-10": ["training.average_last=10", "training.average_of=best"],
     "no-label-smoothing": ["training.label_smoothing=0"],
