@@ -69,6 +69,12 @@ ROTARY_STUDENT = [
     "training.batch_tokens=2048",
     "training.max_steps=7000",
 ]
+ROTARY_SLOWLY = [
+    *ROTARY_STUDENT,
+    "training.batch_tokens=4096",
+    "training.max_steps=3500",
+    "training.schedule.learning_rate=0.0008",
+]
 LITTLE_DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0", "model.activation_dropout=0"]
 # One change each, of the shipped recipe; then what they give together.
 ROWS = {
@@ -134,6 +140,7 @@ ROWS = {
     "rotary-longer": [*ROTARY, "training.max_steps=6000"],
     "rotary-half-batches": [*ROTARY, *HALF_BATCHES],
     "rotary-student": ROTARY_STUDENT,
+    "rotary-student-0.0008": ROTARY_SLOWLY,
     "rotary-student-bpe-dropout": [*ROTARY_STUDENT, "training.subword_sampling=0.1"],
     "rotary-student-word-dropout": [*ROTARY_STUDENT, "training.word_dropout=0.1"],
     "average-of-10": ["training.average_last=10"],
