@@ -384,7 +384,6 @@ def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
     said: list[str] = []
     train(recipe, tmp_path / "run", say=said.append)
     assert any("translates" in line for line in said)
-    assert any("of 64 translated" in line for line in said)
     master = heedful.load(teacher, device="cpu")
     assert isinstance(master, Translator)
     origin = Origin((master.src_tokenizer, master.tgt_tokenizer))

@@ -55,8 +55,9 @@ def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
     assert "translating" in shown
 
 
-def test_where_there_is_no_terminal_nothing_is_drawn():
-    console = Console(file=io.StringIO())
-    with ProgressBar(console).work("tokenising", 10) as advance:
-        advance(4)
-    assert console.file.getvalue().strip() == ""
+def test_where_there_is_no_terminal_lines_tell_of_work_that_lasts():
+    for seconds, expected in ((60.0, ""), (0.0, "tokenising 4/10  0:00 left")):
+        console = Console(file=io.StringIO())
+        with ProgressBar(console, line_seconds=seconds).work("tokenising", 10) as advance:
+            advance(4)
+        assert console.file.getvalue().strip() == expected

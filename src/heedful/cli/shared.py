@@ -44,7 +44,7 @@ def run_recipe(
     from heedful.training.progress import ProgressBar
 
     bar = ProgressBar(console)
-    with shown_by(bar.work if console.is_terminal and not console.quiet else None):
+    with shown_by(None if console.quiet else bar.work):
         result = train(
             recipe,
             folder,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -209,7 +210,7 @@ def _trainer(backend: Backend, lines: list[str], plan: Plan) -> Any:
     settings: dict[str, Any] = {
         "vocab_size": 2**31 if plan.vocab_size is None else plan.vocab_size,
         "special_tokens": list(plan.specials),
-        "show_progress": is_shown(),
+        "show_progress": is_shown() and sys.stderr.isatty(),
     }
     if kind == "unigram":
         return trainers.UnigramTrainer(unk_token=_UNK, **settings)

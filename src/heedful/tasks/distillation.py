@@ -31,13 +31,13 @@ from heedful.inference.generator import Generation
 from heedful.inference.model import Texts
 from heedful.inference.opening import expect, load
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
+from heedful.progress import work
 from heedful.tasks.classification import Classification
 from heedful.tasks.inputs import listed
 from heedful.tasks.task import Data, Say, Task
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 
-_REPORTS = 10  # how often progress is said
 _MORE = "more_teachers", "backward"
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
 
@@ -275,18 +275,11 @@ def _pairs(
 def _translations(
     model: Translator, texts: Texts, beam_size: int, name: str, say: Say
 ) -> list[Generation]:
-    total, done = len(texts), 0
-    say(f"{name:10} translates {total:,} texts, beam size {beam_size}")
-
-    def progress(count: int) -> None:
-        nonlocal done
-        before, done = done, done + count
-        if done * _REPORTS // total > before * _REPORTS // total:
-            say(f"           {done:,} of {total:,} translated")
-
-    found = model.generations(
-        texts, beam_size=beam_size, stop_rule="optimal", too_long="leave_out", progress=progress
-    )
+    say(f"{name:10} translates {len(texts):,} texts, beam size {beam_size}")
+    with work("translating", len(texts)) as advance:
+        found = model.generations(
+            texts, beam_size=beam_size, stop_rule="optimal", too_long="leave_out", progress=advance
+        )
     return [best for best, *_ in found]
 
 

@@ -69,17 +69,21 @@ class ProgressBar:
 
     @contextmanager
     def work(self, what: str, total: int) -> Iterator[Advance]:
-        """A bar for other work than steps, below theirs while there is one; only in a terminal."""
-        began, done = time.monotonic(), 0
+        """A bar for other work than steps, below theirs while there is one; or lines as of steps."""
+        began = said = time.monotonic()
+        done = 0
         with ExitStack() as stack:
             bar = self._progress or stack.enter_context(self._bar(transient=True))
             task = bar.add_task("", total=total, what=what)
 
             def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                left = (time.monotonic() - began) * (total - done) / max(1, done)
-                bar.update(task, completed=done, description=f"{clock(left)} left")
+                nonlocal done, said
+                done, now = done + count, time.monotonic()
+                left = f"{clock((now - began) * (total - done) / max(1, done))} left"
+                bar.update(task, completed=done, description=left)
+                if not self._console.is_terminal and now - said >= self._line_seconds:
+                    said = now
+                    self._print(f"{what} {done:,}/{total:,}  {left}")
 
             try:
                 yield advance
