@@ -26,6 +26,7 @@ ROWS = {
     ],
     "bpe-dropout": ["training.subword_sampling=0.1"],
     "dropout-0.3": ["model.dropout=0.3"],
+    "rotary": ["model.positions=rotary"],
 }
 
 
