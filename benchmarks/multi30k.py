@@ -69,6 +69,13 @@ ROTARY_STUDENT = [
     "training.batch_tokens=2048",
     "training.max_steps=7000",
 ]
+ROTARY_LONGER = [
+    *LEARNS_SLOWLY,
+    "model.positions=rotary",
+    "distillation.teacher={runs}/rotary-longer-{seed}",
+    "distillation.backward={runs}/backward-rotary-longer-{seed}",
+    "training.max_steps=8500",
+]
 ROTARY_SLOWLY = [
     *ROTARY_STUDENT,
     "training.batch_tokens=4096",
@@ -137,7 +144,9 @@ ROWS = {
     "second-round": SECOND_ROUND,
     "rotary": ROTARY,
     "backward-rotary": [*ROTARY, *BACKWARD],
-    "rotary-longer": [*ROTARY, "training.max_steps=6000"],
+    "rotary-longer": [*ROTARY, "training.max_steps=5000"],
+    "backward-rotary-longer": [*ROTARY, *BACKWARD, "training.max_steps=5000"],
+    "rotary-longer-student": ROTARY_LONGER,
     "rotary-half-batches": [*ROTARY, *HALF_BATCHES],
     "rotary-student": ROTARY_STUDENT,
     "rotary-student-0.0008": ROTARY_SLOWLY,
