@@ -162,7 +162,8 @@ def _table(rows: dict[str, list[str]], records: list[dict[str, Any]]) -> str:
     lines = []
     for row in order:
         group = [each for each in records if each["row"] == row]
-        settings = ", ".join(f"`{each}`" for each in group[0]["settings"]) or "–"
+        last = dict(each.split("=", 1) for each in group[0]["settings"])  # a later one holds
+        settings = ", ".join(f"`{key}={value}`" for key, value in last.items()) or "–"
         lines.append(
             [
                 row,
