@@ -69,7 +69,7 @@ class ProgressBar:
 
     @contextmanager
     def work(self, what: str, total: int) -> Iterator[Advance]:
-        """A bar for other work than steps, below theirs while there is one; or lines as of steps."""
+        """A bar for other work, below that of the steps; outside a terminal lines as theirs."""
         began = said = time.monotonic()
         done = 0
         with ExitStack() as stack:
