@@ -100,6 +100,11 @@ def _compile(
         **({"cpp.dynamic_threads": True} if is_encoder else {"cpp.threads": 1}),
     }
     module_of: Any = program.module(check_guards=False)
+    for fqn, constant in program.constants.items():  # a plain attribute would lose its name
+        *path, own = fqn.split(".")
+        place = module_of.get_submodule(".".join(path))
+        delattr(place, own)
+        place.register_buffer(own, constant, persistent=False)
     files: Any = torch._inductor.aot_compile(module_of, args, options=options)
     tensors: dict[str, Any] = {**program.state_dict, **program.constants}
     sources = (".cpp", ".h")  # which are for nobody
