@@ -24,7 +24,7 @@ def export(
     For transformers: the directory opens with AutoTokenizer and the Auto class of the model's kind,
     and needs no code of ours.
 
-    For CTranslate2 (pip install 'heedful[fast]'): a directory with its tokenizers and example.py,
+    For CTranslate2 (heedful's extra `fast`): a directory with its tokenizers and example.py,
     which shows its use without torch. A model that CTranslate2 cannot run is refused with every
     reason.
 
