@@ -57,7 +57,7 @@ SECOND_ROUND = [
     "distillation.backward={runs}/backward-learns-from-longer-{seed}",
     "training.max_steps=4000",
 ]
-# Rotary positions learn in 3,500 steps what took 6,000; two steps of half a batch more than one.
+# Rotary positions learn in 3,500 steps nearly what takes 6,000 without (docs/log.md).
 ROTARY = [*LOWERCASED, "model.positions=rotary"]
 HALF_BATCHES = ["training.batch_tokens=2048", "training.max_steps=7000"]
 HALF_BATCHES += ["training.schedule.warmup_steps=1000"]

@@ -33,8 +33,8 @@ class Config:
         norm_placement: post norm(x + f(x)), pre x + f(norm(x)), output x + norm(f(x)).
         final_norm: a norm after each stack; None: where the placement leaves its sum unnormalised
             (all but post).
-        positions: a table that is added to the embeddings, or rotary: of queries and keys in each
-            self-attention (Su et al. 2021, "RoFormer").
+        positions: tables that are added to the embeddings; rotary: of queries and keys in each
+            self-attention (Su et al. 2021, "RoFormer"); or none.
         tie_embeddings: none; decoder: target and output; all: source, target and output.
         bias: in attention and feed-forward; the output projection has none.
         scale_embeddings: multiply them by √d_model.
