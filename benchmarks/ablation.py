@@ -8,17 +8,19 @@ trained one at a time, on different days; the page is written from all of them.
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from common import machine, table, versions
-from heedful.evaluation.metrics import corpus_scores
+from heedful.evaluation.metrics import Scores, corpus_scores
 from heedful.inference import Translator, parameter_count
 from heedful.training.events import Evaluated, Event
 from runs import QUICK, Run, finished_run
 
 METRIC = "tokenized_lowercase_bleu"
+GOALS = 39, 41.02  # BLEU; the second is that of Wu et al. 2021 for Transformer-Tiny on Multi30k
 SEARCHES = [(5, 0.6), (5, 1.0), (5, 1.4)]  # beam size and length penalty
 HEADING = "\n## Ablation\n"
 FOOT = "\n## How this was made\n"
@@ -106,8 +108,9 @@ def _content(name: str, directory: Path) -> dict[str, Any]:
 
 def _record(run: Run, settings: list[str], clock: ProcessorTime) -> dict[str, Any]:
     model = run.model()
-    valid = {search: _score(run, model, "valid", *search) for search in SEARCHES}
+    valid = {search: _scores(run, model, "valid", *search)[METRIC].value for search in SEARCHES}
     best = max(valid, key=lambda search: valid[search])
+    test = _scores(run, model, "test", *best)
     seconds = {int(step): found for step, found in clock.steps}
     return {
         "settings": settings,
@@ -118,7 +121,8 @@ def _record(run: Run, settings: list[str], clock: ProcessorTime) -> dict[str, An
         "valid": valid[best],
         "valid_by_search": {f"beam {b}, length penalty {p:g}": v for (b, p), v in valid.items()},
         "search": {"beam_size": best[0], "length_penalty": best[1]},
-        "test": _score(run, model, "test", *best),
+        "test": test[METRIC].value,
+        "sacrebleu": {"score": test["bleu"].value, "signature": test["bleu"].signature},
         "validation": [
             {
                 "step": event.step,
@@ -133,26 +137,31 @@ def _record(run: Run, settings: list[str], clock: ProcessorTime) -> dict[str, An
     }
 
 
-def _score(run: Run, model: Translator, split: str, beam: int, penalty: float) -> float:
+def _scores(run: Run, model: Translator, split: str, beam: int, penalty: float) -> Scores:
     pairs = run.pairs(split)
     outputs = model.translate(
         [src for src, _ in pairs], beam_size=beam, length_penalty=penalty, too_long="truncate"
     )
     references = [tgt for _, tgt in pairs]
     language = run.recipe.data.tgt_language
-    found = corpus_scores(outputs, references, trg_lang=language, metrics=[METRIC])
-    return found.values()[METRIC]
+    metrics = [METRIC, "bleu"]
+    return corpus_scores(outputs, references, trg_lang=language, metrics=metrics, lowercase=True)
 
 
-def write_table(name: str, rows: dict[str, list[str]], directory: Path) -> None:
-    """Put the table of all records into the page, in place of the one that was there."""
+def write_table(
+    name: str, rows: dict[str, list[str]], directory: Path, way: Sequence[str] = ()
+) -> None:
+    """Put the table of all records into the page, in place of the one that was there.
+
+    `way`: rows that are trained one after the other, to say how soon they came to which score.
+    """
     path = directory / f"{name}.md"
     found = records(name, directory)
     if not found:
         return
     page = path.read_text(encoding="utf-8") if path.is_file() else FOOT
     before, foot, after = page.partition(FOOT)
-    section = f"{HEADING}\n{_table(rows, found)}\n"
+    section = f"{HEADING}\n{_table(rows, found)}\n{_times(way, found)}"
     path.write_text(f"{before.split(HEADING)[0]}{section}{foot}{after}", encoding="utf-8")
     print(f"wrote the ablation of {name}.md")
 
@@ -173,13 +182,48 @@ def _table(rows: dict[str, list[str]], records: list[dict[str, Any]]) -> str:
                 f"{group[0]['parameters']:,}",
                 f"{mean(each['processor_minutes'] for each in group):.0f}",
                 f"{mean(each['valid'] for each in group):.2f}",
-                f"{mean(each['test'] for each in group):.2f}",
+                _mean_of([each["test"] for each in group]),
+                _mean_of([each["sacrebleu"]["score"] for each in group if "sacrebleu" in each]),
             ]
         )
     header = ["row", "changed", "seeds", "steps", "parameters", "processor minutes"]
     conditions = sorted({each["conditions"] for each in records})
+    signatures = sorted({each["sacrebleu"]["signature"] for each in records if "sacrebleu" in each})
+    signed = f" sacreBLEU of the test text: {', '.join(f'`{each}`' for each in signatures)}."
     return (
         "Tokenised lowercased BLEU with beam 5, means over the seeds. The length penalty is chosen "
         "on the validation text; the test text is decoded once. Minutes are the processor's; "
-        f"run on: {'; '.join(conditions)}.\n\n" + table([*header, "validation", "test"], lines)
+        f"run on: {'; '.join(conditions)}.{signed if signatures else ''}\n\n"
+        + table([*header, "validation", "test", "sacreBLEU"], lines)
     )
+
+
+def _times(way: Sequence[str], records: list[dict[str, Any]]) -> str:
+    """Processor minutes up to the first evaluation with a BLEU of each of GOALS, by seed."""
+    by_row = {(each["row"], each["seed"]): each for each in records}
+    lines = []
+    for seed in sorted({seed for row, seed in by_row if row in way}):
+        found = [by_row[row, seed] for row in way if (row, seed) in by_row]
+        if len(found) < len(way):
+            continue
+        past, looks = 0.0, list[tuple[float, float]]()
+        for each in found:
+            if not each["row"].startswith("backward"):  # whose BLEU is of the other language
+                times = [past + at["processor_minutes"] for at in each["validation"]]
+                looks += zip(times, (at["bleu"] for at in each["validation"]), strict=True)
+            past += each["processor_minutes"]
+        when = [next((f"{at:.0f}" for at, bleu in looks if bleu >= goal), "–") for goal in GOALS]
+        lines.append([str(seed), *when, f"{past:.0f}"])
+    if not lines:
+        return ""
+    header = ["seed", *(f"{goal:g} BLEU" for goal in GOALS), "all"]
+    return (
+        f"\nProcessor minutes of {' and then '.join(way)} up to a score on validation, as training "
+        "shows it (200 sentences, greedy):\n\n" + table(header, lines) + "\n"
+    )
+
+
+def _mean_of(scores: list[float]) -> str:
+    if len(scores) < 2:
+        return f"{scores[0]:.2f}" if scores else "–"
+    return f"{mean(scores):.2f} ({', '.join(f'{score:.2f}' for score in scores)})"
