@@ -206,11 +206,10 @@ def _times(way: Sequence[str], records: list[dict[str, Any]]) -> str:
         found = [by_row[row, seed] for row in way if (row, seed) in by_row]
         if len(found) < len(way):
             continue
-        past, looks = 0.0, list[tuple[float, float]]()
+        past, looks = 0.0, []
         for each in found:
             if not each["row"].startswith("backward"):  # whose BLEU is of the other language
-                times = [past + at["processor_minutes"] for at in each["validation"]]
-                looks += zip(times, (at["bleu"] for at in each["validation"]), strict=True)
+                looks += [(past + at["processor_minutes"], at["bleu"]) for at in each["validation"]]
             past += each["processor_minutes"]
         when = [next((f"{at:.0f}" for at, bleu in looks if bleu >= goal), "–") for goal in GOALS]
         lines.append([str(seed), *when, f"{past:.0f}"])
@@ -219,7 +218,7 @@ def _times(way: Sequence[str], records: list[dict[str, Any]]) -> str:
     header = ["seed", *(f"{goal:g} BLEU" for goal in GOALS), "all"]
     return (
         f"\nProcessor minutes of {' and then '.join(way)} up to a score on validation, as training "
-        "shows it (200 sentences, greedy):\n\n" + table(header, lines) + "\n"
+        "shows it:\n\n" + table(header, lines) + "\n"
     )
 
 

@@ -73,7 +73,7 @@ ROTARY_SLOWLY = [
     "training.max_steps=3500",
     "training.schedule.learning_rate=0.0008",
 ]
-# Muon needs no long warm-up, and bears a higher rate (docs/log.md).
+# With Muon both learn sooner (docs/log.md).
 SHORT_WARM_UP = ["training.schedule.warmup_steps=300", "training.schedule.learning_rate=0.008"]
 SHORT_WARM_UP_STUDENT = [
     *LEARNS_SLOWLY,
