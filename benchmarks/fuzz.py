@@ -272,7 +272,7 @@ class Runner:
         streams = sys.stdin, sys.stdout, sys.stderr
         environment = dict(os.environ)
         box = self.root / f"box-{number}"
-        heeded = {each: signal.getsignal(each) for each in (1, 2, 15)}
+        heeded = {each: signal.getsignal(each) for each in (2, 1, 15)}
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         for place, name, how in ((0, "in", os.O_RDONLY), (1, "out", flags), (2, "err", flags)):
             handle = os.open(self.root / f"{name}-{number}", how, 0o666)
@@ -289,8 +289,12 @@ class Runner:
             hostile.arrange_streams(case.streams)
             sys.argv = ["heedful", *case.arguments]
             try:
-                _run(case)
-                code = 0
+                try:
+                    _run(case)
+                    code = 0
+                finally:  # what is sent later must not end the streams' return halfway
+                    for each, handler in heeded.items():
+                        signal.signal(each, handler)
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
             for stream in (sys.stdout, sys.stderr):
@@ -308,8 +312,6 @@ class Runner:
             sys.stdin, sys.stdout, sys.stderr = streams
             os.environ.clear()
             os.environ.update(environment)
-            for each, handler in heeded.items():
-                signal.signal(each, handler)
         return code
 
     def _of_output(
