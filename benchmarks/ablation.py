@@ -16,7 +16,7 @@ from typing import Any
 from common import machine, table, versions
 from heedful.evaluation.metrics import Scores, corpus_scores
 from heedful.inference import Translator, parameter_count
-from heedful.training.events import Evaluated, Event
+from heedful.training.events import CheckpointSaved, Evaluated, Event
 from runs import QUICK, Run, finished_run
 
 METRIC = "tokenized_lowercase_bleu"
@@ -27,7 +27,7 @@ FOOT = "\n## How this was made\n"
 
 
 class ProcessorTime:
-    """A listener that writes down the processor's seconds of a run up to each evaluation.
+    """A listener that writes down the processor's seconds of a run up to each evaluation or stop.
 
     Minutes on a clock say nothing where other work runs beside.
     """
@@ -40,7 +40,7 @@ class ProcessorTime:
         self.began = time.process_time()
 
     def on(self, event: Event) -> None:
-        if isinstance(event, Evaluated):
+        if isinstance(event, Evaluated | CheckpointSaved):
             self.steps.append([event.step, self.before + time.process_time() - self.began])
             self.path.write_text(json.dumps(self.steps))
 
@@ -63,9 +63,10 @@ def run_rows(
     """Train the rows that are asked for, or go on with them, and keep a record of each.
 
     In a row's settings {data}, {runs} and {seed} stand for those of the arguments, so that a row
-    can learn from the models of others.
+    can learn from the models of others, and {other} for the seed of a second model: the seed
+    before, of three.
     """
-    given = {name: vars(arguments)[name] for name in ("data", "runs", "seed")}
+    given = {name: vars(arguments)[name] for name in ("data", "runs")} | _seeds(arguments.seed)
     for row in arguments.rows:
         if row not in rows:
             raise SystemExit(f"unknown row {row}; choose from {', '.join(rows)}")
@@ -98,6 +99,10 @@ def write_records(name: str, found: list[dict[str, Any]], directory: Path) -> No
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     (directory / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def _seeds(seed: int) -> dict[str, int]:
+    return {"seed": seed, "other": seed - 1 or 3}
 
 
 def _content(name: str, directory: Path) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def write_table(
 ) -> None:
     """Put the table of all records into the page, in place of the one that was there.
 
-    `way`: rows that are trained one after the other, to say how soon they came to which score.
+    `way`: runs, as "ROW-{seed}", one after the other, to say how soon they came to which score.
     """
     path = directory / f"{name}.md"
     found = records(name, directory)
@@ -200,14 +205,14 @@ def _table(rows: dict[str, list[str]], records: list[dict[str, Any]]) -> str:
 
 def _times(way: Sequence[str], records: list[dict[str, Any]]) -> str:
     """Processor minutes up to the first evaluation with a BLEU of each of GOALS, by seed."""
-    by_row = {(each["row"], each["seed"]): each for each in records}
+    by_run = {f"{each['row']}-{each['seed']}": each for each in records}
     lines = []
-    for seed in sorted({seed for row, seed in by_row if row in way}):
-        found = [by_row[row, seed] for row in way if (row, seed) in by_row]
-        if len(found) < len(way):
+    for seed in sorted({each["seed"] for each in records}):
+        names = [run.format(**_seeds(seed)) for run in way]
+        if not all(name in by_run for name in names):
             continue
         past, looks = 0.0, []
-        for each in found:
+        for each in map(by_run.__getitem__, names):
             if not each["row"].startswith("backward"):  # whose BLEU is of the other language
                 looks += [(past + at["processor_minutes"], at["bleu"]) for at in each["validation"]]
             past += each["processor_minutes"]
@@ -217,8 +222,10 @@ def _times(way: Sequence[str], records: list[dict[str, Any]]) -> str:
         return ""
     header = ["seed", *(f"{goal:g} BLEU" for goal in GOALS), "all"]
     return (
-        f"\nProcessor minutes of {' and then '.join(way)} up to a score on validation, as training "
-        "shows it:\n\n" + table(header, lines) + "\n"
+        f"\nProcessor minutes of the runs {', '.join(way)} (other: the seed before, of three), one "
+        "after the other, up to a score on validation, as training shows it:\n\n"
+        + table(header, lines)
+        + "\n"
     )
 
 

@@ -78,10 +78,15 @@ SHORT_WARM_UP = ["training.schedule.warmup_steps=300", "training.schedule.learni
 SHORT_WARM_UP_STUDENT = [
     *LEARNS_SLOWLY,
     "model.positions=rotary",
-    "distillation.teacher={runs}/short-warm-up-{seed}",
-    "distillation.backward={runs}/backward-short-warm-up-{seed}",
-    "training.max_steps=3500",
+    "training.max_steps=3000",
     "training.schedule.warmup_steps=300",
+]
+LEARNS_FROM_FOUR = [
+    *SHORT_WARM_UP_STUDENT,
+    "distillation.teacher={runs}/short-warm-up-{seed}",
+    "distillation.more_teachers={runs}/short-warm-up-{other}",
+    "distillation.backward=[{runs}/backward-short-warm-up-{seed},"
+    "{runs}/backward-short-warm-up-{other}]",
 ]
 # One model learns both directions, which its input tells apart; its student learns one.
 BOTH = [*ROTARY, *SHORT_WARM_UP, "training.max_steps=4000"]
@@ -91,6 +96,7 @@ BOTH_STUDENT = [
     *SHORT_WARM_UP_STUDENT,
     "distillation.teacher={runs}/both-directions-{seed}",
     "distillation.backward={runs}/both-directions-{seed}",
+    "training.max_steps=3500",
 ]
 # A short run, of which each option is one change.
 SHORT = [*ROTARY, *SHORT_WARM_UP, "training.max_steps=1500"]
@@ -141,9 +147,9 @@ ROWS = {
     "backward-rotary": [*ROTARY, *BACKWARD],
     "rotary-student": ROTARY_STUDENT,
     "rotary-student-0.0008": ROTARY_SLOWLY,
-    "short-warm-up": [*ROTARY, *SHORT_WARM_UP],
-    "backward-short-warm-up": [*ROTARY, *SHORT_WARM_UP, *BACKWARD],
-    "short-warm-up-student": SHORT_WARM_UP_STUDENT,
+    "short-warm-up": [*ROTARY, *SHORT_WARM_UP, "training.max_steps=3000"],
+    "backward-short-warm-up": [*ROTARY, *SHORT_WARM_UP, *BACKWARD, "training.max_steps=1500"],
+    "learns-from-four": LEARNS_FROM_FOUR,
     "both-directions": BOTH,
     "both-directions-student": BOTH_STUDENT,
     "1500-steps": SHORT,
@@ -174,7 +180,9 @@ ROWS = {
     },
 }
 
-WAY = ["short-warm-up", "backward-short-warm-up", "short-warm-up-student"]
+# The runs of the best row.
+FIRST = ["short-warm-up-{seed}", "short-warm-up-{other}"]
+WAY = [*FIRST, *(f"backward-{each}" for each in FIRST), "learns-from-four-{seed}"]
 
 
 def main() -> None:
