@@ -180,7 +180,7 @@ ROWS = {
     },
 }
 
-# The runs of the best row.
+# The runs of the row that was taken over three seeds.
 FIRST = ["short-warm-up-{seed}", "short-warm-up-{other}"]
 WAY = [*FIRST, *(f"backward-{each}" for each in FIRST), "learns-from-four-{seed}"]
 
