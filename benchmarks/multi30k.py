@@ -81,6 +81,12 @@ SHORT_WARM_UP_STUDENT = [
     "training.max_steps=3000",
     "training.schedule.warmup_steps=300",
 ]
+ONE_EACH_WAY = [
+    *SHORT_WARM_UP_STUDENT,
+    "distillation.teacher={runs}/short-warm-up-{seed}",
+    "distillation.backward={runs}/backward-short-warm-up-{seed}",
+    "training.max_steps=5000",
+]
 LEARNS_FROM_FOUR = [
     *SHORT_WARM_UP_STUDENT,
     "distillation.teacher={runs}/short-warm-up-{seed}",
@@ -150,6 +156,13 @@ ROWS = {
     "short-warm-up": [*ROTARY, *SHORT_WARM_UP, "training.max_steps=3000"],
     "backward-short-warm-up": [*ROTARY, *SHORT_WARM_UP, *BACKWARD, "training.max_steps=1500"],
     "learns-from-four": LEARNS_FROM_FOUR,
+    "one-each-way": ONE_EACH_WAY,
+    "one-each-way-r-drop": [*ONE_EACH_WAY, "training.r_drop=5", "training.max_steps=2500"],
+    "one-each-way-from-random": [
+        *ONE_EACH_WAY,
+        "distillation.copy_layers=false",
+        "training.schedule.learning_rate=0.004",
+    ],
     "both-directions": BOTH,
     "both-directions-student": BOTH_STUDENT,
     "1500-steps": SHORT,
@@ -180,9 +193,8 @@ ROWS = {
     },
 }
 
-# The runs of the row that was taken over three seeds.
-FIRST = ["short-warm-up-{seed}", "short-warm-up-{other}"]
-WAY = [*FIRST, *(f"backward-{each}" for each in FIRST), "learns-from-four-{seed}"]
+# The runs of the row that is best over three seeds.
+WAY = ["short-warm-up-{seed}", "backward-short-warm-up-{seed}", "one-each-way-{seed}"]
 
 
 def main() -> None:

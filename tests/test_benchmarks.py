@@ -178,7 +178,7 @@ def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: P
     shipped, _ = bench("multi30k", "--data", str(text), "--run", str(tmp_path / "run"))
     first = ["1500-steps", "short-warm-up", "backward-short-warm-up"]
     bench("multi30k", *words, "--rows", *first)
-    then = ["1500-steps-adam", *first, "learns-from-four"]
+    then = ["1500-steps-adam", *first, "learns-from-four", "one-each-way"]
     page, data = bench("multi30k", *words, "--rows", *then, "--seed", "2")
     found = [(each["row"], each["seed"]) for each in data["ablation"]]
     assert found == [*((row, 1) for row in first), *((row, 2) for row in then)]
