@@ -193,7 +193,7 @@ def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: P
     assert before == shipped.partition("\n## How")[0]
     assert again.split("## How")[0] == page.split("## How")[0]
     rows = [line for line in foot.splitlines() if line.startswith("| 1500-steps")]
-    assert [row.split(" | ")[2] for row in rows] == ["1, 2", "2"]
+    assert [(row.split(" | ")[2], "–" in row) for row in rows] == [("1, 2", False), ("2", False)]
 
 
 def test_few_pairs(bench: Bench, tmp_path: Path, text: Path) -> None:
