@@ -271,6 +271,10 @@ class Distillation(Strict):
     keep_targets: bool = Field(
         False, description="of level sequence: learn from the targets in the data too"
     )
+    nearest: bool = Field(
+        False,
+        description="of level sequence: of each beam the output most like the data's own, by chrF",
+    )
     more_teachers: Paths = Field(
         None, description="of level sequence: more models from whose outputs it learns too"
     )

@@ -18,6 +18,7 @@ from heedful.data.columns import Sequences, pack_ids
 from heedful.data.plans import plan_windows
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
+from heedful.evaluation.metrics import sentence_chrf
 from heedful.inference import Translator
 from heedful.run import cache_folder, train
 from heedful.tasks.distillation import (
@@ -441,6 +442,36 @@ def test_targets_stay_and_more_models_translate_there_and_back(teachers, tmp_pat
     assert len(found[1]) > len(found[0]) + len(own)
 
 
+def test_of_a_beam_the_output_most_like_the_datas_own_is_learnt(teachers):
+    folder, teacher = teachers("translation")
+    master = heedful.load(teacher, device="cpu")
+    tokenizers = master.src_tokenizer, master.tgt_tokenizer
+    made = []
+    for nearest in (False, True):
+        keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 3, "nearest": nearest}
+        recipe = student_of("translation", folder, teacher, distillation=keys)
+        run = Ready(recipe, cache_folder(), origin=Origin(tokenizers))
+        others = OtherTeachers((), [master])
+        data = sequence_distillation(run.data, run.task, master, others, cache_folder(), print)
+        made.append(pairs_of(data.splits["train"]))
+    own = pairs_of(run.data.splits["train"])
+    src, tgt = tokenizers
+    sources, targets = zip(*own, strict=True)
+    texts = src.decode_batch(sources), tgt.decode_batch(targets)
+    there, back = [], []
+    for given, wanted, found in ((*texts, there), (*reversed(texts), back)):
+        beams = master.generations(given, beam_size=3, num_return=3, stop_rule="optimal")
+        for beam, text in zip(beams, wanted, strict=True):
+            ended = [each for each in beam if each.finished]
+            scores = [sentence_chrf([each.text], [text]) for each in ended]
+            found.append(ended[scores.index(max(scores))] if ended else None)
+    expected = [(ids, best.ids) for (ids, _), best in zip(own, there, strict=True) if best]
+    for (_, ids), best in zip(own, back, strict=True):
+        expected += [(src.encode_target(src.encode(best.text)), ids)] if best else []
+    assert made[1] == expected
+    assert made[1] != made[0]
+
+
 def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers, tmp_path):
     folder, teacher = teachers("translation")
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 3, "backward": str(teacher)}
@@ -498,6 +529,7 @@ def test_a_cosine_of_states_needs_one_width(teachers, tmp_path):
         ({"distillation": {"keep_targets": True}}, ["keep_targets", "distillation.teacher"]),
         ({"distillation__keep_targets": True}, ["keep_targets", "level sequence"]),
         ({"distillation__backward": "TEACHER"}, ["keep_targets", "level sequence"]),
+        ({"distillation__nearest": True}, ["nearest", "level sequence"]),
         ({"distillation__level": "sequence"}, ["level sequence", "masked_lm"]),
         ({"distillation__soft_weight": 0.0, "distillation__hard_weight": 0.0}, None),
         ({"init_from": "TEACHER"}, ["init_from and distillation.copy_layers"]),

@@ -2,9 +2,9 @@
 
 Sanh et al. 2019, "DistilBERT, a distilled version of BERT", sec. 2 and 3; for texts that a model
 writes Kim and Rush 2016, "Sequence-Level Knowledge Distillation": sec. 3.1, whose word-level loss
-is the first two terms, and sec. 3.2, in which the teacher's outputs are the data. Nguyen et al.
-2020, "Data Diversification", sec. 3, add these to the data, those of more models, and of models
-that translate back (Sennrich et al. 2016).
+is the first two terms, and sec. 3.2 and 3.3, in which its outputs are the data. Nguyen et al. 2020,
+"Data Diversification", sec. 3, add these to the data, those of more models, and of models that
+translate back (Sennrich et al. 2016).
 """
 
 import re
@@ -26,6 +26,7 @@ from heedful.data.prepared import content_key, prepared
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import target_states
+from heedful.evaluation.metrics import sentence_chrf
 from heedful.inference import SavedModel, Translator
 from heedful.inference.generator import Generation
 from heedful.inference.model import Texts
@@ -39,6 +40,7 @@ from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 
 _MORE = "more_teachers", "backward"
+_OF_SEQUENCES = "keep_targets", "nearest", *_MORE
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
 
 
@@ -120,9 +122,8 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         and settings.cosine_weight,
         "distillation: soft_weight, hard_weight and cosine_weight are all 0, so nothing would be "
         "learnt; raise one": settings.level == "word" and not any(weights),
-        "distillation: keep_targets, more_teachers and backward are of level sequence; set that, "
-        "or leave them out": settings.level == "word"
-        and (settings.keep_targets or any(getattr(settings, key) for key in _MORE)),
+        f"distillation: {', '.join(_OF_SEQUENCES)} are of level sequence; set that, or leave them "
+        "out": settings.level == "word" and any(getattr(settings, key) for key in _OF_SEQUENCES),
         "init_from and distillation.copy_layers both say what the student begins as; leave one "
         "out": settings.copy_layers and recipe.init_from is not None,
     }
@@ -130,7 +131,7 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
         problems = {
             f"distillation.{key} is set but distillation.teacher is not: add "
             "--set distillation.teacher=DIRECTORY": getattr(settings, key)
-            for key in ("copy_layers", "cosine_weight", "keep_targets", *_MORE)
+            for key in ("copy_layers", "cosine_weight", *_OF_SEQUENCES)
         }
     for message, is_wrong in problems.items():
         if is_wrong:
@@ -217,6 +218,7 @@ def sequence_distillation(
         ],
         "keep_targets": settings.keep_targets,
         "beam_size": settings.beam_size,
+        "nearest": settings.nearest,
         "max_length": longest,
     }
     copies = 1 + len(others.forward) + len(others.backward) + settings.keep_targets
@@ -250,37 +252,49 @@ def _pairs(
     stores = [data.ids("train", side) for side in ("src", "tgt")]
     sources, targets = ([store[i].tolist() for i in range(len(store))] for store in stores)
     of_source, of_target = data.tokenizers
+    source_texts = of_source.decode_batch(sources)
+    target_texts = of_target.decode_batch(targets)
 
-    def written(model: Translator, texts: Texts, name: str, by: Tokenizer) -> list[list[int]]:
-        """What a model writes for each text, in ids of `by`; none where it came to no end."""
-        found = _translations(model, texts, settings.beam_size, name, say)
-        ids = by.encode_batch([each.text for each in found])
-        pairs = zip(found, ids, strict=True)
+    def outputs(model: Translator, given: Texts, wanted: list[str], name: str) -> list[Generation]:
+        """One for each text: the best, or with `nearest` the one most like what is wanted."""
+        size = settings.beam_size
+        say(f"{name:10} translates {len(given):,} texts, beam size {size}")
+        with work("translating", len(given)) as advance:
+            found = model.generations(
+                given,
+                beam_size=size,
+                num_return=size if settings.nearest else 1,
+                stop_rule="optimal",
+                too_long="leave_out",
+                progress=advance,
+            )
+        if not settings.nearest:
+            return [best for best, *_ in found]
+        return [_nearest(each, text) for each, text in zip(found, wanted, strict=True)]
+
+    def ids(found: list[Generation], by: Tokenizer) -> list[list[int]]:
+        """In ids of `by`; none for what came to no end."""
+        pairs = zip(found, by.encode_batch([each.text for each in found]), strict=True)
         return [by.encode_target(own) if each.finished and own else [] for each, own in pairs]
 
-    first = _translations(teacher, sources, settings.beam_size, "teacher", say)
-    outputs = [[each.ids if each.finished else [] for each in first]]
-    texts = of_source.decode_batch(sources) if others.forward else []
-    outputs += [written(each, texts, "teacher", of_target) for each in others.forward]
-    pairs = [pair for each in outputs for pair in zip(sources, each, strict=True) if pair[1]]
+    first = outputs(teacher, sources, target_texts, "teacher")
+    there = [[each.ids if each.finished else [] for each in first]]
+    for each in others.forward:
+        there.append(ids(outputs(each, source_texts, target_texts, "teacher"), of_target))
+    pairs = [pair for each in there for pair in zip(sources, each, strict=True) if pair[1]]
     if settings.keep_targets:
         pairs += zip(sources, targets, strict=True)
-    texts = of_target.decode_batch(targets) if others.backward else []
     for each in others.backward:
-        ids = written(each, texts, "backward", of_source)
-        pairs += [pair for pair in zip(ids, targets, strict=True) if pair[0]]
+        back = ids(outputs(each, target_texts, source_texts, "backward"), of_source)
+        pairs += [pair for pair in zip(back, targets, strict=True) if pair[0]]
     return pairs
 
 
-def _translations(
-    model: Translator, texts: Texts, beam_size: int, name: str, say: Say
-) -> list[Generation]:
-    say(f"{name:10} translates {len(texts):,} texts, beam size {beam_size}")
-    with work("translating", len(texts)) as advance:
-        found = model.generations(
-            texts, beam_size=beam_size, stop_rule="optimal", too_long="leave_out", progress=advance
-        )
-    return [best for best, *_ in found]
+def _nearest(outputs: list[Generation], wanted: str) -> Generation:
+    """The output that is most like `wanted` by chrF, of those that came to an end where any did."""
+    ended = [each for each in outputs if each.finished] or outputs[:1]
+    scores = sentence_chrf([each.text for each in ended], [wanted] * len(ended))
+    return ended[scores.index(max(scores))]
 
 
 def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
