@@ -104,14 +104,10 @@ BOTH_STUDENT = [
     "distillation.backward={runs}/both-directions-{seed}",
     "training.max_steps=3500",
 ]
-# A short run, of which each option is one change.
-SHORT = [*ROTARY, *SHORT_WARM_UP, "training.max_steps=1500"]
 LITTLE_DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0", "model.activation_dropout=0"]
 ROWS = {
     "5000-pairs": FEW,
     "5000-pairs-bpe-dropout": [*FEW, "training.subword_sampling=0.1"],
-    "5000-pairs-word-dropout": [*FEW, "training.word_dropout=0.1"],
-    "5000-pairs-r-drop": [*FEW, "training.r_drop=2"],
     "5000-pairs-vocabulary-1500": [*FEW, "tokenizer.vocab_size=1500"],
     "5000-pairs-small-batches": [*FEW, *SMALL_BATCHES],
     "5000-pairs-both": [*FEW, *SMALL_BATCHES, "tokenizer.vocab_size=1500"],
@@ -125,6 +121,15 @@ ROWS = {
         f"5000-pairs-muon{name}": [*FEW, "training.optimizer.name=muon", *more]
         for name, more in {
             "": [],
+            "-word-dropout": ["training.word_dropout=0.1"],
+            "-r-drop": ["training.r_drop=2"],
+            "-no-label-smoothing": ["training.label_smoothing=0"],
+            "-label-smoothing-0.2": ["training.label_smoothing=0.2"],
+            "-own-source-matrix": ["model.tie_embeddings=decoder"],
+            "-unigram": ["tokenizer.kind=unigram"],
+            "-unigram-sampling": ["tokenizer.kind=unigram", "training.subword_sampling=0.2"],
+            "-larger-batches": ["training.batch_tokens=8192", "training.max_steps=400"],
+            "-average-of-best": ["training.average_of=best", "training.evaluate_every=50"],
             "-moving-average": ["training.ema_decay=0.99"],
             "-dropout-0.2": ["model.dropout=0.2"],
             "-0.002": ["training.schedule.learning_rate=0.002"],
@@ -157,6 +162,7 @@ ROWS = {
     "backward-short-warm-up": [*ROTARY, *SHORT_WARM_UP, *BACKWARD, "training.max_steps=1500"],
     "learns-from-four": LEARNS_FROM_FOUR,
     "one-each-way": ONE_EACH_WAY,
+    "one-each-way-nearest": [*ONE_EACH_WAY, "distillation.nearest=true"],
     "one-each-way-r-drop": [*ONE_EACH_WAY, "training.r_drop=5", "training.max_steps=2500"],
     "one-each-way-from-random": [
         *ONE_EACH_WAY,
@@ -165,32 +171,6 @@ ROWS = {
     ],
     "both-directions": BOTH,
     "both-directions-student": BOTH_STUDENT,
-    "1500-steps": SHORT,
-    **{
-        f"1500-steps-{name}": [*SHORT, *change]
-        for name, change in {
-            "warm-up-1000": ["training.schedule.warmup_steps=1000"],
-            "0.004": ["training.schedule.learning_rate=0.004"],
-            "sinusoids": ["model.positions=sinusoidal"],
-            "post-norm": ["model.norm_placement=post"],
-            "adam": ["training.optimizer.name=adam", "training.schedule.learning_rate=0.004"],
-            "cased": ["tokenizer.lowercase=false"],
-            "unigram": ["tokenizer.kind=unigram"],
-            "unigram-sampling": ["tokenizer.kind=unigram", "training.subword_sampling=0.2"],
-            "bpe-dropout": ["training.subword_sampling=0.1"],
-            "vocabulary-4000": ["tokenizer.vocab_size=4000"],
-            "own-source-matrix": ["model.tie_embeddings=decoder"],
-            "word-dropout": ["training.word_dropout=0.1"],
-            "dropout-0.2": ["model.dropout=0.2"],
-            "r-drop": ["training.r_drop=2"],
-            "no-label-smoothing": ["training.label_smoothing=0"],
-            "label-smoothing-0.2": ["training.label_smoothing=0.2"],
-            "moving-average": ["training.ema_decay=0.99"],
-            "average-of-best-10": ["training.average_last=10", "training.average_of=best"],
-            "larger-batches": ["training.batch_tokens=8192", "training.max_steps=750"],
-            "inverse-sqrt": ["training.schedule.name=inverse_sqrt"],
-        }.items()
-    },
 }
 
 # The runs of the row that is best over three seeds.

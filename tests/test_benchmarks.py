@@ -176,9 +176,9 @@ def text(tmp_path: Path) -> Path:
 def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: Path) -> None:
     words = ["--data", str(text), "--runs", str(tmp_path / "runs"), "--ablation"]
     shipped, _ = bench("multi30k", "--data", str(text), "--run", str(tmp_path / "run"))
-    first = ["1500-steps", "short-warm-up", "backward-short-warm-up"]
+    first = ["5000-pairs", "short-warm-up", "backward-short-warm-up"]
     bench("multi30k", *words, "--rows", *first)
-    then = ["1500-steps-adam", *first, "learns-from-four", "one-each-way"]
+    then = ["5000-pairs-muon", *first, "learns-from-four", "one-each-way"]
     page, data = bench("multi30k", *words, "--rows", *then, "--seed", "2")
     found = [(each["row"], each["seed"]) for each in data["ablation"]]
     assert found == [*((row, 1) for row in first), *((row, 2) for row in then)]
@@ -192,7 +192,7 @@ def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: P
     before, _, foot = page.partition("\n## Ablation\n")
     assert before == shipped.partition("\n## How")[0]
     assert again.split("## How")[0] == page.split("## How")[0]
-    rows = [line for line in foot.splitlines() if line.startswith("| 1500-steps")]
+    rows = [line for line in foot.splitlines() if line.startswith("| 5000-pairs")]
     assert [(row.split(" | ")[2], "–" in row) for row in rows] == [("1, 2", False), ("2", False)]
 
 
