@@ -75,68 +75,53 @@ def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list
                         yield from _rows(file, stream.schema, stream, columns, pa)
             else:
                 with parquet.ParquetFile(file) as opened:
-                    schema = opened.schema_arrow
-                    wanted = [_of_structure(schema, name)[0] for name, _ in columns]
+                    wanted = [name for name, _ in columns]
                     batches = opened.iter_batches(_BATCH_ROWS, columns=wanted)
-                    yield from _rows(file, schema, batches, columns, pa)
+                    yield from _rows(file, opened.schema_arrow, batches, columns, pa)
 
 
 def _rows(
     file: Path, schema: Any, batches: Any, columns: Sequence[tuple[str, bool]], pa: Any
 ) -> Iterator[list[str]]:
-    """The rows of batches of a schema."""
-    found = [_column(file, schema, name, is_any, pa) for name, is_any in columns]
+    """The rows of batches of a schema; a structure's fields are columns of their own."""
+    flat = schema.empty_table().flatten().schema
+    shown = {name: _shown(file, schema, flat, name, is_any, pa) for name, is_any in columns}
     for batch in batches:
-        for start in range(0, batch.num_rows, _BATCH_ROWS):
-            part = batch.slice(start, _BATCH_ROWS)
-            yield from map(list, zip(*(texts(part) for texts in found), strict=True))
+        batch.validate(full=True)  # sizes, and UTF-8: the library reads past the end otherwise
+        table = pa.Table.from_batches([batch]).flatten()
+        for start in range(0, table.num_rows, _BATCH_ROWS):
+            part = table.slice(start, _BATCH_ROWS)
+            cells = [map(shown[name], part.column(name).to_pylist()) for name, _ in columns]
+            yield from map(list, zip(*cells, strict=True))
 
 
-def _column(
-    file: Path, schema: Any, name: str, is_any: bool, pa: Any
-) -> Callable[[Any], list[str]]:
-    """The cells of a batch in a column; raises UserError where there is none, or it has no text."""
-    top, inner = _of_structure(schema, name)
-    index = schema.get_field_index(top)
-    if index < 0:
-        often = "twice" if top in schema.names else "not"
+def _shown(
+    file: Path, schema: Any, flat: Any, name: str, is_any: bool, pa: Any
+) -> Callable[[Any], str]:
+    """A cell of a column as text; raises UserError where there is none, or it has no text."""
+    if flat.names.count(name) != 1:
+        often = "twice" if name in flat.names else "not"
         raise UserError(
-            f"{file}: column {name!r} is {often} in the table ({listed(schema.names)});"
+            f"{file}: column {name!r} is {often} in the table ({listed(flat.names)});"
             " name a column that is there once"
         )
-    kind, place = schema.field(index).type, -1
-    if inner is not None:
-        place = kind.get_field_index(inner) if pa.types.is_struct(kind) else -1
-        if place < 0:
-            raise UserError(f"{file}: the column {top!r} has no field {inner!r}")
-        kind = kind.field(place).type
+    kind = flat.field(name).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     fits = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view]
     fits += [pa.types.is_integer, pa.types.is_boolean] if is_any else []
     if not any(test(kind) for test in fits):
         raise UserError(f"{file}: {name!r} holds {kind}, not text; name another column")
-    classes = _classes(schema, top) if is_any and inner is None else []
+    classes = _classes(schema, name) if is_any else []
 
     def text(value: Any) -> str:
+        if value is None:
+            return ""
         if classes and isinstance(value, int):  # -1: not known
             return classes[value] if 0 <= value < len(classes) else ""
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    def texts(batch: Any) -> list[str]:
-        array = batch.column(top)
-        array.validate(full=True)  # sizes, and UTF-8: the library reads past the end otherwise
-        # A missing structure has no field.
-        array = array if inner is None else array.flatten()[place]
-        return ["" if value is None else text(value) for value in array.to_pylist()]
-
-    return texts
-
-
-def _of_structure(schema: Any, name: str) -> tuple[str, str | None]:
-    """A column, and the field in it that a name means."""
-    top, _, inner = name.partition(".")
-    return (name, None) if name in schema.names or not inner else (top, inner)
+    return text
 
 
 def _classes(schema: Any, name: str) -> Sequence[str]:
