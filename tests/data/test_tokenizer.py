@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from heedful.data.tokenizer import Specials, Tokenizer, train_tokenizer
-from heedful.data.tokenizer_training import KINDS, SPECIALS
+from heedful.data.tokenizer_training import SPECIALS
 from heedful.errors import UserError
 
 TEXT = [
@@ -38,7 +38,7 @@ TEXT = [
     "公园很大，公园里的人很多，今天的天气很好。",
 ] * 2
 SIZES = {"bpe": 300, "unigram": 140, "wordpiece": 300, "byte_bpe": 400}
-SUBWORDS = tuple(SIZES)
+KINDS = (*SIZES, "word", "char", "byte")
 EXTRA = ("<mask>", "<extra_0>", "<sep>", "<extra_1>")
 LOSSLESS = ("byte_bpe", "byte")
 ALPHABET = "".join(sorted({c for line in TEXT for c in line}))
@@ -76,40 +76,6 @@ def test_no_text_is_encoded_to_a_special_and_bytes_give_any_string_back(
     assert set(ids) & tokenizer.special_ids <= allowed
     assert tokenizer.encode(tokenizer.normalize(text)) == ids
     assert kind not in LOSSLESS or tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("trained_on_them", [False, True])
-def test_specials_written_in_text_are_only_text(
-    kind: str, trained_on_them: bool, tmp_path: Path
-) -> None:
-    tricks = [*SPECIALS, "a</s>b", "x <s> y", " ".join(SPECIALS), "".join(SPECIALS)]
-    lines = TEXT + (tricks * 20 if trained_on_them else ["< > / p a d s u n k b x y"])
-    size = SIZES[kind] + 10 if kind in SIZES else None
-    tokenizer = train_tokenizer(lines, kind=kind, vocab_size=size)
-    tokenizer.save(tmp_path / "t.json")
-    for t in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
-        for text in tricks:
-            ids = t.encode(text)
-            assert not {0, 1, 2} & set(ids), (text, t.tokens(ids))
-            assert t.encode_batch([text, text]) == [ids, ids]
-            if kind != "word" or trained_on_them:
-                assert t.unk_id not in ids
-                assert t.decode(ids) == text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_special_ids_and_what_decoding_skips(kind: str) -> None:
-    tokenizer = TRAINED[kind]
-    specials = [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id]
-    assert specials == [0, 1, 2, 3]
-    assert tokenizer.tokens(specials) == list(SPECIALS)
-    ids = tokenizer.encode("The quick brown fox")
-    assert tokenizer.decode([1, *ids, 2, 0, 0]) == "The quick brown fox" == tokenizer.decode(ids)
-    assert tokenizer.encode("") == []
-    assert tokenizer.decode([]) == ""
-    assert tokenizer.decode_batch([ids, [], [2]]) == ["The quick brown fox", "", ""]
-    assert max(ids) < tokenizer.vocab_size
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,7 +138,7 @@ def test_case_and_normal_forms() -> None:
     assert nfkc_bytes.decode(nfkc_bytes.encode(" ①  x")) == " 1  x"
 
 
-@pytest.mark.parametrize("kind", SUBWORDS)
+@pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("extra", [(), EXTRA])
 def test_the_size_asked_for_is_the_size_got_or_refused(kind: str, extra: tuple[str, ...]) -> None:
     def trained(size: int) -> Tokenizer:
@@ -246,15 +212,6 @@ def test_broken_files_are_the_users_errors(tmp_path: Path) -> None:
             Tokenizer.load(path)
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    TRAINED["char"].save(path)
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write"):
-        TRAINED["bpe"].save(tmp_path / "file" / "t.json")
-    assert Tokenizer.load(path).kind == "char"
-
-
 CODE = ["def f(x):\n", "    return x  # two  spaces\n", "\n\n", "if a:\n\tb = 1\r\n", " x"] * 4
 KEEPING = tuple(kind for kind in KINDS if kind != "word")
 KEPT = {
@@ -289,34 +246,46 @@ def test_a_mark_for_the_space_counts_as_one_where_spaces_are_kept() -> None:
     assert tokenizer.decode(tokenizer.encode(" x▁ x")) == tokenizer.normalize(" x▁ x") == " x  x"
 
 
-def with_extra(kind: str, **settings: Any) -> Tokenizer:
-    size = SIZES[kind] + len(EXTRA) if kind in SIZES else None
-    return train_tokenizer(TEXT, kind=kind, vocab_size=size, extra_specials=EXTRA, **settings)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_extra_specials_have_ids_that_no_text_reaches(kind: str, tmp_path: Path) -> None:
-    tokenizer = with_extra(kind)
+@pytest.mark.parametrize("trained_on_them", [False, True])
+def test_specials_have_the_first_ids_and_written_in_text_are_only_text(
+    kind: str, trained_on_them: bool, tmp_path: Path
+) -> None:
+    names = [*SPECIALS, *EXTRA]
+    tricks = [*names, "a</s>b", "x <s> y", "x<mask>y <sep>", " ".join(names), "".join(names)]
+    lines = TEXT + (tricks * 20 if trained_on_them else ["< > / _ p a d s u n k b x y 0 1"])
+    size = SIZES[kind] + 30 if kind in SIZES else None
+    tokenizer = train_tokenizer(lines, kind=kind, vocab_size=size, extra_specials=EXTRA)
     tokenizer.save(tmp_path / "t.json")
-    tricks = [*EXTRA, "x<mask>y <sep>", "<MASK>", "".join(EXTRA)]
     for t in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
+        assert [t.pad_id, t.bos_id, t.eos_id, t.unk_id] == [0, 1, 2, 3]
         assert t.special_ids == frozenset(range(8))
         assert t.specials == Specials(0, 1, 2, 3, mask_id=4, sentinel_ids=(5, 7))
-        assert t.tokens(range(8)) == [*SPECIALS, *EXTRA]
+        assert t.tokens(range(8)) == names
         for text in tricks:
-            assert set(t.encode(text)) & t.special_ids <= {t.unk_id}
+            ids = t.encode(text)
+            assert set(ids) & t.special_ids <= {t.unk_id}, (text, t.tokens(ids))
+            assert t.encode_batch([text, text]) == [ids, ids]
+            if kind != "word" or trained_on_them:
+                assert t.unk_id not in ids
+                assert t.decode(ids) == text
         ids = t.encode("The quick fox")
-        assert t.decode([1, *ids, 4, 5, 2, 0]) == t.decode(ids)
+        assert t.decode([1, *ids, 4, 5, 2, 0, 0]) == "The quick fox"
         kept = t.decode([1, *ids[:1], 4, 7, 2], keep_specials=True)
         assert kept.startswith("<s>")
         assert kept.endswith("<mask><extra_1></s>")
         assert t.decode_batch([[4], ids], keep_specials=True)[0] == "<mask>"
-    assert tokenizer.vocab_size == TRAINED[kind].vocab_size + len(EXTRA)
-    # Ids aside it is the tokenizer that it would have been.
-    for text in TEXT:
-        assert tokenizer.tokens(tokenizer.encode(text)) == TRAINED[kind].tokens(
-            TRAINED[kind].encode(text)
-        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_extra_specials_a_tokenizer_is_the_one_that_it_would_have_been(kind: str) -> None:
+    size = SIZES[kind] + len(EXTRA) if kind in SIZES else None
+    own = TRAINED[kind]
+    extra = train_tokenizer(TEXT, kind=kind, vocab_size=size, extra_specials=EXTRA)
+    assert own.encode("") == []
+    assert extra.vocab_size == own.vocab_size + len(EXTRA)
+    for text in ("", *TEXT):
+        assert extra.tokens(extra.encode(text)) == own.tokens(own.encode(text))
 
 
 @pytest.mark.parametrize(
@@ -374,7 +343,6 @@ def test_which_tokens_begin_a_word(kind: str, text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"kind": "sentencepiece"}, "unknown tokenizer kind 'sentencepiece'; choose one of bpe"),
         ({"texts": ["", " "]}, "no text"),
         ({"kind": "bpe"}, "needs a vocab_size"),
         ({"kind": "byte", "vocab_size": 260}, "unset vocab_size"),
