@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from heedful.data.tokenizer import ROLES
 from heedful.errors import UserError
-from heedful.files import read_json
+from heedful.files import read_object
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 class Settings:
     """What the files say, and what their family takes for granted.
 
-    `names` gives a role's special, or `None` where it is said that there is none; `stated` are the
-    roles that a file names: those exist even if the vocabulary lacks them. `added` are the tokens
-    beside the vocabulary, by id; `extra` are further specials. `named` is the tokenizer class or
-    the type of model that the files name, `family` the one of ours that it belongs to.
+    `stated` gives a role's special, or `None` where it is said that there is none: these exist even
+    if the vocabulary lacks them. `added` are the tokens beside the vocabulary, by id; `extra` are
+    further specials. `named` is the tokenizer class or the type of model that the files name,
+    `family` the one of ours that it belongs to.
     """
 
     directory: Path
@@ -84,10 +84,14 @@ class Settings:
     model: Mapping[str, Any]
     named: str | None
     family: str | None
-    names: Mapping[str, AddedToken | None]
-    stated: frozenset[str]
+    stated: Mapping[str, AddedToken | None]
     extra: Sequence[AddedToken]
     added: Mapping[int, AddedToken]
+
+    @property
+    def names(self) -> Mapping[str, AddedToken | None]:
+        """`stated`, and what the family takes for granted."""
+        return {**_names(self.family), **self.stated}
 
     def name(self, role: str) -> str:
         """The special of a role. Raises UserError where there is none."""
@@ -107,27 +111,29 @@ class Settings:
         if self.family in families:
             return self
         if self.named is None and otherwise is not None:
-            return replace(self, family=otherwise, names={**_names(otherwise), **self.names})
+            return replace(self, family=otherwise)
         raise UserError(
             f"{path} is for a tokenizer of class {self.named or '(none named)'}, whose rules are"
             " not known here; load it with transformers' AutoTokenizer and save_pretrained it,"
             " which writes a tokenizer.json that can be read"
         )
 
-    def with_ids(self, backend: Backend, ids: Mapping[str, int]) -> "Settings":
-        """With names for roles that lack them: by ids, and what the model itself says."""
-        model = json.loads(backend.to_str())["model"]
-        unk_id = model.get("unk_id")
-        unk = model.get("unk_token") if unk_id is None else backend.id_to_token(unk_id)
-        names = {"unk": unk, **{role: backend.id_to_token(i) for role, i in ids.items()}}
-        found = {role: _special(name) for role, name in names.items() if name is not None}
-        return replace(self, names={**found, **self.names})
+    def with_ids(self, backend: Backend, ids: Mapping[str, Any]) -> "Settings":
+        """With names for roles that lack them: by ids, and what the model itself says.
 
-    def config_ids(self) -> dict[str, int]:
-        """The ids that `config.json` gives the roles; of several ends (LLaMA 3's) the first."""
-        values = {role: self.model.get(f"{role}_token_id") for role in ROLES}
-        firsts = {r: v[0] if isinstance(v, list) and v else v for r, v in values.items()}
-        return {role: i for role, i in firsts.items() if isinstance(i, int) and i >= 0}
+        Of several ids (LLaMA 3's ends) the first counts; -1 is none.
+        """
+        model = json.loads(backend.to_str())["model"]
+        names = {"unk": model.get("unk_token")}
+        for role, i in [("unk", model.get("unk_id")), *ids.items()]:
+            i = i[0] if isinstance(i, list) and i else i
+            if isinstance(i, int) and i >= 0:
+                names[role] = backend.id_to_token(i)
+        known = {
+            r: name for r, name in names.items() if name and backend.token_to_id(name) is not None
+        }
+        found = {role: _special(name) for role, name in known.items()}
+        return replace(self, stated={**found, **self.stated})
 
     def register(self, backend: Backend) -> None:
         """Make the backend find in text every token that is named beside the vocabulary.
@@ -135,28 +141,24 @@ class Settings:
         Raises UserError where a token does not get the id that is said.
         """
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        for i, token in sorted(self.added.items()):
-            if token.content in known:
-                continue
-            backend.add_tokens([token])
-            known.add(token.content)
-            if backend.token_to_id(token.content) != i:
+        wanted = {token.content: token for _, token in sorted(self.added.items())}
+        for role in ROLES:
+            special = self.names.get(role)
+            # What only the family takes for granted may be lacking: the model has no id for it.
+            if special is not None and (
+                role in self.stated or backend.token_to_id(special.content) is not None
+            ):
+                wanted.setdefault(special.content, special)
+        for token in self.extra:
+            wanted.setdefault(token.content, token)
+        backend.add_tokens([token for name, token in wanted.items() if name not in known])
+        for i, token in self.added.items():
+            found = backend.token_to_id(token.content)
+            if token.content not in known and found != i:
                 raise UserError(
                     f"{self.directory} gives the token {token.content!r} the id {i}, but its"
-                    f" vocabulary leads to {backend.token_to_id(token.content)}; a file is missing"
+                    f" vocabulary leads to {found}; a file is missing"
                 )
-        roles = {role: self.names.get(role) for role in ROLES}
-        # What only the family takes for granted may be lacking: the model has no id for it.
-        named = [
-            token
-            for role, token in roles.items()
-            if token is not None
-            and (role in self.stated or backend.token_to_id(token.content) is not None)
-        ]
-        for token in [*named, *self.extra]:
-            if token.content not in known:
-                backend.add_special_tokens([token])
-                known.add(token.content)
 
     @property
     def roles(self) -> dict[str, str]:
@@ -194,10 +196,7 @@ def read_settings(directory: Path) -> Settings:
 
     def read(name: str) -> dict[str, Any]:
         path = directory / name
-        content = read_json(path) if path.is_file() else {}
-        if not isinstance(content, dict):
-            raise UserError(f"{path} is damaged: it holds no names and values")
-        return content
+        return read_object(path) if path.is_file() else {}
 
     config, model = read("tokenizer_config.json"), read("config.json")
     said = dict(config)
@@ -205,21 +204,22 @@ def read_settings(directory: Path) -> Settings:
         said |= read("special_tokens_map.json")
     family, named = _family(config, model)
     try:
-        stated = {role: said[f"{role}_token"] for role in ROLES if f"{role}_token" in said}
-        names = _names(family) | {role: _special(name) for role, name in stated.items()}
+        keys = {role: f"{role}_token" for role in ROLES}
+        stated = {role: _special(said[key]) for role, key in keys.items() if key in said}
         listed = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
         extra = [t for t in map(_special, listed) if t is not None and isinstance(listed, list)]
         if "added_tokens_decoder" in config:
             added = {int(i): _added(t) for i, t in config["added_tokens_decoder"].items()}
         else:
-            special = {str(t.content) for t in [*names.values(), *extra] if t is not None}
+            specials = [*(_names(family) | stated).values(), *extra]
+            special = {str(token.content) for token in specials if token is not None}
             added = {
                 int(i): AddedToken(name, special=name in special, normalized=name not in special)
                 for name, i in read("added_tokens.json").items()
             }
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"the tokenizer's settings in {directory} are damaged: {error}") from None
-    return Settings(directory, config, model, named, family, names, frozenset(stated), extra, added)
+    return Settings(directory, config, model, named, family, stated, extra, added)
 
 
 def _family(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str | None, str | None]:

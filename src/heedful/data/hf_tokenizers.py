@@ -26,7 +26,6 @@ Made = TypeVar("Made")
 
 _SPM_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 _SHIFTED = "sentencepiece.bpe.model"  # the name of files whose ids each model shifts in its own way
-SPM_ROLES = ("bos", "eos", "pad", "unk")
 _PLAIN = "sentencepiece"  # a model of that library whose ids are taken as they are
 _END_OF_WORD = "</w>"
 
@@ -185,8 +184,9 @@ def _read_sentencepiece(path: Path, settings: Settings) -> Tokenizer:
         path, lambda: sentencepiece_backend(model, pieces, prepend=prepend, legacy=legacy)
     )
     if settings.family == _PLAIN:
-        ids = {role: getattr(model.trainer_spec, f"{role}_id") for role in SPM_ROLES}
-        settings = settings.with_ids(backend, {role: i for role, i in ids.items() if i >= 0})
+        spec = model.trainer_spec
+        ids = {"bos": spec.bos_id, "eos": spec.eos_id, "pad": spec.pad_id, "unk": spec.unk_id}
+        settings = settings.with_ids(backend, ids)
     return _finished(backend, settings)
 
 
@@ -206,7 +206,7 @@ def _read_marian(settings: Settings, side: Side) -> Tokenizer:
     backend: Backend = _made(path, lambda: sentencepiece_backend(model, pieces))
     languages = [piece for piece in piece_ids if piece.startswith(">>") and piece.endswith("<<")]
     backend.add_tokens([AddedToken(name, normalized=False) for name in languages])
-    replace(settings, added={}, stated=frozenset(ROLES)).register(backend)
+    replace(settings, added={}, stated=settings.names).register(backend)
     settings.set_template(backend, piece_ids.get)
     files = {file.name: file.read_bytes() for file in (path, vocab_path)}
     return Tokenizer(backend, IMPORTED, settings.roles, piece_ids=piece_ids, files=files)
@@ -215,7 +215,8 @@ def _read_marian(settings: Settings, side: Side) -> Tokenizer:
 def _finished(backend: Backend, settings: Settings, *, has_template: bool = False) -> Tokenizer:
     """The tokenizer, with every special of the settings known to the backend."""
     if not settings.names:
-        settings = settings.with_ids(backend, settings.config_ids())
+        ids = {role: settings.model.get(f"{role}_token_id") for role in ROLES}
+        settings = settings.with_ids(backend, ids)
     settings.register(backend)
     if not has_template:
         settings.set_template(backend, backend.token_to_id)
