@@ -1,6 +1,6 @@
 """Batches hold what the columns hold, padding is told apart, and targets stand in their places."""
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from heedful.data.collate import Batch, collate_pairs, collate_texts, collate_windows
 from heedful.data.columns import Sequences, pack_ids
-from heedful.data.encoding import TextColumn, encode_rows
-from heedful.data.plans import plan_batches, plan_evaluation, plan_windows
-from heedful.data.rows import Rows
-from heedful.data.tokenizer import train_tokenizer
+from heedful.data.plans import plan_evaluation, plan_windows
 from heedful.parts.tokens import Tokens
 
 IDS = st.lists(st.integers(0, 99), max_size=7)  # pad, bos and eos may stand inside a text
@@ -66,8 +63,10 @@ def test_a_batch_holds_its_pairs(
     assert batch.places.tolist() == expected
     assert batch.num_targets == sum(len(tgt[i]) for i in chosen)
     assert batch.num_tokens == sum(len(src[i]) + len(tgt[i]) for i in chosen)
-    tensors = (batch.source.ids, batch.tokens.ids, batch.targets, batch.places)
-    assert {tensor.dtype for tensor in tensors} == {torch.int64}
+    there = batch.to("meta")
+    assert there.source is not None
+    tensors = (there.source.ids, there.tokens.ids, there.targets, there.places)
+    assert {(tensor.dtype, tensor.device.type) for tensor in tensors} == {(torch.int64, "meta")}
 
 
 @given(
@@ -97,27 +96,6 @@ def test_a_batch_holds_its_texts_labels_and_types(
         length, width = len(texts[i]), batch.tokens.ids.size(1)
         expected = [0] * seconds[i] + [1] * (length - seconds[i]) + [0] * (width - length)
         assert batch.types[row].tolist() == expected
-
-
-def test_from_text_to_tensors_and_to_a_device() -> None:
-    words = train_tokenizer(["a b c d"], kind="word")
-    rows = Rows({"src": ["a b", "d", "c"], "tgt": ["c", "a a a", "b"]})
-    sides = {side: TextColumn(words, (side,), "target") for side in ("src", "tgt")}
-    columns = encode_rows(rows, sides)
-    src, tgt = columns.sequences("src"), columns.sequences("tgt")
-    limits: dict[str, Any] = {"max_tokens": 12, "max_sentences": 2, "seed": 3, "epoch": 1}
-    seen = {}
-    for indices in plan_batches(src.lengths, tgt.lengths, **limits):
-        batch = collate_pairs(src, tgt, indices, bos_id=words.bos_id, pad_id=words.pad_id)
-        there = batch.to("meta")
-        assert there.source is not None
-        places = (there.source.ids, there.tokens.ids, there.targets, there.places)
-        assert {tensor.device.type for tensor in places} == {"meta"}
-        assert batch.source is not None
-        for row, index in enumerate(batch.indices.tolist()):
-            texts = (batch.source.ids[row], batch.tokens.ids[row])
-            seen[index] = tuple(words.decode(ids.tolist()) for ids in texts)
-    assert [seen[i] for i in range(3)] == list(zip(rows["src"], rows["tgt"], strict=True))
 
 
 def texts_of(lengths: list[int]) -> Sequences:
@@ -168,12 +146,13 @@ def test_a_plan_of_other_texts_is_refused() -> None:
 
 @given(lengths=LENGTHS, context=st.integers(1, 9), batch_size=st.integers(1, 5), data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_evaluation_scores_every_token_but_the_first_of_its_text(
+def test_evaluation_scores_every_token_but_the_first_of_its_text_once(
     lengths: list[int], context: int, batch_size: int, data: st.DataObject
 ) -> None:
     stride, pad_id = data.draw(st.integers(1, context)), 60_000
     texts = texts_of(lengths)
     scored: list[int] = []
+    read: list[list[int]] = []
     limits = {"context": context, "stride": stride, "batch_size": batch_size}
     for windows in plan_evaluation(texts.lengths, **limits):
         batch = collate_windows(texts, windows, isolate=True, pad_id=pad_id)
@@ -181,6 +160,10 @@ def test_evaluation_scores_every_token_but_the_first_of_its_text(
         rows = rows_of(batch.tokens, pad_id)
         assert len(rows) <= batch_size
         assert [len(row) for row in rows] == windows.sizes.tolist()
+        begins_text = np.isin(windows.starts, windows.offsets)
+        first_scored = np.where(begins_text, 1, context - stride + 1)
+        assert windows.first_scored.tolist() == first_scored.tolist()
+        read += rows
         assert batch.num_tokens == sum(map(len, rows))
         for row, index in zip(rows, batch.indices.tolist(), strict=True):
             text = texts[index].tolist()
@@ -190,6 +173,11 @@ def test_evaluation_scores_every_token_but_the_first_of_its_text(
         scored += batch.targets.tolist()
     firsts = set(texts.offsets[:-1][texts.lengths > 0].tolist())
     assert sorted(scored) == [i for i in range(sum(lengths)) if i not in firsts]
+    sizes = [len(row) for row in read]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes, default=0) <= context
+    if stride == context:
+        assert len(set(chain(*read))) == sum(sizes) == len(scored)
 
 
 def test_a_corpus_may_be_scored_as_one_text() -> None:

@@ -351,9 +351,6 @@ def test_tails_of_small_texts() -> None:
     for fraction, side in ((0.1, "hold out"), (0.9, "train on")):
         with pytest.raises(UserError, match=f"leaves none to {side}"):
             tail(["0123456789"], fraction, "line")
-    for fraction in (0.0, 1.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(UserError, match="set it between 0 and 1"):
-            tail(["a", "b"], fraction, "line")
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not here")

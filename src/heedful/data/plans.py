@@ -10,6 +10,7 @@ from heedful.errors import UserError
 
 _BAND = 2  # source lengths that are mixed, in tokens
 _HELD_OUT_TOKENS = 8_192  # padded, of a batch that nothing is learnt from
+_NO_LIMIT = 2**62
 
 
 def plan_batches(
@@ -33,22 +34,19 @@ def plan_batches(
         lengths, tgt_lengths: in tokens as they are stored, of the one side or of both.
         max_tokens: a batch of n rows has n x (longest source + longest target) at most, padding
             counted.
-        max_sentences: rows in a batch at most. One of the two limits may be `None`.
+        max_sentences: rows in a batch at most. Either of the two may be `None`, no limit.
 
     Raises:
-        UserError: a row that alone is above `max_tokens`; no limit at all.
+        UserError: a row that alone is above `max_tokens`.
     """
-    if max_tokens is None and max_sentences is None:
-        raise UserError("batches have no limit; set max_tokens or max_sentences")
-    if min(limit for limit in (max_tokens, max_sentences) if limit is not None) < 1:
-        raise UserError("max_tokens and max_sentences must be at least 1; raise them")
     src = lengths.astype(np.int64)
     tgt = np.zeros_like(src) if tgt_lengths is None else tgt_lengths.astype(np.int64)
     num_rows = len(src)
     if num_rows == 0:
         return []
+    max_tokens, max_sentences = max_tokens or _NO_LIMIT, max_sentences or num_rows
     longest = int((src + tgt).argmax())
-    if max_tokens is not None and src[longest] + tgt[longest] > max_tokens:
+    if src[longest] + tgt[longest] > max_tokens:
         sides = f"{src[longest]} source + {tgt[longest]} target, padded"
         raise UserError(
             f"{'sequence' if tgt_lengths is None else 'pair'} {longest + 1} alone takes"
@@ -67,8 +65,9 @@ def plan_batches(
 def plan_held_out(*lengths: Integer[np.ndarray, " N"]) -> list[Int64[np.ndarray, " n"]]:
     """Batches of held-out texts or pairs, the longest first; one above the budget goes alone."""
     budget = max(_HELD_OUT_TOKENS, int(np.sum(lengths, axis=0).max(initial=1)))
-    limits = {"max_tokens": budget, "max_sentences": None, "seed": 0, "epoch": 0}
-    return plan_batches(*lengths, **limits, shuffle=False)  # type: ignore[arg-type]
+    return plan_batches(
+        *lengths, max_tokens=budget, max_sentences=None, seed=0, epoch=0, shuffle=False
+    )
 
 
 def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.ndarray, " G1"]:
@@ -80,16 +79,8 @@ def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.n
     Returns:
         Borders b: group g holds texts b[g] to b[g + 1], the last not included. So
         `Sequences(s.ids, s.offsets[b])` are the groups, on the same ids.
-
-    Raises:
-        UserError: a text is longer than `max_length`.
     """
-    if len(lengths) and lengths.max() > max_length:
-        longest = int(lengths.argmax())
-        raise UserError(
-            f"text {longest + 1} has {lengths[longest]} tokens, more than max_length"
-            f" {max_length}; raise it, or cut the text"
-        )
+    assert lengths.max(initial=0) <= max_length, "encode_rows leaves no text that is longer"
     ends = offsets_of(lengths.astype(np.int64))
     borders = [0]
     while borders[-1] < len(lengths):
@@ -119,8 +110,6 @@ class Windows:
 
     def batches(self, batch_size: int) -> "list[Windows]":
         """In this order, `batch_size` at a time; the last batch has what is left."""
-        if batch_size < 1:
-            raise UserError("batch_size must be at least 1; raise it")
         starts = range(0, len(self.starts), batch_size)
         return [self.select(slice(first, first + batch_size)) for first in starts]
 
@@ -143,10 +132,8 @@ def plan_windows(
         context: inputs in a window.
 
     Raises:
-        UserError: fewer tokens than one window needs; a size below 1.
+        UserError: fewer tokens than one window needs.
     """
-    if context < 1:
-        raise UserError("context must be at least 1; raise it")
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
     order, offsets = _stream(lengths, rng.permutation(len(lengths)))
     spare = int(offsets[-1]) - 1 - context  # tokens beyond what one window needs
@@ -174,7 +161,7 @@ def plan_evaluation(
     score a corpus as one text, its texts running on into each other, plan for the one length.
 
     Raises:
-        UserError: `batch_size` below 1, or `stride` not from 1 to `context`.
+        UserError: `stride` is not from 1 to `context`.
     """
     if not 1 <= stride <= context:
         raise UserError(f"stride {stride} must be from 1 to context {context}; change one of them")
@@ -207,23 +194,19 @@ def _cut(
     order: Int64[np.ndarray, " N"],
     src: Int64[np.ndarray, " N"],
     tgt: Int64[np.ndarray, " N"],
-    max_tokens: int | None,
-    max_sentences: int | None,
+    max_tokens: int,
+    max_sentences: int,
 ) -> list[Int64[np.ndarray, " n"]]:
     """Cut rows that stand in order, each batch as long as the limits let it be."""
     batches = []
     start = 0
     while start < len(order):
-        most = len(order) - start if max_sentences is None else max_sentences
-        if max_tokens is not None:
-            # The first row alone bounds the number, so only that many need a look.
-            most = min(most, max_tokens // max(1, int(src[start] + tgt[start])))
+        # The first row alone bounds the number, so only that many need a look.
+        most = min(max_sentences, max_tokens // max(1, int(src[start] + tgt[start])))
         window = slice(start, start + most)
         width = np.maximum.accumulate(src[window]) + np.maximum.accumulate(tgt[window])
-        size = len(width)
-        if max_tokens is not None:
-            tokens = width * np.arange(1, size + 1)
-            size = int(np.searchsorted(tokens, max_tokens, side="right"))
+        tokens = width * np.arange(1, len(width) + 1)
+        size = int(np.searchsorted(tokens, max_tokens, side="right"))
         batches.append(order[start : start + size])
         start += size
     return batches

@@ -110,8 +110,6 @@ def read_rows(
             parallel files of different length; a line that is not of its format, lacks a field or
             a label (with its number); a file without any row.
     """
-    if unit not in ("line", "paragraph", "file"):
-        raise UserError(f"unknown unit {unit!r}; choose line, paragraph or file")
     if isinstance(files, Mapping):
         columns = list(files)
         if len(set(map(len, files.values()))) > 1:
@@ -195,10 +193,8 @@ def split_tail(rows: Rows, fraction: float, unit: Unit) -> tuple[Rows, Rows]:
     if both have as much).
 
     Raises:
-        UserError: `fraction` is not between 0 and 1, or one side would be empty.
+        UserError: one side would be empty.
     """
-    if not 0 < fraction < 1:
-        raise UserError(f"the fraction to hold out is {fraction}; set it between 0 and 1")
     texts = rows["text"]
     ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     border = floor(int(ends[-1]) * (1 - Fraction(str(fraction))))

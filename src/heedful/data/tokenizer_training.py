@@ -13,7 +13,6 @@ from tokenizers import Tokenizer as Backend
 from heedful.errors import UserError
 from heedful.progress import is_shown
 
-KINDS = ("bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte")
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 SPACE = "\u2581"  # stands for a space inside a piece, as in SentencePiece
 
@@ -58,14 +57,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         kind, size, num_specials = self.kind, self.vocab_size, len(self.specials)
-        if kind not in KINDS:
-            raise UserError(f"unknown tokenizer kind {kind!r}; choose one of {', '.join(KINDS)}")
-        if self.normalization not in (None, "nfc", "nfkc", "none"):
-            raise UserError(
-                f"unknown normalization {self.normalization!r}; choose nfc, nfkc or none"
-            )
-        if self.template not in _TEMPLATES:
-            raise UserError(f"unknown template {self.template!r}; choose none, bos, eos or both")
         if kind in _SUBWORDS and size is None:
             raise UserError(f"tokenizer kind {kind} needs a vocab_size, such as 8000")
         if kind == "byte" and size is not None:
