@@ -3,14 +3,13 @@
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from heedful.data.columns import Columns, Sequences, offsets_of
+from heedful.data.columns import Columns, Sequences, offsets_of, pack_ids
 from heedful.data.pieces import BYTE
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -133,8 +132,8 @@ def splitter(tokenizer: Tokenizer, strength: float) -> Split:
         return UnigramSampling(known, strength)
     if model["type"] == "BPE" and model["merges"] and "piece_ids" not in content:
         prefix, vocab = model["continuing_subword_prefix"] or "", model["vocab"]
-        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-        merges = {(vocab[a], vocab[b]): vocab[a + b.removeprefix(prefix)] for a, b in pairs}
+        pairs = ((a, b, a + b.removeprefix(prefix)) for a, b in model["merges"])
+        merges = {(vocab[a], vocab[b]): vocab[made] for a, b, made in pairs}
         return BpeDropout(merges, strength)
     raise UserError(
         f"training.subword_sampling: a tokenizer of kind {tokenizer.kind} splits each word in one "
@@ -170,7 +169,7 @@ class SubwordSampler:
     ) -> None:
         self.columns, self.seed = columns, seed
         self._words = {
-            name: _Words.of(columns.sequences(name), tokenizer, splitter(tokenizer, strength))
+            name: _Words(columns.sequences(name), tokenizer, splitter(tokenizer, strength))
             for name, tokenizer in tokenizers.items()
         }
         lengths = np.stack([words.stored.lengths for words in self._words.values()])
@@ -183,11 +182,11 @@ class SubwordSampler:
             name: words.drawn(random.Random(f"{self.seed} {epoch} {name}"))
             for name, words in self._words.items()
         }
-        lengths = np.stack([self._words[name].row_lengths(*each) for name, each in drawn.items()])
+        lengths = np.stack([lengths for _, _, lengths in drawn.values()])
         fits = (lengths.max(0) <= self._max_length) & (lengths.sum(0) <= self._max_tokens)
         found = dict(self.columns.columns)
         for name, words in self._words.items():
-            splits, chosen = drawn[name]
+            splits, chosen, _ = drawn[name]
             parts = splits.take(np.where(fits[words.rows], chosen, words.words))
             borders = np.searchsorted(words.rows, np.arange(len(words.stored) + 1))
             found[name] = sequences = Sequences(parts.ids, parts.offsets[borders])
@@ -202,28 +201,18 @@ def _limit(most: int | None, stored: Int64[np.ndarray, "..."]) -> float:
     return np.inf if most is None or stored.max(initial=0) > most else float(most)
 
 
-@dataclass(frozen=True, eq=False)
 class _Words:
     """A column of sequences as words: the different ones, and which of them stand where.
 
-    Args:
-        words: which of `different` each is.
-        rows: which sequence each stands in.
-        starts: where each begins among the ids of the column.
-        copies: how often each stood before.
+    Words begin at specials, after them, and where the tokenizer says.
+
+    Attributes:
+        words: (W), which of `different` each is.
+        rows: (W), which sequence each stands in.
+        starts: (W), where each begins among the ids of the column.
     """
 
-    stored: Sequences
-    split: Split
-    different: list[tuple[int, ...]]
-    words: Int64[np.ndarray, " W"]
-    rows: Int64[np.ndarray, " W"]
-    starts: Int64[np.ndarray, " W"]
-    copies: Int64[np.ndarray, " W"]
-
-    @classmethod
-    def of(cls, stored: Sequences, tokenizer: Tokenizer, split: Split) -> "_Words":
-        """Words begin at specials, after them, and where the tokenizer says."""
+    def __init__(self, stored: Sequences, tokenizer: Tokenizer, split: Split) -> None:
         special = np.zeros(tokenizer.vocab_size, np.bool_)
         special[[*tokenizer.special_ids]] = True
         # Whether a piece begins a word hangs on the piece alone: it is asked for beside itself.
@@ -232,33 +221,30 @@ class _Words:
         first = begins[ids]
         first[1:] |= special[ids[:-1]]
         first[stored.offsets[:-1][stored.lengths > 0]] = True
-        starts = np.flatnonzero(first)
+        self.stored, self._split, self._vocab_size = stored, split, tokenizer.vocab_size
+        self.starts = np.flatnonzero(first)
+        self.rows = np.searchsorted(stored.offsets, self.starts, side="right") - 1
         numbers: dict[bytes, int] = {}
-        spans = zip(starts.tolist(), [*starts[1:].tolist(), len(ids)], strict=True)
-        words = np.array(
+        spans = pairwise([*self.starts.tolist(), len(ids)])
+        self.words = np.array(
             [numbers.setdefault(ids[a:b].tobytes(), len(numbers)) for a, b in spans], np.int64
         )
-        different = [tuple(np.frombuffer(word, ids.dtype).tolist()) for word in numbers]
-        order = np.argsort(words, kind="stable")
-        copies = np.empty_like(words)
-        copies[order] = np.arange(len(words)) - np.searchsorted(words[order], words[order])
-        rows = np.searchsorted(stored.offsets, starts, side="right") - 1
-        return cls(stored, split, different, words, rows, starts, copies)
+        self._different = [tuple(np.frombuffer(word, ids.dtype).tolist()) for word in numbers]
+        order = np.argsort(self.words, kind="stable")
+        in_order = self.words[order]
+        self._copies = np.empty_like(order)  # how often each stood before
+        self._copies[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order)
 
-    def drawn(self, draw: random.Random) -> tuple[Sequences, Int64[np.ndarray, " W"]]:
-        """All words as they are stored and then splits of them, and one of these for each place."""
+    def drawn(
+        self, draw: random.Random
+    ) -> tuple[Sequences, Int64[np.ndarray, " W"], Float64[np.ndarray, " N"]]:
+        """All words as they are stored and then splits of them, one of these for each place, and
+        the lengths of the sequences that they make."""
         counts = np.minimum(np.bincount(self.words), _MOST_SPLITS)
-        splits: list[Sequence[int]] = [*self.different]
-        for word, count in zip(self.different, counts.tolist(), strict=True):
-            splits += self.split(word, count, draw)
-        ids = np.array([*chain.from_iterable(splits)], self.stored.ids.dtype)
-        lengths = np.fromiter(map(len, splits), np.int64, len(splits))
+        splits: list[Sequence[int]] = [*self._different]
+        for word, count in zip(self._different, counts.tolist(), strict=True):
+            splits += self._split(word, count, draw)
         first = len(counts) + offsets_of(counts)[self.words]
-        chosen = first + self.copies % counts[self.words]
-        return Sequences(ids, offsets_of(lengths)), chosen
-
-    def row_lengths(
-        self, splits: Sequences, chosen: Int64[np.ndarray, " W"]
-    ) -> Float64[np.ndarray, " N"]:
-        """Of the sequences that the chosen splits make."""
-        return np.bincount(self.rows, splits.lengths[chosen], len(self.stored))
+        chosen = first + self._copies % counts[self.words]
+        packed = pack_ids(splits, self._vocab_size)
+        return packed, chosen, np.bincount(self.rows, packed.lengths[chosen], len(self.stored))
