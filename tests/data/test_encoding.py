@@ -54,7 +54,7 @@ def test_special_tokens_and_counts_of_documents() -> None:
     for kind, expected in (("none", ids), ("document", [[1, *text, 2] for text in ids])):
         columns = encode_rows(rows, {"text": TextColumn(BARE, ("text",), kind)})  # type: ignore[arg-type]
         assert ids_of(columns) == expected
-        assert columns.report.counts["text"] == Counts(10, 11, 6, tokens=6, unknown=2)
+        assert columns.report.counts["text"] == Counts(10, 11, tokens=6, unknown=2)
     assert ids_of(encode_rows(rows, TEXT)) == [[1, *text, 2] for text in ids]
     assert ids_of(encode_rows(rows, TEXT, drop_unknown=True)) == ids_of(encode_rows(rows, TEXT))
     unknown = Rows({"text": ["zz", "a zz", "yy zz"]})
@@ -80,7 +80,6 @@ def test_bytes_come_back_and_are_counted(texts: list[str], kind: Any) -> None:
     counts = columns.report.counts["text"]
     assert counts.tokens == counts.bytes == len("".join(texts).encode())
     assert counts.characters == len("".join(texts))
-    assert counts.words == sum(len(text.split()) for text in texts)
 
 
 def test_over_long_pairs(tmp_path: Path) -> None:

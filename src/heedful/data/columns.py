@@ -53,14 +53,13 @@ class Sequences:
 class Counts:
     """How large a text is by each measure that a loss is told in.
 
-    Characters (code points), bytes (UTF-8) and words (between whitespace) are those of the text
-    as it was read, before the tokenizer normalised it. With L the sum of the loss in nats, bits
-    per character are L / ln 2 / characters, so per byte; word perplexity is exp(L / words).
+    Characters (code points) and bytes (UTF-8) are those of the text as it was read, before the
+    tokenizer normalised it. With L the sum of the loss in nats, bits per character are
+    L / ln 2 / characters, so per byte.
     """
 
     characters: int = 0
     bytes: int = 0
-    words: int = 0
     tokens: int = 0  # of the text alone, without special tokens
     unknown: int = 0
 

@@ -168,7 +168,6 @@ class _Growing:
             self.counts.update(
                 characters=len(text),
                 bytes=len(text.encode()),
-                words=len(text.split()),
                 tokens=len(of_text),
                 unknown=of_text.count(tokenizer.unk_id),
             )
