@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,10 @@ def prepared(directory: Path, key: Mapping[str, Any], prepare: Callable[[Path], 
         write_json(beside / _MANIFEST, {"key": key, "files": digests})
 
     if not path.is_dir():
-        with _locked(directory / f".{path.name}.lock"):
+        with told("write", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(directory / f".{path.name}.lock").acquire()
+        with lock:  # the system frees it when a process ends, however that is
             if not path.is_dir():  # else another process was faster
                 write_directory(path, fill)
                 return path
@@ -80,10 +82,3 @@ def _files(directory: Path) -> list[str]:
 def _digest(path: Path) -> str:
     with told("read", path), open_bytes(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _locked(path: Path) -> AbstractContextManager[Any]:
-    """Wait for the lock of a file; the system frees it when a process ends, however that is."""
-    with told("write", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(path).acquire()
