@@ -44,12 +44,6 @@ class Specials:
     cls_id: int | None = None
     sep_id: int | None = None
 
-    @property
-    def ids(self) -> frozenset[int]:
-        """All of them."""
-        single = (i for i in vars(self).values() if isinstance(i, int))
-        return frozenset((*single, *self.sentinel_ids))
-
 
 def train_tokenizer(
     texts: Iterable[str],
@@ -153,8 +147,9 @@ class Tokenizer:
         id_of = backend.token_to_id if piece_ids is None else piece_ids.get
         self.specials = _specials(self.roles, id_of)
         added = backend.get_added_tokens_decoder().values()
-        special_ids = {id_of(token.content) for token in added if token.special}
-        self.special_ids = self.specials.ids | frozenset(i for i in special_ids if i is not None)
+        names = [*self.roles.values(), *(token.content for token in added if token.special)]
+        found = (*map(id_of, names), *self.specials.sentinel_ids)
+        self.special_ids = frozenset(i for i in found if i is not None)
         self.prefix_ids, self.suffix_ids, self.pair_middle_ids = _template(backend)
 
     @property
