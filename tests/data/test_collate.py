@@ -106,13 +106,23 @@ def texts_of(lengths: list[int]) -> Sequences:
 
 @given(lengths=LENGTHS, plan=st.fixed_dictionaries(WINDOWS), isolate=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_targets_are_the_next_tokens_and_never_those_of_another_isolated_text(
+def test_windows_cut_the_stream_from_a_phase_and_their_targets_are_the_next_tokens(
     lengths: list[int], plan: dict[str, Any], isolate: bool
 ) -> None:
-    context = plan["context"]
-    assume(sum(lengths) > context)
+    """But never those of another text where these are isolated."""
+    context, total = plan["context"], sum(lengths)
+    assume(total > context)
     texts = texts_of(lengths)
     batches = plan_windows(texts.lengths, **plan)
+    sizes = [len(windows.starts) for windows in batches]
+    assert sizes[:-1] == [plan["batch_size"]] * (len(sizes) - 1)
+    assert 1 <= sizes[-1] <= plan["batch_size"]
+    assert sorted(batches[0].order.tolist()) == [i for i, length in enumerate(lengths) if length]
+    starts = [start for windows in batches for start in windows.starts.tolist()]
+    assert min(starts) < context
+    assert sorted(starts) == list(range(min(starts), total - context, context))
+    again = plan_windows(texts.lengths, **plan)
+    assert [start for windows in again for start in windows.starts.tolist()] == starts
     stream = [i for text in batches[0].order.tolist() for i in texts[text].tolist()]
     after = dict(pairwise(stream))
     text_of = np.repeat(np.arange(len(texts)), texts.lengths)
@@ -150,12 +160,13 @@ def test_evaluation_scores_every_token_but_the_first_of_its_text_once(
     lengths: list[int], context: int, batch_size: int, data: st.DataObject
 ) -> None:
     stride, pad_id = data.draw(st.integers(1, context)), 60_000
+    isolate = data.draw(st.booleans())  # of no effect, since no window leaves its text
     texts = texts_of(lengths)
     scored: list[int] = []
     read: list[list[int]] = []
     limits = {"context": context, "stride": stride, "batch_size": batch_size}
     for windows in plan_evaluation(texts.lengths, **limits):
-        batch = collate_windows(texts, windows, isolate=True, pad_id=pad_id)
+        batch = collate_windows(texts, windows, isolate=isolate, pad_id=pad_id)
         assert batch.tokens.segments is None
         rows = rows_of(batch.tokens, pad_id)
         assert len(rows) <= batch_size
@@ -178,11 +189,3 @@ def test_evaluation_scores_every_token_but_the_first_of_its_text_once(
     assert max(sizes, default=0) <= context
     if stride == context:
         assert len(set(chain(*read))) == sum(sizes) == len(scored)
-
-
-def test_a_corpus_may_be_scored_as_one_text() -> None:
-    texts = texts_of([3, 4, 2])
-    whole = Sequences(texts.ids, texts.offsets[[0, -1]])
-    (windows,) = plan_evaluation(whole.lengths, context=100, stride=100, batch_size=4)
-    batch = collate_windows(whole, windows, isolate=False, pad_id=0)
-    assert batch.targets.tolist() == list(range(1, 9))

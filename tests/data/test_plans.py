@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data.columns import Sequences, pack_ids
@@ -125,36 +125,6 @@ def test_groups_are_sequences_on_the_same_ids() -> None:
     texts = pack_ids([[1, 2], [3], [4, 5, 6], [7]], 10)
     groups = Sequences(texts.ids, texts.offsets[pack_rows(texts.lengths, 4)])
     assert [groups[i].tolist() for i in range(len(groups))] == [[1, 2, 3], [4, 5, 6, 7]]
-
-
-LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=12)
-WINDOWS = {
-    "context": st.integers(1, 9),
-    "batch_size": st.integers(1, 5),
-    "seed": st.integers(0, 2**40),
-    "epoch": st.integers(0, 1000),
-}
-
-
-@given(lengths=LENGTHS, plan=st.fixed_dictionaries(WINDOWS))
-@settings(max_examples=200, deadline=None)
-def test_windows_cut_the_stream_from_a_phase_and_leave_less_than_one(
-    lengths: list[int], plan: dict[str, Any]
-) -> None:
-    context, total = plan["context"], sum(lengths)
-    assume(total > context)
-    batches = plan_windows(np.array(lengths), **plan)
-    sizes = [len(batch.starts) for batch in batches]
-    assert sizes[:-1] == [plan["batch_size"]] * (len(sizes) - 1)
-    assert 1 <= sizes[-1] <= plan["batch_size"]
-    order = batches[0].order.tolist()
-    assert sorted(order) == [i for i, length in enumerate(lengths) if length]
-    starts = np.concatenate([batch.starts for batch in batches])
-    first = int(starts.min())
-    assert first < context
-    assert sorted(starts.tolist()) == list(range(first, total - context, context))
-    again = plan_windows(np.array(lengths), **plan)
-    assert [b.starts.tolist() for b in again] == [b.starts.tolist() for b in batches]
 
 
 def test_windows_and_texts_are_shuffled_and_every_phase_comes() -> None:
