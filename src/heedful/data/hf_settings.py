@@ -95,10 +95,9 @@ class Settings:
 
     def name(self, role: str) -> str:
         """The special of a role. Raises UserError where there is none."""
-        token = self.names.get(role)
-        if token is None:
+        if role not in self.roles:
             raise UserError(f"{self.directory} names no {role}_token, which its tokenizer needs")
-        return str(token.content)
+        return self.roles[role]
 
     def of(self, families: Sequence[str], path: Path, *, otherwise: str | None) -> "Settings":
         """These, once it is sure that the rules for reading `path` are known.
@@ -124,16 +123,13 @@ class Settings:
         Of several ids (LLaMA 3's ends) the first counts; -1 is none.
         """
         model = json.loads(backend.to_str())["model"]
-        names = {"unk": model.get("unk_token")}
-        for role, i in [("unk", model.get("unk_id")), *ids.items()]:
+        unk_id = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
+        stated = dict(self.stated)
+        for role, i in [*ids.items(), ("unk", unk_id)]:
             i = i[0] if isinstance(i, list) and i else i
-            if isinstance(i, int) and i >= 0:
-                names[role] = backend.id_to_token(i)
-        known = {
-            r: name for r, name in names.items() if name and backend.token_to_id(name) is not None
-        }
-        found = {role: _special(name) for role, name in known.items()}
-        return replace(self, stated={**found, **self.stated})
+            if isinstance(i, int) and i >= 0 and (name := backend.id_to_token(i)) is not None:
+                stated.setdefault(role, _special(name))
+        return replace(self, stated=stated)
 
     def register(self, backend: Backend) -> None:
         """Make the backend find in text every token that is named beside the vocabulary.

@@ -266,8 +266,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked where it is gzip, with errors that a user understands."""
     try:
         with open_bytes(path) as raw:
-            packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            raw.seek(0)
+            packed = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
             if path.suffix == ".gz" and not packed:
                 raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
             yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
