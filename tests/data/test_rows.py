@@ -137,12 +137,7 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.tsv", b"a\tb\nb\t1\t2\n", NAMED, "line 2: 3 columns where there must be 2"),
         ("t.tsv", b"a\tb\n", NAMED, r"t\.tsv is empty: it holds no labelled text"),
         ("t.tsv", b"", NAMED, "line 1: column 'a' is not in the header"),
-        (
-            "t.csv",
-            b"a,1\n",
-            PAIR,
-            r"t\.csv is not named \.tsv, \.jsonl or \.parquet; write it as one",
-        ),
+        ("t.csv", b"a,1\n", PAIR, r"t\.csv is not named \.tsv, \.jsonl or \.parquet; write it"),
         ("t.jsonl", b'{"text": "a"}', LABELLED, "line 1: no key 'label' .found: 'text'"),
         ("t.jsonl", b'{"text": "a", "label": 0.5}', LABELLED, "line 1: 'label' is not a text"),
         ("t.jsonl", b'{"text": "a", "label": null}', LABELLED, "line 1: 'label' is not a text"),

@@ -15,8 +15,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of p
 # What SentencePiece takes for the score of a symbol that a user defined, whatever the file says: as
 # good as certain, so that it is always chosen.
 _USER_DEFINED_SCORE = -0.1
-_UNIGRAM, _BPE = 1, 2
-_MODEL_TYPES = ("unigram", "bpe", "word", "char")
 
 
 class Piece(NamedTuple):
@@ -50,11 +48,12 @@ def read_sentencepiece(path: Path) -> Any:
         raise UserError(f"{path} is damaged or no SentencePiece model: {error}") from None
     if not any(piece.type == UNKNOWN for piece in model.pieces):
         raise UserError(f"{path} is damaged or no SentencePiece model: it has no unknown piece")
-    model_type = model.trainer_spec.model_type
-    if model_type not in (_UNIGRAM, _BPE) or model.trainer_spec.treat_whitespace_as_suffix:
+    spec = model.trainer_spec
+    kind = spec.ModelType.Name(spec.model_type).lower()
+    if kind not in ("unigram", "bpe") or spec.treat_whitespace_as_suffix:
         raise UserError(
-            f"{path} is a SentencePiece model of type {_MODEL_TYPES[model_type - 1]}, or puts"
-            " spaces after words; only unigram and bpe with spaces before words can be imported"
+            f"{path} is a SentencePiece model of type {kind}, or puts spaces after words; only"
+            " unigram and bpe with spaces before words can be imported"
         )
     return model
 
@@ -74,7 +73,7 @@ def sentencepiece_backend(
         prepend: whether a space is put before a text; `None` for what the model says.
         legacy: put it also before the text after each special (LLaMA's first tokenizer).
     """
-    is_bpe = model.trainer_spec.model_type == _BPE
+    is_bpe = model.trainer_spec.model_type == model.trainer_spec.BPE
     backend = Backend(_bpe(model, pieces) if is_bpe else _unigram(model, pieces))
     settings = model.normalizer_spec
     charsmap, trims = settings.precompiled_charsmap, settings.remove_extra_whitespaces
