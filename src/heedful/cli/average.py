@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import NewFolder, Overwrite
 from heedful.errors import UserError
 
@@ -27,13 +28,12 @@ def average(
     Example: heedful average runs/translation averaged --last 5
     """
     from heedful.files import MODEL_FILES, check_new, write_directory
-    from heedful.inference import load
     from heedful.training.checkpoint import Checkpoints, average_weights
     from heedful.zoo.names import set_weights
     from heedful.zoo.saved import WEIGHTS
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=run)
-    model = load(run, device="cpu", engine="eager")
+    model = inference.load(run, device="cpu", engine="eager")
     folders = checkpoints or Checkpoints(run / "checkpoints", keep=1).regular()
     if not folders:
         raise UserError(f"{run} keeps no checkpoints; name some with --checkpoint")

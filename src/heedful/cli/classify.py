@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import JsonLines, spread
 from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
 from heedful.errors import UserError
@@ -27,10 +28,8 @@ def classify(
 
     Example: echo 'What a film!' | heedful classify runs/reviews --scores
     """
-    from heedful.inference import Classifier, expect
-
     chunks = input_chunks(given.input)
-    classifier = expect(given.open(model), Classifier, "classify")
+    classifier = given.open(model, inference.Classifier, "classify")
     first, paired = 1, False
     with line_writer(given.output) as write, given.progress("classifying") as progress:
         for chunk in chunks:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from heedful import inference
 from heedful.cli.shared import make_console, run_recipe
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from heedful.inference import Translator
 
 
 def demo(
@@ -28,12 +27,10 @@ def demo(
 
     Example: heedful demo
     """
-    from heedful.inference import load
-
     console = make_console()
     if not (out / "scores.json").is_file():
         _train(out, console)
-    model = load(out)
+    model = inference.load(out)
     if model.card.task != "dates":
         raise UserError(f"{out} holds a model of the task {model.card.task}; give another --out")
     _show_score(out, console)
@@ -102,7 +99,7 @@ def _show_groups(out: Path, console: "Console") -> None:
     console.print(table)
 
 
-def _show_examples(model: "Translator", console: "Console") -> None:
+def _show_examples(model: "inference.Translator", console: "Console") -> None:
     """Phrases that no training example had, beside what they mean."""
     from rich.table import Table
     from rich.text import Text
@@ -118,7 +115,7 @@ def _show_examples(model: "Translator", console: "Console") -> None:
     console.print(table)
 
 
-def _ask(model: "Translator", console: "Console") -> None:
+def _ask(model: "inference.Translator", console: "Console") -> None:
     """Answer dates that are typed, until an empty line."""
     console.print("\nOr type a date here, in any of the five languages (Enter alone ends).")
     while True:

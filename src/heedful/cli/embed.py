@@ -2,9 +2,11 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from heedful import inference
 from heedful.cli import lines
 from heedful.cli.flags import spread
 from heedful.cli.lines import Filter, tell_counts
@@ -31,7 +33,8 @@ def embed(
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
     chunks = lines.input_chunks(given.input)
-    opened, too_long = given.open(model), "truncate" if given.truncate else "error"
+    opened: Any = given.open(model, inference.SavedModel, "embed")
+    too_long = "truncate" if given.truncate else "error"
     bar = lines.progress_bar("embedding", shown=output is not None)
     parts = []
     with nullcontext(print) if as_array else lines.line_writer(output) as write, bar as progress:

@@ -5,10 +5,11 @@ import random
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import Device, Json, ModelFolder, Truncate, spread
 from heedful.cli.lines import progress_bar, read_parallel, read_whole
 from heedful.cli.shared import make_console, print_json
@@ -19,9 +20,6 @@ from heedful.files import write_text
 Entries = list[dict[str, Any]]
 Judged = tuple[list[str], dict[str, Any], Entries, Entries]
 _MOST_COLUMNS = 12  # of a table of errors that is printed
-
-if TYPE_CHECKING:
-    from heedful.inference import Classifier, LanguageModel, Translator
 
 
 @spread("num_return", "draft", "num_draft_tokens")
@@ -69,25 +67,24 @@ def evaluate(
 
     Example: heedful evaluate runs/translation --src test.en --ref test.de --json
     """
-    from heedful.inference import Classifier, LanguageModel, Translator, expect, load
-
     given = [src is not None or ref is not None, text is not None, labelled is not None]
     if sum(given) != 1 or (src is None) != (ref is None):
         raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
-    opening = partial(load, model, device=device, engine="eager")  # after the files are read
+    opening = partial(inference.load, model, device=device, engine="eager")  # after the files
     outputs: list[str] | None = None
     ranked: Entries = []
     entries: Entries = []
     if text is not None:
         content = read_whole(text)
-        found = _of_text(expect(opening(), LanguageModel, "evaluate --text"), content, text)
+        language_model = inference.expect(opening(), inference.LanguageModel, "evaluate --text")
+        found = _of_text(language_model, content, text)
     elif labelled is not None:
         fields = {"text": text_field, "label": label_field, "pair": pair_field}
-        classifier = expect(opening(), Classifier, "evaluate --labelled")
+        classifier = inference.expect(opening(), inference.Classifier, "evaluate --labelled")
         outputs, found, ranked, entries = _of_labels(classifier, labelled, fields)
     elif src is not None and ref is not None:
         lines = read_parallel(src, ref)
-        translator = expect(opening(), Translator, "evaluate --src")
+        translator = inference.expect(opening(), inference.Translator, "evaluate --src")
         options["too_long"] = "truncate" if truncate else "error"
         target = language or translator.card.tgt_language
         outputs, found, ranked, entries = _of_pairs(translator, *lines, options, metrics, target)
@@ -101,7 +98,7 @@ def evaluate(
 
 
 def _of_pairs(
-    translator: "Translator",
+    translator: "inference.Translator",
     sources: list[str],
     references: list[str],
     options: dict[str, Any],
@@ -135,7 +132,7 @@ def _of_pairs(
     return outputs, {**search, **scores.to_dict(), **forced}, ranked, entries
 
 
-def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]:
+def _of_text(model: "inference.LanguageModel", content: str, path: Path) -> dict[str, Any]:
     """All of a text, each token told from those before it, at least half the net's length."""
     ids = model.prompt_ids([content])
     if len(ids[0]) < 2:
@@ -150,7 +147,7 @@ def _of_text(model: "LanguageModel", content: str, path: Path) -> dict[str, Any]
     }
 
 
-def _of_labels(model: "Classifier", path: Path, fields: dict[str, str | None]) -> Judged:
+def _of_labels(model: "inference.Classifier", path: Path, fields: dict[str, str | None]) -> Judged:
     import numpy as np
 
     from heedful.data.rows import LABEL, read_rows

@@ -4,6 +4,7 @@ from typing import Literal
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import ModelFolder, NewFolder, Overwrite
 from heedful.cli.shared import note
 
@@ -33,11 +34,10 @@ def export(
     from heedful.export.ctranslate2 import check_precision, export_ctranslate2
     from heedful.export.hf import export_hf
     from heedful.files import MODEL_FILES, check_new
-    from heedful.inference import load
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
     check_precision(precision)
-    opened = load(model, device="cpu", engine="eager")
+    opened = inference.load(model, device="cpu", engine="eager")
     if to == "hf":
         export_hf(opened, out, overwrite=overwrite, say=note)
         typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")

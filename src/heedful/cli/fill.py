@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import JsonLines, spread
 from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
 from heedful.errors import UserError
@@ -30,12 +31,10 @@ def fill(
 
     Example: heedful fill runs/encoder --text 'A <mask> barks.' --top 3
     """
-    from heedful.inference import MaskedLanguageModel, expect
-
     if text and given.input is not None:
         raise UserError("give --text or --input, not both")
     chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(given.input)
-    filler = expect(given.open(model), MaskedLanguageModel, "fill")
+    filler = given.open(model, inference.MaskedLanguageModel, "fill")
     number = 0
     with line_writer(given.output) as write:
         for chunk in chunks:

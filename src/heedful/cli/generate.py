@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from heedful import inference
 from heedful.cli import lines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.lines import Filter, tell_counts
 from heedful.errors import UserError
-
-if TYPE_CHECKING:
-    from heedful.inference import Generator
 
 
 @spread()
@@ -41,26 +39,24 @@ def generate(
 
     Example: heedful generate runs/novel --prompt 'It was' --temperature 0.8 --top-p 0.95
     """
-    from heedful.inference import Generator, expect, load
-
     if prompt and given.input is not None:
         raise UserError("give --prompt or --input, not both")
     if prompt and whole_file:
         raise UserError("--whole-file is of --input or stdin; leave it or --prompt out")
     # A missing file is told before a model is loaded.
     chunks = _prompts(prompt, given.input, whole_file)
-    generator = expect(given.open(model), Generator, "generate")
+    generator = given.open(model, inference.Generator, "generate")
     draft = options.get("draft")
     if draft not in (None, "lookup"):
-        opened = load(str(draft), device=given.device, engine="eager")
-        options["draft"] = expect(opened, Generator, "--draft")
+        opened = inference.load(str(draft), device=given.device, engine="eager")
+        options["draft"] = inference.expect(opened, inference.Generator, "--draft")
     options["too_long"] = given.too_long
     _write(generator, chunks, options, json, given)
     tell_counts(generator, "sources")
 
 
 def _write(
-    model: "Generator",
+    model: "inference.Generator",
     chunks: Iterator[list[str]],
     options: dict[str, Any],
     json: bool,

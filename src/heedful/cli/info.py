@@ -1,15 +1,12 @@
 """`heedful info`: what a model directory holds, or what heedful runs on."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import Json
 from heedful.cli.shared import print_json
-
-if TYPE_CHECKING:
-    from heedful.inference import SavedModel
 
 
 def info(
@@ -46,9 +43,7 @@ def _installation() -> dict[str, str]:
     torch = version("torch")
     device = "cpu"
     if not torch.endswith("+cpu"):  # only torch itself knows what it finds here
-        from heedful.inference import choose_device
-
-        device = str(choose_device("auto"))
+        device = str(inference.choose_device("auto"))
     return {
         "heedful": heedful.__version__,
         "torch": torch,
@@ -62,19 +57,17 @@ def _installation() -> dict[str, str]:
 def _model(path: Path) -> dict[str, str]:
     from dataclasses import asdict
 
-    from heedful.inference import load, parameter_count
-
-    model = load(path, device="cpu", engine="eager")
+    model = inference.load(path, device="cpu", engine="eager")
     card = model.card
     rows = {
         "kind": model.kind,
         "architecture": card.architecture,
         "task": card.task,
         **_text(model),
-        "parameters": f"{parameter_count(model.net):,}",
+        "parameters": f"{inference.parameter_count(model.net):,}",
     }
     for name, part in model.net.named_children():
-        rows[f"  {name}"] = f"{parameter_count(part):,}"
+        rows[f"  {name}"] = f"{inference.parameter_count(part):,}"
     keys = {name: str(value) for name, value in asdict(model.config).items()}
     return rows | _engines(path) | keys
 
@@ -100,22 +93,20 @@ def _engines(path: Path) -> dict[str, str]:
     return rows
 
 
-def _text(model: "SavedModel") -> dict[str, str]:
+def _text(model: "inference.SavedModel") -> dict[str, str]:
     """What goes in and what comes out."""
-    from heedful.inference import Classifier, Translator
-
     card, rows = model.card, {}
-    if isinstance(model, Translator):
+    if isinstance(model, inference.Translator):
         rows["languages"] = f"{card.src_language or '?'} → {card.tgt_language or '?'}"
         rows["output limit"] = f"{card.limits.factor:g} x source + {card.limits.offset} tokens"
     elif card.src_language:
         rows["language"] = card.src_language
-    if isinstance(model, Classifier):
+    if isinstance(model, inference.Classifier):
         rows["labels"] = ", ".join(model.labels)
     if not model.has_tokenizer:
         return rows | {"tokenizer": "none: lists of ids alone"}
     joint = model.src_tokenizer is model.tgt_tokenizer
     sides = [model.src_tokenizer] if joint else [model.src_tokenizer, model.tgt_tokenizer]
     named = " and ".join(f"{tokenizer.kind} of {tokenizer.vocab_size:,}" for tokenizer in sides)
-    shared = " (joint)" if joint and isinstance(model, Translator) else ""
+    shared = " (joint)" if joint and isinstance(model, inference.Translator) else ""
     return rows | {"tokenizer": named + shared}

@@ -9,17 +9,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import Device, Output, Truncate
 from heedful.errors import UserError
+from heedful.options import TooLong
 
-if TYPE_CHECKING:
-    from heedful.inference import SavedModel
-    from heedful.options import TooLong
-
+Kind = TypeVar("Kind", bound="inference.SavedModel")
 CHUNK = 1_024
 _BLOCK = 1 << 20
 _LONGEST = 1_000_000  # characters of a line for a model
@@ -52,7 +51,7 @@ class Filter:
     )
 
     @property
-    def too_long(self) -> "TooLong":
+    def too_long(self) -> TooLong:
         """What becomes of texts that are too long."""
         return "truncate" if self.truncate else "error" if self.strict else "leave_out"
 
@@ -61,19 +60,18 @@ class Filter:
         """How many batches may be read before one is answered: who types a line waits for it."""
         return 0 if self.input is None else 1
 
-    def open(self, model: Path) -> Any:
-        """The model: for many texts from a file, one at a time from a pipe."""
-        from heedful.inference import load
-
+    def open(self, model: Path, kind: type[Kind], verb: str) -> Kind:
+        """The model, of a kind that the verb needs: for many texts from a file, else for one."""
         how = {name: getattr(self, name) for name in ("device", "engine", "precision", "threads")}
-        return load(model, **how, use="throughput" if self.input else "latency")
+        opened = inference.load(model, **how, use="throughput" if self.input else "latency")
+        return inference.expect(opened, kind, verb)
 
     def progress(self, what: str) -> AbstractContextManager[Callable[..., None]]:
         """A progress bar where stdout is not the output."""
         return progress_bar(what, shown=self.output is not None)
 
 
-def tell_counts(model: "SavedModel", what: str) -> None:
+def tell_counts(model: "inference.SavedModel", what: str) -> None:
     """Tell how many texts were cut, and how many have no output."""
     if model.num_truncated:
         typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)

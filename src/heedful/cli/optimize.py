@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import ModelFolder
 from heedful.cli.lines import progress_bar, read_parallel
 from heedful.errors import UserError
@@ -61,15 +62,13 @@ def optimize(
 
     Example: heedful optimize runs/translation --src valid.en --ref valid.de
     """
-    from heedful.inference import load
-
     if ref is not None and src is None:
         raise UserError("--ref goes with --src: give both files")
     from heedful.engines.ctranslate2_spec import PRECISIONS
     from heedful.inference.optimizing import ENGINES, USES, check_asked, optimize
 
     check_asked(engine or (), precision or (), threads or ())
-    opened = load(model, device="cpu", engine="eager")
+    opened = inference.load(model, device="cpu", engine="eager")
     held_out = _held_out(model, src, ref)
     with progress_bar("") as told:
         findings = optimize(

@@ -2,16 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import ModelFolder, spread
 from heedful.cli.lines import Filter, input_chunks, line_writer, read_parallel
 from heedful.errors import UserError
-
-if TYPE_CHECKING:
-    from heedful.inference import TextScore
 
 
 @spread("strict", "engine", "precision", "threads")
@@ -33,16 +30,14 @@ def score(
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
     """
-    from heedful.inference import LanguageModel, Translator, expect, load
-
     if (src is None) != (tgt is None) or (src is not None and given.input is not None):
         raise UserError("give --src and --tgt for a translator, or --input for a language model")
     if src is None or tgt is None:
         chunks = input_chunks(given.input)
-        opened = load(model, device=given.device, engine="eager")
-        if isinstance(opened, Translator):
+        opened = inference.load(model, device=given.device, engine="eager")
+        if isinstance(opened, inference.Translator):
             raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
-        expect(opened, LanguageModel, "score")
+        inference.expect(opened, inference.LanguageModel, "score")
         with line_writer(given.output) as write:
             for chunk in chunks:
                 for line, ids in zip(chunk, opened.prompt_ids(chunk), strict=True):
@@ -51,8 +46,8 @@ def score(
                     write("nan\tnan\tnan" if found is None else _row(line, found, per_token))
         return
     sources, targets = read_parallel(src, tgt)
-    opened = load(model, device=given.device, engine="eager")
-    expect(opened, Translator, "score with --src and --tgt")
+    opened = inference.load(model, device=given.device, engine="eager")
+    inference.expect(opened, inference.Translator, "score with --src and --tgt")
     pairs = opened.score(sources, targets, too_long="truncate" if given.truncate else "error")
     with line_writer(given.output) as write:
         for pair in pairs:
@@ -60,7 +55,7 @@ def score(
             write(f"{value:.6f}")
 
 
-def _row(line: str, found: "TextScore", per_token: bool) -> str:
+def _row(line: str, found: "inference.TextScore", per_token: bool) -> str:
     mean = found.log_prob / found.num_tokens
     bits = -found.log_prob / math.log(2) / len(line) if line else math.nan
     return f"{mean if per_token else found.log_prob:.6f}\t{math.exp(-mean):.6f}\t{bits:.6f}"

@@ -4,16 +4,14 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from heedful import inference
 from heedful.cli.flags import spread
 from heedful.cli.lines import Filter, input_chunks, line_writer, tell_counts
 from heedful.errors import UserError
-
-if TYPE_CHECKING:
-    from heedful.inference import Translator
 
 
 @spread("draft", "num_draft_tokens")
@@ -63,13 +61,13 @@ def translate(
         typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
 
 
-def _opened(models: list[Path], weights: list[float] | None, given: Filter) -> "Translator":
+def _opened(
+    models: list[Path], weights: list[float] | None, given: Filter
+) -> "inference.Translator":
     """The model, or several as one."""
-    from heedful.inference import Translator, ensemble, expect
-
     if len(models) > 1:
         if given.engine not in ("auto", "eager"):
             raise UserError(f"several models run eager alone; leave out --engine {given.engine}")
         given = replace(given, engine="eager")
-    opened = [expect(given.open(each), Translator, "translate") for each in models]
-    return opened[0] if len(opened) == 1 and not weights else ensemble(opened, weights)
+    opened = [given.open(each, inference.Translator, "translate") for each in models]
+    return opened[0] if len(opened) == 1 and not weights else inference.ensemble(opened, weights)
