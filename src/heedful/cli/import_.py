@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from heedful import inference
 from heedful.cli.before import add_verb
 from heedful.cli.flags import NewFolder, Overwrite
 from heedful.cli.shared import note
@@ -12,11 +13,6 @@ app = typer.Typer(
     help="Make a heedful model of one in another format; no code of it is run.",
     no_args_is_help=True,
 )
-
-
-@app.callback()
-def _formats() -> None:
-    """Keep the format's name a command of its own, though there is but one."""
 
 
 def hf(
@@ -40,12 +36,11 @@ def hf(
     Example: heedful import hf downloads/gpt2 gpt2
     """
     from heedful.export.hf import import_hf
-    from heedful.inference import parameter_count
     from heedful.recipe_files import read_setting
 
     keys = dict(read_setting(setting, "head=classify") for setting in settings or [])
     model = import_hf(directory, out, overwrite=overwrite, say=note, **keys)
-    count = parameter_count(model.net)
+    count = inference.parameter_count(model.net)
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
 
 
