@@ -127,30 +127,24 @@ def parse_yaml(text: str, where: str) -> Any:
     Raises:
         UserError: it is none; `where` says what was read.
     """
-    loader = None
     try:
         loader = _Yaml12(text)
         node = loader.get_single_node()
         if node is None:
             return None
         if _count_nodes(node, {}) > _MOST_NODES:
-            raise UserError(f"{where}: its aliases make it too large; write it out")
+            raise yaml.MarkedYAMLError(problem="its aliases make it too large; write it out")
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
         raise UserError(f"{where}{line}: {problem}") from None
-    except UserError:
-        raise
     except RecursionError:
         raise UserError(f"{where}: nested too deep") from None
     except (ValueError, KeyError, AttributeError, OverflowError) as error:
         # A tag whose text is not of its kind, or a number of thousands of digits.
         raise UserError(f"{where}: a value that is none: {str(error).partition(';')[0]}") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:

@@ -62,11 +62,9 @@ def run_recipe(
 
 def report_result(result: "Result", console: "Console") -> None:
     """What came of a run, and how its model is used."""
-    by_name = result.scores.by_name if result.scores else {}
-    for name, value in (result.scores.values() if result.scores else {}).items():
-        entry = by_name[name]
-        signature = entry.get("signature", "") if isinstance(entry, dict) else ""
-        console.print(f"{name:<18} {value:.4g}   {signature}".rstrip())
+    for name, entry in (result.scores.by_name if result.scores else {}).items():
+        score = entry if isinstance(entry, dict) else {"score": entry}
+        console.print(f"{name:<18} {score['score']:.4g}   {score.get('signature', '')}".rstrip())
     folder = result.directory
     console.print(f"model        {folder}")
     console.print(f"report       {folder / 'report.html'}")
