@@ -26,10 +26,10 @@ _MOST_NODES = 100_000
 _KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
 
 
-def explained(recipe: Recipe, objective: type[BaseModel] | None = None) -> str:
+def explained(recipe: Recipe, objective: type[BaseModel]) -> str:
     """The recipe as YAML with every key, its value and behind it what it is.
 
-    `objective`: the task's own keys; without it those that the recipe has stand there alone.
+    `objective`: the task's own keys.
     """
     content = recipe.model_dump(mode="json")
     lines = []
@@ -39,14 +39,14 @@ def explained(recipe: Recipe, objective: type[BaseModel] | None = None) -> str:
         for part in name.split("."):
             value = value[part]
         inside: list[str] = []
-        if not is_section and value and isinstance(value, dict):
-            inside = [f"  {key}: {inline(each)}" for key, each in value.items()]
-        if name == "objective" and objective is not None and objective.model_fields:
+        if name == "objective":
             values = objective.model_validate(value).model_dump(mode="json")
             inside = [
                 f"{f'  {key}: {inline(each)}':<34}  # {describe(objective.model_fields[key])}"
                 for key, each in values.items()
             ]
+        elif not is_section and isinstance(value, dict):
+            inside = [f"  {key}: {inline(each)}" for key, each in value.items()]
         if not is_section and not inside:
             last = f"{last}: {inline(value)}"
         line = f"{'  ' * len(parents)}{last}{':' if is_section or inside else ''}"

@@ -17,14 +17,7 @@ from heedful import plugins
 from heedful.config import Recipe, changed_keys, keys_of
 from heedful.errors import UserError
 from heedful.plugins import nearest
-from heedful.recipe_files import (
-    RECIPES,
-    describe,
-    explained,
-    load_recipe,
-    parse_recipe,
-    shipped_recipes,
-)
+from heedful.recipe_files import RECIPES, describe, load_recipe, parse_recipe, shipped_recipes
 from heedful.tasks.translation import MadePairs
 
 NAMES = shipped_recipes()
@@ -64,10 +57,9 @@ def test_there_are_recipes_for_every_task():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_survives_a_round_trip(name):
     recipe = load_recipe(name)
-    for text in (recipe.to_yaml(), explained(recipe)):
-        again = parse_recipe(yaml.safe_load(text))
-        assert again == recipe
-        assert changed_keys(recipe, again) == []
+    again = parse_recipe(yaml.safe_load(recipe.to_yaml()))
+    assert again == recipe
+    assert changed_keys(recipe, again) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
