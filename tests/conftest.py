@@ -18,7 +18,6 @@ CHECKED = (
     "tasks",
     "generation",
     "evaluation",
-    "engines",
     "insight",
     "engines",
     "inference",

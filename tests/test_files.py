@@ -80,7 +80,11 @@ def fill(text: str):
     return lambda directory: write_text(directory / "text", text)
 
 
-def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchange", [2, 0], ids=["at once", "without the system's exchange"])
+def test_a_directory_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: int
+) -> None:
+    monkeypatch.setattr("heedful.files._EXCHANGE", exchange)  # 0 refuses what is there
     path = tmp_path / "model"
     write_directory(path, fill("old"), OWN)
 
@@ -93,16 +97,6 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (path / "text").read_text() == "old"
     write_directory(path, fill("new"), OWN)
     assert (path / "text").read_text() == "new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_directory_is_replaced_without_the_systems_exchange(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("heedful.files._EXCHANGE", 0)  # which refuses what is there
-    for text in ("old", "new"):
-        write_directory(tmp_path / "model", fill(text), OWN)
-    assert (tmp_path / "model" / "text").read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 

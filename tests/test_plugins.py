@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -38,18 +40,14 @@ RECIPE = {
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_stays_registered():
     """What is registered here is gone for the tests of other files in this process."""
-    registries = [each for each in vars(plugins).values() if isinstance(each, plugins.Registry)]
-    for each in registries:
-        each.names()
-    kept = [(each._entries, each._plugins) for each in registries]
-    loaded = dict(plugins._loaded)
-    for each in registries:
-        each._entries, each._plugins = dict(each._entries), dict(each._plugins)
-    yield
-    for each, (entries, own) in zip(registries, kept, strict=True):
-        each._entries, each._plugins = entries, own
-    plugins._loaded.clear()
-    plugins._loaded.update(loaded)
+    with ExitStack() as stack:
+        for each in vars(plugins).values():
+            if isinstance(each, plugins.Registry):
+                each.names()
+                stack.enter_context(patch.dict(each._entries))
+                stack.enter_context(patch.dict(each._plugins))
+        stack.enter_context(patch.dict(plugins._loaded))
+        yield
 
 
 @pytest.fixture(scope="module")
