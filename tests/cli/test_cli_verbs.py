@@ -16,7 +16,7 @@ import torch
 import yaml
 
 import heedful
-from commands import assert_refused, tiny, tree
+from commands import assert_refused, tree, write_recipe
 from heedful import plugins
 from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
@@ -99,18 +99,8 @@ def test_generate_streams_what_the_model_generates(commands, models, opened, pro
 
 
 def test_a_seed_draws_the_same_streamed_and_in_batches(commands, models, opened, prompts):
-    options = (
-        "--temperature",
-        1.3,
-        "--top-k",
-        20,
-        "--top-p",
-        0.9,
-        "--seed",
-        3,
-        "--max-new-tokens",
-        8,
-    )
+    options = ("--temperature", 1.3, "--top-k", 20, "--top-p", 0.9)
+    options += ("--max-new-tokens", 8, "--seed", 3)
     streamed = commands.run("generate", models["lm"], "-i", prompts, *options)
     batched = commands.run("generate", models["lm"], "-i", prompts, *options, "--json")
     texts = [json.loads(line)["outputs"][0]["text"] for line in batched.out.splitlines()]
@@ -118,21 +108,12 @@ def test_a_seed_draws_the_same_streamed_and_in_batches(commands, models, opened,
     assert texts == opened["lm"].generate(
         PROMPTS, temperature=1.3, top_k=20, top_p=0.9, seed=3, max_new_tokens=8
     )
-    other = commands.run("generate", models["lm"], "-i", prompts, *options[:-3], 4, *options[-2:])
+    other = commands.run("generate", models["lm"], "-i", prompts, *options[:-1], 4)
     assert other.out != streamed.out
 
 
 def test_without_a_seed_drawing_differs(commands, models):
-    options = (
-        "generate",
-        models["lm"],
-        "-p",
-        "the cat",
-        "--temperature",
-        2,
-        "--max-new-tokens",
-        15,
-    )
+    options = ("generate", models["lm"], "-p", "a", "--temperature", 2, "--max-new-tokens", 15)
     assert commands.run(*options).out != commands.run(*options).out
 
 
@@ -452,11 +433,13 @@ def test_info_of_every_kind(commands, models, opened):
         shown = commands.run("info", path)
         assert shown.code == 0, shown.err
         rows = dict(line.strip().split(maxsplit=1) for line in shown.out.splitlines())
-        assert rows["kind"] == opened[name].kind
-        assert rows["architecture"] == opened[name].card.architecture
+        card = opened[name].card
+        assert (rows["kind"], rows["task"]) == (opened[name].kind, card.task)
+        assert rows["architecture"] == card.architecture
         count = sum(parameter.numel() for parameter in opened[name].net.parameters())
         assert (rows["parameters"], rows["d_model"]) == (f"{count:,}", "16")
-        assert "bpe of 40" in rows["tokenizer"]
+        joint = " (joint)" if name in ("two", "own") else ""
+        assert rows["tokenizer"] == f"bpe of 40{joint}"
         assert ("labels" in rows) == (name == "classes")
 
 
@@ -484,20 +467,12 @@ def test_export_and_import(commands, models, opened, tmp_path):
 
 
 def test_distill_is_training_with_a_teacher(commands, tmp_path):
-    """A task without distillation says so: the teacher has reached the recipe."""
-    recipe = tmp_path / "r.json"
-    recipe.write_text(json.dumps(tiny(training__max_steps=2)))
+    recipe = write_recipe(tmp_path / "r.json", training__max_steps=2)
     assert commands.train(recipe, tmp_path / "2024").code == 0
     shown = commands.run("distill", "2024", recipe, "--out", tmp_path / "small", cwd=tmp_path)
     assert "small learns from 2024: its probabilities of each token" in shown.out
-    if shown.code == 0:
-        saved = (tmp_path / "small" / "recipe.yaml").read_text()
-        assert "teacher: '2024'" in saved
-    else:
-        assert_refused(shown, "cannot be distilled")
-        assert not (tmp_path / "small").exists()
-    missing = commands.run("distill", tmp_path / "none", recipe, "--quiet", cwd=tmp_path)
-    assert_refused(missing, "does not exist")
+    assert shown.code == 0, shown.err
+    assert "teacher: '2024'" in (tmp_path / "small" / "recipe.yaml").read_text()
 
 
 def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_path):
@@ -543,24 +518,13 @@ def test_every_task_says_how_its_model_is_used():
 
 # --- bad input ------------------------------------------------------------------------------
 
-WRONG_KIND = [
-    ("generate", "mlm", ("-p", "a"), "generate needs a language model, but this model is a masked"),
-    ("generate", "classes", ("-p", "a"), "classifier"),
-    ("fill", "lm", ("-t", "a <mask>"), "fill needs a masked language model"),
-    ("classify", "mlm", (), "classify needs a classifier"),
-    ("score", "mlm", (), "score needs a language model"),
-    ("score", "two", (), "give --src FILE and --tgt FILE"),
-]
-
-
-@pytest.mark.parametrize(("verb", "name", "more", "message"), WRONG_KIND)
-def test_a_model_of_another_kind_is_refused(commands, models, tmp_path, verb, name, more, message):
-    ended = commands.run(verb, models[name], *more, stdin=b"a\n", cwd=tmp_path)
-    assert_refused(ended, message)
-    assert list(tmp_path.iterdir()) == []
-
-
 BAD = [
+    ("generate mlm -p a", b"", "generate needs a language model, but this model is a masked"),
+    ("generate classes -p a", b"", "classifier"),
+    ("fill lm -t <mask>", b"", "fill needs a masked language model"),
+    ("classify mlm", b"a\n", "classify needs a classifier"),
+    ("score mlm", b"a\n", "score needs a language model"),
+    ("score two", b"a\n", "give --src FILE and --tgt FILE"),
     ("generate lm", b"", "there is no prompt"),
     ("generate lm -i missing", b"", "missing"),
     ("generate lm -p a -i missing", b"", "not both"),
@@ -589,9 +553,8 @@ BAD = [
 
 @pytest.mark.parametrize(("line", "stdin", "message"), BAD)
 def test_bad_input_is_one_line(commands, models, tmp_path, line, stdin, message):
-    for name in ("lm", "mlm", "classes"):
-        if name in line.split():
-            shutil.copytree(models[name], tmp_path / name)
+    for name in models.keys() & line.split():
+        shutil.copytree(models[name], tmp_path / name)
     if " hf hf " in line:
         assert commands.run("export", models["lm"], "--to", "hf", tmp_path / "hf").code == 0
     before = tree(tmp_path)

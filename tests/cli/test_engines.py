@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commands import Commands, assert_refused
-from engine_models import TEXTS, model_of, saved
+from engine_models import TEXTS, saved
 from heedful.engines.folder import Record
 
 LINES = ("\n".join(TEXTS) + "\n").encode()
@@ -110,19 +110,6 @@ def test_info_shows_the_engines(commands: Commands, models: Path) -> None:
     done = commands.run("info", models / "translator")
     assert "ctranslate2 4" in done.out
     assert "(float32, int8)" in done.out
-
-
-def test_export_writes_a_directory_that_runs_or_nothing(
-    commands: Commands, models: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    done = commands.run("export", models / "translator", out, "--to", "ctranslate2")
-    assert done.code == 0, done.err
-    assert (out / "example.py").is_file()
-    model_of("vaswani2017", norm_placement="output", positions="none").save(tmp_path / "other")
-    refused = commands.run("export", tmp_path / "other", tmp_path / "no", "--to", "ctranslate2")
-    assert_refused(refused, "CTranslate2 cannot run", "norm_placement output")
-    assert not (tmp_path / "no").exists()
 
 
 def test_a_description_without_what_an_engine_needs_is_told(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands import GONE, assert_refused, write_recipe
 
@@ -58,33 +59,30 @@ def test_a_run_that_is_told_to_end_saves(commands, tmp_path: Path, number: signa
     assert (tmp_path / "run/checkpoints/interrupted-00000002").is_dir()
 
 
-def test_an_interrupt_that_a_library_makes_something_else_of_is_one() -> None:
-    code = """
-import os, signal
-from heedful.cli.guard import guarded
+INTERRUPTED = {
+    "by a library made something else": """
 def command(**options):
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         raise ValueError("no whole file")
-guarded(command)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (130, b"")
-
-
-def test_an_interrupt_where_python_cannot_raise_comes_a_little_later() -> None:
-    code = """
-import os, signal, time
-from heedful.cli.guard import guarded
+""",
+    "where Python cannot raise, and so a little later": """
 class Closed:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
 def command(**options):
     Closed()
     time.sleep(20)
-guarded(command)
-"""
+""",
+}
+
+
+@pytest.mark.parametrize("command", INTERRUPTED.values(), ids=list(INTERRUPTED))
+def test_an_interrupt_is_one_wherever_it_comes(command: str) -> None:
+    code = (
+        f"import os, signal, time{command}from heedful.cli.guard import guarded\nguarded(command)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
 
@@ -103,17 +101,10 @@ def test_the_package_runs_as_a_module() -> None:
         ("evaluate m --beam x", "valid integer"),
         ("translate m --seed -1", "greater than or equal to 0"),
         ("nonsense", "no such command"),
-        ("import", None),
-        ("", None),
     ],
 )
-def test_wrong_words_are_one_line(commands, line: str, part: str | None) -> None:
-    done = commands.run(*line.split())
-    if part is None:
-        assert (done.code, done.err) == (0, "")
-        assert "Usage" in done.out
-    else:
-        assert_refused(done, part, "--help")
+def test_wrong_words_are_one_line(commands, line: str, part: str) -> None:
+    assert_refused(commands.run(*line.split()), part, "--help")
 
 
 def test_an_error_is_one_line_whatever_it_names(commands) -> None:
@@ -140,7 +131,7 @@ def test_what_could_only_fail_at_the_end_fails_first(commands, tmp_path, line, p
 
 def test_what_is_listed_may_be_json(commands) -> None:
     assert "dates" in json.loads(commands.run("recipes", "ls", "--json").out)
-    assert "torch" in json.loads(commands.run("info", "--json").out)
+    assert json.loads(commands.run("info", "--json").out)["torch"] == torch.__version__
 
 
 def test_memory_that_is_not_there_is_one_line(commands, tmp_path) -> None:
