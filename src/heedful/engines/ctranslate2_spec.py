@@ -3,6 +3,7 @@
 A net is read by its parts, not by its architecture's name, so that a plugin's nets are taken too.
 """
 
+import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,25 +203,26 @@ def _in_scores(stack: Stack) -> bool:
 # --- The same in its form -----------------------------------------------------------------------
 
 
-def _spec(net: Any, vocabulary: Vocabulary) -> Any:
-    from ctranslate2 import specs
+def _specs() -> Any:
+    """The package's classes, which only those have who installed it."""
+    return importlib.import_module("ctranslate2.specs")
 
+
+def _spec(net: Any, vocabulary: Vocabulary) -> Any:
     sides = [_side(*side) for side in _sides(net)]
     if isinstance(net, EncoderDecoder):
-        spec = specs.TransformerSpec(*sides)
+        spec = _specs().TransformerSpec(*sides)
         spec.register_source_vocabulary(vocabulary.source)
         spec.register_target_vocabulary(vocabulary.target)
-    elif isinstance(net, DecoderOnly):
-        spec = specs.TransformerDecoderModelSpec(*sides)
-        spec.register_vocabulary(vocabulary.target)
     else:
-        spec = specs.TransformerEncoderModelSpec(*sides)
+        side = "Decoder" if isinstance(net, DecoderOnly) else "Encoder"
+        spec = getattr(_specs(), f"Transformer{side}ModelSpec")(*sides)
         spec.register_vocabulary(vocabulary.target)
     if not isinstance(net, EncoderOnly):
         _fill_head(spec.decoder, net.head)
     elif isinstance(net.head, ClassificationHead):
-        _add(spec, pooler_dense=_linear(net.head.dense))
-        _add(spec, pooler_activation=_activation(net.head.activation))
+        activation = np.int8(_activation(net.head.activation))
+        _add(spec, pooler_dense=_linear(net.head.dense), pooler_activation=activation)
     _configure(spec.config, net, vocabulary)
     return spec
 
@@ -241,16 +243,13 @@ def _configure(config: Any, net: nn.Module, vocabulary: Vocabulary) -> None:
 
 def _side(embedding: TokenEmbedding, stack: Stack, causal: bool) -> Any:
     """The encoder or the decoder, with its embedding."""
-    from ctranslate2 import specs
-    from ctranslate2.specs import common_spec
-
     first = _blocks(stack)[0]
     attention: Any = first.self_attention.sublayer
     network: Any = first.feedforward.sublayer
     placement = RESIDUALS[type(first.self_attention)]
     keys: dict[str, Any] = {
         "pre_norm": placement != "post",
-        "activation": common_spec.Activation[ACTIVATIONS[network.activation]],
+        "activation": _activation(network.activation),
         "ffn_glu": isinstance(network, Gated),
         "rms_norm": not isinstance(first.self_attention.norm, nn.LayerNorm),
         "pre_post_layer_norm": placement == "sandwich",
@@ -260,15 +259,14 @@ def _side(embedding: TokenEmbedding, stack: Stack, causal: bool) -> Any:
         "relative_attention_bias": isinstance(attention.position, RelativePositionBias),
         "no_final_norm": True,
     }
-    kind = specs.TransformerEncoderSpec
     if causal:
-        kind = specs.TransformerDecoderSpec
         keys["with_encoder_attention"] = first.cross_attention is not None
         keys["alibi"] = isinstance(attention.position, AlibiBias)
         keys["external_pre_post_encoder_layers"] = placement == "sandwich"
     else:
         keys["num_source_embeddings"] = 1 if embedding.types is None else 2
-        keys["embeddings_merge"] = common_spec.EmbeddingsMerge.ADD
+        keys["embeddings_merge"] = _specs().common_spec.EmbeddingsMerge.ADD
+    kind = getattr(_specs(), f"Transformer{'Decoder' if causal else 'Encoder'}Spec")
     spec = kind(len(stack.blocks), attention.num_heads, **keys)
     _fill_embedding(spec, embedding, _in_scores(stack))
     if not isinstance(stack.final_norm, nn.Identity):
@@ -305,8 +303,8 @@ def _fill_layer(layer: Any, block: Block) -> None:
         across: Any = block.cross_attention.sublayer
         _fill_attention(layer.attention, across, [across.q, across.kv, across.out])
     if isinstance(network, Gated):
-        gate, hidden = (_halves(network.up, number) for number in (0, 1))
-        layer.ffn.linear_0, layer.ffn.linear_0_noact = gate, hidden
+        layer.ffn.linear_0 = _linear(network.up, 0, 2)
+        layer.ffn.linear_0_noact = _linear(network.up, 1, 2)
     else:
         layer.ffn.linear_0 = _linear(network.up)
     layer.ffn.linear_1 = _linear(network.down)
@@ -368,31 +366,18 @@ def _fill_head(spec: Any, head: OutputHead) -> None:
         spec.final_logit_softcapping = np.float32(head.softcap)
 
 
-def _linear(linear: Any) -> Any:
-    from ctranslate2.specs import common_spec
-
-    spec = common_spec.LinearSpec()
-    spec.weight = _array(linear.weight)
+def _linear(linear: Any, part: int = 0, parts: int = 1) -> Any:
+    """A linear layer, or one of the equal parts that its outputs are of."""
+    spec = _specs().common_spec.LinearSpec()
+    spec.weight = _array(linear.weight.chunk(parts)[part])
     if linear.bias is not None:
-        spec.bias = _array(linear.bias)
-    return spec
-
-
-def _halves(linear: Any, number: int) -> Any:
-    from ctranslate2.specs import common_spec
-
-    spec = common_spec.LinearSpec()
-    spec.weight = _array(linear.weight.chunk(2)[number])
-    if linear.bias is not None:
-        spec.bias = _array(linear.bias.chunk(2)[number])
+        spec.bias = _array(linear.bias.chunk(parts)[part])
     return spec
 
 
 def _norm(norm: Any) -> Any:
     """A norm without `beta` is an RMSNorm there, so that a LayerNorm without bias gets zeros."""
-    from ctranslate2.specs import common_spec
-
-    spec = common_spec.LayerNormSpec(rms_norm=not isinstance(norm, nn.LayerNorm))
+    spec = _specs().common_spec.LayerNormSpec(rms_norm=not isinstance(norm, nn.LayerNorm))
     centred = isinstance(norm, CentredRMSNorm)
     spec.gamma = _array(norm.weight.float() + 1 if centred else norm.weight)
     if isinstance(norm, nn.LayerNorm):
@@ -401,9 +386,7 @@ def _norm(norm: Any) -> Any:
 
 
 def _activation(function: Any) -> Any:
-    from ctranslate2.specs import common_spec
-
-    return np.int8(common_spec.Activation[ACTIVATIONS[function]])
+    return _specs().common_spec.Activation[ACTIVATIONS[function]]
 
 
 def _array(tensor: Tensor) -> np.ndarray:
