@@ -18,7 +18,7 @@ from heedful.engines.folder import SHORTLIST
 from heedful.engines.packed import pack
 from heedful.errors import UserError
 from heedful.files import read_object
-from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.request import read_request
 from heedful.generation.rules import BannedTokens
 from heedful.generation.state import sentences_to_keep
@@ -153,6 +153,7 @@ class Compiled(Eager):
         net = CompiledNet(directory, weights, facts)
         alone = replace(settings, threads=settings.threads or 1, workers=1)
         super().__init__(net, facts.max_length, settings=alone)
+        self.two_stacks = facts.family == "encoder_decoder"
         self._precision = precision
         self._has_shortlist = (directory.parents[1] / SHORTLIST).is_file()
 
@@ -165,11 +166,6 @@ class Compiled(Eager):
     def device(self) -> torch.device:
         """The CPU."""
         return torch.device("cpu")
-
-    @property
-    def two_stacks(self) -> bool:
-        """Whether a source is read."""
-        return bool(self.net.facts.family == "encoder_decoder")
 
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """As `Engine.lacks`."""
@@ -235,7 +231,7 @@ class Compiled(Eager):
                 if left:
                     state.select(torch.tensor(keep))
                     tokens = tokens[keep]
-        score = LengthScore(options.normalization or "average", options.length_penalty or 0.0)
+        score = asked.score
         return [score.hypothesis(ids, parts, ids[-1] in asked.end) for ids, parts in found]
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
@@ -16,7 +17,7 @@ from heedful.engines.engine import Asked, Settings
 from heedful.engines.shortlist import Shortlist
 from heedful.errors import UserError
 from heedful.files import write_text
-from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.hypotheses import Hypothesis
 from heedful.options import Options
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
@@ -65,22 +66,18 @@ class _Call(NamedTuple):
     keys: dict[str, Any]
 
 
-class _Undamaged:
+@contextmanager
+def _undamaged(directory: Path) -> Iterator[None]:
     """Tells what damaged or exchanged files lead to, some of them only when they are used."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        damage = (RuntimeError, ValueError, LookupError, OSError, BadZipFile)
-        if isinstance(error, damage) and not isinstance(error, UserError):
-            raise UserError(
-                f"{self.directory} is damaged, or of another model ({error}): make it again by "
-                "`heedful optimize`"
-            ) from None
+    try:
+        yield
+    except UserError:
+        raise
+    except (RuntimeError, ValueError, LookupError, OSError, BadZipFile) as error:
+        raise UserError(
+            f"{directory} is damaged, or of another model ({error}): make it again by "
+            "`heedful optimize`"
+        ) from None
 
 
 class CTranslate2:
@@ -112,8 +109,7 @@ class CTranslate2:
     ) -> None:
         self.facts, self.precision, self.settings = facts, precision, settings
         self._directory = directory
-        self._undamaged = _Undamaged(directory)
-        with self._undamaged:
+        with _undamaged(directory):
             self._open(device)
 
     def _open(self, device: str) -> None:
@@ -147,16 +143,18 @@ class CTranslate2:
 
     def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         """As `Engine.outputs`."""
-        with self._undamaged:  # a call that waits for its own answers is done a little sooner
+        with _undamaged(
+            self._directory
+        ):  # a call that waits for its own answers is done a little sooner
             return self._read(self._begin(rows, asked, asynchronous=False), rows, asked)
 
     def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
         """As `Engine.submit`."""
-        with self._undamaged:
+        with _undamaged(self._directory):
             begun = self._begin(rows, asked, asynchronous=True)
 
         def wait() -> list[list[Hypothesis]]:
-            with self._undamaged:
+            with _undamaged(self._directory):
                 return self._read([each.result() for each in begun], rows, asked)
 
         return wait
@@ -224,7 +222,7 @@ class CTranslate2:
             )
         count = 0
         while True:
-            with self._undamaged:
+            with _undamaged(self._directory):
                 step = next(steps, None)
             if step is None:
                 return
@@ -241,7 +239,7 @@ class CTranslate2:
             sides = [self._words(rows)]
         else:
             sides = [self._words(rows, self._source), self._words(targets)]
-        with self._undamaged:
+        with _undamaged(self._directory):
             found = self._model.score_batch(*sides, max_input_length=0)
         return [np.array(each.log_probs, np.float32) for each in found]
 
@@ -260,7 +258,7 @@ class CTranslate2:
         """How it is called, looked up where the last call was alike."""
         last = self._last
         if last is None or last.options is not asked.options or last.ids != _ids(asked):
-            with self._undamaged:
+            with _undamaged(self._directory):
                 keys = self._keys(asked)
             last = _Call(asked.options, _ids(asked), self._lacking(asked), keys)
             self._last = None if last.lacking else last
@@ -298,7 +296,7 @@ class CTranslate2:
         keys: dict[str, Any] = {
             "beam_size": options.rows if (options.beam_size or 1) > 1 else 1,
             "num_hypotheses": options.num_return,
-            "length_penalty": _power(options) if (options.beam_size or 1) > 1 else 0,
+            "length_penalty": _power(options),
             "no_repeat_ngram_size": options.no_repeat_ngram_size or 0,
             "return_scores": options.scores,
             "return_end_token": True,
@@ -334,18 +332,17 @@ class CTranslate2:
             found = [found[0][:limit]]
         scores = result.scores if options.scores else repeat(math.nan, len(found))
         outputs = []
-        for ids, score in zip(found, scores, strict=True):
+        for ids, mean in zip(found, scores, strict=True):
             finished = bool(ids) and ids[-1] in end
             if not finished and last is not None and len(ids) == limit:
                 ids[-1] = last
                 finished = last in end
-            outputs.append(Hypothesis(ids, score, finished, score, []))
+            outputs.append(Hypothesis(ids, mean, finished, mean, []))
         if options.scores:
-            power = _power(options) if (options.beam_size or 1) > 1 else 0.0
-            score_of = LengthScore(options.normalization or "average", options.length_penalty or 0)
+            score = asked.score
             for each in outputs:
-                each.log_prob *= len(each.ids) ** power
-                each.score = score_of(each.log_prob, len(each.ids))
+                each.log_prob *= len(each.ids) ** _power(options)
+                each.score = score(each.log_prob, len(each.ids))
         return outputs
 
     def _words(self, rows: list[list[int]], tokens: list[str] | None = None) -> list[list[str]]:
@@ -373,7 +370,7 @@ class CTranslate2:
         kinds = None
         if types is not None and last >= 0:
             kinds = [[min(each, last) for each in row] for row in types]
-        with self._undamaged:
+        with _undamaged(self._directory):
             return self._model.forward_batch(rows, token_type_ids=kinds)
 
 
@@ -389,8 +386,9 @@ def _ids(asked: Asked) -> tuple[Any, ...]:
 
 
 def _power(options: Options) -> float:
-    """What it calls the length penalty: the exponent of the length."""
-    return 0.0 if options.normalization == "none" else float(options.length_penalty or 0)
+    """What it calls the length penalty: the exponent of the length, which beams alone have."""
+    is_plain = (options.beam_size or 1) == 1 or options.normalization == "none"
+    return 0.0 if is_plain else float(options.length_penalty or 0)
 
 
 def _open(directory: Path, family: Family, precision: str, settings: Settings, device: str) -> Any:

@@ -25,7 +25,7 @@ from heedful.engines.shortlist import Shortlist
 from heedful.engines.threads import run_with, threads_for, weights_of_step
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search
-from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.rules import IN_ORDER, ForcedTokens, Rule, sampling_rules
 from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
@@ -46,6 +46,9 @@ class Eager:
         shortlist: of two stacks: the target tokens that a source may become, in searches without a
             draft; default: all.
         settings: its threads; None: by the size of the work (`heedful.engines.threads`).
+
+    Attributes:
+        two_stacks: whether a source is read.
     """
 
     name = "eager"
@@ -61,6 +64,7 @@ class Eager:
         self.net = net
         self.shortlist = shortlist
         self.max_length = max_length
+        self.two_stacks = isinstance(net, EncoderDecoder)
         self.settings = settings or Settings()
 
     @property
@@ -73,11 +77,6 @@ class Eager:
         """Where the net is."""
         device: torch.device = next(self.net.parameters()).device
         return device
-
-    @property
-    def two_stacks(self) -> bool:
-        """Whether a source is read."""
-        return isinstance(self.net, EncoderDecoder)
 
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """Nothing."""
@@ -94,8 +93,8 @@ class Eager:
             if asked.draft is None:
                 return self._searched(rows, asked)
             found: list[list[Hypothesis]] = []
-            for place in range(len(rows)):
-                speculation = self._speculation(rows, place, asked)
+            for place, row in enumerate(rows):
+                speculation = self._speculation(row, asked.of([place]))
                 list(speculation)
                 found.append([speculation.result()])
             return found
@@ -103,19 +102,18 @@ class Eager:
     def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
         """Tokens of one output as they are written, and whether they were the last."""
         self.net.eval()
-        with torch.inference_mode():
-            if asked.draft is None:
-                function, start, common = self._search([row], asked, 1)
-                common |= {"seeds": asked.seeds, "stop": _stop(asked), "look_every": 1}
-                steps = sample_steps(function, start, **common)
-            else:
-                speculation = self._speculation([row], 0, asked)
-        if asked.draft is None:
-            for step in self._one_at_a_time(steps):
-                yield step.tokens, bool(step.ended)
-        else:
+        if asked.draft is not None:
+            with torch.inference_mode():
+                speculation = self._speculation(row, asked)
             for run in self._one_at_a_time(iter(speculation)):
                 yield run, speculation.ended
+            return
+        with torch.inference_mode():
+            function, start, common = self._search([row], asked, 1)
+            common |= {"seeds": asked.seeds, "stop": _stop(asked), "look_every": 1}
+            steps = sample_steps(function, start, **common)
+        for step in self._one_at_a_time(steps):
+            yield step.tokens, bool(step.ended)
 
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, asked: Asked
@@ -128,9 +126,11 @@ class Eager:
         self.net.eval()
         with torch.inference_mode():
             ids, lengths = self._batch(read)
-            given = (ids,) if targets is None else (self._batch(rows)[0], ids)
-            sizes = (lengths,) if targets is None else (self._batch(rows)[1], lengths)
-            found = self.net(*given, *sizes).float().log_softmax(-1).cpu().numpy()
+            given = [ids, lengths]
+            if targets is not None:
+                sources, sizes = self._batch(rows)
+                given = [sources, ids, sizes, lengths]
+            found = self.net(*given).float().log_softmax(-1).cpu().numpy()
         return [
             each[len(row) - len(tokens) - (targets is None) :][range(len(tokens)), tokens]
             for each, row, tokens in zip(found, read, told, strict=True)
@@ -141,15 +141,15 @@ class Eager:
     ) -> list[np.ndarray]:
         """As `Engine.states`; of two stacks the encoder's."""
 
-        def of(tokens: Tokens, kinds: Tensor | None) -> Tensor:
+        def of(ids: Tensor, lengths: Tensor, kinds: Tensor | None) -> Any:
+            tokens = Tokens.of(ids, lengths)
             if isinstance(self.net, EncoderDecoder):
                 return self.net.encode(tokens).states
             if isinstance(self.net, EncoderOnly):
                 return self.net.encode(tokens, kinds)
-            states: Tensor = self.net.decode(tokens)
-            return states
+            return self.net.decode(tokens)
 
-        return self._read(rows, types, lambda ids, lengths, k: of(Tokens.of(ids, lengths), k))
+        return self._read(rows, types, of)
 
     def logits(
         self, rows: list[list[int]], types: list[list[int]] | None = None
@@ -191,20 +191,9 @@ class Eager:
     def _searched(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         options, size = asked.options, asked.options.rows
         function, start, common = self._search(rows, asked, size)
-        length_score = LengthScore(
-            options.normalization or "average", options.length_penalty or 0.0
-        )
+        beams = {"beam_size": size, "num_return": options.num_return, **vars(asked.score)}
         if asked.required:
-            return constrained_beam_search(
-                function,
-                start,
-                asked.required,
-                beam_size=size,
-                length_penalty=length_score.length_penalty,
-                normalization=length_score.normalization,
-                num_return=options.num_return,
-                **common,
-            )
+            return constrained_beam_search(function, start, asked.required, **beams, **common)
         if options.coverage_penalty:
             if not self.two_stacks:
                 raise UserError("coverage_penalty is of a source, and this model reads none")
@@ -215,13 +204,10 @@ class Eager:
             return beam_search(
                 function,
                 start,
-                beam_size=size,
-                length_penalty=length_score.length_penalty,
-                normalization=length_score.normalization,
                 stop=options.stop_rule or "optimal",
-                num_return=options.num_return,
                 num_groups=options.num_groups,
                 diversity_penalty=options.diversity_penalty,
+                **beams,
                 **common,
             )
         samples = sample(
@@ -230,7 +216,7 @@ class Eager:
             seeds=asked.seeds,
             num_samples=options.num_return,
             stop=_stop(asked),
-            score=length_score,
+            score=asked.score,
             **common,
         )
         return [samples[place : place + size] for place in range(0, len(samples), size)]
@@ -279,11 +265,9 @@ class Eager:
         """Tokens before the new ones: rules look at what is written, not at a source."""
         return [list(asked.start) for _ in rows] if self.two_stacks else rows
 
-    def _speculation(self, rows: list[list[int]], place: int, asked: Asked) -> Speculation:
-        """Of one of the rows."""
+    def _speculation(self, row: list[int], asked: Asked) -> Speculation:
         if asked.options.num_return > 1:
             raise UserError("a draft gives one output for each prompt: leave out num_return")
-        asked, row = asked.of([place]), rows[place]
         nets = [self, *(asked.draft[:1] if isinstance(asked.draft, tuple) else [])]
         left = min(net.max_length for net in nets) - len(self._seen([row], asked)[0])
         limit = asked.limits[0]
@@ -362,9 +346,8 @@ class Eager:
         self.net.eval()
         with torch.inference_mode(), self._threads(sum(map(len, rows))):
             ids, lengths = self._batch(rows)
-            table = self.net.embedding.types if types is not None else None
             kinds = None
-            if types is not None and table is not None:
+            if types is not None and (table := self.net.embedding.types) is not None:
                 # RoBERTa has one type alone.
                 kinds = self._batch(types)[0].clamp(max=table.num_embeddings - 1)
             found = answer(ids, lengths, kinds).float().cpu().numpy()

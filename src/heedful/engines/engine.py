@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.options import Options
 
 
@@ -54,6 +54,12 @@ class Asked(NamedTuple):  # made anew for each call: a frozen dataclass takes th
     numbers: list[int]
     prefixes: list[list[int]] | None
     seeds: list[int] | None
+
+    @property
+    def score(self) -> LengthScore:
+        """How outputs are scored."""
+        options = self.options
+        return LengthScore(options.normalization or "average", options.length_penalty or 0.0)
 
     def of(self, places: list[int], **changes: Any) -> "Asked":
         """For these of the rows alone."""

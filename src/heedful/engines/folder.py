@@ -334,16 +334,17 @@ def _chosen(
             f"{model} has no engine {name}, only {', '.join(record.engines) or 'none'}: "
             f"make it by `heedful optimize {model} --engine {name}`"
         )
-    fits = best is not None and best.engine == name
+    if best is not None and best.engine != name:
+        best = None
     wanted = precision
     if wanted == "auto":
-        wanted = best.precision if best and fits else next(iter(forms.proofs))
+        wanted = best.precision if best else next(iter(forms.proofs))
     if wanted not in forms.proofs:
         raise UserError(
             f"{model} has no {name} in {wanted}, only in {', '.join(forms.proofs)}: it was not "
             "made, or did not pass its proof"
         )
-    settings = best.settings if best and fits else Settings(1)
+    settings = best.settings if best else Settings(1)
     if threads is not None:
         settings = replace(settings, threads=threads, workers=1)
     return name, wanted, settings
