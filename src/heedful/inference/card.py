@@ -1,7 +1,7 @@
 """What `config.json` says of a model beside its architecture's own keys."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,10 +68,6 @@ class ModelCard:
     generation: GenerationIds = field(default_factory=GenerationIds)
     options: dict[str, Any] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it stands in `config.json`."""
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ModelCard":

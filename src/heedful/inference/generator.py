@@ -70,7 +70,8 @@ class Generator(SavedModel):
         given = {"scores": False} | options
         if len(prompts) and not isinstance(prompts[0], str):
             self._check_each(prompts, given)
-            return [found[0].ids for found in self._outputs(prompts, self._settled_options(given))]
+            found = self._begin(prompts, 0, self._settled_options(given), waits=True)()
+            return [outputs[0].ids for outputs in found]
         return [outputs[0].text for outputs in self.generations(prompts, **given)]
 
     def generations(self, prompts: Texts, **options: Any) -> list[list[Generation]]:
@@ -79,8 +80,7 @@ class Generator(SavedModel):
         Raises UserError for an option out of range, and for a prompt that is too long.
         """
         self._check_each(prompts, options)
-        chosen = self._settled_options(options)
-        return [self._read(each, chosen.stop) for each in self._outputs(prompts, chosen)]
+        return [*self.in_turn([prompts], **options)]
 
     def in_turn(
         self, windows: Iterable[Texts], *, ahead: int = 0, **options: Any
@@ -95,8 +95,23 @@ class Generator(SavedModel):
                 engine with workers always has work; 0 for prompts that wait for their answers.
         """
         chosen = self._settled_options(options)
-        for outputs in self._found(windows, chosen, ahead):
-            yield self._read(outputs, chosen.stop)
+        begun: deque[Callable[[], list[list[Hypothesis]]]] = deque()
+        number = 0
+
+        def finished(left: int) -> Iterator[list[Generation]]:
+            while len(begun) > left:
+                for outputs in begun.popleft()():
+                    yield self._read(outputs, chosen.stop)
+
+        try:
+            for prompts in windows:
+                begun.append(self._begin(prompts, number, chosen, waits=not ahead))
+                number += len(prompts)
+                yield from finished(ahead)
+        except UserError:  # of a later window: what came before it is not lost
+            yield from finished(0)
+            raise
+        yield from finished(0)
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
         """The text that `generate` gives, piece by piece as it is written; no beam search."""
@@ -169,29 +184,6 @@ class Generator(SavedModel):
         torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
         seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)
         return replace(chosen, seed=seed)
-
-    def _outputs(self, prompts: Texts, options: Options) -> list[list[Hypothesis]]:
-        """The outputs of each prompt."""
-        return self._begin(prompts, 0, options, waits=True)()
-
-    def _found(
-        self, windows: Iterable[Texts], options: Options, ahead: int = 0
-    ) -> Iterator[list[Hypothesis]]:
-        """The outputs of prompts in windows; see `in_turn`."""
-        begun: deque[Callable[[], list[list[Hypothesis]]]] = deque()
-        number = 0
-        try:
-            for prompts in windows:
-                begun.append(self._begin(prompts, number, options, waits=not ahead))
-                number += len(prompts)
-                while len(begun) > ahead:
-                    yield from begun.popleft()()
-        except UserError:  # of a later window: what came before it is not lost
-            while begun:
-                yield from begun.popleft()()
-            raise
-        while begun:
-            yield from begun.popleft()()
 
     def _begin(
         self, prompts: Texts, first: int, options: Options, *, waits: bool
@@ -278,13 +270,16 @@ class Generator(SavedModel):
         required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
         if required:
             self.check_ids(required, "tgt_")
+        never = ids.never
+        if options.no_unknown and self.has_tokenizer and self.tgt_tokenizer.unk_id >= 0:
+            never = (*never, self.tgt_tokenizer.unk_id)
         if isinstance(draft, Generator):
             draft = (draft.eager, draft.ids.start)
         return {
             "options": options,
             "start": ids.start,
             "end": tuple(self.end_ids()),
-            "never": (*ids.never, *self._unknown(options)),
+            "never": never,
             "first": ids.first,
             "last": ids.last,
             "banned": [ids for each in options.banned for ids in forms(each)],
@@ -292,12 +287,6 @@ class Generator(SavedModel):
             "max_length": self.config.max_length,
             "draft": draft,
         }
-
-    def _unknown(self, options: Options) -> tuple[int, ...]:
-        """What stands for the unknown, where it is not to be written and there is any."""
-        if not options.no_unknown or not self.has_tokenizer or self.tgt_tokenizer.unk_id < 0:
-            return ()
-        return (self.tgt_tokenizer.unk_id,)
 
     def asked(self, rows: list[list[int]], **options: Any) -> Asked:
         """What an engine is asked for of prompts that are given as ids."""

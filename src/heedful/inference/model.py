@@ -148,7 +148,9 @@ class SavedModel:
 
         def pooled(chosen: list[int]) -> list[np.ndarray]:
             states = runner.states([rows[row] for row in chosen])
-            return [_pooled(of_row, pooling) for of_row in states]
+            if pooling == "mean":
+                return [of_row.mean(0, dtype=np.float32) for of_row in states]
+            return [of_row[0 if pooling == "first" else -1] for of_row in states]
 
         return in_batches(runner, rows, self.config.d_model, pooled, batch_tokens)
 
@@ -247,7 +249,7 @@ def save_description(model: SavedModel, directory: Path) -> None:
             tokenizer.save(directory / files[side])
     content = {
         "heedful": heedful.__version__,
-        **model.card.to_dict(),
+        **asdict(model.card),
         "tokenizers": files,
         "model": asdict(model.config),
     }
@@ -300,9 +302,3 @@ def in_batches(
     finally:
         pool.shutdown(cancel_futures=True)
     return found
-
-
-def _pooled(states: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
-    if pooling == "mean":
-        return states.mean(0, dtype=np.float32)
-    return states[0 if pooling == "first" else -1]

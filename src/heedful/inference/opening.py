@@ -52,7 +52,7 @@ def load(
     try:
         plugins.require(map(str, content.get("plugins", ())), str(directory))
         card, keys = ModelCard.from_dict(content), SimpleNamespace(**content["model"])
-        files = _tokenizer_files(directory, content)
+        files = tokenizer_files(directory, content)
         tokenizers: list[Tokenizer | None] = [Tokenizer.load(path) for path in files]
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
@@ -67,43 +67,28 @@ def load(
     )
     src, tgt = (tokenizers * 2)[:2] or (None, None)
     shortlist = open_shortlist(directory, files)
-    if opened is None:
-        model = _open_eager(directory, content, card, tokenizers, device, precision, threads)
-        model.shortlist = shortlist
-        return model
-    runs, name = opened
-    if not isinstance(vars(keys).get("max_length"), int):  # the rest is the net's to look at
-        raise UserError(f"{directory / CONFIG} was not written by heedful: no model.max_length")
 
     def open_net() -> tuple[Any, Any]:
         from heedful.inference.nets import load_net
 
         return load_net(directory, content, device)
 
-    model = KINDS[name](None, keys, card, src, tgt, engine=runs, open_net=open_net)
+    if opened is not None:
+        runs, name = opened
+        if not isinstance(vars(keys).get("max_length"), int):  # the rest is the net's to look at
+            raise UserError(f"{directory / CONFIG} was not written by heedful: no model.max_length")
+        model = KINDS[name](None, keys, card, src, tgt, engine=runs, open_net=open_net)
+    else:
+        import torch
+
+        from heedful.inference.nets import kind_of
+
+        net, config = open_net()
+        if precision != "auto":
+            net.to(getattr(torch, precision))
+        model = kind_of(net)(net, config, card, src, tgt)
+        model.threads = threads
     model.shortlist = shortlist
-    return model
-
-
-def _open_eager(
-    directory: Path,
-    content: dict[str, Any],
-    card: ModelCard,
-    tokenizers: list[Tokenizer | None],
-    device: str,
-    precision: str,
-    threads: int | None,
-) -> Any:
-    """The net itself, in the type and with the threads that are asked for."""
-    import torch
-
-    from heedful.inference.nets import load_net, open_net
-
-    net, config = load_net(directory, content, device)
-    if precision != "auto":
-        net.to(getattr(torch, precision))
-    model = open_net(net, config, card, *(tokenizers or [None]))
-    model.threads = threads
     return model
 
 
@@ -134,13 +119,9 @@ def _description(directory: Path) -> Any:
     return content
 
 
-def tokenizer_files(directory: Path) -> list[Path]:
-    """The files of a model directory's tokenizers; none for a net without text."""
-    return _tokenizer_files(directory, _description(directory))
-
-
-def _tokenizer_files(directory: Path, content: dict[str, Any]) -> list[Path]:
-    """One for each side, or one that both have."""
-    files = content["tokenizers"]
+def tokenizer_files(directory: Path, content: dict[str, Any] | None = None) -> list[Path]:
+    """The files of a model directory's tokenizers: one for each side, or one that both have; none
+    for a net without text. `content` is what `config.json` says, where that is known."""
+    files = (content or _description(directory))["tokenizers"]
     names = dict.fromkeys(files[side] for side in SIDES) if files else {}
     return [directory / plain_name(name, directory / CONFIG) for name in names]
