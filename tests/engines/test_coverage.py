@@ -1,13 +1,13 @@
 """The coverage penalty finds what an exhaustive search by equation 14 of Wu et al. 2016 finds."""
 
-import itertools
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine_models import TEXTS, model_of, saved
+from engine_models import TEXTS, all_scores, model_of, saved
 from heedful.errors import UserError
 from heedful.inference.ensembles import ensemble
 from heedful.options import Options
@@ -15,40 +15,25 @@ from heedful.options import Options
 LONGEST, PENALTY = 3, 0.7
 
 
-def attention_of(net: Any, source: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, T, V), and the last layer's attention to the source (B, T, S), from
-    what its projections gave in a pass over whole outputs."""
-    layer, seen = net.decoder.blocks[-1].cross_attention.sublayer, {}
-    for name in ("q", "kv"):
-        hook = lambda module, given, out, name=name: seen.update({name: out})  # noqa: E731
-        getattr(layer, name).register_forward_hook(hook)
-    with torch.inference_mode():
-        log_probs = net(source, ids).log_softmax(-1)
-    layer.q._forward_hooks.clear()
-    layer.kv._forward_hooks.clear()
-    heads, width = layer.num_heads, layer.head_dim
-    scale = 1 if layer.scale == 1 else width**-0.5  # T5 scales the weights instead
-    query, key = seen["q"], seen["kv"][..., : heads * width]
-    parts = zip(query.split(width, -1), key.split(width, -1), strict=True)
-    weights = [(q @ k.mT * scale).softmax(-1) for q, k in parts]
-    return log_probs, torch.stack(weights).mean(0)
+def scores_of(model: Any, row: list[int], beta: float) -> dict[tuple[int, ...], float]:
+    """The score of every output, by the last layer's attention to the source, from what its
+    projections gave in a pass over whole outputs."""
+    layer, seen = model.net.decoder.blocks[-1].cross_attention.sublayer, {}
 
+    def log_probs_of(source: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        with ExitStack() as hooks:
+            for name in ("q", "kv"):
+                hook = lambda module, given, out, name=name: seen.update({name: out})  # noqa: E731
+                hooks.enter_context(getattr(layer, name).register_forward_hook(hook))
+            log_probs = model.net(source, ids).log_softmax(-1)
+        heads, width = layer.num_heads, layer.head_dim
+        scale = 1 if layer.scale == 1 else width**-0.5  # T5 scales the weights instead
+        query, key = seen["q"], seen["kv"][..., : heads * width]
+        parts = zip(query.split(width, -1), key.split(width, -1), strict=True)
+        attention = torch.stack([(q @ k.mT * scale).softmax(-1) for q, k in parts]).mean(0)
+        return log_probs, beta * attention.sum(1).clamp(max=1).log().sum(-1)
 
-def all_scores(model: Any, row: list[int], beta: float) -> dict[tuple[int, ...], float]:
-    """The score of every output of at most three tokens."""
-    [end], start, never = model.end_ids(), list(model.ids.start), set(model.ids.never)
-    others = [token for token in range(40) if token != end and token not in never]
-    found = {}
-    for size in range(LONGEST):
-        prefixes = [*itertools.product(others, repeat=size)]
-        ids = torch.tensor([[*start, *prefix] for prefix in prefixes])
-        log_probs, attention = attention_of(model.net, torch.tensor([row] * len(ids)), ids)
-        coverage = attention.sum(1).clamp(max=1).log().sum(-1)
-        so_far = log_probs[:, :-1].gather(2, ids[:, 1:, None]).sum((1, 2))
-        for token in [end] if size < LONGEST - 1 else [end, *others]:
-            total = (so_far + log_probs[:, -1, token]) / (size + 1) ** PENALTY + beta * coverage
-            found |= {(*p, token): each for p, each in zip(prefixes, total.tolist(), strict=True)}
-    return found
+    return all_scores(model, row, LONGEST, PENALTY, log_probs_of)
 
 
 @pytest.mark.parametrize("name", ["vaswani2017", "t5"])
@@ -63,7 +48,7 @@ def test_the_search_finds_the_best_of_all(name: str) -> None:
             coverage_penalty=beta,
         )  # fmt: skip
         for row, outputs in zip(rows, found, strict=True):
-            scores = all_scores(model, row, beta)
+            scores = scores_of(model, row, beta)
             wanted = sorted(scores, key=lambda ids: -scores[ids])[:3]
             assert [tuple(each.ids) for each in outputs] == wanted
             for output in outputs:
@@ -88,7 +73,7 @@ def test_scores_of_every_search_are_of_the_equation(stop_rule: str, groups: int)
     for text, row, outputs in zip(TEXTS, model.prompt_ids(TEXTS), found, strict=True):
         [alone] = model.generations([text], coverage_penalty=2.0, **options)
         assert [each.ids for each in alone] == [each.ids for each in outputs]
-        scores = all_scores(model, row, 2.0)
+        scores = scores_of(model, row, 2.0)
         for output in outputs:
             assert output.score == pytest.approx(scores[tuple(output.ids)], abs=1e-5)
 

@@ -13,6 +13,7 @@ import pytest
 from engine_models import TEXTS, model_of
 from heedful.engines.ctranslate2_engine import CTranslate2
 from heedful.engines.engine import Settings
+from heedful.generation import Hypothesis
 from heedful.inference import Generator
 from heedful.inference.forms import make_form, open_form
 
@@ -34,7 +35,7 @@ def pair(request: Any, tmp_path_factory: Any) -> tuple[Any, CTranslate2]:
     return model, engine_of(model, tmp_path_factory.mktemp("form"))
 
 
-def rows_of(model: Any, lengths: tuple[int, ...] = (3, 1, 2, 3)) -> list[list[int]]:
+def rows_of(lengths: tuple[int, ...] = (3, 1, 2, 3)) -> list[list[int]]:
     """Prompts that no window is shorter than."""
     generator = np.random.default_rng(0)
     return [generator.integers(6, 40, n).tolist() for n in lengths]
@@ -45,32 +46,54 @@ def asked(model: Generator, rows: list[list[int]], **options: Any) -> Any:
     return model.asked(rows, **{"beam_size": 1, "max_new_tokens": 12} | options)
 
 
-def same(pair: tuple[Any, CTranslate2], rows: Any = None, **options: Any) -> list[Any]:
-    """What both write, which must be the same."""
+def ids_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
+    """The tokens of each output of each prompt."""
+    return [[each.ids for each in of_row] for of_row in outputs]
+
+
+def same(pair: tuple[Any, CTranslate2], rows: Any, call: Any) -> list[tuple[Any, Any]]:
+    """Each output of both, which must have the same tokens and ends."""
     model, engine = pair
-    rows = rows_of(model) if rows is None else rows
-    call = asked(model, rows, **options)
     assert engine.lacks(rows, call) == []
     ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
-    for one, other in zip(ours, theirs, strict=True):
-        assert [each.ids for each in one] == [each.ids for each in other]
-        assert [each.finished for each in one] == [each.finished for each in other]
-        for a, b in zip(one, other, strict=True):
-            assert a.log_prob == pytest.approx(b.log_prob, abs=CLOSE * max(1, len(a.ids)))
-            assert a.score == pytest.approx(b.score, abs=CLOSE * max(1, len(a.ids)))
-    return ours
+    assert ids_of(ours) == ids_of(theirs)
+    pairs = [each for found in zip(ours, theirs, strict=True) for each in zip(*found, strict=True)]
+    assert all(one.finished == other.finished for one, other in pairs)
+    return pairs
 
 
-def test_greedy_is_the_same(pair: Any) -> None:
-    found = same(pair)
-    assert {each[0].finished for each in found} <= {True, False}
-    same(pair, normalization="gnmt", length_penalty=0.6)
+@pytest.mark.parametrize("options", [{}, {"normalization": "gnmt", "length_penalty": 0.6}])
+def test_greedy_is_the_same(pair: Any, options: dict[str, Any]) -> None:
+    rows = rows_of()
+    for one, other in same(pair, rows, asked(pair[0], rows, **options)):
+        for ours, theirs in ((one.log_prob, other.log_prob), (one.score, other.score)):
+            assert ours == pytest.approx(theirs, abs=CLOSE * max(1, len(one.ids)))
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({"min_new_tokens": 5}, {}),
+        ({"no_repeat_ngram_size": 2}, {}),
+        ({"banned": [9, 10, 11, 30]}, {}),
+        ({"top_k": 1}, {}),
+        ({}, {"first": 9}),
+        ({}, {"never": tuple(range(8, 24))}),
+    ],
+)
+def test_tokens_under_rules_are_the_same(pair: Any, options: Any, changes: Any) -> None:
+    """The tokens alone: what is forbidden has its share of probability taken by the others."""
+    model, engine = pair
+    if "first" in changes and engine.facts.family == "decoder_only":
+        return
+    rows = rows_of((3, 3) if "banned" in options else (3, 1, 2, 3))
+    same(pair, rows, asked(model, rows, **options).of([*range(len(rows))], **changes))
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])
 def test_scores_are_left_out_where_no_one_asks_for_them(pair: Any, beam_size: int) -> None:
     model, engine = pair
-    rows = rows_of(model)
+    rows = rows_of()
     with_scores, without = (
         engine.outputs(rows, asked(model, rows, scores=scores, beam_size=beam_size))
         for scores in (True, False)
@@ -83,19 +106,17 @@ def test_scores_are_left_out_where_no_one_asks_for_them(pair: Any, beam_size: in
 
 def test_a_batch_is_as_many_batches_of_one(pair: Any) -> None:
     model, engine = pair
-    rows = rows_of(model)
+    rows = rows_of()
     for options in ({"beam_size": 1}, {"beam_size": 3}, {"no_repeat_ngram_size": 2}):
         together = engine.outputs(rows, asked(model, rows, **options))
         apart = [engine.outputs([row], asked(model, [row], **options))[0] for row in rows]
-        assert [[o.ids for o in each] for each in together] == [
-            [o.ids for o in each] for each in apart
-        ]
+        assert ids_of(together) == ids_of(apart)
 
 
 def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
     """Under `beam_full`, which is its rule but for what is cut off by the length limit."""
     model, engine = pair
-    rows, compared = rows_of(model, (3, 2, 3, 1, 2, 3, 3)), 0
+    rows, compared = rows_of((3, 2, 3, 1, 2, 3, 3)), 0
     # What is written most is taken as the end, so that random nets come to one.
     written = [outputs[0].ids for outputs in model.eager.outputs(rows, asked(model, rows))]
     [(end, _)] = Counter(token for ids in written for token in ids).most_common(1)
@@ -114,52 +135,18 @@ def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
 
 
 def test_each_row_keeps_its_own_limit_and_what_must_stand_at_it(pair: Any) -> None:
-    model, engine = pair
-    rows = rows_of(model)
+    model, rows = pair[0], rows_of()
     ends = {"limits": [2, 7, 4, 1], "last": model.end_ids()[0]}
     for scores in (True, False):
         call = asked(model, rows, scores=scores).of([0, 1, 2, 3], **ends)
-        ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
-        for one, other, limit in zip(ours, theirs, call.limits, strict=True):
-            assert [(o.ids, o.finished) for o in one] == [(o.ids, o.finished) for o in other]
-            assert len(other[0].ids) <= limit
-            assert scores == math.isfinite(other[0].log_prob)
-
-
-def test_what_comes_first_never_and_not_too_early(pair: Any) -> None:
-    model, engine = pair
-    rows = rows_of(model)
-    never, end = tuple(range(8, 24)), model.end_ids()[0]
-    for changes in ({"first": 9}, {"never": never}):
-        if "first" in changes and engine.facts.family == "decoder_only":
-            continue
-        call = asked(model, rows).of([0, 1, 2, 3], **changes)
-        ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
-        assert [o[0].ids for o in ours] == [o[0].ids for o in theirs]
-    call = asked(model, rows, min_new_tokens=5)
-    found = [outputs[0].ids for outputs in engine.outputs(rows, call)]
-    assert found == [outputs[0].ids for outputs in model.eager.outputs(rows, call)]
-    assert all(end not in ids[:4] for ids in found)
-
-
-def test_repeats_and_bans_are_kept_out(pair: Any) -> None:
-    same_tokens(pair, no_repeat_ngram_size=2)
-    same_tokens(pair, banned=[9, 10, 11, 30])
-
-
-def same_tokens(pair: Any, **options: Any) -> None:
-    """The tokens alone: what is forbidden has its share of probability taken by the others."""
-    model, engine = pair
-    rows = rows_of(model, (3, 3))
-    call = asked(model, rows, **options)
-    assert engine.lacks(rows, call) == []
-    ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
-    assert [o[0].ids for o in ours] == [o[0].ids for o in theirs]
+        for (_, other), limit in zip(same(pair, rows, call), call.limits, strict=True):
+            assert len(other.ids) <= limit
+            assert scores == math.isfinite(other.log_prob)
 
 
 def test_tokens_stream_as_they_are_written(pair: Any) -> None:
     model, engine = pair
-    for row in rows_of(model):
+    for row in rows_of():
         for options in ({}, {"min_new_tokens": 4}):
             call = asked(model, [row], **options)
             ours = list(model.eager.runs(row, call))
@@ -169,12 +156,9 @@ def test_tokens_stream_as_they_are_written(pair: Any) -> None:
             assert not any(ended for _, ended in runs[:-1])
 
 
-def test_drawing_from_one_is_greedy_and_from_more_is_not(pair: Any) -> None:
+def test_what_is_drawn_differs(pair: Any) -> None:
     model, engine = pair
-    rows = rows_of(model)
-    greedy = engine.outputs(rows, asked(model, rows))
-    drawn = engine.outputs(rows, asked(model, rows, top_k=1))
-    assert [o[0].ids for o in greedy] == [o[0].ids for o in drawn]
+    rows = rows_of()
     call = asked(model, rows, temperature=3.0, num_return=4)
     assert engine.lacks(rows, call) == []
     several = engine.outputs(rows, call)
@@ -185,7 +169,7 @@ def test_drawing_from_one_is_greedy_and_from_more_is_not(pair: Any) -> None:
 def test_submitted_work_is_done_by_workers(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
     engine = engine_of(model, tmp_path, workers=2)
-    rows = rows_of(model)
+    rows = rows_of()
     waiting = [engine.submit([row], asked(model, [row])) for row in rows]
     found = [wait()[0][0].ids for wait in waiting]
     assert found == [o[0].ids for o in model.eager.outputs(rows, asked(model, rows))]
@@ -246,7 +230,7 @@ def test_what_it_lacks_is_said_and_runs_eager(
 def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:
     model = model_of("mistral")
     engine = engine_of(model, tmp_path)
-    rows = rows_of(model, (4,))
+    rows = rows_of((4,))
     [reason] = engine.lacks(rows, asked(model, rows))
     assert "window of 3" in reason
 
@@ -258,7 +242,7 @@ def test_encoders_read_the_same(name: str, head: str, tmp_path: Path) -> None:
     model = model_of(name, head=head)
     engine = engine_of(model, tmp_path)
     assert ("logits" in engine.reads) is (head == "classify")
-    rows = rows_of(model, (5, 2, 7))
+    rows = rows_of((5, 2, 7))
     types = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in rows]
     for kinds in (None, types):
         for ours, theirs in zip(
@@ -272,8 +256,8 @@ def test_encoders_read_the_same(name: str, head: str, tmp_path: Path) -> None:
 
 def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
     model, engine = pair
-    rows = rows_of(model)
-    targets = rows_of(model, (4, 2, 3, 1)) if engine.facts.family == "encoder_decoder" else None
+    rows = rows_of()
+    targets = rows_of((4, 2, 3, 1)) if engine.facts.family == "encoder_decoder" else None
     call = asked(model, rows)
     ours, theirs = (e.log_probs(rows, targets, call) for e in (model.eager, engine))
     for one, other in zip(ours, theirs, strict=True):
@@ -284,7 +268,7 @@ def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
 def test_no_call_sees_what_another_asked_for(pair: Any) -> None:
     """Options, marks and words of the last call are looked up; what changed since is not."""
     model, engine = copy.copy(pair[0]), pair[1]
-    model.engine, rows, card = engine, rows_of(model), model.card
+    model.engine, rows, card = engine, rows_of(), model.card
     plain = {"beam_size": 1, "max_new_tokens": 6}
     [likely] = {row[0] for row in model.generate(rows[:1], **plain)}
     never = replace(card, generation=replace(model.ids, never=(likely,)))

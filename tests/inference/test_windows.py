@@ -75,19 +75,6 @@ def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> No
     assert most == ahead + 1
 
 
-def test_a_line_that_is_typed_is_answered_before_the_next_is_read(model: Translator) -> None:
-    answered: list[str] = []
-
-    def typed() -> Iterator[list[str]]:
-        for number in range(5):
-            assert len(answered) == number
-            yield [sentence(number)]
-
-    for outputs in model.in_turn(typed()):
-        answered.append(outputs[0].text)
-    assert len(answered) == 5
-
-
 def test_workers_have_the_next_window_while_the_first_is_read(model: Translator) -> None:
     engine: Any = model.engine
     found = model.in_turn(iter([["w1"], ["w2"], ["w3"]]), ahead=1)

@@ -1,6 +1,7 @@
 """Random models with a tokenizer that was trained on a few lines."""
 
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,28 @@ def model_of(name: str, **keys: Any) -> Any:
         ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))
     card = ModelCard(name, "test", labels=("good", "bad"), generation=ids)
     return open_net(net, config, card, tokenizer)
+
+
+def all_scores(
+    model: Any, row: list[int], longest: int, penalty: float, log_probs_of: Any
+) -> dict[tuple[int, ...], float]:
+    """The score of every output of at most `longest` tokens.
+
+    `log_probs_of(sources, ids)` gives log-probabilities (N, T, V) and what is added to a score.
+    """
+    [end], [start], never = model.end_ids(), model.ids.start, set(model.ids.never)
+    others = [token for token in range(VOCAB) if token != end and token not in never]
+    found = {}
+    for size in range(longest):
+        prefixes = [*product(others, repeat=size)]
+        ids = torch.tensor([[start, *prefix] for prefix in prefixes])
+        with torch.inference_mode():
+            log_probs, added = log_probs_of(torch.tensor([row] * len(ids)), ids)
+        so_far = log_probs[:, :-1].gather(2, ids[:, 1:, None]).sum((1, 2))
+        for token in [end] if size < longest - 1 else [end, *others]:
+            total = (so_far + log_probs[:, -1, token]) / (size + 1) ** penalty + added
+            found |= {(*p, token): each for p, each in zip(prefixes, total.tolist(), strict=True)}
+    return found
 
 
 def saved(
