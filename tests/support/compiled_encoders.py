@@ -33,7 +33,7 @@ class Exported:
         net = copy.deepcopy(net)
         self._graphs = {}
         for name, (module, given, shapes) in encoder_parts(net, precision).items():
-            exported = torch.export.export(module, given, dynamic_shapes=shapes)
+            exported = torch.export.export(module, given, dynamic_shapes=(shapes,))
             self._graphs[name] = exported.module()
         self.facts = CompiledFacts(
             **encoder_facts(net), cache_shapes=[], max_length=48, graphs=[*self._graphs]

@@ -1,5 +1,6 @@
 """Encoders as graphs in which products see real tokens alone, and the engine that calls them."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,37 +50,39 @@ class Packed(NamedTuple):
         return cls(ids, positions, of_tokens, places, real, real.flatten().nonzero()[:, 0])
 
 
-class States(nn.Module):
+class Graph(nn.Module):
+    """A call of a net with tensors alone: `call(net, *tensors)`."""
+
+    def __init__(self, net: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.net, self.call = net, call
+
+    def forward(self, *given: Any) -> Any:
+        return self.call(self.net, *given)
+
+
+class States:
     """States (N, D), in float32, of what `Packed` holds.
 
     Args:
-        net: the projections of its attention then lead into the grid and out of it.
+        net: the projections of its attention then lead into the grid of a call and out of it.
     """
 
+    packed: Packed  # of the call in hand
+
     def __init__(self, net: EncoderOnly) -> None:
-        super().__init__()
-        self.net = net
-        self._held = _Held()
         blocks: Any = net.encoder.blocks
         for block in blocks:
             attention = block.self_attention.sublayer
-            attention.qkv.register_forward_hook(self._held.into_grid)
-            attention.out.register_forward_pre_hook(self._held.out_of_grid)
+            attention.qkv.register_forward_hook(self._into_grid)
+            attention.out.register_forward_pre_hook(self._out_of_grid)
 
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        types: Tensor,
-        places: Tensor,
-        real: Tensor,
-        back: Tensor,
-    ) -> Float[Tensor, "N D"]:
-        self._held.places, self._held.back = places, back
-        net = self.net
-        kinds = None if net.embedding.types is None else types[:, None]
-        x = net.embedding(Tokens(ids[:, None], positions[:, None]), kinds)
-        grid = Tokens(places, torch.arange(places.size(1))[None], real).span
+    def __call__(self, net: EncoderOnly, *given: Tensor) -> Float[Tensor, "N D"]:
+        self.packed = packed = Packed(*given)
+        kinds = None if net.embedding.types is None else packed.types[:, None]
+        x = net.embedding(Tokens(packed.ids[:, None], packed.positions[:, None]), kinds)
+        columns = torch.arange(packed.places.size(1))[None]
+        grid = Tokens(packed.places, columns, packed.real).span
         # Not of one object with itself: blocks of a window's layers would be of a fixed number.
         visible = Visibility(grid, grid._replace(), causal=False)
         visible.real = None  # padding does not come out of the grid
@@ -89,32 +92,13 @@ class States(nn.Module):
             x = block(x, visible)
         return encoder.final_dropout(encoder.final_norm(x))[:, 0].float()
 
-
-class _Held:
-    """What the grid of the call in hand is."""
-
-    places: Tensor
-    back: Tensor
-
-    def into_grid(self, module: nn.Module, given: Any, found: Tensor) -> Tensor:
+    def _into_grid(self, module: nn.Module, given: Any, found: Tensor) -> Tensor:
         """From (N, 1, W) to (B, L, W)."""
-        return found[:, 0][self.places]
+        return found[:, 0][self.packed.places]
 
-    def out_of_grid(self, module: nn.Module, given: tuple[Tensor]) -> Tensor:
+    def _out_of_grid(self, module: nn.Module, given: tuple[Tensor]) -> Tensor:
         """Back to (N, 1, W)."""
-        return given[0].flatten(0, 1)[self.back][:, None]
-
-
-class Head(nn.Module):
-    """Logits (R, C) of states (R, D)."""
-
-    def __init__(self, net: EncoderOnly) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, states: Tensor) -> Tensor:
-        logits: Tensor = self.net.head(states)  # type: ignore[misc]
-        return logits
+        return given[0].flatten(0, 1)[self.packed.back][:, None]
 
 
 class Int8Product(nn.Module):
@@ -151,11 +135,15 @@ def encoder_parts(
     given = Packed.of([[1] * 5, [1] * 4, [1] * 3], None, 0)
     one, both = {0: _DYNAMIC}, {0: _DYNAMIC, 1: _DYNAMIC}
     parts: dict[str, Any] = {
-        "states": (States(net), tuple(given), (one, one, one, both, both, one))
+        "states": (Graph(net, States(net)), tuple(given), (one, one, one, both, both, one))
     }
     if net.head is not None:
         width = net.embedding.tokens.embedding_dim
-        parts["head"] = (Head(net), (torch.ones(3, width),), (one,))
+        parts["head"] = (
+            Graph(net, lambda net, states: net.head(states)),
+            (torch.ones(3, width),),
+            (one,),
+        )
     return parts
 
 

@@ -18,7 +18,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.package.package import package_aoti
 
 from heedful.engines.compiled import CONSTANTS, GRAPHS, KERNEL, TABLE, CompiledFacts, open_graph
-from heedful.engines.compiled_encoder import encoder_facts, encoder_parts
+from heedful.engines.compiled_encoder import Graph, encoder_facts, encoder_parts
 from heedful.engines.packed import KERNELS, SOURCES, attention, exchange_linears, pack
 from heedful.errors import UserError
 from heedful.files import write_json
@@ -33,6 +33,7 @@ NO_COMPILER = "there is no C++ compiler: install one, for example by `apt instal
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
 Told = Callable[[str, int, int], None]
+Memory = tuple[Any, ...]  # the tensors of a `Cache`
 
 
 def compile_net(
@@ -87,7 +88,7 @@ def _compile(
     name: str, module: nn.Module, args: tuple[Any, ...], shapes: Any
 ) -> tuple[list[Any], dict[str, Tensor]]:
     """The files of a graph, and what its constants may be."""
-    program = torch.export.export(module, args, dynamic_shapes=shapes)
+    program = torch.export.export(module, args, dynamic_shapes=(shapes,))
     if name == "step":  # few queries, each of all that is held
         plain: Any = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
         program = program.run_decompositions(plain)
@@ -196,61 +197,27 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 # --- the graphs ---------------------------------------------------------------------------------
 
 
-class _Graph(nn.Module):
-    """Calls of a net with tensors alone."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__()
-        self.net = net
-
-
-class _Encode(_Graph):
+def _encode(net: Any, ids: Tensor, positions: Tensor, real: Tensor) -> list[Tensor]:
     """Keys and values of the sources in each layer of the decoder."""
-
-    def forward(self, ids: Tensor, positions: Tensor, real: Tensor) -> list[Tensor]:
-        states = self.net.encode(Tokens(ids, positions, real)).states
-        attentions = [block.cross_attention.sublayer for block in self.net.decoder.blocks]
-        return [attention.project_memory(states).contiguous() for attention in attentions]
+    states = net.encode(Tokens(ids, positions, real)).states
+    attentions = [block.cross_attention.sublayer for block in net.decoder.blocks]
+    return [attention.project_memory(states).contiguous() for attention in attentions]
 
 
-class _Read(_Graph):
+def _read(
+    net: Any, wanted: Tensor, ids: Tensor, positions: Tensor, real: Tensor, memory: Memory
+) -> Tensor:
     """Logits after some of the new tokens, `wanted` (R), of one row a text: (B, R, V)."""
-
-    def forward(
-        self,
-        wanted: Tensor,
-        ids: Tensor,
-        positions: Tensor,
-        real: Tensor,
-        stores: list[Tensor],
-        places: Tensor,
-        used: Tensor,
-        seen: Tensor,
-        cross: list[Tensor],
-        source_real: Tensor | None,
-    ) -> Tensor:
-        cache = Cache(stores, places, used, seen, cross, source_real)
-        states = self.net.decode(Tokens(ids, positions, real), cache)
-        return self.net.head(states.index_select(1, wanted))
+    states = net.decode(Tokens(ids, positions, real), Cache(*memory))
+    logits: Tensor = net.head(states.index_select(1, wanted))
+    return logits
 
 
-class _Step(_Graph):
+def _step(net: Any, ids: Tensor, positions: Tensor, memory: Memory) -> Tensor:
     """Logits after one new token of each beam."""
-
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        stores: list[Tensor],
-        places: Tensor,
-        used: Tensor,
-        seen: Tensor,
-        cross: list[Tensor],
-        source_real: Tensor | None,
-    ) -> Tensor:
-        cache = Cache(stores, places, used, seen, cross, source_real)
-        tokens = Tokens(ids.flatten()[:, None], positions.flatten()[:, None])
-        return self.net.head(self.net.decode(tokens, cache))[:, 0]
+    tokens = Tokens(ids.flatten()[:, None], positions.flatten()[:, None])
+    logits: Tensor = net.head(net.decode(tokens, Cache(*memory)))[:, 0]
+    return logits
 
 
 def _parts(net: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
@@ -267,11 +234,9 @@ def _parts(net: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
         source = torch.ones(texts, sources, dtype=torch.long)
         source_real = torch.ones(texts, sources, dtype=torch.bool)
         given = (source, torch.arange(sources)[None], source_real)
-        encode = _Encode(net)
-        cross = encode(*given)
-        parts["encode"] = (encode, given, (both, {1: _DYNAMIC}, both))
-    like = torch.empty(0)
-    cache = Cache.empty(net.decoder.cache_shapes, texts, 31, beams, like)
+        cross = _encode(net, *given)
+        parts["encode"] = (Graph(net, _encode), given, (both, {1: _DYNAMIC}, both))
+    cache = Cache.empty(net.decoder.cache_shapes, texts, 31, beams, torch.empty(0))
     memory = (cache.stores, cache.positions, cache.used, cache.seen, cross, source_real)
     of_memory = (
         [both] * len(cache.stores),
@@ -283,9 +248,9 @@ def _parts(net: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
     )
     of_beams = torch.ones(texts, beams, dtype=torch.long)
     wanted = torch.arange(2)
-    read = (wanted, ids, positions, real, *memory)
-    parts["read"] = (_Read(net), read, (batch, both, both, both, *of_memory))
-    parts["step"] = (_Step(net), (of_beams, of_beams * 3, *memory), (both,) * 2 + of_memory)
+    read = (wanted, ids, positions, real, memory)
+    parts["read"] = (Graph(net, _read), read, (batch, both, both, both, of_memory))
+    parts["step"] = (Graph(net, _step), (of_beams, of_beams * 3, memory), (both, both, of_memory))
     return parts
 
 
