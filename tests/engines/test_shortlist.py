@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_models import model_of
+from engine_models import TEXTS, VOCAB, model_of
 from heedful.data.tokenizer import train_tokenizer
 from heedful.engines import shortlist
 from heedful.engines.ctranslate2_engine import write_vocabulary_map
@@ -18,11 +18,10 @@ from heedful.engines.folder import FOLDER, SHORTLIST, Record, digest, place_of
 from heedful.engines.shortlist import Shortlist, make_shortlist
 from heedful.errors import UserError
 from heedful.generation import beam_search
-from heedful.inference import GenerationIds, ModelCard, load, open_net
-from heedful.inference.forms import make_form, open_form
+from heedful.inference import load
+from heedful.inference.forms import Prover, make_form, open_form
 from heedful.inference.opening import tokenizer_files
-from heedful.inference.optimizing import Findings, _put_into_forms
-from heedful.zoo import vaswani2017
+from heedful.inference.optimizing import Findings, _Bench
 
 PAIRS = [([0, 1], [0, 1, 1]), ([0, 2], [0, 2]), ([1], [1]), ([2, 2, 0], [3, 2, 0])]
 
@@ -88,22 +87,13 @@ def test_the_map_of_ctranslate2_names_tokens() -> None:
 @pytest.mark.parametrize("options", [{"beam_size": 1}, {"beam_size": 3, "num_return": 2}])
 def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -> None:
     """As a search by whole passes, of each source alone, over a soft-max of its list."""
-    size = 23
-    config = vaswani2017.Config(
-        src_vocab_size=size, tgt_vocab_size=size, d_model=8, num_heads=2, d_ff=8, max_length=20,
-        num_encoder_layers=1, num_decoder_layers=1, tie_embeddings="all",
-    )  # fmt: skip
-    torch.manual_seed(3)
-    net = vaswani2017.build(config).eval()
-    card = ModelCard("vaswani2017", "translation", generation=GenerationIds(start=(1,), end=(2,)))
-    model = open_net(net, config, card, None)
-    starts = np.arange(0, 4 * size + 1, 4)
-    made = Shortlist(
-        np.array([2, 3]), starts, np.random.default_rng(1).integers(4, size, 4 * size), size
-    )
-    model.shortlist = made
+    model = model_of("vaswani2017")
+    [start], [end] = model.ids.start, model.ids.end
+    starts = np.arange(0, 4 * VOCAB + 1, 4)
+    drawn = np.random.default_rng(1).integers(4, VOCAB, 4 * VOCAB)
+    model.shortlist = made = Shortlist(np.array([end, 3]), starts, drawn, VOCAB)
     rows = [[5, 6, 7, 8, 2], [9, 2], [5, 12, 2]]
-    asked = model._asked(rows, [0, 1, 2], model.options(max_new_tokens=7, **options))
+    asked = model.asked(rows, max_new_tokens=7, **options)
     found = model.eager.outputs(rows, asked)
     for row, outputs in zip(rows, found, strict=True):
         words = torch.tensor(made.words(row))
@@ -111,22 +101,22 @@ def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -
         def listed(
             prefixes: torch.Tensor, row: list[int] = row, words: torch.Tensor = words
         ) -> torch.Tensor:
-            logits = net(torch.tensor([row] * len(prefixes)), prefixes)[:, -1]
+            logits = model.net(torch.tensor([row] * len(prefixes)), prefixes)[:, -1]
             every = torch.full_like(logits, -torch.inf)
             every[:, words] = logits[:, words]
             return every.log_softmax(-1)
 
         with torch.no_grad():
             wanted = beam_search(
-                listed, [[1]], eos_id=2, max_new_tokens=7,
+                listed, [[start]], eos_id=end, max_new_tokens=7,
                 stop="beam_full" if options["beam_size"] == 1 else "optimal",
                 force_eos=False, **options,
             )[0]  # fmt: skip
         assert [one.ids for one in outputs] == [one.ids for one in wanted]
         assert [one.score for one in outputs] == pytest.approx([one.score for one in wanted])
         assert {token for one in outputs for token in one.ids} <= set(words.tolist())
-    free = model.eager.outputs(rows, model._asked(rows, [0, 1, 2], model.options(
-        max_new_tokens=7, shortlist=False, **options)))  # fmt: skip
+    asked = model.asked(rows, max_new_tokens=7, shortlist=False, **options)
+    free = model.eager.outputs(rows, asked)
     assert [one[0].ids for one in free] != [one[0].ids for one in found]
 
 
@@ -184,13 +174,15 @@ def test_required_phrases_are_listed_whatever_the_source() -> None:
 
 
 def test_a_list_that_an_engine_cannot_have_is_told_and_eager_has_it(tmp_path: Path) -> None:
-    model_of("vaswani2017").save(tmp_path)
-    make_form(model_of("vaswani2017"), tmp_path, "float32")
+    model = model_of("vaswani2017")
+    model.save(tmp_path)
+    facts = make_form(model, tmp_path, "float32")
     place = place_of(tmp_path, "ctranslate2", "float32")
     names = json.loads((place / "shared_vocabulary.json").read_text(encoding="utf-8"))
     names[7] = "of one"
     (place / "shared_vocabulary.json").write_text(json.dumps(names), encoding="utf-8")
     findings = Findings(Record.new(tmp_path, "Translator"))
-    every = Shortlist(np.arange(40), np.zeros(41, np.int64), np.array([], np.int64), 40)
-    _put_into_forms(every, tmp_path, [("ctranslate2", "float32")], findings)
+    forms = {("ctranslate2", "float32"): facts}
+    bench = _Bench(model, tmp_path, tmp_path, 100, lambda *told: None, findings, forms)
+    assert bench.shortlist(PAIRS, Prover(model, TEXTS)) is model.shortlist is not None
     assert "blanks" in findings.refused["a shortlist in ctranslate2"]

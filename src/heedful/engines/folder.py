@@ -139,11 +139,13 @@ class Record:
         """Write it, in place of the former."""
         write_json(model / FOLDER / RECORD, asdict(self))
 
-    def with_form(self, engine: str, precision: str, facts: Any, proof: dict[str, Any]) -> "Record":
+    def with_form(
+        self, engine: str, precision: str, facts: dict[str, Any], proof: dict[str, Any]
+    ) -> "Record":
         """With one form more, or proved anew."""
         known = self.engines.get(engine)
         proofs = (known.proofs if known else {}) | {precision: proof}
-        forms = Forms(version(PACKAGES[engine]), asdict(facts), proofs)
+        forms = Forms(version(PACKAGES[engine]), facts, proofs)
         return replace(self, engines=self.engines | {engine: forms})
 
     def with_files(self, folder: Path) -> "Record":

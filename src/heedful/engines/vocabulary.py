@@ -1,6 +1,5 @@
 """The tokens of a model as another program names them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heedful.data.tokenizer import Tokenizer
@@ -29,24 +28,3 @@ def names_of(tokenizer: Tokenizer | None, count: int) -> list[str]:
     pieces = [f"<id{i}>" if tokenizer is None else tokenizer.piece(i) for i in range(count)]
     first: dict[str, int] = {}
     return [p if first.setdefault(p, i) == i else f"{p}<id{i}>" for i, p in enumerate(pieces)]
-
-
-def vocabulary_of(
-    sizes: Sequence[int],
-    tokenizers: Sequence[Tokenizer | None],
-    *,
-    start: Sequence[int] = (),
-    end: Sequence[int] = (),
-    adds_end: bool = False,
-) -> Vocabulary:
-    """Of a net's embeddings, of one stack or two, and the tokenizers that go with them."""
-    names = [names_of(*side) for side in zip(tokenizers, sizes, strict=True)]
-    target = tokenizers[-1]
-    return Vocabulary(
-        names[0],
-        names[-1],
-        start=start[0] if start else None,
-        end=end[0] if end else None,
-        unknown=None if target is None or target.unk_id < 0 else target.unk_id,
-        adds_end=adds_end,
-    )

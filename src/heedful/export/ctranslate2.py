@@ -1,14 +1,13 @@
 """Models as plain CTranslate2 directories, with their tokenizers and a program that uses them."""
 
 from pathlib import Path
-from typing import Any
 
-from heedful.engines.building import write_form
 from heedful.engines.ctranslate2_engine import HEAD
 from heedful.engines.ctranslate2_spec import PRECISIONS
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, check_new, write_directory, write_json
 from heedful.inference import Classifier, Generator, SavedModel, Translator
+from heedful.inference.forms import write_form
 
 EXAMPLE = "example.py"
 _HEAD = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""
@@ -74,12 +73,10 @@ def export_ctranslate2(
     sides = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
 
     def fill(beside: Path) -> None:
-        ids: dict[str, Any] = {}
-        if isinstance(model, Generator):
-            ids = {"start": model.ids.start, "end": model.end_ids()}
-        if isinstance(model, Translator) and sides[0] is not None:
-            ids["adds_end"] = not set(sides[0].suffix_ids) & set(ids["end"])
-        write_form(model.net, sides, beside, precision, **ids)
+        adds_end = False
+        if isinstance(model, Translator) and model.has_tokenizer:
+            adds_end = not set(model.src_tokenizer.suffix_ids) & set(model.end_ids())
+        write_form(model, beside, precision, adds_end=adds_end)
         for name, tokenizer in zip(_names(model), sides, strict=False):
             if tokenizer is not None:
                 write_json(beside / name, tokenizer.content()["tokenizer"])

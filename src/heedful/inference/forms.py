@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from heedful.engines.ctranslate2_engine import CTranslate2, Facts
+from heedful.engines.ctranslate2_engine import HEAD, INSTALL, CTranslate2, Facts
+from heedful.engines.ctranslate2_spec import embeddings_of, longest_prompt, write
 from heedful.engines.engine import Engine, Settings
 from heedful.engines.folder import Record, not_here, open_made, place_of
+from heedful.engines.vocabulary import Vocabulary, names_of
 from heedful.errors import UserError
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import write_directory
@@ -75,54 +77,78 @@ class Proof:
             )
         return None
 
-    def to_dict(self) -> dict[str, Any]:
-        """As it stands in `engines.json`."""
-        return asdict(self)
 
+def make_form(
+    model: SavedModel,
+    directory: Path,
+    precision: str,
+    engine: str = CTranslate2.name,
+    progress: Any = None,
+) -> dict[str, Any]:
+    """Write a form of a model for an engine into its directory, whole or not at all.
 
-def make_form(model: SavedModel, directory: Path, precision: str) -> Facts:
-    """Write a form of a model for CTranslate2 into its directory, whole or not at all.
-
-    Raises UserError as `write_form`.
+    Gives the form's facts; `progress` is as of `heedful.engines.compiling.compile_net`.
+    Raises UserError as that, or as `write_form`.
     """
-    from heedful.engines.building import write_form
-
-    ids: dict[str, Any] = {}
-    if isinstance(model, Generator):
-        ids = {"start": model.ids.start, "end": model.end_ids()}
-    sides = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
-    facts: list[Facts] = []
-    write_directory(
-        place_of(directory, CTranslate2.name, precision),
-        lambda beside: facts.append(write_form(model.net, sides, beside, precision, **ids)),
-    )
-    return facts[0]
-
-
-def compile_form(model: SavedModel, directory: Path, precision: str, progress: Any) -> Any:
-    """Compile a model into its directory, whole or not at all; gives the form's facts.
-
-    Raises UserError as `heedful.engines.compiling.compile_net`.
-    """
-    from heedful.engines.compiling import compile_net
-
-    facts: list[Any] = []
+    facts: list[dict[str, Any]] = []
 
     def fill(beside: Path) -> None:
-        longest = model.config.max_length
-        facts.append(compile_net(model.net, longest, beside, precision, progress))
+        if engine == CTranslate2.name:
+            facts.append(asdict(write_form(model, beside, precision)))
+            return
+        from heedful.engines.compiling import compile_net
 
-    write_directory(place_of(directory, "compiled", precision), fill)
+        longest = model.config.max_length
+        facts.append(asdict(compile_net(model.net, longest, beside, precision, progress)))
+
+    write_directory(place_of(directory, engine, precision), fill)
     return facts[0]
 
 
-def standing_form(directory: Path, engine: str, precision: str) -> Any:
+def write_form(
+    model: SavedModel, directory: Path, precision: str, *, adds_end: bool = False
+) -> Facts:
+    """Write a model as what CTranslate2 opens into a directory that is there; gives its facts.
+
+    Args:
+        adds_end: CTranslate2 puts the end behind each source that it is given.
+
+    Raises:
+        UserError: it is not installed, or cannot run the net: with every reason.
+    """
+    try:
+        import ctranslate2  # noqa: F401
+    except ImportError:
+        raise UserError(INSTALL) from None
+    net, start, end, unknown = model.net, None, None, None
+    sides = (model.src_tokenizer, model.tgt_tokenizer) if model.has_tokenizer else (None, None)
+    names = [
+        names_of(tokenizer, embedding.tokens.num_embeddings)
+        for tokenizer, embedding in zip(sides, embeddings_of(net), strict=False)
+    ]
+    if isinstance(model, Generator):
+        start, end = next(iter(model.ids.start), None), model.end_ids()[0]
+    if model.has_tokenizer and model.tgt_tokenizer.unk_id >= 0:
+        unknown = model.tgt_tokenizer.unk_id
+    vocabulary = Vocabulary(names[0], names[-1], start, end, unknown, adds_end)
+    write(net, directory, vocabulary, precision)
+    if isinstance(model, Classifier):
+        parts = (net.head.labels.weight, net.head.labels.bias)
+        weight, bias = (part.detach().float().cpu().numpy() for part in parts)
+        np.savez(directory / HEAD, weight=weight, bias=bias)
+    if isinstance(model, Translator):
+        return Facts("encoder_decoder")
+    if isinstance(model, LanguageModel):
+        return Facts("decoder_only", longest_prompt(net))
+    types = net.embedding.types
+    return Facts("encoder_only", num_types=0 if types is None else types.num_embeddings)
+
+
+def standing_form(directory: Path, engine: str, precision: str) -> dict[str, Any] | None:
     """Facts of a compiled form that stands in a model's directory and holds here; None: none does.
 
     What took minutes is not made again of the same weights.
     """
-    from heedful.engines.compiled import CompiledFacts
-
     try:
         record = Record.read(directory)
         forms = record and not record.unfit(directory) and record.engines.get(engine)
@@ -131,13 +157,12 @@ def standing_form(directory: Path, engine: str, precision: str) -> Any:
         open_made(directory, directory, engine, precision, forms.facts, Settings(1))
     except UserError:  # it is damaged
         return None
-    return CompiledFacts(**forms.facts)
+    return forms.facts
 
 
-def open_form(directory: Path, facts: Facts, precision: str, settings: Settings) -> Engine:
+def open_form(directory: Path, facts: dict[str, Any], precision: str, settings: Settings) -> Engine:
     """A form that `make_form` wrote."""
-    name = CTranslate2.name
-    return open_made(directory, directory, name, precision, asdict(facts), settings)
+    return open_made(directory, directory, CTranslate2.name, precision, facts, settings)
 
 
 @dataclass(frozen=True)
@@ -157,18 +182,16 @@ class Prover:
 
     Args:
         model: with its net; its engine does not matter.
-        texts: validation texts.
+        texts: validation texts, not all blank.
         answers: for each text its reference or its label; default: none.
 
     Raises:
-        UserError: no texts, or not as many answers.
+        UserError: not as many answers as texts.
     """
 
     def __init__(
         self, model: SavedModel, texts: Sequence[str], answers: Sequence[str] | None = None
     ) -> None:
-        if not texts:
-            raise UserError("the validation text is empty; give it at least one line")
         if answers is not None and len(answers) != len(texts):
             raise UserError(f"{len(texts)} validation texts but {len(answers)} answers")
         self.model, self.answers = model, answers
@@ -207,32 +230,26 @@ class Prover:
 
     def _read(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of the texts that are not blank, cut to what the model reads."""
-        model = self.model
-        if not isinstance(model, Generator):
-            return [row for row in model.encode(texts, too_long="truncate") if row]
-        rows = model.prompt_ids(texts, model.options(too_long="truncate"))
+        rows = cut_ids(self.model, texts)
         if self.answers is not None:
             self.answers = [a for a, row in zip(self.answers, rows, strict=True) if row]
-        return [row[: model.config.max_length] for row in rows if row]
+        return [row[: self.model.config.max_length] for row in rows if row]
 
     def _outputs(self, engine: Engine) -> list[Any]:
         """New tokens by greedy decoding, or classes."""
         model = self.model
         if isinstance(model, Generator):
-            rows = self._rows
+            rows, new = self._rows, {}
             if isinstance(model, LanguageModel):
                 rows = [row[: max(1, len(row) // 2)] for row in rows]
-            asked = model.asked(rows, beam_size=1, **self._new_tokens())
+                # As many as surely fit.
+                new = {"max_new_tokens": max(1, min(32, model.config.max_length // 2))}
+            asked = model.asked(rows, beam_size=1, **new)
             found = self._in_batches(rows, lambda p: engine.outputs(_of(rows, p), asked.of(p)))
             return [outputs[0].ids for outputs in found]
         if isinstance(model, Classifier):
             return [int(row.argmax()) for row in self._numbers(engine)]
         return [None] * len(self._rows)
-
-    def _new_tokens(self) -> dict[str, int]:
-        """Of a language model as many as surely fit."""
-        fits = max(1, min(32, self.model.config.max_length // 2))
-        return {"max_new_tokens": fits} if isinstance(self.model, LanguageModel) else {}
 
     def _numbers(self, engine: Engine) -> list[np.ndarray]:
         """Log-probabilities of given tokens, logits of classes, or vectors."""
@@ -291,11 +308,10 @@ class Prover:
         place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)  # noqa: B905
         if place is None:
             return False
-        start = list(self.model.ids.start)
-        one, other = (self._told(row, start, each[: place + 1]) for each in (ours, theirs))
+        one, other = (self._told(row, each[: place + 1]) for each in (ours, theirs))
         return abs(one - other) < CLOSE
 
-    def _told(self, row: list[int], start: list[int], ids: list[int]) -> float:
+    def _told(self, row: list[int], ids: list[int]) -> float:
         """The net's log-probability of the last of some new tokens."""
         assert isinstance(self.model, Generator)
         if self._targets is None:
@@ -304,6 +320,13 @@ class Prover:
             return float(found[-1])
         [found] = self.eager.log_probs([row], [ids], self.model.asked([row]))
         return float(found[-2])
+
+
+def cut_ids(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of texts; those of an encoder and of sources cut to what the model reads."""
+    if isinstance(model, Generator):
+        return model.prompt_ids(texts, model.options(too_long="truncate"))
+    return model.encode(texts, too_long="truncate")
 
 
 def _of(rows: Sequence[Any], places: list[int]) -> list[Any]:

@@ -3,17 +3,17 @@
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from heedful.engines.ctranslate2_engine import CTranslate2, write_vocabulary_map
 from heedful.engines.ctranslate2_spec import PRECISIONS
 from heedful.engines.eager import Eager
-from heedful.engines.engine import Settings
+from heedful.engines.engine import Engine, Settings
 from heedful.engines.folder import (
     FOLDER,
     RECORD,
@@ -31,7 +31,7 @@ from heedful.engines.shortlist import Pairs, Shortlist, make_shortlist
 from heedful.errors import UserError
 from heedful.files import write_directory, write_json
 from heedful.inference.encoders import Classifier
-from heedful.inference.forms import Proof, Prover, compile_form, make_form, standing_form
+from heedful.inference.forms import Proof, Prover, cut_ids, make_form, standing_form
 from heedful.inference.generator import Generator
 from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import SavedModel
@@ -117,13 +117,13 @@ def optimize(
             for runs the model, with every reason.
     """
     check_asked(engines, precisions, threads)
-    if not any(text.strip() for text in texts):
+    real = [text for text in texts if text.strip()]
+    if not real:
         raise UserError("the validation text is empty; give it at least one line")
     findings = Findings(Record.new(directory, cast(Kind, type(model).__name__)))
-    real = [text for text in texts if text.strip()]
 
     def fill(beside: Path) -> None:
-        work, forms = beside / "work", dict[Form, Any]()
+        bench = _Bench(model, directory, beside / "work", tolerance, progress, findings)
         model.shortlist = None
         prover = None
         wanted = [(e, p) for e in engines for p in precisions if _exists(e, p, model)]
@@ -132,24 +132,21 @@ def optimize(
         for done, form in enumerate(wanted):
             progress("building and proving", done, len(wanted))
             assert prover is not None
-            _try(model, directory, work, form, prover, tolerance, forms, findings, progress)
+            bench.build(form, prover)
         if prover is not None and pairs is not None:
             progress("counting a shortlist", 0, 1)
-            if made := _list(model, pairs, prover, tolerance, findings):
+            if made := bench.shortlist(pairs, prover):
                 made.save(beside / SHORTLIST, digest(tokenizer_files(directory)))
-                _put_into_forms(made, work, forms, findings)
-        settings = _settings(model, real, engines, [*forms], threads, uses)
+        settings = bench.settings(real, engines, threads, uses)
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"nothing that was asked for runs this model: {reasons}")
-        running = _Running(model, directory, work, forms)
-        findings.rates = _measured(running, real, settings, progress)
+        findings.rates = bench.rates(real, settings)
         best = {use: choice for use, choice, _ in reversed(findings.rates)}
-        findings.record = replace(findings.record, best=best)
-        for engine in {engine for engine, _ in forms}:
-            (work / FOLDER / engine).rename(beside / engine)
-        shutil.rmtree(work, ignore_errors=True)
-        findings.record = findings.record.with_files(beside)
+        for engine in {engine for engine, _ in bench.forms}:
+            (bench.work / FOLDER / engine).rename(beside / engine)
+        shutil.rmtree(bench.work, ignore_errors=True)
+        findings.record = replace(findings.record, best=best).with_files(beside)
         write_json(beside / RECORD, asdict(findings.record))
 
     write_directory(directory / FOLDER, fill, {RECORD, SHORTLIST, *ENGINES})
@@ -177,99 +174,98 @@ def check_asked(engines: Sequence[str], precisions: Sequence[str], threads: Sequ
             raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {count}")
 
 
-def _try(
-    model: SavedModel,
-    directory: Path,
-    work: Path,
-    form: Form,
-    prover: Prover,
-    tolerance: float | None,
-    forms: dict[Form, Any],
-    findings: Findings,
-    progress: Progress,
-) -> None:
-    """Build a form and prove it: it stays in `forms`, or the reason in `refused`."""
-    engine, precision = form
-    place = place_of(work, engine, precision)
-    try:
-        if engine == CTranslate2.name:
-            facts = make_form(model, work, precision)
-        elif (known := standing_form(directory, engine, precision)) is not None:
-            shutil.copytree(place_of(directory, engine, precision), place)
-            facts = known
-        else:
-            facts = compile_form(model, work, precision, progress)
-        proof = prover.prove(open_made(directory, work, *form, asdict(facts), Settings(1)))
-        reason = proof.fails(tolerance)
-    except UserError as error:
-        reason = str(error).replace(f"{place}", "it")
-    if reason:
-        findings.refused[f"{engine} {precision}"] = reason
-        shutil.rmtree(place, ignore_errors=True)
-        return
-    forms[form], findings.proofs[f"{engine} {precision}"] = facts, proof
-    findings.record = findings.record.with_form(engine, precision, facts, proof.to_dict())
+@dataclass
+class _Bench:
+    """A model and its forms in a folder, where they are built, proved and measured.
 
+    Attributes:
+        directory: where the model stands.
+        forms: the facts of those that passed.
+    """
 
-def _list(
-    model: SavedModel,
-    pairs: Pairs,
-    prover: Prover,
-    tolerance: float | None,
-    findings: Findings,
-) -> Shortlist | None:
-    """The shortlist that the model has from now on; None: it loses too much, and `refused` says."""
-    if not isinstance(model, Translator):
-        raise UserError(f"a shortlist is of a translator, but this model is a {model.kind}")
-    src, tgt = model.src_tokenizer, model.tgt_tokenizer
-    ends = model.end_ids()
-    made = make_shortlist(pairs, src.vocab_size, tgt.vocab_size, always=ends, shared=src is tgt)
-    proof = prover.prove(Eager(model.net, model.config.max_length, made))
-    if reason := replace(proof, precision="shortlist").fails(tolerance):
-        findings.refused["a shortlist"] = reason
-        return None
-    held_out = prover.pairs()
-    findings.shortlist = Listing(made.mean_size(held_out), made.recall(held_out), proof)
-    model.shortlist = made
-    return made
+    model: SavedModel
+    directory: Path
+    work: Path
+    tolerance: float | None
+    progress: Progress
+    findings: Findings
+    forms: dict[Form, dict[str, Any]] = field(default_factory=dict)
 
+    def build(self, form: Form, prover: Prover) -> None:
+        """Build a form and prove it: it stays in `forms`, or the reason in `refused`."""
+        engine, precision = form
+        place, findings = place_of(self.work, *form), self.findings
+        try:
+            facts = None
+            if engine != CTranslate2.name:
+                facts = standing_form(self.directory, *form)
+            if facts is not None:
+                shutil.copytree(place_of(self.directory, *form), place)
+            else:
+                facts = make_form(self.model, self.work, precision, engine, self.progress)
+            proof = prover.prove(self._open(form, facts, Settings(1)))
+            reason = proof.fails(self.tolerance)
+        except UserError as error:
+            reason = str(error).replace(f"{place}", "it")
+        if reason:
+            findings.refused[f"{engine} {precision}"] = reason
+            shutil.rmtree(place, ignore_errors=True)
+            return
+        self.forms[form], findings.proofs[f"{engine} {precision}"] = facts, proof
+        findings.record = findings.record.with_form(engine, precision, facts, asdict(proof))
 
-def _put_into_forms(made: Shortlist, work: Path, forms: Iterable[Form], findings: Findings) -> None:
-    """Give the engine's forms the shortlist; where it cannot have it, `refused` says why."""
-    try:
-        for engine, precision in forms:
-            if engine == CTranslate2.name:
-                write_vocabulary_map(made, place_of(work, engine, precision))
-    except UserError as error:
-        findings.refused[f"a shortlist in {CTranslate2.name}"] = str(error)
+    def _open(self, form: Form, facts: dict[str, Any], settings: Settings) -> Engine:
+        return open_made(self.directory, self.work, *form, facts, settings)
 
+    def shortlist(self, pairs: Pairs, prover: Prover) -> Shortlist | None:
+        """The shortlist that the model has from now on, and its forms where they can.
 
-# --- measuring ----------------------------------------------------------------------------------
+        None: it loses too much, and `refused` says so.
+        """
+        model, findings = self.model, self.findings
+        if not isinstance(model, Translator):
+            raise UserError(f"a shortlist is of a translator, but this model is a {model.kind}")
+        src, tgt = model.src_tokenizer, model.tgt_tokenizer
+        ends = model.end_ids()
+        made = make_shortlist(pairs, src.vocab_size, tgt.vocab_size, always=ends, shared=src is tgt)
+        proof = prover.prove(Eager(model.net, model.config.max_length, made))
+        if reason := replace(proof, precision="shortlist").fails(self.tolerance):
+            findings.refused["a shortlist"] = reason
+            return None
+        held_out = prover.pairs()
+        findings.shortlist = Listing(made.mean_size(held_out), made.recall(held_out), proof)
+        model.shortlist = made
+        try:
+            for engine, precision in self.forms:
+                if engine == CTranslate2.name:
+                    write_vocabulary_map(made, place_of(self.work, engine, precision))
+        except UserError as error:
+            findings.refused[f"a shortlist in {CTranslate2.name}"] = str(error)
+        return made
 
+    # --- measuring ------------------------------------------------------------------------------
 
-def _settings(
-    model: SavedModel,
-    texts: list[str],
-    engines: Sequence[str],
-    made: list[Form],
-    threads: Sequence[int],
-    uses: Sequence[Use],
-) -> list[tuple[Use, Choice]]:
-    """Everything that is worth a try: one worker for one text, all cores in some way for many."""
-    beams = model.options().rows if isinstance(model, Generator) else 1
-    more = _NEW_TOKENS if isinstance(model, LanguageModel) else 0
-    lengths = [len(row) + more for row in _rows(model, texts[:_TOGETHER])]
-    mean = sum(lengths) / len(lengths)
-    budgets = [max(1, round(mean * size * beams)) for size in _BATCHES]
-    counts = sorted(set(threads) or {1, cores()})
-    forms = [(Eager.name, "float32")] if Eager.name in engines else []
-    if model.shortlist is not None:  # which compiled graphs do not know
-        made = [form for form in made if form[0] != "compiled"]
-    forms += made
-    found: list[tuple[Use, Choice]] = []
-    writes = isinstance(model, Generator)
-    for engine, precision in forms:
-        for count in counts:
+    def settings(
+        self,
+        texts: Sequence[str],
+        engines: Sequence[str],
+        threads: Sequence[int],
+        uses: Sequence[Use],
+    ) -> list[tuple[Use, Choice]]:
+        """Everything that is worth a try: one worker for one text, all cores in some way for
+        many."""
+        model = self.model
+        writes = isinstance(model, Generator)
+        beams = model.options().rows if isinstance(model, Generator) else 1
+        more = _NEW_TOKENS if isinstance(model, LanguageModel) else 0
+        lengths = [len(row) + more for row in _rows(model, texts[:_TOGETHER])]
+        mean = sum(lengths) / len(lengths)
+        budgets = [max(1, round(mean * size * beams)) for size in _BATCHES]
+        forms = [(Eager.name, "float32")] if Eager.name in engines else []
+        # A shortlist is nothing that compiled graphs know.
+        forms += [form for form in self.forms if form[0] != "compiled" or not model.shortlist]
+        found: list[tuple[Use, Choice]] = []
+        for (engine, precision), count in product(forms, sorted(set(threads) or {1, cores()})):
             is_alone = engine != CTranslate2.name
             workers = 1 if is_alone else max(1, cores() // count)
             if "latency" in uses:
@@ -278,20 +274,37 @@ def _settings(
                 sizes = budgets[-1:] if is_alone and writes else budgets
                 chosen = [Choice(engine, precision, count, workers, each) for each in sizes]
                 found += [("throughput", choice) for choice in chosen]
-    return found
+        return found
 
-
-@dataclass(frozen=True)
-class _Running:
-    """What is measured: a model, where it stands, and its forms in a folder."""
-
-    model: SavedModel
-    directory: Path
-    work: Path
-    forms: dict[Form, Any]
+    def rates(
+        self, texts: Sequence[str], settings: list[tuple[Use, Choice]]
+    ) -> list[tuple[Use, Choice, float]]:
+        """The median rate of each setting over rounds in turn; who is far behind leaves."""
+        model = self.model
+        singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
+        rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
+        medians: dict[tuple[Use, Choice], float] = {}
+        left, done = settings, 0
+        for number, share in enumerate(_STAY):
+            total = done + len(left) * (len(_STAY) - number)
+            for use, choice in left:
+                size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
+                parts = [texts[first : first + size] for first in range(0, len(texts), size)]
+                with self._run_by(choice):
+                    _rate(model, singles[:1], choice)  # the first call of an engine is no measure
+                    rate = _rate(model, singles if use == "latency" else parts, choice)
+                rates[use, choice].append(rate)
+                medians[use, choice] = statistics.median(rates[use, choice])
+                done += 1
+                self.progress("measuring", done, total)
+            best = {use: max(medians[each] for each in left if each[0] == use) for use, _ in left}
+            left = [each for each in left if medians[each] >= share * best[each[0]]]
+        self.progress("measuring", done, done)
+        found = [(use, choice, medians[use, choice]) for use, choice in settings]
+        return sorted(found, key=lambda each: (each[0], -each[2]))
 
     @contextmanager
-    def by(self, choice: Choice) -> Iterator[None]:
+    def _run_by(self, choice: Choice) -> Iterator[None]:
         """The model run by a choice, and afterwards as before."""
         model, form = self.model, (choice.engine, choice.precision)
         engine: Any
@@ -299,8 +312,7 @@ class _Running:
             net, longest = model.net, model.config.max_length
             engine = Eager(net, longest, model.shortlist, choice.settings)
         else:
-            facts = asdict(self.forms[form])
-            engine = open_made(self.directory, self.work, *form, facts, choice.settings)
+            engine = self._open(form, self.forms[form], choice.settings)
         before, model.engine = model.engine, engine
         try:
             yield
@@ -308,38 +320,7 @@ class _Running:
             model.engine = before
 
 
-def _measured(
-    running: _Running,
-    texts: list[str],
-    settings: list[tuple[Use, Choice]],
-    progress: Progress,
-) -> list[tuple[Use, Choice, float]]:
-    """The median rate of each setting over rounds in turn; who is far behind leaves."""
-    model = running.model
-    singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
-    rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
-    medians: dict[tuple[Use, Choice], float] = {}
-    left, done = settings, 0
-    for number, share in enumerate(_STAY):
-        total = done + len(left) * (len(_STAY) - number)
-        for use, choice in left:
-            size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
-            parts = [texts[first : first + size] for first in range(0, len(texts), size)]
-            with running.by(choice):
-                _rate(model, singles[:1], choice)  # the first call of an engine is no measure
-                rate = _rate(model, singles if use == "latency" else parts, choice)
-            rates[use, choice].append(rate)
-            medians[use, choice] = statistics.median(rates[use, choice])
-            done += 1
-            progress("measuring", done, total)
-        best = {use: max(medians[each] for each in left if each[0] == use) for use, _ in left}
-        left = [each for each in left if medians[each] >= share * best[each[0]]]
-    progress("measuring", done, done)
-    found = [(use, choice, medians[use, choice]) for use, choice in settings]
-    return sorted(found, key=lambda each: (each[0], -each[2]))
-
-
-def _rate(model: SavedModel, parts: Sequence[list[str]], choice: Choice) -> float:
+def _rate(model: SavedModel, parts: Sequence[Sequence[str]], choice: Choice) -> float:
     """Tokens a second, written or read, over parts of the texts."""
     budget = {} if choice.batch_tokens is None else {"batch_tokens": choice.batch_tokens}
     options: dict[str, Any] = {**budget, "too_long": "truncate", "scores": False}
@@ -363,9 +344,7 @@ def _rate(model: SavedModel, parts: Sequence[list[str]], choice: Choice) -> floa
 
 def _rows(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
     """Ids of texts, cut to what the model reads; a language model goes on from their beginnings."""
-    if not isinstance(model, Generator):
-        return model.encode(list(texts), too_long="truncate")
-    rows = model.prompt_ids(list(texts), model.options(too_long="truncate"))
+    rows = cut_ids(model, texts)
     if not isinstance(model, LanguageModel):
         return rows
     longest = max(1, min(_NEW_TOKENS, model.config.max_length // 2))
