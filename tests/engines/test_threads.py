@@ -14,13 +14,10 @@ TINY, SMALL, BASE = 1_800_000, 6_300_000, 29_000_000  # weights of a step, V 800
 @pytest.mark.parametrize(
     ("weights", "rows", "threads"),
     [
-        (TINY, 1, 1),
         (TINY, 64, 1),
-        (SMALL, 1, 1),
         (SMALL, 4, 1),
         (SMALL, 64, 16),
         (BASE, 1, 16),
-        (BASE, 256, 16),
     ],
 )
 def test_small_steps_have_one_thread(weights: int, rows: int, threads: int) -> None:

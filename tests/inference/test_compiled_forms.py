@@ -71,16 +71,10 @@ def test_what_was_compiled_for_something_else_is_said(
         heedful.load(place, engine="compiled", device="cuda")
 
 
-def test_what_it_lacks_runs_eager_and_is_said_once(
-    writer: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = heedful.load(writer, engine="compiled")
-    prompts, options = [[5, 6, 7], [8]], {"draft": "lookup", "max_new_tokens": 4, "beam_size": 1}
-    for _ in range(2):
-        found = model.generate(prompts, **options)
-    assert found == heedful.load(writer, engine="eager").generate(prompts, **options)
-    [message] = [record.getMessage() for record in caplog.records]
-    assert "compiled cannot run this (it has no draft)" in message
+def test_what_it_lacks_is_said(writer: Path) -> None:
+    model, rows = heedful.load(writer, engine="compiled"), [[5, 6, 7], [8]]
+    asked = model.asked(rows, draft="lookup", beam_size=1)
+    assert model.engine.lacks(rows, asked) == ["it has no draft"]
 
 
 def test_without_a_compiler_one_line_says_what_to_install(
