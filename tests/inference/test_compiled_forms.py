@@ -73,7 +73,7 @@ def test_what_was_compiled_for_something_else_is_said(
 
 def test_what_it_lacks_is_said(writer: Path) -> None:
     model, rows = heedful.load(writer, engine="compiled"), [[5, 6, 7], [8]]
-    asked = model.asked(rows, draft="lookup", beam_size=1)
+    asked = model.asked(rows, draft="lookup", beam_size=1, max_new_tokens=4)
     assert model.engine.lacks(rows, asked) == ["it has no draft"]
 
 

@@ -196,13 +196,10 @@ class _Bench:
         engine, precision = form
         place, findings = place_of(self.work, *form), self.findings
         try:
-            facts = None
-            if engine != CTranslate2.name:
-                facts = standing_form(self.directory, *form)
-            if facts is not None:
+            known = None if engine == CTranslate2.name else standing_form(self.directory, *form)
+            if known is not None:
                 shutil.copytree(place_of(self.directory, *form), place)
-            else:
-                facts = make_form(self.model, self.work, precision, engine, self.progress)
+            facts = known or make_form(self.model, self.work, precision, engine, self.progress)
             proof = prover.prove(self._open(form, facts, Settings(1)))
             reason = proof.fails(self.tolerance)
         except UserError as error:
