@@ -25,7 +25,7 @@ from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo.build import Side, encoder_decoder, model_config, stack
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
-from heedful.zoo.hf_seq2seq import bart_names, read_decoder, write_decoder
+from heedful.zoo.hf_seq2seq import bart_names
 
 OFFSET = 2  # rows of the position tables that stand before that of the first token
 
@@ -48,11 +48,11 @@ class Config:
     tgt_vocab_size: Annotated[int, Hf("vocab_size")] = 50265
     d_model: Annotated[int, Hf("d_model")] = 768
     num_heads: Annotated[int, Hf("encoder_attention_heads")] = 12
-    num_decoder_heads: int | None = None
+    num_decoder_heads: Annotated[int | None, Hf("decoder_attention_heads", like="num_heads")] = None
     num_encoder_layers: Annotated[int, Hf("encoder_layers")] = 6
     num_decoder_layers: Annotated[int, Hf("decoder_layers")] = 6
     d_ff: Annotated[int, Hf("encoder_ffn_dim")] = 3072
-    decoder_d_ff: int | None = None
+    decoder_d_ff: Annotated[int | None, Hf("decoder_ffn_dim", like="d_ff")] = None
     max_length: Annotated[int, Hf("max_position_embeddings")] = 1024
     dropout: Annotated[float, Hf("dropout")] = 0.1
     attention_dropout: Annotated[float, Hf("attention_dropout")] = 0.1
@@ -105,9 +105,9 @@ HF = HfFormat(
         "normalize_embedding": True,
         "static_position_embeddings": False,
     },
-    defaults=SIZES["large"] | {"attention_dropout": 0.0, "activation_dropout": 0.0},
-    read=read_decoder,
-    write=write_decoder,
+    defaults=SIZES["large"]
+    | {"num_decoder_heads": 16, "decoder_d_ff": 4096}
+    | {"attention_dropout": 0.0, "activation_dropout": 0.0},
 )
 
 

@@ -44,7 +44,7 @@ class Config(Base):
     max_length: int = 32768
     activation: Annotated[Gate, Hf("hidden_activation", values=GATES)] = "geglu_tanh"
     window: Annotated[int, Hf("sliding_window")] = 512
-    global_every: int = 6
+    global_every: Annotated[int, Hf("sliding_window_pattern")] = 6
     rope_base: float = 1000000.0
     local_rope_base: Annotated[float, Hf("rope_local_base_freq")] = 10000.0
     rope_layout: Literal["half"] = "half"
@@ -70,12 +70,7 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 1
     "27b": _size(5376, 21504, 62, 32, 16) | {"head_dim": 128, "query_scalar": 168},
 }
 
-LAYERS = LocalLayers(
-    is_global=lambda number, every: (number + 1) % every == 0,
-    every=("sliding_window_pattern", 6),
-    global_base=("rope_theta", 1000000.0),
-    local_base=("rope_local_base_freq", 10000.0),
-)
+LAYERS = LocalLayers(counted_from=1)
 
 
 def build(config: Config) -> DecoderOnly:

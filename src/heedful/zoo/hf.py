@@ -36,11 +36,15 @@ class Hf:
     Args:
         keys: the first is read, all are written.
         values: their value -> ours, where they differ; any other is refused.
+        like: the field of ours whose value None stands for, which they write out.
     """
 
-    def __init__(self, *keys: str, values: Mapping[Any, Any] | None = None) -> None:
+    def __init__(
+        self, *keys: str, values: Mapping[Any, Any] | None = None, like: str | None = None
+    ) -> None:
         self.keys = keys
         self.values = values
+        self.like = like
 
     def read(self, value: Any, where: str) -> Any:
         """Our value of theirs; raises UserError where there is none."""
@@ -162,6 +166,8 @@ def config_keys_from_hf(
     for name, hf in _annotated(format.config).items():
         if hf.keys[0] in content:
             ours[name] = hf.read(content[hf.keys[0]], where)
+        if hf.like is not None and ours[name] == ours[hf.like]:
+            ours[name] = None
     usual = {each.name: each.default for each in fields(format.config)}
     return ours | format.read(dict(content), usual | ours)
 
@@ -174,7 +180,8 @@ def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:
     content: dict[str, Any] = {"architectures": [name], "model_type": format.model_type}
     content |= format.fixed
     for key, hf in _annotated(format.config).items():
-        content |= hf.write(ours[key])
+        is_like = hf.like is not None and ours[key] is None
+        content |= hf.write(ours[hf.like if is_like else key])
     if ours.get("num_labels", 2) != 2:  # the names alone say how many classes there are
         content |= labels_to_hf([f"LABEL_{label}" for label in range(ours["num_labels"])])
     return content | format.write(config)

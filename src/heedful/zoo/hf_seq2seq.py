@@ -6,6 +6,7 @@ from heedful.errors import UserError
 from heedful.parts.feedforward import Activation, Gate
 from heedful.zoo.hf import Name, Names, layer_names
 
+SIDES = {"encoder": "src_embedding", "decoder": "tgt_embedding"}
 HF_EMBEDDING = {
     "tokens": "embed_tokens",
     "positions": "embed_positions",
@@ -36,29 +37,11 @@ T5_FEEDFORWARDS: dict[str, Activation | Gate] = {
 }
 
 
-def read_decoder(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Our keys of what the decoder has for itself."""
-    heads = content.get("decoder_attention_heads", 16)
-    d_ff = content.get("decoder_ffn_dim", 4096)
-    return {
-        "num_decoder_heads": None if heads == ours["num_heads"] else heads,
-        "decoder_d_ff": None if d_ff == ours["d_ff"] else d_ff,
-    }
-
-
-def write_decoder(config: Any) -> dict[str, Any]:
-    """Their keys of it."""
-    return {
-        "decoder_attention_heads": config.num_decoder_heads or config.num_heads,
-        "decoder_ffn_dim": config.decoder_d_ff or config.d_ff,
-    }
-
-
 def bart_names(*, shared: bool) -> Names:
     """Hugging Face tensor names; `shared`: source and target have one matrix."""
     names = [Name("src_embedding.tokens", "model.shared")] if shared else []
     names.append(Name("head.out.bias", "final_logits_bias", row=True))
-    for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
+    for side, embedding in SIDES.items():
         theirs = f"model.{side}"
         names += layer_names(embedding, theirs, HF_EMBEDDING)
         names += layer_names(f"{side}.blocks.{{i}}", f"{theirs}.layers.{{i}}", HF_LAYER)
@@ -102,7 +85,7 @@ def read_t5(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 def t5_names(config: Any) -> Names:
     """Hugging Face tensor names."""
     names = [Name("src_embedding.tokens", "shared")]
-    for side, embedding in (("encoder", "src_embedding"), ("decoder", "tgt_embedding")):
+    for side, embedding in SIDES.items():
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
         names += [
             Name(f"{embedding}.tokens", f"{side}.embed_tokens"),

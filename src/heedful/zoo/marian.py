@@ -25,7 +25,7 @@ from heedful.parts.positions import SinusoidalTable
 from heedful.zoo import bart
 from heedful.zoo.build import Tying, encoder_decoder, model_config
 from heedful.zoo.hf import Hf, HfFormat, Names
-from heedful.zoo.hf_seq2seq import bart_names, read_decoder, write_decoder
+from heedful.zoo.hf_seq2seq import bart_names
 
 
 @model_config
@@ -85,7 +85,6 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     return {
         "tgt_vocab_size": content.get("decoder_vocab_size") or ours["src_vocab_size"],
         "tie_embeddings": "all" if shared else "decoder" if tied else "none",
-        **read_decoder(content, ours),
     }
 
 
@@ -95,7 +94,6 @@ def _write(config: Config) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings != "none",
         # Theirs is 58100 where a file says nothing, which a smaller embedding refuses.
         "pad_token_id": None,
-        **write_decoder(config),
     }
 
 

@@ -66,8 +66,7 @@ _BALANCE = "router_aux_loss_coef"
 
 
 def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    weight = content.get(_BALANCE, 0.001) or None
-    return {"balance_weight": weight, **read_rotary({"rope_theta": 1000000.0} | content, ours)}
+    return {"balance_weight": content.get(_BALANCE, 0.001) or None, **read_rotary(content, ours)}
 
 
 HF = HfFormat(

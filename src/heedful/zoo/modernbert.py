@@ -41,7 +41,7 @@ class Config:
     d_ff: Annotated[int, Hf("intermediate_size")] = 1152
     max_length: Annotated[int, Hf("max_position_embeddings")] = 8192
     window: Annotated[int, Hf("local_attention")] = 128
-    global_every: int = 3
+    global_every: Annotated[int, Hf("global_attn_every_n_layers")] = 3
     rope_base: Annotated[float, Hf("global_rope_theta")] = 160000.0
     local_rope_base: Annotated[float, Hf("local_rope_theta")] = 10000.0
     head: Head = "mlm"
@@ -59,12 +59,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {},
     "large": {"d_model": 1024, "num_heads": 16, "num_layers": 28, "d_ff": 2624},
 }
-LAYERS = LocalLayers(
-    lambda number, every: number % every == 0,
-    every=("global_attn_every_n_layers", 3),
-    global_base=("global_rope_theta", 160000.0),
-    local_base=("local_rope_theta", 10000.0),
-)
+LAYERS = LocalLayers(counted_from=0)
 
 
 def build(config: Config) -> EncoderOnly:

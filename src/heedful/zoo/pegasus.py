@@ -21,7 +21,7 @@ from heedful.parts.residual import PreNorm
 from heedful.zoo import bart
 from heedful.zoo.build import check_one_vocabulary, encoder_decoder, model_config
 from heedful.zoo.hf import Hf, HfFormat, Name, Names
-from heedful.zoo.hf_seq2seq import bart_names
+from heedful.zoo.hf_seq2seq import SIDES, bart_names
 
 
 @model_config
@@ -77,8 +77,6 @@ HF = HfFormat(
     | {"normalize_embedding": False, "static_position_embeddings": True},
     defaults={**bart.HF.defaults, "src_vocab_size": 50265, "tgt_vocab_size": 50265}
     | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
-    read=bart.HF.read,
-    write=bart.HF.write,
 )
 
 
@@ -89,13 +87,10 @@ def hf_names(config: Config) -> Names:
     """
     is_shared = config.tie_embeddings == "all"
     names = bart_names(shared=is_shared)
-    norms = [Name(f"{side}.final_norm", f"model.{side}.layer_norm") for side in _SIDES]
+    norms = [Name(f"{side}.final_norm", f"model.{side}.layer_norm") for side in SIDES]
     tables = {
         f"model.{side}.embed_positions.weight": f"{embedding}.positions.weight"
-        for side, embedding in _SIDES.items()
+        for side, embedding in SIDES.items()
     }
     unread = {} if is_shared else {"model.shared.weight": "src_embedding.tokens.weight"}
     return replace(names, names=[*names.names, *norms], repeated=tables | unread)
-
-
-_SIDES = {"encoder": "src_embedding", "decoder": "tgt_embedding"}

@@ -62,7 +62,7 @@ HF = HfFormat(
     classes={"Qwen3ForCausalLM": {}, "Qwen3Model": {}},
     fixed={"use_sliding_window": False},
     defaults={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
-    | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False},
+    | {"d_ff": 22016, "max_length": 32768, "rope_base": 10000.0, "tie_embeddings": False},
     read=read_rotary,
     write=sizes_to_hf,
 )

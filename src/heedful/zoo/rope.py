@@ -57,15 +57,19 @@ _BESIDE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
 _BESIDE_YARN = {"mscale", "mscale_all_dim", "finetuned"}
 
 
-def rope_from_hf(given: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+def rope_from_hf(given: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """Our rope keys from `config.json` of a model; raises UserError for what we do not build.
 
-    Old files have `rope_theta` and `rope_scaling`, those of transformers 5 `rope_parameters`, which
+    Old files have the base and `rope_scaling`, those of transformers 5 `rope_parameters`, which
     holds the base too.
+
+    Args:
+        ours: what is known of our config: `max_length`, and the base of an old file.
     """
+    max_length = ours["max_length"]
     place = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
     inner = given.get(place) or {}
-    base = inner.get("rope_theta", given.get("rope_theta", 10000.0))
+    base = inner.get("rope_theta", ours["rope_base"])
     kind = inner.get("rope_type", inner.get("type", "default"))
     if kind not in HF_SCALINGS:
         reason = f"known here: {', '.join(HF_SCALINGS)}"
@@ -116,43 +120,36 @@ def rope_to_hf(config: Any) -> dict[str, Any]:
 
     There is no NTK over there, but it is no more than a larger base.
     """
-    scaling, base = config.rope_scaling, config.rope_base
+    scaling = config.rope_scaling
     if isinstance(scaling, NtkScaling):
-        return {"rope_theta": scaling.stretched(base, head_width(config)), "rope_scaling": None}
-    if scaling is None:
+        base = scaling.stretched(config.rope_base, head_width(config))
         return {"rope_theta": base, "rope_scaling": None}
+    if scaling is None:
+        return {"rope_scaling": None}
     ours, table = asdict(scaling), HF_SCALINGS[scaling.type]
     said = {key: ours[name] for key, name in table.items() if ours[name] is not None}
-    return {"rope_theta": base, "rope_scaling": {"rope_type": scaling.type, **said}}
+    return {"rope_scaling": {"rope_type": scaling.type, **said}}
 
 
 @dataclass(frozen=True)
 class LocalLayers:
-    """How a model type says which layers are global, and the rotary base of either type.
+    """Layers of which every k-th, k being the Config's `global_every`, sees the whole text.
 
     Args:
-        is_global: whether a layer is, by its number from 0 and our `global_every`.
-        every: their key of `global_every`, and its value where a file leaves it out.
-        global_base, local_base: the same of the bases.
+        counted_from: the number of the first layer, 0 or 1; the multiples of k are global.
     """
 
-    is_global: Callable[[int, int], bool]
-    every: tuple[str, int]
-    global_base: tuple[str, float]
-    local_base: tuple[str, float]
+    counted_from: int
 
     def attention(self, config: Any, window: int) -> Callable[[int], Keys]:
         """Position and window of a layer by its number, as `stack` takes them."""
         width, scaling = head_width(config), getattr(config, "rope_scaling", None)
         far = RotaryPositions(width, config.rope_base, scaling=scaling)
         near = RotaryPositions(width, config.local_rope_base)
-
-        def of(number: int) -> Keys:
-            if self.is_global(number, config.global_every):
-                return {"position": far}
-            return {"position": near, "window": window}
-
-        return of
+        keys: dict[str, Keys] = {GLOBAL: {"position": far}}
+        keys[LOCAL] = {"position": near, "window": window}
+        types = self._types(config.global_every, config.num_layers)
+        return lambda number: keys[types[number]]
 
     def read(self, content: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
         """Our `global_every`, `rope_base`, `rope_scaling` and `local_rope_base`.
@@ -166,48 +163,32 @@ class LocalLayers:
                 f"config.json: {min(unknown)} of rope_parameters is not known here; it holds those "
                 f"of {GLOBAL} and {LOCAL}"
             )
-        far, near = (
-            rope_from_hf(
-                {
-                    **content,
-                    "rope_theta": content.get(*base),
-                    "rope_parameters": given.get(kind),
-                    "rope_scaling": scaling,
-                },
-                ours["max_length"],
-            )
-            for kind, base, scaling in (
-                (GLOBAL, self.global_base, content.get("rope_scaling")),
-                (LOCAL, self.local_base, None),
-            )
-        )
+        far = rope_from_hf({**content, "rope_parameters": given.get(GLOBAL)}, ours)
+        local = {**content, "rope_parameters": given.get(LOCAL), "rope_scaling": None}
+        near = rope_from_hf(local, {**ours, "rope_base": ours["local_rope_base"]})
         if near["rope_scaling"] is not None:
             raise UserError(
                 f"config.json: rope_type of {LOCAL} is {near['rope_scaling']['type']}, but here "
                 "only the positions of global layers are stretched"
             )
-        return {"global_every": self._every(content), "local_rope_base": near["rope_base"], **far}
+        every, types = ours["global_every"], content.get("layer_types")
+        if types is not None:
+            known = (every, *range(1, len(types) + 2))
+            every = next((k for k in known if [*types] == self._types(k, len(types))), None)
+            if every is None:
+                raise UserError(
+                    f"config.json: layer_types is {', '.join(types)}, but here every k-th layer is "
+                    f"{GLOBAL} and the others are {LOCAL}"
+                )
+        return {"global_every": every, "local_rope_base": near["rope_base"], **far}
 
     def write(self, config: Any) -> dict[str, Any]:
-        """Their keys but for the bases."""
-        types = self._types(config.global_every, config.num_layers)
-        return {self.every[0]: config.global_every, "layer_types": types}
-
-    def _every(self, content: Mapping[str, Any]) -> int:
-        stated: int = content.get(*self.every)
-        types = content.get("layer_types")
-        if types is None:
-            return stated
-        for every in (stated, *range(1, len(types) + 2)):
-            if list(types) == self._types(every, len(types)):
-                return every
-        raise UserError(
-            f"config.json: layer_types is {', '.join(types)}, but here every k-th layer is "
-            f"{GLOBAL} and the others are {LOCAL}"
-        )
+        """Their key of the type of each layer."""
+        return {"layer_types": self._types(config.global_every, config.num_layers)}
 
     def _types(self, every: int, count: int) -> list[str]:
-        return [GLOBAL if self.is_global(number, every) else LOCAL for number in range(count)]
+        numbers = range(self.counted_from, self.counted_from + count)
+        return [LOCAL if number % every else GLOBAL for number in numbers]
 
 
 @torch.no_grad()

@@ -48,7 +48,7 @@ class Base:
     attention_dropout: Annotated[float, Hf("attention_dropout")] = 0.0
     activation: Annotated[Gate, Hf("hidden_act", values=GATES)] = "swiglu"
     norm_eps: Annotated[float, Hf("rms_norm_eps")] = 1e-6
-    rope_base: float = 10000.0
+    rope_base: Annotated[float, Hf("rope_theta")] = 10000.0
     rope_layout: Layout = "half"
     rope_scaling: RopeScaling = None
     tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = False
@@ -108,7 +108,7 @@ def read_rotary(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]
         raise UserError(
             f"config.json: layer_types has {min(other)}, but here all layers are alike: {kind}"
         )
-    return rope_from_hf(content, ours["max_length"])
+    return rope_from_hf(content, ours)
 
 
 def sizes_to_hf(config: Base) -> dict[str, Any]:
