@@ -1,6 +1,7 @@
 """Models as plain CTranslate2 directories, with their tokenizers and a program that uses them."""
 
 from pathlib import Path
+from typing import Any
 
 from heedful.engines.ctranslate2_engine import HEAD
 from heedful.engines.ctranslate2_spec import PRECISIONS
@@ -14,40 +15,35 @@ _HEAD = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{
 
 import sys
 from pathlib import Path
+from typing import Any
 
 {imports}from ctranslate2 import {kind}
 from tokenizers import Tokenizer
 
 folder = Path(__file__).parent
+tokenizer = Tokenizer.from_file(str(folder / "{source}"))
+model = {kind}(str(folder), intra_threads=1)  # small models lose by more threads
 '''
-_TRANSLATE = """source = Tokenizer.from_file(str(folder / "{source}"))
-target = Tokenizer.from_file(str(folder / "{target}"))
-model = Translator(str(folder), intra_threads=1)  # small models lose by more threads
+_TRANSLATE = """target = Tokenizer.from_file(str(folder / "{target}"))
 for line in sys.stdin:
-    tokens = source.encode(line.strip()).tokens
+    tokens = tokenizer.encode(line.strip()).tokens
     [found] = model.translate_batch(
         [tokens], {options}
     )
     print({decode})
 """
-_GENERATE = """tokenizer = Tokenizer.from_file(str(folder / "{source}"))
-model = Generator(str(folder), intra_threads=1)  # small models lose by more threads
-for line in sys.stdin:
+_GENERATE = """for line in sys.stdin:
     prompt = {prefix} + tokenizer.encode(line.strip(), add_special_tokens=False).tokens
     [found] = model.generate_batch(
         [prompt], include_prompt_in_result=False, {options}
     )
     print(tokenizer.decode(found.sequences_ids[0]))
 """
-_READ = """tokenizer = Tokenizer.from_file(str(folder / "{source}"))
-model = Encoder(str(folder), intra_threads=1)  # small models lose by more threads
-for line in sys.stdin:
+_READ = """for line in sys.stdin:
     found = model.forward_batch([tokenizer.encode(line.strip()).tokens])
     print(np.array(found.last_hidden_state)[0].mean(0))  # a vector for the text
 """
-_CLASSIFY = """tokenizer = Tokenizer.from_file(str(folder / "{source}"))
-model = Encoder(str(folder), intra_threads=1)  # small models lose by more threads
-labels, head = {labels}, np.load(folder / "{head}")
+_CLASSIFY = """labels, head = {labels}, np.load(folder / "{head}")
 for line in sys.stdin:
     found = model.forward_batch([tokenizer.encode(line.strip()).tokens])
     logits = np.array(found.pooler_output)[0] @ head["weight"].T + head["bias"]
@@ -101,26 +97,27 @@ def _names(model: SavedModel) -> list[str]:
 
 def _example(model: SavedModel) -> str:
     names, longest = _names(model), model.config.max_length
-    files = {"source": names[0], "target": names[-1]}
+    keys: dict[str, Any] = {"source": names[0], "target": names[-1], "more": "", "imports": ""}
     if isinstance(model, Translator):
         chosen = model.options()
-        options = (
+        keys |= {"what": "Translates lines", "kind": "Translator"}
+        keys["options"] = (
             f"beam_size={chosen.beam_size}, length_penalty={chosen.length_penalty}, "
             f"max_input_length={longest}, max_decoding_length={min(256, longest)}"
         )
-        decode = "target.decode([target.token_to_id(token) for token in found.hypotheses[0]])"
-        if model.tgt_tokenizer.has_own_pieces:
-            decode = "target.decoder.decode(found.hypotheses[0])"
-        body = _TRANSLATE.format(**files, options=options, decode=decode)
-        return _HEAD.format(what="Translates lines", kind="Translator", more="", imports="") + body
-    if isinstance(model, Generator):
-        prefix = [model.tokenizer.piece(token) for token in model.tokenizer.prefix_ids]
-        body = _GENERATE.format(
-            **files, prefix=prefix, options=f"max_length={min(64, longest // 2)}"
+        keys["decode"] = (
+            "target.decode([target.token_to_id(token) for token in found.hypotheses[0]])"
         )
-        return _HEAD.format(what="Goes on with lines", kind="Generator", more="", imports="") + body
-    head = {"kind": "Encoder", "more": " and numpy", "imports": "import numpy as np\n"}
+        if model.tgt_tokenizer.has_own_pieces:
+            keys["decode"] = "target.decoder.decode(found.hypotheses[0])"
+        return (_HEAD + _TRANSLATE).format(**keys)
+    if isinstance(model, Generator):
+        keys |= {"what": "Goes on with lines", "kind": "Generator"}
+        keys["prefix"] = [model.tokenizer.piece(token) for token in model.tokenizer.prefix_ids]
+        keys["options"] = f"max_length={min(64, longest // 2)}"
+        return (_HEAD + _GENERATE).format(**keys)
+    keys |= {"kind": "Encoder", "more": " and numpy", "imports": "import numpy as np\n"}
     if isinstance(model, Classifier):
-        body = _CLASSIFY.format(**files, labels=list(model.labels), head=HEAD)
-        return _HEAD.format(what="Names the class of lines", **head) + body
-    return _HEAD.format(what="Turns lines into vectors", **head) + _READ.format(**files)
+        keys |= {"what": "Names the class of lines", "labels": [*model.labels], "head": HEAD}
+        return (_HEAD + _CLASSIFY).format(**keys)
+    return (_HEAD + _READ).format(**keys, what="Turns lines into vectors")
