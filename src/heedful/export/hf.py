@@ -1,5 +1,6 @@
 """Whole models from and to directories in the Hugging Face format: net, text, labels, ids."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.generation_ids import generation_to_hf, read_generation_ids, read_options
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
-from heedful.files import MODEL_FILES, check_new, parse_json, read_json, write_directory, write_json
+from heedful.files import MODEL_FILES, check_new, read_json, write_directory, write_json
 from heedful.inference import (
     AnyModel,
     Classifier,
@@ -127,7 +128,10 @@ def export_hf(
 
     def write_text(directory: Path) -> None:
         if model.has_tokenizer:
-            write_tokenizer(model.src_tokenizer, directory, model.tgt_tokenizer)
+            src, tgt = model.src_tokenizer, model.tgt_tokenizer
+            if isinstance(model, Translator):
+                src, tgt = _ended(src), _ended(tgt)
+            write_tokenizer(src, directory, tgt)
             _complete_tokenizer(directory, model)
 
     write_hf_directory(Path(out), content, tensors, generation, write_text)
@@ -280,8 +284,6 @@ def _doubts(model: AnyModel, directory: Path) -> list[str]:
 
 def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
     """Add to the tokenizer's files what only the model knows: lengths, sides, languages, types."""
-    if isinstance(model, Translator):
-        _end_sources(directory, model)
     path = directory / _TOKENIZER_CONFIG
     settings = read_json(path)
     settings["model_max_length"] = model.config.max_length
@@ -300,27 +302,20 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
     write_json(path, settings)
 
 
-def _end_sources(directory: Path, model: Translator) -> None:
-    """Let the tokenizers end a text as the model was trained to read it, by the end mark."""
-    for tokenizer in (model.src_tokenizer, model.tgt_tokenizer):
-        end = tokenizer.eos_id
-        if tokenizer.suffix_ids[-1:] == (end,):
-            continue
-        ids = [*tokenizer.prefix_ids, end]
-        before = tokenizer.tokens(tokenizer.prefix_ids)
-        [after] = tokenizer.tokens([end])
-        content = processors.TemplateProcessing(
-            single=[*before, "$A", after],
-            pair=[*before, "$A", "$B", after],
-            special_tokens=list(zip([*before, after], ids, strict=True)),
-        )
-        side = "source" if tokenizer is model.src_tokenizer else "target"
-        for folder in (directory, directory / f"tokenizer_{side}"):
-            path = folder / "tokenizer.json"
-            if path.is_file() and (side == "source" or folder != directory):
-                backend = Backend.from_file(str(path))
-                backend.post_processor = content
-                write_json(path, parse_json(backend.to_str(), str(path)))
+def _ended(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that ends a text as the model was trained to read it, by the end mark."""
+    end = tokenizer.eos_id
+    if tokenizer.suffix_ids[-1:] == (end,) or tokenizer.files:
+        return tokenizer
+    before, [after] = tokenizer.tokens(tokenizer.prefix_ids), tokenizer.tokens([end])
+    backend = Backend.from_str(json.dumps(tokenizer.content()["tokenizer"]))
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", after],
+        pair=[*before, "$A", "$B", after],
+        special_tokens=list(zip([*before, after], [*tokenizer.prefix_ids, end], strict=True)),
+    )
+    as_text = tokenizer.specials_are_text
+    return Tokenizer(backend, tokenizer.kind, tokenizer.roles, specials_are_text=as_text)
 
 
 def _type_second(processor: dict[str, Any]) -> None:
