@@ -106,30 +106,6 @@ def test_what_the_net_cannot_hold_is_rounded_with_a_notice() -> None:
     assert torch.equal(net.embedding.weight, file["base.wte.weight"].float())
 
 
-# --- tied weights ---------------------------------------------------------------------------
-
-
-def test_names_of_a_shared_parameter_may_differ_in_layout() -> None:
-    net, again = (nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(3, 4)}) for _ in range(2))
-    for each in (net, again):
-        each["b"].weight, each["b"].bias = each["a"].weight, each["a"].bias
-    names = Names(
-        (
-            Name("a.weight", "whole"),
-            Name("b.weight", "turned", transposed=True),
-            Name("a.bias", "bias"),
-            Name("b.bias", "row", row=True),
-        )
-    )
-    weight, bias = net["a"].weight.detach(), net["a"].bias.detach()
-    file = {"whole": weight, "turned": weight.t(), "bias": bias, "row": bias[None]}
-    from_hf(again, file, names, "file")
-    assert same(weights_of(again), weights_of(net))
-    for name, other in (("turned", "differs from whole"), ("row", "row differs from bias")):
-        with pytest.raises(UserError, match=other):
-            from_hf(again, {**file, name: file[name] + 1}, names, "file")
-
-
 # --- what does not fit ----------------------------------------------------------------------
 
 
@@ -213,23 +189,6 @@ ZEROS = replace(
 )
 
 
-def test_what_the_net_has_nothing_for_is_written_as_zeros_and_may_lack() -> None:
-    net = Net(layers=2, heads=4)
-    file = to_hf(net.half(), ZEROS)
-    plain = to_hf(net, NAMES)
-    refuses(file, "no place for: base.h.0.o.bias", NAMES, heads=4)
-    for held in (file, plain):  # a file may lack them
-        again = Net(layers=2, heads=4)
-        assert from_hf(again, held, ZEROS, "file") == []
-        assert same(weights_of(again), {n: w.float() for n, w in weights_of(net).items()})
-    zeros = {name: file.pop(name) for name in list(file) if name not in plain}
-    assert same(file, plain)
-    assert same(zeros, {f"base.h.{i}.o.bias": torch.zeros(WIDTH).half() for i in (0, 1)})
-    assert all(tensor.dtype == torch.float16 for tensor in zeros.values())
-    places = [tensor.data_ptr() for tensor in zeros.values()]
-    assert len(set(places)) == len(places)  # a file may hold no two that overlap
-
-
 @pytest.mark.parametrize("value", [1e-30, -1.0, float("nan")])
 def test_what_should_be_zero_and_is_not_is_refused(value: float) -> None:
     name, file = "base.h.1.o.bias", to_hf(Net(), ZEROS)
@@ -256,16 +215,3 @@ def test_a_mistake_in_a_map_is_ours(message: str) -> None:
     kept = [name for name in names if name is not None]
     with pytest.raises(AssertionError, match=message):
         from_hf(net, to_hf(net, NAMES), replace(NAMES, names=kept), "file")
-
-
-def test_a_number_that_occurs_twice_is_the_same() -> None:
-    net = nn.Module()
-    net.a = nn.ModuleList(
-        nn.ParameterDict({"b": nn.ParameterList(torch.randn(1) for _ in range(2))})
-        for _ in range(2)
-    )
-    names = [Name("a.{i}.b.{i}", "x.{i}.y.{i}")]
-    names += [Name("a.0.b.1", "upper"), Name("a.1.b.0", "lower")]
-    weights = dict(net.named_parameters())
-    there = {"x.0.y.0": "a.0.b.0", "x.1.y.1": "a.1.b.1", "upper": "a.0.b.1", "lower": "a.1.b.0"}
-    assert same(to_hf(net, Names(names)), {name: weights[ours] for name, ours in there.items()})

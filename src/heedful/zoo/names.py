@@ -111,7 +111,6 @@ class _Slot(NamedTuple):
     owner: int  # of the parameter, however many modules share it
     part: int
     view: Tensor
-    name: Name
 
 
 def _slots(net: nn.Module, names: Names) -> Iterator[_Slot]:
@@ -127,23 +126,22 @@ def _slots(net: nn.Module, names: Names) -> Iterator[_Slot]:
             for index, (theirs, part) in enumerate(zip(each, parts, strict=True)):
                 view = _laid_out(part, name)
                 theirs = theirs.replace("{i}", layer)
-                yield _Slot(theirs + leaf, ours, id(parameters[ours]), index, view, name)
+                yield _Slot(theirs + leaf, ours, id(parameters[ours]), index, view)
                 if (
                     name.zero_bias
                     and leaf == ".weight"
                     and ours.removesuffix("weight") + "bias" not in parameters
                 ):
                     zeros = view.new_zeros(view.size(-1 if name.transposed else 0))
-                    yield _Slot(f"{theirs}.bias", "", id(zeros), 0, zeros, name)
+                    yield _Slot(f"{theirs}.bias", "", id(zeros), 0, zeros)
 
 
 def _named(ours: str, parameters: Mapping[str, Tensor]) -> list[tuple[str, str, str]]:
     """The parameters of a name, each with its layer's number and with `.weight` or `.bias`."""
-    number = re.escape("{i}")
     if "{i}" not in ours:  # looked up, as patterns would make a start-up slow
         leaves = ("", ".weight", ".bias")
         return [(ours + leaf, "", leaf) for leaf in leaves if ours + leaf in parameters]
-    pattern = re.escape(ours).replace(number, r"(?P<i>\d+)", 1).replace(number, r"(?P=i)")
+    pattern = re.escape(ours).replace(re.escape("{i}"), r"(?P<i>\d+)")
     whole = re.compile(pattern + r"(?P<leaf>\.(weight|bias))?")
     found = map(whole.fullmatch, parameters)
     return [(each[0], each["i"], each["leaf"] or "") for each in found if each is not None]
@@ -174,12 +172,10 @@ def _split(net: nn.Module, ours: str, weight: Tensor, num_parts: int) -> Sequenc
 
 
 def _laid_out(part: Tensor, name: Name) -> Tensor:
-    """From our layout to theirs, and back."""
+    """In their layout."""
     if name.transposed and part.dim() == 2:
         return part.T
-    if name.row:
-        return part.unsqueeze(0) if part.dim() == 1 else part[0]
-    return part
+    return part.unsqueeze(0) if name.row else part
 
 
 def _recognise(
@@ -237,8 +233,7 @@ def _check_alike(slots: Sequence[_Slot], held: Mapping[str, Tensor], where: Path
                 f"{_shape(slot.view)}"
             )
         wide = torch.promote_types(first.dtype, tensor.dtype)
-        pair = _laid_out(first, slots[0].name), _laid_out(tensor, slot.name)
-        if slot is not slots[0] and not torch.equal(*(each.to(wide) for each in pair)):
+        if slot is not slots[0] and not torch.equal(first.to(wide), tensor.to(wide)):
             raise UserError(
                 f"{where}: {slot.theirs} differs from {slots[0].theirs}, but the model has one "
                 "parameter for both"
