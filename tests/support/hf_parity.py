@@ -24,6 +24,7 @@ from heedful.zoo.saved import make_config
 transformers = pytest.importorskip("transformers")
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # of logits whose size is about 1
+NEVER = {"num_heads must be at least 1, not 0": {"num_heads": 0}}
 
 
 class Variant(NamedTuple):
@@ -48,7 +49,7 @@ class Case:
         left_out: what a config.json that says nothing means by our keys, where these differ.
         not_built: message -> what a config.json may not say (`by_key`).
         other_class: a class of theirs that we have no place for.
-        impossible: message -> what our Config may not say.
+        impossible: message -> what our Config may not say, beside what none may.
         published: size -> parameters, a number or an approximate one (`millions`).
         beyond: how many more the published figure counts than we have.
         counted: a class of theirs that has exactly the published figure's parameters.
@@ -68,7 +69,7 @@ class Case:
     left_out: dict[str, Any] = field(default_factory=dict)
     not_built: dict[str, dict[str, Any]]
     other_class: str
-    impossible: dict[str, dict[str, Any]]
+    impossible: dict[str, dict[str, Any]] = field(default_factory=dict)
     published: dict[str, Any]
     beyond: Callable[[Any], int] = lambda config: 0
     counted: Any = None
@@ -134,7 +135,7 @@ class Laws:
         values = {
             "variant": self.case.variants(),
             "unread": self.case.not_built,
-            "wrong": self.case.impossible,
+            "wrong": NEVER | self.case.impossible,
             "size": self.case.published | self.case.module.SIZES,
         }
         for name, cases in values.items():
@@ -221,7 +222,7 @@ class Laws:
 
     def test_what_no_model_can_have_is_refused(self, wrong: str) -> None:
         with pytest.raises(UserError, match=re.escape(wrong)):
-            make_config(self.case.name, self.case.impossible[wrong])
+            make_config(self.case.name, (NEVER | self.case.impossible)[wrong])
 
     def test_the_sizes_have_the_published_parameters(self, size: str) -> None:
         config = self.case.module.Config(**self.case.module.SIZES[size])

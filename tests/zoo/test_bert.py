@@ -13,7 +13,6 @@ from encoder_parity import (
     Poolerless,
     assert_same_outputs,
 )
-from heedful.zoo import bert
 from hf_parity import (
     CLOSE,
     assert_same_net,
@@ -65,7 +64,6 @@ BERT = EncoderCase(
         hidden_act="mish",
     ),
     other_class="BertForQuestionAnswering",
-    impossible={"d_model 768 is not divisible by num_heads 7": {"num_heads": 7}},
     published={
         "tiny": millions(4.4, 0.05),
         "mini": millions(11.3, 0.05),
@@ -124,15 +122,6 @@ def test_names_of_the_first_release_are_read(head: str) -> None:
     assert_same_net(found.net, again.net)
 
 
-def test_new_weights_lie_within_two_standard_deviations() -> None:
-    torch.manual_seed(0)
-    sizes = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "vocab_size": 500}
-    for keys in ({"tie_embeddings": False}, {"head": "classify", "num_labels": 99}):
-        for name, parameter in bert.build(bert.Config(**sizes, **keys)).named_parameters():
-            if parameter.numel() > 1000:
-                assert 0.036 < parameter.abs().max() <= 0.04, name
-
-
 # The traps that published code fell into.
 
 
@@ -141,8 +130,3 @@ def test_trap_12_padding_is_told_by_lengths_not_by_ids(tmp_path: Path) -> None:
     model = BERT.model()
     rows = [torch.tensor([0, 4, 0, 0, 9, 0]), torch.tensor([0, 0])]
     assert_same_outputs(model, imported(model, tmp_path).net, rows)
-
-
-def test_trap_25_gelu_is_the_exact_one() -> None:
-    assert BERT.read(hidden_act="gelu").activation == "gelu"
-    assert BERT.read(hidden_act="gelu_new").activation == "gelu_tanh"

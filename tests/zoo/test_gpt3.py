@@ -81,7 +81,6 @@ GPT3 = DecoderCase(
         for layers, types in OTHER_TURNS
     },
     other_class="GPTNeoForTokenClassification",
-    impossible={"d_model 768 is not divisible by num_heads 7": {"num_heads": 7}},
     # The paper's names of them, which are rounded.
     published={
         size: pytest.approx(millions * 1e6, rel=0.02)

@@ -268,15 +268,6 @@ def test_ntk_is_a_larger_base_over_there(tmp_path: Path) -> None:
     assert torch.equal(again.net(ids), net(ids))
 
 
-def test_trap_14_angles_are_formed_in_fp32_whatever_the_net_computes_in() -> None:
-    net, _ = random_net("llama", **TINY)
-    positions = net.to(torch.bfloat16).decoder.blocks[0].self_attention.sublayer.position
-    rotation = positions(torch.tensor([[512, 513]]))
-    assert rotation.cos.dtype == torch.float32
-    expected = torch.tensor([512.0, 513.0]).cos()
-    torch.testing.assert_close(rotation.cos[0, 0, :, 0], expected, rtol=0, atol=1e-4)
-
-
 def test_a_scaling_keeps_all_its_values_in_plain_keys() -> None:
     config = make_config(
         "llama", {"rope_scaling": {"type": "yarn", "factor": 4, "original_length": 9}}

@@ -68,11 +68,6 @@ MODERNBERT = EncoderCase(
         },
     },
     other_class="ModernBertForTokenClassification",
-    impossible={
-        "d_model 768 is not divisible by num_heads 7": {"num_heads": 7},
-        "even head_dim, not 1": {"d_model": 12},
-        "global_every must be at least 1": {"global_every": 0},
-    },
     published={"base": millions(149, 1), "large": millions(395, 1)},
     counted=transformers.ModernBertForMaskedLM,
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},

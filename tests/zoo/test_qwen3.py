@@ -28,7 +28,6 @@ QWEN3 = DecoderCase(
     not_built=by_key(hidden_act="tanh", use_sliding_window=True)
     | {"layer_types has sliding_attention": {"layer_types": ["sliding_attention"]}},
     other_class="Qwen3ForSequenceClassification",
-    impossible={"num_heads 16 is not divisible by num_kv_heads 5": {"num_kv_heads": 5}},
     published={
         "0.6b": 596_049_920,
         "1.7b": 1_720_574_976,
