@@ -1,7 +1,6 @@
 """What the parity tests of all decoder-only models share."""
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import read_hf_directory
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.tokens import Tokens
 from heedful.zoo import architecture
 from heedful.zoo.rope import to_half_layout
 from heedful.zoo.saved import make_config
@@ -62,14 +60,12 @@ class DecoderCase(Case):
         by_rule: what a file says of those that `ours` leaves to a rule.
         shrinks: whether new weights that end a residual branch are smaller.
         lengths: of the texts; with a window long ones, whose queries are taken in several parts.
-        pieces: in which a text is decoded with a cache.
     """
 
     ours: dict[str, Any]
     by_rule: dict[str, Any] = field(default_factory=dict)
     shrinks: bool = True
     lengths: tuple[int, ...] = (9, 4, 17, 1)
-    pieces: tuple[int, ...] = (3, 1, 5, 2)
 
 
 class DecoderLaws(Laws):
@@ -81,11 +77,6 @@ class DecoderLaws(Laws):
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
         rows = random_rows(model.config.vocab_size, list(self.case.lengths), seed)
         assert_same_logits(model, net, rows, pad_id=5)
-
-    def test_cached_is_uncached_with_left_padding(self, variant: str, tmp_path: Path) -> None:
-        _, found, seed = self.imported(variant, tmp_path)
-        pieces = list(self.case.pieces)
-        assert_cached_is_uncached(found.net, [sum(pieces), 4, 1, 7], pieces, seed)
 
     def test_the_file_of_a_model_without_head_is_read_where_embeddings_are_tied(
         self, tmp_path: Path
@@ -150,28 +141,6 @@ def assert_same_logits(model: Any, net: Any, rows: list[Tensor], pad_id: int = 0
         theirs = model(ids, attention_mask=mask, position_ids=positions_of(mask)).logits
         ours = net(ids, lengths, padding_side=side)
         torch.testing.assert_close(ours[mask.bool()], theirs[mask.bool()], **CLOSE)
-
-
-@torch.no_grad()
-def assert_cached_is_uncached(
-    net: DecoderOnly, lengths: list[int], chunks: list[int], seed: int = 0
-) -> None:
-    """Left-padded rows in steps of these sizes give what they give at once, and padded right."""
-    assert max(lengths) == sum(chunks)
-    rows = random_rows(net.embedding.tokens.num_embeddings, lengths, seed)
-    ids, sizes, mask = padded(rows, "left")
-    cache, tokens = net.start(len(rows), capacity=ids.size(1)), Tokens.of(ids, sizes, "left")
-    assert tokens.real is not None
-    parts = (tokens.ids, tokens.positions, tokens.real)
-    ends = accumulate(chunks, initial=0)
-    stepped = [
-        net.head(net.decode(Tokens(*(part[:, start:end] for part in parts)), cache))
-        for start, end in pairwise(ends)
-    ]
-    logits = torch.cat(stepped, dim=1)[mask.bool()]
-    torch.testing.assert_close(logits, net(ids, sizes, padding_side="left")[mask.bool()], **CLOSE)
-    ids, sizes, mask = padded(rows, "right")
-    torch.testing.assert_close(logits, net(ids, sizes)[mask.bool()], **CLOSE)
 
 
 def random_net(name: str, seed: int = 0, **keys: Any) -> tuple[DecoderOnly, Any]:

@@ -70,13 +70,6 @@ class Seq2SeqLaws(Laws):
         assert_same_logits(model, net, seed)
 
     @torch.no_grad()
-    def test_cached_is_uncached_and_left_padding_is_right_padding(
-        self, variant: str, tmp_path: Path
-    ) -> None:
-        _, found, seed = self.imported(variant, tmp_path)
-        assert_cached_is_uncached(found.net, seed)
-
-    @torch.no_grad()
     def test_a_base_models_file_is_read(self, tmp_path: Path) -> None:
         for number, keys in enumerate(self.case.base_configs):
             model = self.case.model(self.case.base_class, **keys)
@@ -154,24 +147,6 @@ def assert_same_logits(model: Any, net: EncoderDecoder, seed: int = 0) -> None:
         pairs = random_pairs(*vocabularies, side, seed)
         ours = ours_of(net, pairs, side)[pairs.tgt_mask.bool()]
         torch.testing.assert_close(ours, theirs, **CLOSE)
-
-
-def assert_cached_is_uncached(net: EncoderDecoder, seed: int = 0) -> None:
-    """Targets in pieces of several sizes, sources of unequal lengths padded on either side."""
-    vocabularies = net.src_embedding.tokens.num_embeddings, net.tgt_embedding.tokens.num_embeddings
-    tgt = torch.stack(random_rows(vocabularies[1], [9] * 4, seed))
-    found = []
-    for side in ("right", "left"):
-        pairs = random_pairs(*vocabularies, side, seed)
-        expected = net(pairs.src, tgt, pairs.src_lengths, padding_side=side)
-        source = Tokens.of(pairs.src, pairs.src_lengths, side)
-        cache = net.start(source, capacity=9)
-        columns = torch.arange(9)[None].split([1, 3, 1, 4], dim=1)
-        parts = zip(tgt.split([1, 3, 1, 4], dim=1), columns, strict=True)
-        pieces = [net.head(net.decode(Tokens(*part), cache)) for part in parts]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), expected, **CLOSE)
-        found.append(expected)
-    torch.testing.assert_close(found[0], found[1], **CLOSE)
 
 
 def random_bias(model: Any, keys: dict[str, Any]) -> None:

@@ -42,7 +42,6 @@ MISTRAL = DecoderCase(
         },
     ],
     lengths=(300, 131, 9, 1),
-    pieces=(130, 1, 19),
     ours=OURS,
     by_rule={"head_dim": 4},
     kept=("sliding_window",),
@@ -54,10 +53,6 @@ MISTRAL = DecoderCase(
         "window must be at least 1": {"sliding_window": 0},
     },
     other_class="MistralForSequenceClassification",
-    impossible={
-        "window must be at least 1, not -1": {"window": -1},
-        "num_heads 32 is not divisible by num_kv_heads 5": {"num_kv_heads": 5},
-    },
     published={"7b": 7_241_732_096, "7b-v0.2": 7_241_732_096, "7b-v0.3": 7_248_023_552},
     tying={"tie_word_embeddings": True},
     tied={"lm_head.weight": "model.embed_tokens.weight"},
