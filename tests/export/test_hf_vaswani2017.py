@@ -65,11 +65,8 @@ def drawn(placement: str, tying: str, seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("tying", ["none", "decoder", "all"])
 @pytest.mark.parametrize("placement", ["post", "pre"])
 @torch.no_grad()
-def test_transformers_gives_the_same_logits_and_text(
-    placement: str, tying: str, tmp_path: Path
-) -> None:
-    tokenizer, written = tokenizer_of(40), set[str]()
-    for seed in range(2):
+def test_transformers_gives_the_same_logits(placement: str, tying: str, tmp_path: Path) -> None:
+    for seed, tokenizer in enumerate((tokenizer_of(40), None)):
         model = made(tokenizer, tokenizer, seed, **drawn(placement, tying, seed))
         folder = tmp_path / str(seed)
         said: list[str] = []
@@ -81,52 +78,33 @@ def test_transformers_gives_the_same_logits_and_text(
         assert not any(report.values()), report
         back = import_hf(folder / "hf", folder / "back")
         nets = (model.net, back.net, theirs.eval())
-        pairs = random_pairs(40, 40, "right", seed)
+        pairs = random_pairs(30, 30, "right", seed)
         real = pairs.tgt_mask.bool()
         ours, again, there = (each.double() for each in nets)  # their logits are large
         expected = ours_of(ours, pairs, "right")[real]
         assert expected.std() > 0.1
         torch.testing.assert_close(theirs_of(there, pairs).logits[real], expected, **CLOSE)
         torch.testing.assert_close(ours_of(again, pairs, "right")[real], expected, **CLOSE)
-        for each in nets:
-            each.float()
-
-        read = transformers.AutoTokenizer.from_pretrained(folder / "hf")
-        batch = read(TEXTS, return_tensors="pt", padding=True)
-        for beam in (1, 4):
-            ids = theirs.generate(**batch, num_beams=beam, max_new_tokens=11)
-            text = read.batch_decode(ids, skip_special_tokens=True)
-            here = model.translate(TEXTS, beam_size=beam, max_new_tokens=11)
-            written |= {*here}
-            assert text == here == back.translate(TEXTS, beam_size=beam, max_new_tokens=11)
         assert back.options() == model.options()
         assert back.ids == model.ids
-    assert len(written) > 4
 
 
 @torch.no_grad()
 def test_two_vocabularies_are_marians(tmp_path: Path) -> None:
     src, tgt = tokenizer_of(40), tokenizer_of(33)
     model = made(src, tgt, tie_embeddings="decoder")
-    export_hf(model, tmp_path / "hf")
+    said: list[str] = []
+    export_hf(model, tmp_path / "hf", say=said.append)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").eval()
     read = transformers.AutoTokenizer.from_pretrained
     batch = read(tmp_path / "hf")(TEXTS, return_tensors="pt", padding=True)
     ids = theirs.generate(**batch, num_beams=1, max_new_tokens=11)
     text = read(tmp_path / "hf/tokenizer_target").batch_decode(ids, skip_special_tokens=True)
     assert text == model.translate(TEXTS, beam_size=1, max_new_tokens=11)
-
-
-@pytest.mark.parametrize("placement", ["post", "pre"])
-@torch.no_grad()
-def test_a_net_without_a_tokenizer_is_written(placement: str, tmp_path: Path) -> None:
-    model = made(None, None, norm_placement=placement)
-    export_hf(model, tmp_path / "hf")
-    theirs = CLASSES[placement].from_pretrained(tmp_path / "hf").eval()
-    pairs = random_pairs(30, 30, "right")
-    real = pairs.tgt_mask.bool()
-    expected = ours_of(model.net, pairs, "right")[real]
-    torch.testing.assert_close(theirs_of(theirs, pairs).logits[real], expected, **CLOSE)
+    assert any("tokenizer_target/" in line for line in said)
+    back = import_hf(tmp_path / "hf", tmp_path / "back")
+    assert back.src_tokenizer.encode(TEXTS[0]) == src.encode(TEXTS[0])
+    assert back.tgt_tokenizer.encode(TEXTS[0]) == tgt.encode(TEXTS[0])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
+from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
 from heedful.inference import GenerationIds, ModelCard, open_net
 from heedful.inference.nets import AnyModel
@@ -115,6 +116,7 @@ def assert_same(model: Any, folder: Path) -> None:
         return
     for text in (*TEXTS, SPECIALS):
         assert_same_ids(there, tokenizer, text, model.prompt_ids([text])[0])
+    assert import_hf(folder / "hf", folder / "back").ids == model.ids
     batch = there(TEXTS, return_tensors="pt", padding=True)
     start = batch["input_ids"].size(1) if auto == "ForCausalLM" else 0
     for beam in (1, 4):
@@ -149,6 +151,8 @@ def test_pairs_of_texts_have_the_same_classes(name: str, tmp_path: Path) -> None
         batch = there(TEXTS, *more.values(), return_tensors="pt", padding=True)
         ours = torch.from_numpy(model.class_logits(TEXTS, **more))
         torch.testing.assert_close(theirs(**batch).logits, ours, **CLOSE)
+    found = [[*each.probabilities.values()] for each in model.classify(TEXTS, pairs=others)]
+    torch.testing.assert_close(torch.tensor(found), ours.softmax(-1), **CLOSE)
     assert [theirs.config.id2label[label] for label in (0, 1)] == [*model.labels]
 
 
@@ -161,6 +165,15 @@ def test_texts_have_the_same_states(name: str, tmp_path: Path) -> None:
     states, real = theirs(**batch).last_hidden_state, batch["attention_mask"][..., None]
     mean = (states * real).sum(1) / real.sum(1)
     torch.testing.assert_close(mean, model.embed(TEXTS), **CLOSE)
+
+
+def test_roberta_whose_positions_transformers_would_count_otherwise_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Over there positions count from the padding's id: another token of that id would shift."""
+    with pytest.raises(UserError, match=r"train it with model\.position_offset=1$"):
+        export_hf(made("roberta", position_offset=2), tmp_path / "hf")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mask_that_takes_the_space_before_it_takes_it_here(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from decoder_parity import DecoderCase
 from heedful.export.hf import export_hf, import_hf
-from hf_parity import padded, random_hf, random_rows
+from hf_parity import random_hf, random_rows
 from parity_cases import CASES
 from seq2seq_parity import Seq2SeqCase
 
@@ -123,16 +123,3 @@ def test_without_options_a_model_writes_by_its_own_configuration(name: str, tmp_
         plain = ours.generate([prompt.tolist()], max_new_tokens=NEW, beam_size=1)
         assert ours.generate([prompt.tolist()], max_new_tokens=NEW, temperature=0) == plain
         assert ours.generations([prompt.tolist()], temperature=1.5, seed=1)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3"])
-@torch.no_grad()
-def test_decoders_write_the_same_from_a_padded_batch(name: str, tmp_path: Path) -> None:
-    model = made(name, 1)
-    model.save_pretrained(tmp_path / "hf")
-    ours = import_hf(tmp_path / "hf", tmp_path / "ours")
-    prompts = random_rows(VOCAB, [4, 7, 1, 5], 3, low=3)
-    ids, _, mask = padded(prompts, "left")
-    expected = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
-    found = ours.generate([row.tolist() for row in prompts], max_new_tokens=NEW)
-    assert found == [trimmed(row[ids.size(1) :].tolist()) for row in expected]
