@@ -180,8 +180,10 @@ def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:
     content: dict[str, Any] = {"architectures": [name], "model_type": format.model_type}
     content |= format.fixed
     for key, hf in _annotated(format.config).items():
-        is_like = hf.like is not None and ours[key] is None
-        content |= hf.write(ours[hf.like if is_like else key])
+        value = ours[key]
+        if value is None and hf.like is not None:
+            value = ours[hf.like]
+        content |= hf.write(value)
     if ours.get("num_labels", 2) != 2:  # the names alone say how many classes there are
         content |= labels_to_hf([f"LABEL_{label}" for label in range(ours["num_labels"])])
     return content | format.write(config)
