@@ -1,4 +1,4 @@
-"""The Transformer of 2017 as Marian and PEGASUS of transformers: the same logits, the same text."""
+"""The Transformer of 2017 as Marian and PEGASUS of transformers: the same logits."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the parity tests of encoder-decoder models share: pairs of texts, either padding, caches."""
+"""What the parity tests of encoder-decoder models share: pairs of texts, either padding."""
 
 from dataclasses import dataclass
 from pathlib import Path

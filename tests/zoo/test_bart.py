@@ -1,4 +1,4 @@
-"""BART against transformers: logits, padding, caches, weights both ways, the paper's sizes."""
+"""BART against transformers: logits, padding, weights both ways, the paper's sizes."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Marian against transformers: logits, padding, caches, both ways of the weights, its sizes."""
+"""Marian against transformers: logits, padding, both ways of the weights, its sizes."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""T5 against transformers: logits, padding, caches, weights both ways, the paper's sizes."""
+"""T5 against transformers: logits, padding, weights both ways, the paper's sizes."""
 
 import json
 from pathlib import Path
