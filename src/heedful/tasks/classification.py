@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
+from heedful.config import Files
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import listed as listed_names
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_held_out
-from heedful.data.rows import LABEL, Rows, hold_out
+from heedful.data.rows import LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.labels import confusion, label_scores, per_label
@@ -25,13 +26,10 @@ from heedful.inference import Classifier, ModelCard
 from heedful.parts.losses import LossSum
 from heedful.progress import work
 from heedful.tasks.inputs import (
-    SPLITS,
     given_files,
-    make_tokenizer,
     read_labelled,
     training_plan,
 )
-from heedful.tasks.masked_lm import MASK
 from heedful.tasks.task import Data, EncoderTask, FinalScores, Origin, Say
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -48,6 +46,7 @@ class Classification(EncoderTask):
 
     sources: ClassVar[tuple[str, ...]] = ("file",)
     head = "classify"
+    _names: tuple[str, ...] = ()
 
     def check(self) -> None:
         super().check()
@@ -59,21 +58,11 @@ class Classification(EncoderTask):
                     "neither"
                 )
 
-    def read(self) -> dict[str, Rows]:
-        rows = self.read_files(read_labelled)
-        names = label_names(rows["train"])
-        for split in rows.values():
-            label_ids(split, names)  # a label that is none of them is told before the work begins
-        if "valid" not in rows:
-            rows["train"], rows["valid"] = hold_out(rows["train"], self.recipe.data.hold_out)
-            self._read["valid"] = f"{len(rows['valid']):,} of data.train (data.hold_out)"
-        self._names = names
-        return {name: rows[name] for name in SPLITS if name in rows}
-
-    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        texts = [text for name in ("text", "pair") if name in train for text in train[name]]
-        tokenizer = make_tokenizer(self.recipe, texts, extra_specials=[MASK], template="both")
-        return tokenizer, tokenizer
+    def read_split(self, files: Files) -> Rows:
+        rows = read_labelled(files)
+        self._names = self._names or label_names(rows)  # those of train, which is read first
+        label_ids(rows, self._names)  # a label that is none of them is told before the work begins
+        return rows
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         paired = self.recipe.data.train.pair_field is not None

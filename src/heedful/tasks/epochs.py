@@ -31,12 +31,12 @@ class Epochs:
                 max_tokens=training.batch_tokens,
             )
 
-    def plan(self, epoch: int, rank: int = 0, world: int = 1) -> Sequence[Any]:
+    def plan(self, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, a pure function; `load` then makes tensors of them."""
         if self._sampler is not None:
             splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
             self._data = replace(self._data, splits=splits)
-        return self._task.plan(self._data, epoch, rank, world)
+        return self._task.plan(self._data, epoch)
 
     def load(self, item: Any) -> Batch:
         """A batch of the epoch that was planned last, on the CPU."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_windows
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_windows
@@ -17,7 +18,6 @@ from heedful.files import write_text
 from heedful.inference import GenerationIds, LanguageModel, ModelCard
 from heedful.inference.scoring import window_sums
 from heedful.parts.losses import LossSum
-from heedful.tasks.inputs import make_tokenizer
 from heedful.tasks.task import Data, FinalScores, Keys, Origin, TextTask
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -47,10 +47,9 @@ class LanguageModelling(TextTask):
     length_key = "objective.context"
     unit = "tokens"
 
-    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        template = "bos" if self.objective.marks else "none"
-        tokenizer = make_tokenizer(self.recipe, train["text"], template=template)
-        return tokenizer, tokenizer
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.template = "bos" if self.objective.marks else "none"
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         marks = self.objective.marks

@@ -36,8 +36,6 @@ from heedful.tasks.task import (
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
-MASK = "<mask>"
-
 
 class Masking(Keys):
     """BERT's masking and its numbers (Devlin et al. 2019, sec. 3.1 and appendix A).
@@ -78,9 +76,6 @@ class MaskedLm(EncoderTask, TextTask):
     Objective = Masking
     sources: ClassVar[tuple[str, ...]] = ("text", "file")
     head = "mlm"
-
-    def special_tokens(self) -> Sequence[str]:
-        return (MASK,)
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         mask_id_of(tokenizers[0])

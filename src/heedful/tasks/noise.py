@@ -14,7 +14,7 @@ from pydantic import Field
 
 from heedful.config import Strict
 from heedful.errors import UserError
-from heedful.tasks.masked_lm import MASK
+from heedful.tasks.task import MASK
 
 Ids: TypeAlias = Int64[np.ndarray, " _"]
 Share = Annotated[float, Field(ge=0, lt=1)]

@@ -20,7 +20,7 @@ from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, open_columns, write_columns
 from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.prepared import content_key, prepared
-from heedful.data.rows import Rows, split_tail
+from heedful.data.rows import LABEL, Rows, hold_out, split_tail
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages, batch_loss, total
@@ -45,6 +45,7 @@ from heedful.training.trainer import Evaluation
 from heedful.zoo import architecture
 
 Say = Callable[[str], None]
+MASK = "<mask>"
 HELD_OUT_SEED = 0  # held-out texts are masked and corrupted by it, so that runs can be compared
 
 
@@ -132,6 +133,7 @@ class Task(ABC):
         sources: the keys of `data.train` that it reads from.
         length_key: the recipe's key that says how many tokens a model must read.
         unit: what `count` counts.
+        template: of a new tokenizer, which special tokens it puts around a text.
     """
 
     Objective: ClassVar[Any] = Keys
@@ -140,6 +142,7 @@ class Task(ABC):
     sources: ClassVar[tuple[str, ...]] = ("text",)
     length_key: ClassVar[str] = "data.max_length"
     unit: ClassVar[str] = "examples"
+    template: str = "none"
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises UserError for wrong keys of the recipe's objective."""
@@ -164,19 +167,36 @@ class Task(ABC):
             )
         check_sources(recipe, self.sources)
 
-    @abstractmethod
     def read(self) -> dict[str, Rows]:
-        """The rows of train, valid and, where given, test."""
-
-    def read_files(self, read: Callable[[Files], Rows]) -> dict[str, Rows]:
-        """The rows of the files that the recipe names; what was found in them is said later."""
-        rows = {name: read(files) for name, files in given_files(self.recipe)}
+        """The rows of train, valid and, where given, test; what was found in them is said later."""
+        rows = {name: self.read_split(files) for name, files in given_files(self.recipe)}
         self._read = {name: split.report.summary() for name, split in rows.items()}
+        if "valid" not in rows:
+            rows["train"], rows["valid"] = self.hold_out(rows["train"])
         return rows
 
-    @abstractmethod
+    def read_split(self, files: Files) -> Rows:
+        """The rows of one split's files; those of train are read first."""
+        raise NotImplementedError
+
+    def hold_out(self, train: Rows) -> tuple[Rows, Rows]:
+        """The rows to train on and those held out of them, where the recipe has no data.valid."""
+        rest, valid = hold_out(train, self.recipe.data.hold_out)
+        self._read["valid"] = f"{len(valid):,} of data.train (data.hold_out)"
+        return rest, valid
+
+    def special_tokens(self) -> Sequence[str]:
+        """Names of special tokens that a new tokenizer gets."""
+        return ()
+
     def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        """New tokenizers, of both sides; one task of one side has the same twice."""
+        """New tokenizers, of both sides: one of all the texts that there are, twice."""
+        texts = [text for name in train.columns if name != LABEL for text in train[name]]
+        specials = self.special_tokens()
+        tokenizer = make_tokenizer(
+            self.recipe, texts, extra_specials=specials, template=self.template
+        )
+        return tokenizer, tokenizer
 
     @abstractmethod
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
@@ -190,7 +210,8 @@ class Task(ABC):
     def key(self, origin: Origin) -> dict[str, Any]:
         """All that prepared data depend on, as JSON."""
         recipe = self.recipe
-        given = [tokenizer.content() for tokenizer in origin.tokenizers or ()]
+        own = [tokenizer.content() for tokenizer in origin.tokenizers or ()]
+        given = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
         return {
             "heedful": heedful.__version__,
             "task": recipe.task,
@@ -201,7 +222,7 @@ class Task(ABC):
                 for files in split_files(recipe).values()
                 for source in SOURCES
             ],
-            "tokenizer": digest(given) if given else recipe.tokenizer.model_dump(),
+            "tokenizer": given.hexdigest() if own else recipe.tokenizer.model_dump(),
             "objective": recipe.objective,
             "labels": origin.labels,
         }
@@ -331,36 +352,29 @@ class Task(ABC):
 class TextTask(Task):
     """A task that learns from texts alone, of one tokenizer."""
 
-    template: ClassVar[Any] = "both"
-
-    def special_tokens(self) -> Sequence[str]:
-        """Names of special tokens that a new tokenizer gets."""
-        return ()
+    template = "both"
 
     def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
         return super().encoding(split, rows, origin) | {"drop_unknown": True}
 
-    def read(self) -> dict[str, Rows]:
-        """The texts of all splits; without data.valid the last of train are held out."""
-        data = self.recipe.data
-        rows = self.read_files(lambda files: read_texts(files, self.recipe))
-        if "valid" not in rows:
-            unit = "line" if listed(data.train.file) else data.documents
-            rows["train"], rows["valid"] = split_tail(rows["train"], data.valid_fraction, unit)
-        return {name: rows[name] for name in SPLITS if name in rows}
+    def read_split(self, files: Files) -> Rows:
+        return read_texts(files, self.recipe)
 
-    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        specials = self.special_tokens()
-        tokenizer = make_tokenizer(
-            self.recipe, train["text"], extra_specials=specials, template=self.template
-        )
-        return tokenizer, tokenizer
+    def hold_out(self, train: Rows) -> tuple[Rows, Rows]:
+        """The last texts are held out."""
+        data = self.recipe.data
+        unit = "line" if listed(data.train.file) else data.documents
+        return split_tail(train, data.valid_fraction, unit)
 
 
 class EncoderTask(Task):
     """A task of nets of one stack that reads both ways."""
 
     head: ClassVar[str]
+    template = "both"
+
+    def special_tokens(self) -> Sequence[str]:
+        return (MASK,)
 
     def check(self) -> None:
         super().check()
@@ -418,9 +432,3 @@ def _model_of(kind: Any, name: object) -> Any:
     """The model of a union whose `kind` is `name`; a plain model itself."""
     union = get_args(next(iter(get_args(kind)), None))
     return next((each for each in union if each.model_fields["kind"].default == name), kind)
-
-
-def digest(content: Any) -> str:
-    """A short name for some JSON."""
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

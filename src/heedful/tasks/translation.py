@@ -11,7 +11,7 @@ from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_held_out
-from heedful.data.rows import Rows, hold_out, read_rows
+from heedful.data.rows import Rows, read_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores
@@ -55,17 +55,15 @@ class Translation(SeqToSeqTask):
             if src != tgt:
                 raise UserError(f"data.{name} names {src} src files but {tgt} tgt files")
 
-    def read(self) -> dict[str, Rows]:
-        rows = self.read_files(read_pairs)
-        if "valid" not in rows:
-            rows["train"], rows["valid"] = hold_out(rows["train"], self.recipe.data.hold_out)
-            self._read["valid"] = f"{len(rows['valid']):,} of data.train (data.hold_out)"
-        return {name: rows[name] for name in SPLITS if name in rows}
+    def read_split(self, files: Files) -> Rows:
+        """Pairs of two line-parallel files, or of files of both sides."""
+        if files.file is not None:
+            return read_rows(listed(files.file), {"src": files.src_field, "tgt": files.tgt_field})
+        return read_rows({"src": listed(files.src), "tgt": listed(files.tgt)})
 
     def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         if self.recipe.tokenizer.joint:
-            tokenizer = make_tokenizer(self.recipe, train["src"] + train["tgt"])
-            return tokenizer, tokenizer
+            return super().make_tokenizers(train)
         return make_tokenizer(self.recipe, train["src"]), make_tokenizer(self.recipe, train["tgt"])
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
@@ -101,9 +99,9 @@ class Translation(SeqToSeqTask):
         samples: list[Sample] = []
         if settings.decode_sentences:
             rows = data.texts("valid", settings.decode_sentences)
-            outputs = self.decode(model, rows, settings.beam_size)
             wanted = {*self.final_metrics[:1], settings.metric}.difference(OWN_METRICS)
-            scores = self.score(model, outputs, rows, sorted(wanted)).values()
+            outputs, found_scores = self.decode(model, rows, settings.beam_size, sorted(wanted))
+            scores = found_scores.values()
             shown = list(zip(rows, outputs, strict=True))[: settings.num_samples]
             samples = [Sample(row["src"], row["tgt"], output) for row, output in shown]
         return self.judged(found, samples, scores)
@@ -111,41 +109,39 @@ class Translation(SeqToSeqTask):
     def finish(self, model: Translator, data: Data, out: Path) -> FinalScores:
         """Decode the test text (the validation text where there is none) and score it."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
-        outputs = self.decode(model, rows, settings.final_beam_size)
-        scores = self.score(model, outputs, rows, self.final_metrics)
+        outputs, scores = self.decode(model, rows, settings.final_beam_size, self.final_metrics)
         beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
         write_json(out / "scores.json", {"set": data.final, **beam, **scores.to_dict()})
         write_text(out / f"{data.final}.output.txt", "".join(f"{line}\n" for line in outputs))
         return FinalScores(scores.to_dict()["scores"])
 
     def decode(
-        self, model: Translator, rows: Sequence[dict[str, str]], beam_size: int
-    ) -> list[str]:
-        """The model's outputs for the sources of some rows."""
+        self,
+        model: Translator,
+        rows: Sequence[dict[str, str]],
+        beam_size: int,
+        metrics: Sequence[str],
+    ) -> tuple[list[str], Scores]:
+        """The model's outputs for the sources of some rows, and their scores against the targets.
+
+        A model without capitals needs none.
+        """
         with work("translating", len(rows)) as advance:
-            return model.translate(
+            outputs = model.translate(
                 [row["src"] for row in rows],
                 beam_size=beam_size,
                 length_penalty=self.recipe.evaluation.length_penalty,
                 too_long="truncate",
                 progress=advance,
             )
-
-    def score(
-        self,
-        model: Translator,
-        outputs: list[str],
-        rows: Sequence[dict[str, str]],
-        metrics: Sequence[str],
-    ) -> Scores:
-        """Scores of outputs against their rows' targets; a model without capitals needs none."""
-        return corpus_scores(
+        scores = corpus_scores(
             outputs,
             [row["tgt"] for row in rows],
             trg_lang=self.recipe.data.tgt_language,
             metrics=metrics,
             lowercase=model.tgt_tokenizer.lowercases,
         )
+        return outputs, scores
 
 
 class MadePairs(Translation):
@@ -167,10 +163,3 @@ class MadePairs(Translation):
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
         return rows
-
-
-def read_pairs(files: Files) -> Rows:
-    """Pairs of two line-parallel files, or of files of both sides."""
-    if files.file is not None:
-        return read_rows(listed(files.file), {"src": files.src_field, "tgt": files.tgt_field})
-    return read_rows({"src": listed(files.src), "tgt": listed(files.tgt)})
