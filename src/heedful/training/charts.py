@@ -10,7 +10,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 560, 288
 PLOT = (70 / WIDTH, 52 / HEIGHT, 474 / WIDTH, 222 / HEIGHT)  # left, bottom, width, height
@@ -84,9 +82,15 @@ class Chart:
 
 def draw(chart: Chart) -> str:
     """The `<svg>` of a chart that is `drawable` and has a curve."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with _style():
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of its cache
+    with (
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "path.simplify": False}),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # of letters that its own font lacks, which the page's has
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
         figure.patch.set_visible(False)
         axes = figure.add_axes(PLOT)
@@ -98,22 +102,9 @@ def draw(chart: Chart) -> str:
                     axes.plot(*point, "o", ms=9, mfc=CARD, mec=color, mew=2.5, clip_on=False)
         _lay_out_axes(axes, chart)
         tips = _add_tips(axes, chart)
-        return _for_page(_saved(figure), f"{chart.title} by step", tips)
-
-
-def _style() -> AbstractContextManager[None]:
-    from matplotlib import rc_context
-
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of its cache
-    return rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "path.simplify": False})
-
-
-def _saved(figure: "Figure") -> str:
-    drawn = io.StringIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that its own font lacks, which the page's has
+        drawn = io.StringIO()
         figure.savefig(drawn, format="svg")
-    return drawn.getvalue()
+    return _for_page(drawn.getvalue(), f"{chart.title} by step", tips)
 
 
 def _lay_out_axes(axes: "Axes", chart: Chart) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from types import FrameType
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from torch import Tensor, nn
 
 from heedful.config import Training
+from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.parts.experts import Experts, balance_loss, routed
 from heedful.parts.losses import LossSum
@@ -37,21 +38,8 @@ from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, o
 from heedful.training.schedules import LearningRate
 from heedful.zoo.names import set_weights
 
-
-class Batch(Protocol):
-    """What the trainer must know of a batch."""
-
-    @property
-    def num_targets(self) -> int:
-        """Tokens that the loss sums over."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Real tokens on both sides, for tokens/s."""
-
-
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-Objective = Callable[[Any, Any], LossSum]
+Objective = Callable[[Any, Batch], LossSum]
 
 
 class TrainStep(nn.Module):
@@ -71,7 +59,7 @@ class TrainStep(nn.Module):
         experts = [each for each in net.modules() if isinstance(each, Experts)]
         self._balanced = [each for each in experts if each.balance_weight]
 
-    def forward(self, batch: Any) -> LossSum:
+    def forward(self, batch: Batch) -> LossSum:
         """Sums over the targets of a batch, which is on the net's device."""
         if not self._balanced:
             return self.objective(self.net, batch)
@@ -344,7 +332,6 @@ class Trainer:
                 self.work.keep_best()
             else:
                 state.evaluations_since_best += 1
-        self._count_time()
         self._emit_evaluated(found, is_best)
         self._save()
         self._begin_window()
