@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import encoder_runs
 import heedful
-from encoder_runs import Ready, assert_resumes, tiny
+from encoder_runs import TWO_STACKS, Ready, assert_resumes
 from heedful.data.collate import Batch
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
@@ -21,30 +22,16 @@ from heedful.tasks.noise import BartNoise, T5Noise
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
 
-WORDS = ["red", "old", "big", "dog", "cat", "cow", "sees", "the", "a", "."]
-NET = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+WORDS = "red old big dog cat cow sees the a ."
 KINDS: dict[str, dict[str, Any]] = {
     "bart": {"kind": "bart", "permute_sentences": False},
     "t5": {"kind": "t5"},
 }
 
 
-def write(path: Path, count: int, seed: int = 0) -> str:
-    rng = np.random.default_rng(seed)
-    lines = [" ".join(rng.choice(WORDS, int(rng.integers(4, 10)))) for _ in range(count)]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return str(path)
-
-
 def recipe_of(folder: Path, kind: str = "bart", **changes: Any) -> Any:
-    keys: dict[str, Any] = {
-        "model": {"architecture": "vaswani2017", **NET, "dropout": 0.1, "norm_placement": "pre"},
-        "objective": KINDS[kind],
-        "data__train__text": write(folder / "text", 70),
-        "evaluation__num_samples": 2,
-        "data__valid_fraction": 0.06,
-    }
-    return tiny("denoising", **(keys | changes))
+    keys: dict[str, Any] = {"objective": KINDS[kind], "evaluation__num_samples": 2}
+    return encoder_runs.recipe_of("denoising", folder, **(keys | changes))
 
 
 def ready(folder: Path, kind: str = "bart", **changes: Any) -> Ready:
@@ -82,28 +69,6 @@ def test_a_batch_is_what_the_noise_makes_of_each_text(kind, tmp_path):
             assert heard == [tokenizer.bos_id, *target[:-1]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_corruption_is_of_seed_epoch_and_index_alone(kind, tmp_path):
-    job = ready(tmp_path, kind)
-
-    def sources(epoch: int, seed: int = 1, width: int = 8) -> dict[int, list[int]]:
-        settings = {"seed": seed, "batch_sentences": width}
-        training = job.recipe.training.model_copy(update=settings)
-        job.task.recipe = job.recipe.model_copy(update={"training": training})
-        found = {}
-        for item in job.plan(epoch):
-            batch = job.load(item)
-            for row, index in enumerate(item.indices.tolist()):
-                found[index] = sides(batch, row)[0]
-        return found
-
-    first = sources(0)
-    assert sorted(first) == list(range(job.num_train))
-    assert sources(0, width=3) == first  # whatever batch a text comes in
-    assert sources(1) != first
-    assert sources(0, seed=2) != first
-
-
 def test_held_out_texts_are_corrupted_the_same_whatever_the_seed(tmp_path):
     job = ready(tmp_path)
     before = job.task.held_out(job.data, "valid").src.ids.tolist()
@@ -133,7 +98,7 @@ def test_no_text_becomes_longer_than_foreseen(roll, density, mean):
     noise = T5Noise(density=density, mean_span_length=mean, random_roll=roll)
     longest = noise.longest_sides(40)
     count = len(noise.specials(40))
-    tokenizer = train_tokenizer([" ".join(WORDS)], kind="word", extra_specials=noise.specials(40))
+    tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=noise.specials(40))
     tokens = noise_tokens(tokenizer)
     assert len(tokens.sentinel_ids) == count
     reached = np.zeros((2, 41), dtype=bool)
@@ -152,7 +117,7 @@ def test_no_text_becomes_longer_than_foreseen(roll, density, mean):
 
 
 def test_masks_that_make_a_source_too_long_cut_it_before_eos():
-    tokenizer = train_tokenizer([" ".join(WORDS)], kind="word", extra_specials=("<mask>",))
+    tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=("<mask>",))
     tokens = noise_tokens(tokenizer)
     noise = BartNoise(infilling=0.9, mean_span_length=1.0, permute_sentences=False)
     text = np.array([6] * 11 + [tokenizer.eos_id])
@@ -177,7 +142,7 @@ def test_stops_are_the_tokens_that_end_a_sentence():
 
 def test_shown_names_masks_and_sentinels():
     specials = ("<mask>", "<extra_0>", "<extra_1>")
-    tokenizer = train_tokenizer([" ".join(WORDS)], kind="word", extra_specials=specials)
+    tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=specials)
     the, dog = tokenizer.encode("the dog")
     mask, (first, second) = tokenizer.specials.mask_id, tokenizer.specials.sentinel_ids
     ids = [tokenizer.bos_id, the, mask, dog, first, second, tokenizer.eos_id]
@@ -227,8 +192,9 @@ def test_a_model_learns_to_repair(tmp_path):
     recipe = recipe_of(
         tmp_path,
         data__train__text=str(tmp_path / "lines"),
-        model={"architecture": "vaswani2017", **NET, "d_model": 48, "dropout": 0.0},
-        model__norm_placement="pre",
+        model={"architecture": "vaswani2017", **TWO_STACKS, "d_model": 48, "dropout": 0.0},
+        model__num_encoder_layers=1,
+        model__num_decoder_layers=1,
         training__max_steps=120,
         training__evaluate_every=120,
         training__log_every=120,
@@ -244,20 +210,13 @@ def test_a_model_learns_to_repair(tmp_path):
 
 def test_a_translation_starts_from_it(tmp_path):
     """The joint vocabulary is kept; mask and sentinels are never written."""
-    names = [write(tmp_path / name, 60, seed) for seed, name in enumerate(("src", "tgt"))]
     for kind in KINDS:
+        start = {"init_from": str(tmp_path / kind), "model": {}, "training__max_steps": 2}
+        translation = encoder_runs.recipe_of("translation", tmp_path, **start)
+        names = [translation.data.train.src, translation.data.train.tgt]
         recipe = recipe_of(tmp_path, kind, data__train__text=names, training__max_steps=2)
         train(recipe, tmp_path / kind)
         said: list[str] = []
-        translation = tiny(
-            "translation",
-            init_from=str(tmp_path / kind),
-            model={},
-            data__train={"src": names[0], "tgt": names[1]},
-            data__hold_out=6,
-            evaluation={"decode_sentences": 1, "final_beam_size": 1},
-            training__max_steps=2,
-        )
         train(translation, tmp_path / f"{kind}-pairs", say=said.append)
         source, model = (
             heedful.load(tmp_path / name, device="cpu") for name in (kind, f"{kind}-pairs")
@@ -298,6 +257,7 @@ def never_written(model: Any, specials: set[int]) -> None:
         ({"evaluation__metric": "bleu"}, ["evaluation.metric bleu"]),
         ({"model": {"architecture": "gpt2"}}, ["gpt2", "two"]),
         ({"distillation__copy_layers": True}, ["distillation.teacher"]),
+        ({"distillation__teacher": "x"}, ["denoising cannot be distilled"]),
     ],
 )
 def test_what_is_wrong_is_named(changes, parts, tmp_path):

@@ -11,11 +11,8 @@ from torch.nn import functional as F
 
 import heedful
 import heedful.parts.losses as losses
-from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, tiny, write
+from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, train_step, write
 from heedful.config import Distillation
-from heedful.data.collate import collate_pairs, collate_texts, collate_windows
-from heedful.data.columns import Sequences, pack_ids
-from heedful.data.plans import plan_windows
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import sentence_chrf
@@ -30,7 +27,7 @@ from heedful.tasks.distillation import (
     soft_target_loss,
 )
 from heedful.tasks.task import Origin
-from heedful.zoo import bert, gpt2, vaswani2017
+from heedful.zoo import bert, vaswani2017
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import load_tensors
 
@@ -74,67 +71,27 @@ def test_the_cosine_loss_is_torchs_and_knows_no_length():
 # --- a student, a teacher and a batch of each task ------------------------------------------
 
 
-def masked_case() -> tuple[Any, ...]:
-    batch = collate_texts(texts([6, 4, 2]), np.arange(3), pad_id=0)
-    places = torch.tensor([1, 3, 8, 12])
-    targets = batch.tokens.ids.flatten()[places]
-    return replace(batch, places=places, targets=targets), lambda layers: encoder(layers, "mlm")
+TASKS = ["translation", "language_modelling", "masked_lm", "classification"]
 
 
-def labels_case() -> tuple[Any, ...]:
-    batch = collate_texts(
-        texts([6, 4, 2]), np.arange(3), pad_id=0, labels=np.array([0, 2, 1], dtype=np.int64)
+def layers_of(task: str, count: int) -> dict[str, int]:
+    two = task == "translation"
+    return dict.fromkeys(
+        ("num_encoder_layers", "num_decoder_layers") if two else ("num_layers",), count
     )
-    return batch, lambda layers: encoder(layers, "classify")
 
 
-def windows_case() -> tuple[Any, ...]:
-    rows = texts([5, 9])
-    (windows,) = plan_windows(rows.lengths, context=6, batch_size=4, seed=0, epoch=0)
-    batch = collate_windows(rows, windows, isolate=True, pad_id=0)
-
-    def net(layers: int) -> Any:
-        config = gpt2.Config(12, d_model=16, num_heads=2, num_layers=layers, max_length=8)
-        return gpt2.build(config)
-
-    return batch, net
-
-
-def pairs_case() -> tuple[Any, ...]:
-    batch = collate_pairs(texts([4, 2, 3]), texts([3, 2, 4]), np.arange(3), bos_id=1, pad_id=0)
-
-    def net(layers: int) -> Any:
-        depths = {"num_encoder_layers": layers, "num_decoder_layers": layers}
-        return vaswani2017.build(vaswani2017.Config(12, 12, max_length=8, **depths, **TWO_STACKS))
-
-    return batch, net
-
-
-def texts(lengths: list[int]) -> Sequences:
-    return pack_ids([torch.randint(4, 12, (length,)).tolist() for length in lengths], 12)
-
-
-def encoder(layers: int, head: Any) -> Any:
-    keys = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_length": 8, "num_labels": 3}
-    return bert.build(bert.Config(12, num_layers=layers, head=head, **keys))
-
-
-CASES = [pairs_case, windows_case, masked_case, labels_case]
-
-
-def two_nets(case: Any) -> tuple[Any, ...]:
-    torch.manual_seed(0)
-    batch, build = case()
-    student, teacher = build(1).eval(), build(2).eval()
-    for net in (student, teacher):
+def two_nets(task: str, folder: Path) -> tuple[Any, ...]:
+    """A batch of a task, a student of one layer and a teacher of two."""
+    nets = []
+    for count in (1, 2):
+        keys = {f"model__{key}": value for key, value in layers_of(task, count).items()}
+        run = Ready(recipe_of(task, folder, **keys), folder / "data")
+        nets.append(train_step(run).net.eval())
         with torch.no_grad():
-            for parameter in net.parameters():
+            for parameter in nets[-1].parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return batch, student, teacher
-
-
-def distilled(net: Any, teacher: Any, batch: Any, keys: Any, label_smoothing: float = 0.0) -> Any:
-    return Distilled(keys, teacher, label_smoothing)(net, batch)
+    return run.load(run.plan(0)[0]), *nets
 
 
 def gradients(net: Any) -> dict[str, torch.Tensor]:
@@ -146,13 +103,13 @@ def gradients(net: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_with_hard_targets_alone_the_loss_is_the_tasks_own(case):
-    batch, student, teacher = two_nets(case)
+@pytest.mark.parametrize("task", TASKS)
+def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
+    batch, student, teacher = two_nets(task, tmp_path)
     own = batch_loss(student, batch, label_smoothing=0.1)
     own.loss.backward()
     expected = gradients(student)
-    found = distilled(student, teacher, batch, wanted(hard_weight=1.0), label_smoothing=0.1)
+    found = Distilled(wanted(hard_weight=1.0), teacher, 0.1)(student, batch)
     found.loss.backward()
     torch.testing.assert_close((found.loss, found.nll), (own.loss, own.nll))
     assert found.tokens == own.tokens == batch.num_targets
@@ -160,41 +117,40 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(case):
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("key", ["soft_weight", "cosine_weight"])
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(case, key):
-    batch, student, teacher = two_nets(case)
-    found = distilled(student, student, batch, wanted(**{key: 1.0}))
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(task, key, tmp_path):
+    batch, student, teacher = two_nets(task, tmp_path)
+    found = Distilled(wanted(**{key: 1.0}), student)(student, batch)
     found.loss.backward()
     assert found.loss.item() == pytest.approx(0, abs=1e-4)
     same = gradients(student)
-    distilled(student, teacher, batch, wanted(**{key: 1.0})).loss.backward()
+    Distilled(wanted(**{key: 1.0}), teacher)(student, batch).loss.backward()
     other = gradients(student)
     assert max(float(gradient.abs().max()) for gradient in same.values()) < 1e-4
     assert max(float(gradient.abs().max()) for gradient in other.values()) > 1e-2
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_three_losses_are_added_with_their_weights(case):
-    batch, student, teacher = two_nets(case)
-    single = [float(distilled(student, teacher, batch, wanted(**{k: 1.0})).loss) for k in LEVELS]
-    assert min(single) > 0.01
-    together = distilled(student, teacher, batch, wanted(**LEVELS))
+@pytest.mark.parametrize("task", TASKS)
+def test_the_three_losses_are_added_with_their_weights(task, tmp_path):
+    batch, student, teacher = two_nets(task, tmp_path)
+    single = [float(Distilled(wanted(**{k: 1.0}), teacher)(student, batch).loss) for k in LEVELS]
+    assert min(single) > 0.001
+    together = Distilled(wanted(**LEVELS), teacher)(student, batch)
     expected = sum(w * loss for w, loss in zip(LEVELS.values(), single, strict=True))
     assert float(together.loss) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatch):
-    batch, student, teacher = two_nets(case)
-    student.train()  # dropout in the head of classes must be drawn once
+@pytest.mark.parametrize("task", TASKS)
+def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(task, monkeypatch, tmp_path):
+    batch, student, teacher = two_nets(task, tmp_path)
     results = []
     for elements in (10**9, 24):
         monkeypatch.setattr(losses, "_LEAST_ROWS", 1)
         monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
         monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
         torch.manual_seed(5)
-        found = distilled(student.eval(), teacher, batch, wanted(**LEVELS))
+        found = Distilled(wanted(**LEVELS), teacher)(student, batch)
         found.loss.backward()
         results.append((found, gradients(student)))
     (one, first), (many, second) = results
@@ -202,26 +158,6 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(case, monkeypatc
     torch.testing.assert_close(many, one)
     for name, gradient in first.items():
         torch.testing.assert_close(second[name], gradient, rtol=1e-4, atol=1e-5)
-
-
-def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
-    batch, student, teacher = two_nets(labels_case)
-    monkeypatch.setattr(losses, "_LEAST_ROWS", 1)
-    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", 3)
-    student.train()
-    student.head.dropout.p = 0.5
-    student.head.labels.weight.data.fill_(1.0)
-
-    def loss(weight: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(3)
-        student.head.labels.bias.data.copy_(weight)
-        return distilled(student, teacher, batch, wanted(hard_weight=1.0)).loss
-
-    loss(torch.zeros(3)).backward()
-    slope = student.head.labels.bias.grad[0].item()
-    step = torch.tensor([1e-2, 0.0, 0.0])
-    measured = float(loss(step) - loss(-step)) / 2e-2
-    assert slope == pytest.approx(measured, rel=0.02, abs=1e-3)
 
 
 # --- a student of its teacher's layers ------------------------------------------------------
@@ -233,7 +169,10 @@ def test_dropout_of_a_head_is_the_same_on_the_way_back(monkeypatch):
 )
 def test_a_student_begins_as_every_second_layer(own, theirs, layers):
     torch.manual_seed(0)
-    student, teacher = encoder(own, "mlm"), encoder(theirs, "mlm")
+    keys = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_length": 8, "head": "mlm"}
+    student, teacher = (
+        bert.build(bert.Config(12, num_layers=count, **keys)) for count in (own, theirs)
+    )
     layers_of, copied, drawn = copy_layers(student, teacher)
     assert layers_of == {"encoder.blocks": layers}
     mine, given = weights_of(student), weights_of(teacher)
@@ -270,9 +209,6 @@ def test_both_stacks_have_their_own_layers_and_what_does_not_fit_is_named():
 # --- runs -----------------------------------------------------------------------------------
 
 
-TASKS = ["translation", "language_modelling", "masked_lm", "classification"]
-
-
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
     """(folder of the data, folder of the run) of a teacher of each task."""
@@ -289,10 +225,7 @@ def teachers(tmp_path_factory):
 
 
 def student_of(task: str, folder: Path, teacher: Path, **changes: Any) -> Any:
-    one = {"num_layers": 1}
-    if task == "translation":
-        one = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    keys = {f"model__{key}": value for key, value in one.items()}
+    keys: dict[str, Any] = {f"model__{key}": value for key, value in layers_of(task, 1).items()}
     keys |= {"distillation": {"teacher": str(teacher), "copy_layers": True, "cosine_weight": 1.0}}
     return recipe_of(task, folder, **(keys | changes))
 
@@ -318,41 +251,27 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_student_that_takes_layers_has_its_teachers_sizes(task, teachers, tmp_path):
+def test_a_student_that_takes_layers_has_its_teachers_sizes_and_weights(task, teachers, tmp_path):
+    """A rate of almost nothing leaves what was copied."""
     folder, teacher = teachers(task)
     wanted = heedful.load(teacher, device="cpu").config
-    layers = "num_decoder_layers" if task == "translation" else "num_layers"
-    recipe = student_of(task, folder, teacher, training__max_steps=1)
-    recipe = recipe.model_copy(update={"model": {layers: 1, "dropout": 0.25}})
-    train(recipe, tmp_path / "run")
-    student = heedful.load(tmp_path / "run", device="cpu").config
-    assert student == replace(wanted, **{layers: 1, "dropout": 0.25})
-
-
-def test_without_steps_the_student_is_its_teachers_layers(teachers, tmp_path):
-    """A rate of almost nothing leaves what was copied."""
-    folder, teacher = teachers("masked_lm")
-    schedule = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
-    recipe = student_of(
-        "masked_lm", folder, teacher, training__max_steps=1, training__schedule=schedule
-    )
+    keys = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
+    recipe = student_of(task, folder, teacher, training__max_steps=1, training__schedule=keys)
+    own_keys = layers_of(task, 1) | {"dropout": 0.25}
     said: list[str] = []
-    train(recipe, tmp_path / "run", say=said.append)
-    assert any("encoder.blocks: layers 0 of the teacher" in line for line in said)
+    train(recipe.model_copy(update={"model": own_keys}), tmp_path / "run", say=said.append)
+    student = heedful.load(tmp_path / "run", device="cpu").config
+    assert student == replace(wanted, **own_keys)
+    assert any("blocks: layers 0 of the teacher" in line for line in said)
     own, given = (load_tensors(path / WEIGHTS) for path in (tmp_path / "run", teacher))
     for name, tensor in own.items():
         torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
 
 
 STEPS = {
-    "device": "cpu",
-    "precision": "fp32",
-    "max_steps": 25,
-    "batch_tokens": None,
-    "batch_sentences": 16,
-    "label_smoothing": 0.0,
-    "schedule": {"learning_rate": 0.01, "warmup_steps": 5},
-    "evaluate_every": 25,
+    "training__max_steps": 25,
+    "training__evaluate_every": 25,
+    "training__batch_sentences": 16,
 }
 
 
@@ -371,7 +290,7 @@ def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_p
     found = {}
     for name, weights in (("soft", (1.0, 0.0)), ("hard", (0.0, 1.0))):
         keys = {"teacher": str(teacher), "soft_weight": weights[0], "hard_weight": weights[1]}
-        recipe = student_of("translation", folder, teacher, distillation=keys, training=STEPS)
+        recipe = student_of("translation", folder, teacher, distillation=keys, **STEPS)
         train(recipe, tmp_path / name)
         student = heedful.load(tmp_path / name, device="cpu")
         found[name] = divergence(student, master, recipe, tmp_path / "data")
@@ -559,15 +478,3 @@ def test_a_teacher_of_other_labels(teachers, tmp_path):
     recipe = student_of("classification", tmp_path, teacher)
     write(tmp_path / "train.tsv", lines)
     refused(recipe, tmp_path, "labels 'x', 'y'", "has 'p', 'q'")
-
-
-def test_the_task_of_denoising_has_no_teacher(teachers, tmp_path):
-    _, teacher = teachers("translation")
-    path = write(tmp_path / "text", sentences(20))
-    recipe = tiny(
-        "denoising",
-        data__train__text=path,
-        model={"architecture": "vaswani2017", **TWO_STACKS},
-        distillation={"teacher": str(teacher)},
-    )
-    refused(recipe, tmp_path, "denoising cannot be distilled")
