@@ -99,19 +99,6 @@ def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str)
     assert len((tmp_path / "test.output.txt").read_text().splitlines()) == 3
 
 
-def test_jsonl_with_names_of_its_own(tmp_path: Path) -> None:
-    rows = [{"body": text, "kind": label} for text, label in examples(30)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    job = ready(
-        tmp_path / "data",
-        str(tmp_path / "train.jsonl"),
-        data__train__text_field="body",
-        data__train__label_field="kind",
-    )
-    assert labels_of(job.data) == job.card("bert").labels == ("beast", "bird", "fish")
-    assert job.task.model_keys(job.data, "bert")["num_labels"] == 3
-
-
 # --- what is refused ------------------------------------------------------------------------
 
 

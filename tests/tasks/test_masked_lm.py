@@ -190,16 +190,6 @@ def test_long_texts(text: Path, tmp_path: Path, too_long: str, count: int) -> No
     assert all((row[0], row[-1]) == (1, 2) for row in rows)
 
 
-@pytest.mark.parametrize("number", [2, 59])
-def test_a_long_text_is_told_by_its_line(text: Path, tmp_path: Path, number: int) -> None:
-    # 59 is held out: its line is counted in the file all the same.
-    lines = text.read_text().splitlines()
-    lines[number - 1] = " ".join(CIRCLE * 3)
-    text.write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=rf"train\.txt, line {number}: 26 text tokens"):
-        ready(tmp_path / "data", data__train={"text": str(text)}, data__truncation="error")
-
-
 # --- what is refused ------------------------------------------------------------------------
 
 

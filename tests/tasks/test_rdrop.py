@@ -65,14 +65,6 @@ def test_without_dropout_it_is_the_plain_loss(tmp_path):
     assert found.tokens == plain.tokens
 
 
-def test_the_two_passes_differ(tmp_path):
-    net, batch = net_and_batch("translation", tmp_path)
-    torch.manual_seed(3)
-    one = RDrop(ALPHA)(net.train(), batch)
-    torch.manual_seed(3)
-    assert one.loss > RDrop(0.0)(net, batch).loss + 0.1
-
-
 def test_a_run_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     recipe = recipe_of("translation", tmp_path, training__r_drop=1.0, model__dropout=0.3)
     assert_resumes(recipe, tmp_path, ["scores.json"])
