@@ -1,6 +1,5 @@
 """Events of a run and their listeners: nothing is lost, doubled or torn, and screens stay clean."""
 
-import errno
 import io
 import json
 import math
@@ -151,26 +150,6 @@ def test_on_resume_ends_and_starts_that_no_longer_hold_are_dropped(tmp_path: Pat
 def test_resume_without_a_log_starts_one(tmp_path: Path) -> None:
     JsonlLog(tmp_path / "log.jsonl", resume_step=40).close()
     assert read_log(tmp_path / "log.jsonl") == []
-
-
-def test_a_full_disk_while_resuming_leaves_the_old_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log.jsonl"
-    log = JsonlLog(path)
-    log.on(START)
-    log.on(step_done(10))
-    log.close()
-    before = path.read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match=r"cannot write .*log\.jsonl: No space left"):
-        JsonlLog(path, resume_step=0)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_unusable_logs_are_named_in_one_line(tmp_path: Path) -> None:

@@ -78,16 +78,6 @@ def test_a_resume_beside_a_working_run_is_refused_and_touches_nothing(
         assert tree(out) == before
 
 
-def test_a_refused_resume_removes_nothing(commands, recipe, tmp_path):
-    out = tmp_path / "run"
-    assert commands.train(recipe, out).code == 0
-    (out / ".model.safetensors.1.tmp").write_text("half")
-    before = tree(out)
-    refused = commands.train(recipe, out, "--resume", "--set", "training.seed=9")
-    assert_refused(refused, "training.seed (1 -> 9)")
-    assert tree(out) == before
-
-
 def test_the_lock_of_a_killed_run_keeps_nobody_out(tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\n"

@@ -134,6 +134,7 @@ POINTS = {
     ],
     "after a checkpoint": [
         at("replace", r"checkpoints/step-00000003$", "after"),
+        at("replace", r"run/log\.jsonl$", "before"),
         at("replace", r"checkpoints/step-00000006$", "after"),
         at("unlink", r"step-00000006/training\.safetensors$", "before"),
         at("rmtree", r"checkpoints/step-00000003$", "before"),
@@ -225,36 +226,17 @@ def test_an_unfinished_run_has_a_model_and_says_of_which_step(commands, whole, t
     assert_same_files(out, reference)
 
 
-def test_a_run_has_a_model_from_its_first_step_on_and_is_begun_anew_without_a_checkpoint(
-    commands, whole, tmp_path
-):
+def test_resume_with_a_changed_recipe_names_keys_and_values_and_removes_nothing(commands, whole):
     recipe, reference, _ = whole()
-    out = tmp_path / "run"
-    point = at("replace", r"checkpoints/step-\d+$", "before")
-    assert go_on(commands, recipe, out, point).code not in (0, 2)
-    assert step_of(out / WEIGHTS) is not None
-    assert commands.run("translate", out, stdin=b"a\n").code == 0
-    again = commands.train(recipe, out)
-    assert again.code == 0, again.err
-    assert_same_files(out, reference)
-
-
-def test_a_finished_run_resumed_stays_as_it_is(commands, whole, tmp_path):
-    recipe, reference, _ = whole(training__max_steps=3)
-    before = {name: (reference / name).read_bytes() for name in RESULTS}
-    again = commands.train(recipe, reference, "--resume")
-    assert again.code == 0, again.err
-    assert before == {name: (reference / name).read_bytes() for name in RESULTS}
-
-
-def test_resume_with_a_changed_recipe_names_keys_and_values(commands, whole):
-    recipe, reference, _ = whole()
+    half = reference / ".model.safetensors.1.tmp"
+    half.write_text("half")
     before = tree(reference)
     changes = ("--set", "training.seed=13", "--set", "model.dropout=0.2")
     refused = commands.train(recipe, reference, "--resume", *changes)
     assert_refused(refused, reference, "training.seed (1 -> 13)", "model.dropout (0.1 -> 0.2)")
     assert "d_model" not in refused.err
     assert tree(reference) == before
+    half.unlink()
 
 
 def test_a_finished_run_goes_on_to_a_later_end_as_if_it_had_never_ended(commands, tmp_path):
@@ -271,14 +253,6 @@ def test_a_finished_run_goes_on_to_a_later_end_as_if_it_had_never_ended(commands
     whole, parts = (load_tensors(tmp_path / out / LAST / WEIGHTS) for out in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-
-
-def test_a_run_that_failed_before_its_first_checkpoint_is_begun_again(commands, tmp_path):
-    recipe = write_recipe(tmp_path / "recipe.json")
-    broken = ("--set", "training.schedule.learning_rate=1e30")
-    failed = commands.train(recipe, tmp_path / "run", *broken)
-    assert_refused(failed, "no checkpoint was written yet")
-    assert commands.train(recipe, tmp_path / "run").code == 0
 
 
 def test_resume_where_nothing_is(commands, tmp_path):

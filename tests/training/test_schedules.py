@@ -27,11 +27,7 @@ def test_paper_is_equation_3():
     expected = [width / (4000 * math.sqrt(4000)), top / 2, top, top / 2]
     assert found == pytest.approx(expected, rel=1e-12)
     assert top == pytest.approx(6.98771e-4, rel=1e-5)
-
-
-def test_paper_depends_on_the_width():
-    narrow, wide = (rates([10], d_model=d, name="noam", warmup_steps=5)[0] for d in (64, 256))
-    assert narrow == pytest.approx(2 * wide, rel=1e-12)
+    assert rates([4000], d_model=2048, name="noam", warmup_steps=4000) == pytest.approx([top / 2])
 
 
 def test_inverse_sqrt():
@@ -68,13 +64,6 @@ def test_linear():
 def test_constant():
     found = rates([1, 2, 3, 4, 5, 10**6], name="constant", learning_rate=0.3, warmup_steps=4)
     assert found == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3, 0.3])
-
-
-@pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
-def test_warmup_is_a_straight_line_that_meets_the_rest(name):
-    steps = range(1, 21)
-    found = rates(steps, max_steps=100, name=name, learning_rate=1.0, warmup_steps=20)
-    assert found == pytest.approx([step / 20 for step in steps], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])

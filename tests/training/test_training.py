@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from commands import assert_refused, tiny, tree, write_recipe
+from commands import assert_refused, tiny, write_recipe
 from heedful.config import Optimizer, Training
 from heedful.data.collate import collate_pairs
 from heedful.data.columns import pack_ids
@@ -115,19 +115,12 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
     # Different numbers of tokens: a mean of the batches' means would be another gradient.
     store = pairs([(3, 2), (4, 2), (9, 12), (5, 7), (2, 1)])
     split = [[0, 1], [2], [3, 4]]
-    nets = [small_net(), small_net()]
-    one, seen_one = trainer_of(nets[0], store, [[0, 1, 2, 3, 4]], settings(), tmp_path / "1")
+    one, seen_one = trainer_of(small_net(), store, [[0, 1, 2, 3, 4]], settings(), tmp_path / "1")
     keys = settings(gradient_accumulation=3)
-    three, seen_three = trainer_of(nets[1], store, split, keys, tmp_path / "3")
+    three, seen_three = trainer_of(small_net(), store, split, keys, tmp_path / "3")
     gradients = [gradients_of(one), gradients_of(three)]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)
-    for name, weight in nets[0].named_parameters():
-        # Adam's first step has the gradient's sign alone, so tiny gradients are left out.
-        sure = gradients[0][name].abs() > 1e-5
-        torch.testing.assert_close(
-            dict(nets[1].named_parameters())[name][sure], weight[sure], rtol=1e-4, atol=1e-6
-        )
     events = [seen.of(StepDone)[0] for seen in (seen_one, seen_three)]
     assert events[0].num_tokens == events[1].num_tokens == 2 + 2 + 12 + 7 + 1
     assert events[0].loss == pytest.approx(events[1].loss, rel=1e-5)
@@ -192,7 +185,11 @@ def test_the_schedule_alone_decides_the_rate(tmp_path):
 
 def test_logged_windows_hold_every_token_once(tmp_path):
     # Evaluations fall between two reports: their steps are reported all the same.
-    _, _, seen = run_to_end(tmp_path, settings(max_steps=11, log_every=4, evaluate_every=3))
+    keys = settings(max_steps=11, log_every=4, evaluate_every=3)
+    reason, trainer, seen = run_to_end(tmp_path, keys)
+    assert (reason, trainer.state.step) == ("max_steps", 11)
+    # The last step is evaluated, though no evaluation falls on it.
+    assert [event.step for event in seen.of(Evaluated)] == [3, 6, 9, 11]
     assert sum(event.num_tokens for event in seen.of(StepDone)) == 3 * (2 + 5 + 9) + 2 + 5
     assert [event.step for event in seen.of(StepDone)] == [3, 4, 6, 8, 9, 11]
 
@@ -248,12 +245,6 @@ def test_muon_is_torchs_for_the_matrices_of_blocks_and_adamw_for_the_rest():
 # --- ends -----------------------------------------------------------------------------------
 
 
-def values_in_turn(*values):
-    """Evaluations that find the values in turn."""
-    left = iter(values)
-    return lambda: found(next(left))
-
-
 def run_to_end(tmp_path, keys, **work):
     store, plan = pairs([(3, 2), (4, 5), (2, 9)]), work.pop("plan", [[0], [1], [2]])
     trainer, seen = trainer_of(small_net(), store, plan, keys, tmp_path, **work)
@@ -261,37 +252,34 @@ def run_to_end(tmp_path, keys, **work):
 
 
 def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
+    """What is best is written down at once, by its value; so are the weights of the first step."""
     keys = settings(max_steps=100, evaluate_every=2, early_stopping=2)
-    values = values_in_turn(1.0, 3.0, 2.0, 4.0, 4.0, 3.9, 99.0)
-    reason, trainer, seen = run_to_end(tmp_path, keys, evaluate=values)
+    values, order = iter([1.0, 3.0, 2.0, 4.0, 4.0, 3.9, 99.0]), []
+
+    def evaluate():
+        order.append(next(values))
+        return found(order[-1])
+
+    work = {"evaluate": evaluate, "keep_best": lambda: order.append("kept")}
+    reason, trainer, seen = run_to_end(tmp_path, keys, **work)
+    assert order == ["kept", 1.0, "kept", 3.0, "kept", 2.0, 4.0, "kept", 4.0, 3.9]
     assert (reason, trainer.state.step) == ("early_stopping", 12)
     assert [e.is_best for e in seen.of(Evaluated)] == [True, True, False, True, False, False]
     assert (trainer.state.best_step, trainer.state.best_value) == (8, 4.0)
 
 
-def test_max_steps(tmp_path):
-    reason, trainer, seen = run_to_end(tmp_path, settings(max_steps=5, evaluate_every=2))
-    assert (reason, trainer.state.step) == ("max_steps", 5)
-    # The last step is evaluated, though no evaluation falls on it.
-    assert [event.step for event in seen.of(Evaluated)] == [2, 4, 5]
-
-
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 6), (2, 4), (3, 2), (5, 2)])
 def test_max_epochs(tmp_path, accumulate, steps):
-    keys = settings(max_steps=None, max_epochs=2, gradient_accumulation=accumulate)
-    reason, trainer, _ = run_to_end(tmp_path, keys)
-    assert (reason, trainer.state.step, trainer.state.epoch) == ("max_epochs", steps, 2)
-
-
-def test_every_epoch_asks_for_its_own_plan(tmp_path):
     asked = []
 
     def plan(epoch):
         asked.append(epoch)
         return [[0], [1], [2]]
 
-    run_to_end(tmp_path, settings(max_steps=None, max_epochs=3), plan=plan)
-    assert asked == [0, 1, 2]
+    keys = settings(max_steps=None, max_epochs=2, gradient_accumulation=accumulate)
+    reason, trainer, _ = run_to_end(tmp_path, keys, plan=plan)
+    assert (reason, trainer.state.step, trainer.state.epoch) == ("max_epochs", steps, 2)
+    assert asked == [0, 1]
 
 
 def test_max_minutes_counts_training_time(tmp_path, monkeypatch):
@@ -304,27 +292,6 @@ def test_max_minutes_counts_training_time(tmp_path, monkeypatch):
 
 
 # --- what is kept ---------------------------------------------------------------------------
-
-
-def test_the_best_is_chosen_by_the_metric_not_by_the_loss(tmp_path):
-    """The training loss falls all the time while the metric worsens after the first look."""
-    kept = {}
-    store = pairs([(3, 4), (4, 5)])
-    keys = settings(max_steps=40, evaluate_every=10, log_every=10)
-    net = small_net()
-    work = {"evaluate": values_in_turn(0.5, 0.9, 0.7, 0.1)}
-    work["keep_best"] = lambda: kept.update(copied(net))
-    trainer, seen = trainer_of(net, store, [[0, 1]], keys, tmp_path, **work)
-    trainer.run()
-    losses = [event.loss for event in seen.of(StepDone)]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[1] / 1.5
-    assert (trainer.state.best_step, trainer.state.best_value) == (20, 0.9)
-    # The kept weights are those of step 20, which the run without later steps shows.
-    again, _ = trainer_of(small_net(), store, [[0, 1]], settings(max_steps=20), tmp_path / "again")
-    again.run()
-    assert all(torch.equal(kept[name], p) for name, p in again.net.named_parameters())
-    assert not all(torch.equal(kept[name], p) for name, p in trainer.net.named_parameters())
 
 
 def test_the_moving_average_is_judged_and_kept_and_changes_no_step(tmp_path):
@@ -450,18 +417,6 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     assert end.scored.startswith(f"test text, {weights} ")
 
 
-def test_evaluation_draws_no_random_numbers(tmp_path):
-    """A run that evaluates often takes the same steps as one that evaluates at its end."""
-    ends = []
-    for every in (2, 8):
-        steps = {"training__max_steps": 8, "training__evaluate_every": every}
-        recipe = tiny(**steps, training__average_last=1, model__dropout=0.3)
-        train(parse_recipe(recipe), tmp_path / str(every))
-        ends.append(tree(tmp_path / str(every) / "checkpoints/step-00000008"))
-    for name in ("model.safetensors", "training.safetensors"):
-        assert ends[0][name] == ends[1][name]
-
-
 def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
     modes = []
     store = pairs([(3, 4), (4, 5)])
@@ -544,11 +499,13 @@ def test_a_run_that_diverges_ends_with_one_line(commands, tmp_path):
         tmp_path / "recipe.json", training__schedule__learning_rate=1e30, training__log_every=1
     )
     refused = commands.train(recipe, tmp_path / "run", "--set", "training.clip_norm=null")
-    assert_refused(refused, "step ", "learning_rate", "checkpoint")
+    assert_refused(refused, "step ", "learning_rate", "no checkpoint was written yet")
     for file in (tmp_path / "run").rglob("*.safetensors"):
         assert all(bool(t.isfinite().all()) for t in load_file(file).values())
     events = read_log(tmp_path / "run/log.jsonl")
     assert not [event for event in events if isinstance(event, RunFinished)]
+    again = commands.train(write_recipe(tmp_path / "recipe.json"), tmp_path / "run")
+    assert again.code == 0, again.err  # nothing could be gone on from: it is begun again
 
 
 # --- checkpoints ----------------------------------------------------------------------------
