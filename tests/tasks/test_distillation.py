@@ -16,7 +16,6 @@ from heedful.config import Distillation
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import sentence_chrf
-from heedful.inference import Translator
 from heedful.run import cache_folder, train
 from heedful.tasks.distillation import (
     Distilled,
@@ -297,59 +296,61 @@ def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_p
     assert found["soft"] < 0.6 * found["hard"], found
 
 
-def test_sequences_are_the_teachers_own_translations(teachers, tmp_path):
+@pytest.fixture
+def taught(teachers):
+    """The translator, and a function that makes data of its sequences by some settings."""
+    folder, teacher = teachers("translation")
+    master = heedful.load(teacher, device="cpu")
+
+    def make(others: Any = None, **keys: Any) -> tuple[Ready, Any]:
+        keys = {"teacher": str(teacher), "level": "sequence", **keys}
+        recipe = student_of("translation", folder, teacher, distillation=keys)
+        tokenizers = master.src_tokenizer, master.tgt_tokenizer
+        run = Ready(recipe, cache_folder(), origin=Origin(tokenizers))
+        others = others or OtherTeachers()
+        cache, say = cache_folder(), run.said.append
+        return run, sequence_distillation(run.data, run.task, master, others, cache, say)
+
+    return master, make
+
+
+def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path):
     folder, teacher = teachers("translation")
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 2}
     recipe = student_of("translation", folder, teacher, distillation=keys, training__max_steps=1)
     said: list[str] = []
     train(recipe, tmp_path / "run", say=said.append)
     assert any("translates" in line for line in said)
-    master = heedful.load(teacher, device="cpu")
-    assert isinstance(master, Translator)
-    origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
-    run = Ready(recipe, cache_folder(), origin=origin)
-    made = sequence_distillation(
-        run.data, run.task, master, OtherTeachers(), cache_folder(), run.said.append
-    )
-    taught, store = (data.splits["train"] for data in (made, run.data))
-    expected = []
-    sources = [store.sequences("src")[index].tolist() for index in range(len(store))]
-    for source, (best, *_) in zip(
-        sources,
-        master.generations(sources, beam_size=2, stop_rule="optimal", batch_tokens=300),
-        strict=True,
-    ):
-        if best.finished and len(best.ids) <= recipe.data.max_length:
-            expected.append((source, best.ids))
+    master, make = taught
+    run, made = make(beam_size=2)
+    own, found = pairs_of(run.data), pairs_of(made)
+    sources = [source for source, _ in own]
+    beams = master.generations(sources, beam_size=2, stop_rule="optimal", batch_tokens=300)
+    expected = [
+        (source, best.ids)
+        for source, (best, *_) in zip(sources, beams, strict=True)
+        if best.finished and len(best.ids) <= recipe.data.max_length
+    ]
     assert expected
-    found = pairs_of(taught)
-    assert found == expected
+    assert found == expected != own
     assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in found)
-    references = [store.sequences("tgt")[index].tolist() for index in range(len(store))]
-    assert [ids for _, ids in found] != references
     assert made.splits["train"].report.num_lines == 64
     assert not [line for line in run.said if "translates" in line]  # they were there already
 
 
-def pairs_of(columns: Any) -> list[tuple[list[int], list[int]]]:
-    src, tgt = columns.sequences("src"), columns.sequences("tgt")
-    return [(src[i].tolist(), tgt[i].tolist()) for i in range(len(columns))]
+def pairs_of(data: Any) -> list[tuple[list[int], list[int]]]:
+    src, tgt = data.ids("train", "src"), data.ids("train", "tgt")
+    return [(one.tolist(), other.tolist()) for one, other in zip(src, tgt, strict=True)]
 
 
-def test_targets_stay_and_more_models_translate_there_and_back(teachers, tmp_path):
-    folder, teacher = teachers("translation")
-    keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 1}
+def test_targets_stay_and_more_models_translate_there_and_back(teachers, taught):
+    _, teacher = teachers("translation")
     more = {"keep_targets": True, "more_teachers": str(teacher), "backward": [str(teacher)]}
-    master = heedful.load(teacher, device="cpu")
+    master, make = taught
     tokenizers = master.src_tokenizer, master.tgt_tokenizer
-    found = []
-    both = OtherTeachers([master], [master])
-    for settings, others in ((keys, OtherTeachers()), (keys | more, both)):
-        recipe = student_of("translation", folder, teacher, distillation=settings)
-        run = Ready(recipe, cache_folder(), origin=Origin(tokenizers))
-        made = sequence_distillation(run.data, run.task, master, others, cache_folder(), print)
-        found.append(pairs_of(made.splits["train"]))
-    own = pairs_of(run.data.splits["train"])
+    run, first = make(beam_size=1)
+    _, both = make(OtherTeachers([master], [master]), beam_size=1, **more)
+    own, found = pairs_of(run.data), [pairs_of(first), pairs_of(both)]
 
     def written(ids: list[int], read: Any, write: Any) -> list[int]:
         ((best, *_),) = master.generations([read.decode(ids)], beam_size=1, too_long="truncate")
@@ -361,20 +362,14 @@ def test_targets_stay_and_more_models_translate_there_and_back(teachers, tmp_pat
     assert len(found[1]) > len(found[0]) + len(own)
 
 
-def test_of_a_beam_the_output_most_like_the_datas_own_is_learnt(teachers):
-    folder, teacher = teachers("translation")
-    master = heedful.load(teacher, device="cpu")
-    tokenizers = master.src_tokenizer, master.tgt_tokenizer
+def test_of_a_beam_the_output_most_like_the_datas_own_is_learnt(taught):
+    master, make = taught
     made = []
     for nearest in (False, True):
-        keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 3, "nearest": nearest}
-        recipe = student_of("translation", folder, teacher, distillation=keys)
-        run = Ready(recipe, cache_folder(), origin=Origin(tokenizers))
-        others = OtherTeachers((), [master])
-        data = sequence_distillation(run.data, run.task, master, others, cache_folder(), print)
-        made.append(pairs_of(data.splits["train"]))
-    own = pairs_of(run.data.splits["train"])
-    src, tgt = tokenizers
+        run, data = make(OtherTeachers((), [master]), beam_size=3, nearest=nearest)
+        made.append(pairs_of(data))
+    own = pairs_of(run.data)
+    src, tgt = master.src_tokenizer, master.tgt_tokenizer
     sources, targets = zip(*own, strict=True)
     texts = src.decode_batch(sources), tgt.decode_batch(targets)
     there, back = [], []
@@ -391,21 +386,17 @@ def test_of_a_beam_the_output_most_like_the_datas_own_is_learnt(teachers):
     assert made[1] != made[0]
 
 
-def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers, tmp_path):
-    folder, teacher = teachers("translation")
-    keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 3, "backward": str(teacher)}
-    master, short = (heedful.load(teacher, device="cpu") for _ in range(2))
-    origin = Origin((master.src_tokenizer, master.tgt_tokenizer))
-    recipe = student_of("translation", folder, teacher, distillation=keys)
-    run = Ready(recipe, cache_folder(), origin=origin)
-    targets = [tgt for _, tgt in pairs_of(run.data.splits["train"])]
+def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers, taught):
+    _, teacher = teachers("translation")
+    master, make = taught
+    short = heedful.load(teacher, device="cpu")
+    run, _ = make(beam_size=2)  # as above: they are there already
+    targets = [tgt for _, tgt in pairs_of(run.data)]
     lengths = [len(ids) for ids in short.prompt_ids(master.tgt_tokenizer.decode_batch(targets))]
     short.config = replace(short.config, max_length=max(lengths) - 1)
-    made = sequence_distillation(
-        run.data, run.task, master, OtherTeachers((), [short]), cache_folder(), print
-    )
+    _, made = make(OtherTeachers((), [short]), beam_size=3, backward=str(teacher))
     left_out = [ids for ids, n in zip(targets, lengths, strict=True) if n == max(lengths)]
-    learnt = [tgt for _, tgt in pairs_of(made.splits["train"])]
+    learnt = [tgt for _, tgt in pairs_of(made)]
     assert left_out
     assert not [ids for ids in left_out if ids in learnt]
 
