@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts import init
 from heedful.parts.attention import CrossAttention
-from heedful.parts.feedforward import Gated, Mlp, feedforward
+from heedful.parts.feedforward import FeedForward
 from heedful.parts.heads import OutputHead, Scale, tied_linear
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PLACEMENTS, CentredRMSNorm, SandwichNorm
@@ -110,8 +110,7 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": 
 def test_trap_25_networks_are_their_formulas(kind: Any, bias: bool) -> None:
     """act(x W + b) W₂ + d, or (act(x W + b) ⊙ (x V + c)) W₂ + d, whose activation is on the first
     half; one number at a time, in double precision. GELU is the exact one, or its approximation."""
-    network, x = random(feedforward(D, WIDE, kind, bias=bias, dropout=0.25)), x_of(2, 3, D)
-    assert isinstance(network, Gated if kind in GATED else Mlp)
+    network, x = random(FeedForward(D, WIDE, kind, bias=bias, dropout=0.25)), x_of(2, 3, D)
     assert network.dropout.p == 0.25
     up, down = network.up.weight.detach().numpy(), network.down.weight.detach().numpy()
     assert [network.up.bias is not None, network.down.bias is not None] == [bias, bias]
@@ -126,7 +125,7 @@ def test_trap_25_networks_are_their_formulas(kind: Any, bias: bool) -> None:
 @pytest.mark.parametrize("kind", ["swiglu", "relu"])
 def test_dropout_is_on_the_hidden_units(kind: Any) -> None:
     """Not on what comes out: every output is then a sum over fewer units."""
-    network = random(feedforward(1, 400, kind, dropout=0.5, bias=False))
+    network = random(FeedForward(1, 400, kind, dropout=0.5, bias=False))
     nn.init.ones_(network.up.weight)
     nn.init.ones_(network.down.weight)
     x = torch.ones(1, 50, 1, dtype=torch.float64)

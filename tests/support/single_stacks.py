@@ -19,7 +19,7 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.feedforward import Activation, Gate, feedforward
+from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import (
     ClassificationHead,
     MaskedTokenHead,
@@ -212,7 +212,7 @@ def _block(single: Single, position: nn.Module | None, window: int | None, cross
     width, heads = single.d_model, single.num_heads
     attention = Attention(width, heads, window=window, position=position, **shared)
     across = _residual(single, CrossAttention(width, heads, **shared)) if cross else None
-    network = feedforward(
+    network = FeedForward(
         single.d_model, single.d_ff, single.network, dropout=single.dropout, bias=single.bias
     )
     return Block(_residual(single, attention), across, _residual(single, network))

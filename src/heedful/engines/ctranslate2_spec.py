@@ -20,7 +20,7 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, MultiHead
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.feedforward import GATES, Gated, Mlp, gelu_tanh
+from heedful.parts.feedforward import FUNCTIONS, FeedForward, gelu_tanh
 from heedful.parts.heads import ClassificationHead, OutputHead, Scale
 from heedful.parts.positions import PositionTable
 from heedful.parts.relative import AlibiBias, RelativePositionBias
@@ -34,7 +34,7 @@ ACTIVATIONS = {  # names of ctranslate2.specs.Activation
     nn.functional.gelu: "GELU",
     torch.tanh: "Tanh",
 }
-assert set(GATES.values()) <= set(ACTIVATIONS)
+assert set(FUNCTIONS.values()) <= set(ACTIVATIONS)
 RESIDUALS = {PostNorm: "post", PreNorm: "pre", SandwichNorm: "sandwich", OutputNorm: "output"}
 PRECISIONS = ("float32", "bfloat16", "int8")
 
@@ -111,7 +111,7 @@ def _norms(net: nn.Module) -> list[Any]:
 
 def _of_linears(net: nn.Module) -> Iterator[str]:
     for module in net.modules():
-        if isinstance(module, MultiHead | Mlp | Gated | OutputHead):
+        if isinstance(module, MultiHead | FeedForward | OutputHead):
             for name, child in module.named_children():
                 is_linear = name in ("qkv", "q", "kv", "out", "up", "down")
                 if is_linear and type(child) is not nn.Linear:
@@ -142,11 +142,11 @@ def _of_stack(stack: Stack, causal: bool) -> Iterator[str]:
         yield f"layers of the {side} with norms in different places"
     networks = [block.feedforward.sublayer for block in _blocks(stack)]
     for network in networks:
-        if not isinstance(network, Mlp | Gated):
+        if not isinstance(network, FeedForward):
             yield f"a feed-forward of the type {type(network).__name__}"
         elif network.activation not in ACTIVATIONS:
             yield f"the activation {getattr(network.activation, '__name__', network.activation)}"
-    if len({(type(n), getattr(n, "activation", None)) for n in networks}) > 1:
+    if len({(getattr(n, "is_gated", None), getattr(n, "activation", None)) for n in networks}) > 1:
         yield f"layers of the {side} with different feed-forwards"
     yield from _of_attention(stack, causal)
 
@@ -250,7 +250,7 @@ def _side(embedding: TokenEmbedding, stack: Stack, causal: bool) -> Any:
     keys: dict[str, Any] = {
         "pre_norm": placement != "post",
         "activation": _activation(network.activation),
-        "ffn_glu": isinstance(network, Gated),
+        "ffn_glu": network.is_gated,
         "rms_norm": not isinstance(first.self_attention.norm, nn.LayerNorm),
         "pre_post_layer_norm": placement == "sandwich",
         "num_heads_kv": attention.num_kv_heads,
@@ -302,7 +302,7 @@ def _fill_layer(layer: Any, block: Block) -> None:
     if block.cross_attention is not None:
         across: Any = block.cross_attention.sublayer
         _fill_attention(layer.attention, across, [across.q, across.kv, across.out])
-    if isinstance(network, Gated):
+    if network.is_gated:
         layer.ffn.linear_0 = _linear(network.up, 0, 2)
         layer.ffn.linear_0_noact = _linear(network.up, 1, 2)
     else:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.parts.dropout import Dropout
-from heedful.parts.feedforward import ACTIVATIONS, Activation
+from heedful.parts.feedforward import FUNCTIONS, Activation
 
 
 class Scale(nn.Module):
@@ -34,7 +34,7 @@ class MaskedTokenTransform(nn.Module):
     ) -> None:
         super().__init__()
         self.dense = nn.Linear(d_model, d_model, bias=bias)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = FUNCTIONS[activation]
         self.norm = norm
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
@@ -117,7 +117,7 @@ class ClassificationHead(nn.Module):
         super().__init__()
         self.input_dropout = Dropout(input_dropout)
         self.dense = nn.Linear(d_model, d_model, bias=bias)
-        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
+        self.activation = torch.tanh if activation == "tanh" else FUNCTIONS[activation]
         self.norm = nn.Identity() if norm is None else norm
         self.dropout = Dropout(dropout)
         self.labels = nn.Linear(d_model, num_labels)

@@ -21,7 +21,7 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.feedforward import Activation, feedforward
+from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.heads import (
     ClassificationHead,
     MaskedTokenHead,
@@ -118,7 +118,7 @@ def stack(
         norm: default: layer normalisation with the Config's `norm_eps`.
         attention: arguments of `Attention` and `CrossAttention`.
         layer: further ones of a layer's `Attention` by its number, from 0.
-        mlp: arguments of `feedforward` in place of the Config's.
+        mlp: arguments of `FeedForward` in place of the Config's.
         network: gives a block's feed-forward itself, in place of `mlp`.
         final_norm: one more norm after the last block.
         more: of `Stack`.
@@ -137,7 +137,7 @@ def stack(
         return Block(
             around(Attention(width, heads, **attention, **layer(number))),
             None if cross is None else around(cross),
-            around(feedforward(width, **sizes) if network is None else network()),
+            around(FeedForward(width, **sizes) if network is None else network()),
         )
 
     blocks = (block(number) for number in range(getattr(config, f"num_{side}layers")))

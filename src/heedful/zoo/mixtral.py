@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.experts import Experts
-from heedful.parts.feedforward import Gated
+from heedful.parts.feedforward import FeedForward
 from heedful.zoo import mistral, rotary_decoder
 from heedful.zoo.build import model_config
 from heedful.zoo.hf import Hf, HfFormat, Names, layer_names
@@ -50,8 +50,8 @@ SIZES: dict[str, dict[str, Any]] = {
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn as `llama.build` draws them."""
 
-    def expert() -> Gated:
-        return Gated(config.d_model, config.d_ff, config.activation)
+    def expert() -> FeedForward:
+        return FeedForward(config.d_model, config.d_ff, config.activation, bias=False)
 
     def experts() -> Experts:
         weight = config.balance_weight or 0.0
