@@ -16,7 +16,10 @@ NormPlacement = Literal["post", "pre", "output", "sandwich"]
 
 
 class Residual(nn.Module):
-    """A sub-layer f with its norm, its dropout and the way around it."""
+    """A sub-layer f with its norm, its dropout and the way around it: (B, T, D) -> (B, T, D).
+
+    Inputs beside the states go to the sub-layer as they are.
+    """
 
     def __init__(self, sublayer: nn.Module, norm: nn.Module, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -24,34 +27,26 @@ class Residual(nn.Module):
         self.norm = norm
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
-        """`inputs` go to the sub-layer as they are."""
-        return self.around(x, lambda y: self.sublayer(y, **inputs))
-
-    def around(self, x: Tensor, f: Any) -> Tensor:
-        """The placement itself, around any f: (B, T, D) -> (B, T, D)."""
-        raise NotImplementedError
-
 
 class PostNorm(Residual):
     """norm(x + f(x)), as in Vaswani et al. 2017, sec. 3.1."""
 
-    def around(self, x: Tensor, f: Any) -> Tensor:
-        return self.norm(x + self.dropout(f(x)))
+    def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
+        return self.norm(x + self.dropout(self.sublayer(x, **inputs)))
 
 
 class PreNorm(Residual):
     """x + f(norm(x)), as in GPT-2 (Radford et al. 2019); a stack of these ends with a norm."""
 
-    def around(self, x: Tensor, f: Any) -> Tensor:
-        return x + self.dropout(f(self.norm(x)))
+    def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
+        return x + self.dropout(self.sublayer(self.norm(x), **inputs))
 
 
 class OutputNorm(Residual):
     """x + norm(f(x)): the sub-layer's output is normalised, the way around it is not."""
 
-    def around(self, x: Tensor, f: Any) -> Tensor:
-        return x + self.dropout(self.norm(f(x)))
+    def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
+        return x + self.dropout(self.norm(self.sublayer(x, **inputs)))
 
 
 class SandwichNorm(Residual):
@@ -61,8 +56,8 @@ class SandwichNorm(Residual):
         super().__init__(sublayer, norm, dropout=dropout)
         self.output_norm = copy.deepcopy(norm)
 
-    def around(self, x: Tensor, f: Any) -> Tensor:
-        return x + self.dropout(self.output_norm(f(self.norm(x))))
+    def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
+        return x + self.dropout(self.output_norm(self.sublayer(self.norm(x), **inputs)))
 
 
 PLACEMENTS: dict[NormPlacement, type[Residual]] = {
