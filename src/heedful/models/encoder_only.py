@@ -47,7 +47,8 @@ class EncoderOnly(nn.Module):
         tokens = Tokens.of(ids, lengths, padding_side)
         states = self.encode(tokens, types)
         if isinstance(self.head, ClassificationHead):
-            return self.head(first_states(states, tokens))
+            first = 0 if tokens.real is None else tokens.real.int().argmax(1)
+            return self.head(states[torch.arange(states.size(0), device=states.device), first])
         return states if self.head is None else self.head(states)
 
     def encode(
@@ -55,10 +56,3 @@ class EncoderOnly(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """The encoder's states, whatever the head."""
         return self.encoder(self.embedding(tokens, types), tokens)
-
-
-def first_states(states: Float[Tensor, "B T D"], tokens: Tokens) -> Float[Tensor, "B D"]:
-    """The state of each row's first real token."""
-    if tokens.real is None:
-        return states[:, 0]
-    return states[torch.arange(states.size(0), device=states.device), tokens.real.int().argmax(1)]

@@ -16,7 +16,6 @@ _CHUNK_ELEMENTS = 5_000_000
 _LEAST_ROWS = 512
 # Of these, what a processor's core reads several times for the loss: 2 MB of fp32.
 _BLOCK_ELEMENTS = 500_000
-_WIDE = torch.float32
 
 
 class LossSum(NamedTuple):
@@ -141,7 +140,9 @@ class _Chunked(torch.autograd.Function):
         wanted = bool(ctx.needs_input_grad[0] or weights)
         grad_states = torch.empty_like(states)
         # Summed in fp32 at least: chunks would vanish in a 16-bit weight's own type.
-        grads = [w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, _WIDE)) for w in weights]
+        grads = [
+            w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights
+        ]
         sums = torch.float32 if states.device.type == "mps" else torch.float64
         loss, nll = states.new_zeros(2, dtype=sums)
         correct = targets.new_zeros(())
