@@ -74,14 +74,15 @@ def constrained_beam_search(
         if set(phrase) & set(request.eos_ids):
             raise UserError("a required phrase holds an end of text, after which nothing comes")
     score = LengthScore(normalization, length_penalty)
-    search = _Constrained(next_log_probs, state, request, phrases, beam_size, num_return, score)
+    wanted = [tuple(phrase) for phrase in phrases]
+    search = _Constrained(next_log_probs, state, request, wanted, beam_size, num_return, score)
     with torch.no_grad():
         return search.run()
 
 
 @dataclass
 class _Constrained(Search):
-    phrases: Phrases
+    phrases: list[tuple[int, ...]]
     width: int
     num_return: int
     score: LengthScore
@@ -101,12 +102,10 @@ class _Constrained(Search):
                     self._advance(beam, rows, length, self.request.longest[sentence])
             if not any(beam.open for beam in beams):
                 return [beam.kept[: self.num_return] for beam in beams]
-            size = tokens.size(0) // len(beams)
-            parents = torch.tensor([self._rows(beam) for beam in beams], device=tokens.device)
-            first = torch.arange(0, tokens.size(0), size, device=tokens.device)[:, None]
-            last = [[p.ids[-1] for p in self._filled(beam)] for beam in beams]
-            new = torch.tensor(last, device=tokens.device).flatten()[:, None]
-            tokens = torch.cat([tokens[(parents + first).flatten()], new], dim=1)
+            moves = [[(p.row, p.ids[-1]) for p in self._filled(beam)] for beam in beams]
+            parents, new = torch.tensor(moves, device=tokens.device).unbind(2)
+            tokens = tokens.unflatten(0, (len(beams), -1)).take_along_dim(parents[..., None], 1)
+            tokens = torch.cat([tokens, new[..., None]], dim=2).flatten(0, 1)
             if self.state is not None and self.width > 1:
                 self.state.follow(parents)
 
@@ -115,18 +114,17 @@ class _Constrained(Search):
         found = beam.open or [_Prefix((self.request.eos_ids[0],))]
         return found + found[:1] * (self.width - len(found))
 
-    def _rows(self, beam: _Beam) -> list[int]:
-        return [prefix.row for prefix in self._filled(beam)]
-
     def _advance(self, beam: _Beam, rows: Float[Tensor, "W V"], length: int, longest: int) -> None:
         """One token more: endings are kept, the others share the beam."""
-        open_, banks = [], {}  # type: ignore[var-annotated]
-        for prefix, part in self._candidates(beam.open, rows[: len(beam.open)]):
-            met, is_whole = self._met(prefix.ids)
+        banks: dict[int, list[_Prefix]] = {}  # by how many tokens of the phrases are there
+        for prefix in self._candidates(beam.open, rows[: len(beam.open)]):
+            unmet = self._unmet(prefix.ids)
             ends = prefix.ids[-1] in self.request.eos_ids
-            if is_whole and (ends or length == longest):
-                beam.kept.append(self.score.hypothesis([*prefix.ids], [*part], ends))
+            if not unmet and (ends or length == longest):
+                beam.kept.append(self.score.hypothesis([*prefix.ids], [*prefix.parts], ends))
             elif not ends:
+                begun = max((count for _, count in unmet), default=0)
+                met = self._total - sum(len(phrase) for phrase, _ in unmet) + begun
                 banks.setdefault(met, []).append(prefix)
         beam.kept.sort(key=lambda found: -found.score)
         del beam.kept[max(self.num_return, 1) :]
@@ -136,9 +134,7 @@ class _Constrained(Search):
             beam.kept.append(self.score.hypothesis([*best.ids], [*best.parts], False))
         beam.open = [] if length == longest or self._is_done(beam, open_, longest) else open_
 
-    def _candidates(
-        self, prefixes: list[_Prefix], rows: Float[Tensor, "W V"]
-    ) -> list[tuple[_Prefix, tuple[float, ...]]]:
+    def _candidates(self, prefixes: list[_Prefix], rows: Float[Tensor, "W V"]) -> list[_Prefix]:
         """The likeliest prefixes of one token more, the likeliest of each row, and what the phrases
         want next, the best first."""
         totals = torch.tensor([p.total for p in prefixes], dtype=sum_dtype(rows.device))
@@ -146,23 +142,22 @@ class _Constrained(Search):
         flat = top_k(sums.flatten()[None], min(2 * self.width, sums.numel()))[1][0].tolist()
         places = {divmod(place, rows.size(1)) for place in flat}
         places |= set(enumerate(sums.argmax(1).tolist()))
-        places |= {(n, t) for n, p in enumerate(prefixes) for t in self._wanted(p.ids)}
+        for row, prefix in enumerate(prefixes):
+            for phrase, begun in self._unmet(prefix.ids):
+                places |= {(row, phrase[0]), (row, phrase[begun])}
         ordered = sorted(places)
         values = rows[[n for n, _ in ordered], [t for _, t in ordered]].tolist()
         found = []
         for (row, token), value in zip(ordered, values, strict=True):
-            if value == -torch.inf:
-                continue
-            old = prefixes[row]
-            parts = (*old.parts, value)
-            found.append((_Prefix((*old.ids, token), parts, old.total + value, row), parts))
-        return sorted(found, key=lambda each: -each[0].total)
+            if value != -torch.inf:
+                ids, parts, total, _ = prefixes[row]
+                found.append(_Prefix((*ids, token), (*parts, value), total + value, row))
+        return sorted(found, key=lambda each: -each.total)
 
     def _shared(self, banks: dict[int, list[_Prefix]]) -> list[_Prefix]:
         """An equal part of the beam for each number of met tokens; what is left over goes to those
         with the most. Those come first."""
-        total = sum(map(len, self.phrases))
-        quota = self.width // (total + 1)
+        quota = self.width // (self._total + 1)
         order = sorted(banks, reverse=True)
         chosen = [prefix for met in order for prefix in banks[met][:quota]]
         rest = [prefix for met in order for prefix in banks[met][quota:]]
@@ -176,25 +171,18 @@ class _Constrained(Search):
         most = max(self.score.divisor(length) for length in lengths)
         return max(prefix.total for prefix in open_) / most <= beam.kept[-1].score
 
-    def _met(self, ids: tuple[int, ...]) -> tuple[int, bool]:
-        """How many tokens of the phrases are there, and whether all are."""
-        unmet = [phrase for phrase in self.phrases if not _holds(ids, tuple(phrase))]
-        begun = max((_begun(ids, tuple(phrase)) for phrase in unmet), default=0)
-        missing = sum(map(len, unmet))
-        return sum(map(len, self.phrases)) - missing + begun, not unmet
+    @property
+    def _total(self) -> int:
+        """Tokens of all phrases."""
+        return sum(map(len, self.phrases))
 
-    def _wanted(self, ids: tuple[int, ...]) -> set[int]:
-        """Tokens that begin a phrase which is not there, or go on with it."""
-        unmet = [tuple(phrase) for phrase in self.phrases if not _holds(ids, tuple(phrase))]
-        return {phrase[place] for phrase in unmet for place in (0, _begun(ids, phrase))}
-
-
-def _holds(ids: tuple[int, ...], phrase: tuple[int, ...]) -> bool:
-    size = len(phrase)
-    return any(ids[place : place + size] == phrase for place in range(len(ids) - size + 1))
-
-
-def _begun(ids: tuple[int, ...], phrase: tuple[int, ...]) -> int:
-    """Tokens at the end that the phrase begins with, as many as there are."""
-    sizes = range(min(len(ids), len(phrase) - 1), 0, -1)
-    return next((size for size in sizes if ids[-size:] == phrase[:size]), 0)
+    def _unmet(self, ids: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+        """Phrases that are not there, and how many tokens at the end each begins with."""
+        found = []
+        for phrase in self.phrases:
+            size = len(phrase)
+            if not any(ids[at : at + size] == phrase for at in range(len(ids) - size + 1)):
+                sizes = range(min(len(ids), size - 1), 0, -1)
+                begun = next((n for n in sizes if ids[-n:] == phrase[:n]), 0)
+                found.append((phrase, begun))
+        return found
