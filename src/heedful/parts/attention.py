@@ -115,18 +115,10 @@ class MultiHead(nn.Module):
     def _attend_all(
         self, query: Tensor, key: Tensor, value: Tensor, visible: Visibility
     ) -> Float[Tensor, "B H T E"]:
-        """Attention over all keys, or block by block where a window leaves most of them out."""
-        if self.window is not None and visible.is_sequence:
-            return self._attend_blocks(query, key, value, visible)
-        return self._attend(query, key, value, visible, None)
-
-    def _attend_blocks(
-        self, query: Tensor, key: Tensor, value: Tensor, visible: Visibility
-    ) -> Float[Tensor, "B H T E"]:
-        """Each block of queries with the keys that its window reaches: linear in the length."""
-        assert self.window is not None
-        total, size = query.size(2), max(self.window, _LOCAL_QUERIES)
-        if total <= size:
+        """Attention over all keys; where a window leaves most of them out, of one block of queries
+        after the other over the keys that its window reaches: linear in the length."""
+        total, size = query.size(2), max(self.window or 0, _LOCAL_QUERIES)
+        if self.window is None or not visible.is_sequence or total <= size:
             return self._attend(query, key, value, visible, None)
         keys, values = key.split(size, dim=2), value.split(size, dim=2)
         heads = []
@@ -231,29 +223,6 @@ class Attention(MultiHead):
             visible: what each token may attend to.
             cache: the keys and values of `x` are written to it, and attention is over all it holds.
         """
-        query, key, value = self.project(x, visible)
-        if cache is not None:
-            key, value = cache.update(key, value)
-        return self._merge(self._attend_all(query, key, value, visible), visible)
-
-    def with_weights(
-        self, x: Float[Tensor, "B T D"], visible: Visibility
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T T"]]:
-        """What `forward` gives, and the attention weights: for looking inside."""
-        query, key, value = self.project(x, visible)
-        repeats = self.num_heads // self.num_kv_heads
-        key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        bias = visible.bias(dtype, scheme=self.position_scores, window=self.window)
-        heads, weights = attend(query, key, value, bias, self.dropout, self.scale, self.softcap)
-        if visible.real is not None:
-            weights = weights * visible.real[:, None, :, None]
-        return self._merge(heads, visible), weights
-
-    def project(
-        self, x: Float[Tensor, "B T D"], visible: Visibility
-    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B G T E"], Float[Tensor, "B G T E"]]:
-        """Queries, keys and values of `x`, split into heads; normalised and rotated where asked."""
         heads, groups = self.num_heads, self.num_kv_heads
         both, value = self._split(self.qkv(x)).split([heads + groups, groups], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
@@ -262,7 +231,9 @@ class Attention(MultiHead):
         if isinstance(self.position, RotaryPositions):
             both = rotate(both, visible.rotation(self.position))
         query, key = both.split([heads, groups], dim=1)
-        return query, key, value
+        if cache is not None:
+            key, value = cache.update(key, value)
+        return self._merge(self._attend_all(query, key, value, visible), visible)
 
 
 class CrossAttention(MultiHead):

@@ -77,19 +77,6 @@ class Visibility:
         span = tokens.span
         return cls(span, span, causal=causal)
 
-    @classmethod
-    def of_table(cls, allowed: Bool[Tensor, "#B T K"]) -> "Visibility":
-        """From a table of who may attend to whom."""
-        if allowed.dtype != torch.bool:
-            raise TypeError(
-                f"a mask must be bool with True = may attend, not {allowed.dtype}; "
-                "an additive mask `m` becomes one by `m == 0`"
-            )
-        queries, keys = (torch.arange(n, device=allowed.device)[None] for n in allowed.shape[1:])
-        made = cls(Span(queries), Span(keys), causal=False, allowed=allowed)
-        made.real = allowed.any(-1)
-        return made
-
     @property
     def is_sequence(self) -> bool:
         """Whether queries and keys are the same tokens, in the order of their positions."""
@@ -129,34 +116,25 @@ class Visibility:
             repeats: query heads that share a key head: (#B, H / repeats, repeats · t, k) then.
             part: queries and keys of which it is formed alone; default: all.
         """
-        key = (dtype, id(scheme), window, repeats, part)
-        if key not in self._formed:
-            self._formed[key] = self._bias(dtype, scheme, window, repeats, part)
-        formed: Tensor | None = self._formed[key]
-        return formed
-
-    def _bias(
-        self,
-        dtype: torch.dtype,
-        scheme: nn.Module | None,
-        window: int | None,
-        repeats: int,
-        part: tuple[range, range] | None,
-    ) -> Tensor | None:
+        made = (dtype, id(scheme), window, repeats, part)
+        bias: Tensor | None
+        if made in self._formed:
+            bias = self._formed[made]
+            return bias
         queries, keys, allowed = self.queries, self.keys, self.allowed
         if part is not None:
             queries, keys = queries.part(part[0]), keys.part(part[1])
         seen = visible(queries, keys, causal=self.causal, window=window)
         if allowed is not None:
             seen = allowed if seen is None else seen & allowed
-        scores = None if scheme is None else scheme(queries.positions, keys.positions).to(dtype)
-        bias = scores
+        bias = None if scheme is None else scheme(queries.positions, keys.positions).to(dtype)
         if seen is not None:
-            zero = torch.zeros((), dtype=dtype, device=seen.device)
-            blocked = torch.finfo(dtype).min / 2
-            bias = torch.where(seen[:, None], zero if scores is None else scores, blocked)
-        if bias is None or repeats == 1:
-            return bias
-        if bias.size(1) == 1:
-            return bias.repeat(1, 1, repeats, 1)
-        return bias.unflatten(1, (-1, repeats)).flatten(2, 3)
+            scores = torch.zeros((), dtype=dtype, device=seen.device) if bias is None else bias
+            bias = torch.where(seen[:, None], scores, torch.finfo(dtype).min / 2)
+        if bias is not None and repeats > 1:
+            if bias.size(1) == 1:
+                bias = bias.repeat(1, 1, repeats, 1)
+            else:
+                bias = bias.unflatten(1, (-1, repeats)).flatten(2, 3)
+        self._formed[made] = bias
+        return bias
