@@ -16,9 +16,7 @@ from heedful.errors import UserError
 from heedful.generation import Hypothesis, sample, sample_steps
 from heedful.generation.rules import (
     BannedTokens,
-    ForcedTokens,
     PrefixFunction,
-    Temperature,
     TopK,
     sampling_rules,
 )
@@ -118,31 +116,7 @@ def test_more_samples_leave_the_first_ones_as_they_were() -> None:
 # --- What is reported ---------------------------------------------------------------------------
 
 
-def test_log_probabilities_are_the_models_before_rules() -> None:
-    rules = [Temperature(0.3), TopK(3), ForcedTokens({1: 6})]
-    [found] = sample(
-        random_function(2), [[1]], rules=rules, eos_id=EOS, max_new_tokens=5, min_new_tokens=5,
-        seeds=[9],
-    )  # fmt: skip
-    parts = parts_of(rows_of(2), (1,), found.ids)
-    assert found.ids[1] == 6
-    assert found.token_log_probs == parts
-    assert found.log_prob == pytest.approx(sum(parts))
-    assert found.score == pytest.approx(sum(parts) / 5)
-
-
 # --- Ends ---------------------------------------------------------------------------------------
-
-
-def test_each_of_several_ends_ends_and_none_comes_too_early() -> None:
-    function = always(0.2, 0.2, 0.3, 0.3)
-    options = {"eos_id": (0, 1), "max_new_tokens": 12, "num_samples": 40, "seeds": [5]}
-    free = sample(function, [[2]], **options)
-    assert {hypothesis.ids[-1] for hypothesis in free if hypothesis.finished} == {0, 1}
-    assert min(len(hypothesis.ids) for hypothesis in free) == 1
-    late = sample(function, [[2]], min_new_tokens=4, **options)
-    assert min(len(hypothesis.ids) for hypothesis in late) == 4
-    assert all(not {0, 1} & set(hypothesis.ids[:-1]) for hypothesis in late)
 
 
 def test_dead_end_ends_the_row_alone() -> None:

@@ -38,7 +38,6 @@ from heedful.generation.speculative import (
     Draft,
     PromptLookup,
     Reader,
-    Scorer,
     Speculation,
     draw,
     verify,
@@ -232,13 +231,6 @@ def chain(ids: tuple[int, ...]) -> Tensor:
     probs = torch.full((6,), 0.02, dtype=torch.float64)
     probs[(ids[-1] + 1) % 5] = 0.9
     return probs.log()
-
-
-def test_eos_inside_an_accepted_run_ends_it() -> None:
-    runs, result = run(chain, max_new_tokens=20, num_draft_tokens=7)
-    assert result.finished
-    assert runs == [[2], [3, 4, 0]]
-    assert (result.num_target_calls, result.num_proposed, result.num_accepted) == (2, 3, 3)
 
 
 @pytest.mark.parametrize("longest", range(1, 12))
@@ -478,19 +470,6 @@ def test_prompt_lookup_finds_the_longest_ngram(ids: list[int]) -> None:
     assert (log_probs is None) == (expected is None)
     if log_probs is not None:
         assert log_probs.exp().tolist() == [float(token == expected) for token in range(3)]
-
-
-def test_lookup_copies_from_the_prompt_in_one_call() -> None:
-    options = {"eos_id": 5, "max_new_tokens": 11, "num_draft_tokens": 10}
-    _, result = run(Table(chain), PromptLookup(), [1, 2, 3, 4, 0, 1], **options)
-    assert result.ids == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
-    assert (result.num_target_calls, result.num_accepted) == (2, 9)
-
-
-def test_drafts_and_scorers_are_told_by_their_methods() -> None:
-    assert isinstance(Table(chain), Scorer)
-    assert isinstance(Reader(Table(chain)), Draft)
-    assert isinstance(PromptLookup(), Draft)
 
 
 # --- What users get wrong -----------------------------------------------------------------------
