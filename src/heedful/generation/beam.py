@@ -84,10 +84,6 @@ class Step:
         )
         return dict(zip(self.sentences, zip(onward, endings, strict=True), strict=True))
 
-    def entry(self, of_ending: bool, sentence: int, group: int, place: int) -> tuple[Any, ...]:
-        """The row, the token and its log-probability at a group's place."""
-        return tuple(of[group][place] for of in self.on_host[sentence][of_ending])
-
 
 @dataclass
 class BeamSearch(Search):
@@ -386,7 +382,8 @@ class BeamSearch(Search):
         ids: list[int] = []
         parts: list[float] = []
         for step in reversed(steps):
-            row, token, part = step.entry(of_ending, sentence, group, place)
+            chosen = step.on_host[sentence][of_ending]
+            row, token, part = (of[group][place] for of in chosen)
             ids.append(token)
             parts.append(part)
             of_ending, place = False, row % self.width

@@ -130,7 +130,10 @@ class Sampler(Search):
 
     def steps(self) -> Iterator[SampledStep]:
         """Until every row has ended."""
-        every = self._steps_between_looks()
+        asks_host = any(isinstance(rule, PrefixFunction) for rule in self.request.rules)
+        looks_each = asks_host or self.stop is not None or self.state is None
+        looks_each = looks_each or self.request.start.device.type == "cpu"
+        every = self.look_every or (1 if looks_each else STEPS_BETWEEN_LOOKS)
         sentences = list(range(self.request.batch))
         ids: list[list[int]] = [[] for _ in range(len(sentences) * self.num_samples)]
         ended: dict[int, End] = {}
@@ -146,7 +149,7 @@ class Sampler(Search):
                 length += 1
                 yield self._read(length, rows, of_step, ids, ended)
             is_open = [not all(row in ended for row in self._rows([s])) for s in sentences]
-            keep = sentences_to_keep(is_open, self._asks_host or not any(is_open))
+            keep = sentences_to_keep(is_open, asks_host or not any(is_open))
             if keep is not None:
                 sentences = [sentences[place] for place in keep]
                 places = torch.tensor(keep, dtype=torch.long, device=tokens.device)
@@ -224,16 +227,6 @@ class Sampler(Search):
         """The numbers of the sentences' rows among the results."""
         size = self.num_samples
         return [row for s in sentences for row in range(s * size, (s + 1) * size)]
-
-    @property
-    def _asks_host(self) -> bool:
-        return any(isinstance(rule, PrefixFunction) for rule in self.request.rules)
-
-    def _steps_between_looks(self) -> int:
-        if self.look_every is not None:
-            return self.look_every
-        free = self.state is None or self.request.start.device.type == "cpu"
-        return 1 if free or self.stop is not None or self._asks_host else STEPS_BETWEEN_LOOKS
 
     def _numbers(
         self, sentences: list[int], count: int, device: torch.device
