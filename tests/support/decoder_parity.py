@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
@@ -23,11 +22,10 @@ from hf_parity import (
     assert_same_net,
     exported,
     imported,
-    padded,
-    positions_of,
     random_rows,
     randomised,
 )
+from hf_parity import assert_same_outputs as assert_same_logits
 
 # Of LLaMA and its descendants: a tiny configuration of theirs, and keys of another of ours.
 HF_SIZES: dict[str, Any] = {
@@ -59,24 +57,15 @@ class DecoderCase(Case):
         ours: keys of our Config that make a tiny net whose embeddings are not theirs.
         by_rule: what a file says of those that `ours` leaves to a rule.
         shrinks: whether new weights that end a residual branch are smaller.
-        lengths: of the texts; with a window long ones, whose queries are taken in several parts.
     """
 
     ours: dict[str, Any]
     by_rule: dict[str, Any] = field(default_factory=dict)
     shrinks: bool = True
-    lengths: tuple[int, ...] = (9, 4, 17, 1)
 
 
 class DecoderLaws(Laws):
     case: DecoderCase
-
-    def said(self, model: Any, seed: int) -> Tensor:
-        return model(torch.stack(random_rows(model.config.vocab_size, [9, 9], seed))).logits
-
-    def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
-        rows = random_rows(model.config.vocab_size, list(self.case.lengths), seed)
-        assert_same_logits(model, net, rows, pad_id=5)
 
     def test_the_file_of_a_model_without_head_is_read_where_embeddings_are_tied(
         self, tmp_path: Path
@@ -131,16 +120,6 @@ class RotaryLaws(DecoderLaws):
         unchanged.load_state_dict(net.state_dict())
         assert (unchanged(ids) - net(ids)).abs().max() > 1e-2
         assert to_half_layout(half, changed) == (half, changed)
-
-
-@torch.no_grad()
-def assert_same_logits(model: Any, net: Any, rows: list[Tensor], pad_id: int = 0) -> None:
-    """Our net says what theirs says at every real token, with padding on either side."""
-    for side in ("right", "left"):
-        ids, lengths, mask = padded(rows, side, pad_id)
-        theirs = model(ids, attention_mask=mask, position_ids=positions_of(mask)).logits
-        ours = net(ids, lengths, padding_side=side)
-        torch.testing.assert_close(ours[mask.bool()], theirs[mask.bool()], **CLOSE)
 
 
 def random_net(name: str, seed: int = 0, **keys: Any) -> tuple[DecoderOnly, Any]:

@@ -1,5 +1,6 @@
 """What the parity tests of all encoder-only models share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from hf_parity import (
     Variant,
     assert_drawn,
     assert_same_net,
+    assert_same_outputs,
     exported,
     imported,
-    padded,
+    output,
     random_rows,
     reread,
 )
@@ -45,7 +47,6 @@ class EncoderCase(Case):
         std: of all new matrices.
         shrinks: whether new weights that end a residual branch are smaller.
         new_in_classifier: what a classifier lacks that is opened from a masked language model.
-        lengths: of the texts; with a window long ones, whose queries are taken in several parts.
         counts_by_pad: whether theirs counts positions by the padding's id, which no text may hold.
     """
 
@@ -58,7 +59,6 @@ class EncoderCase(Case):
     std: float = 0.02
     shrinks: bool = False
     new_in_classifier: str = "head.dense.bias, head.dense.weight, head.labels.bias and 1 more"
-    lengths: tuple[int, ...] = (7, 3, 11, 1)
     counts_by_pad: bool = False
 
     @property
@@ -72,12 +72,11 @@ class EncoderCase(Case):
             for number, keys in enumerate(self.configs)
         }
 
-    def rows(self, model: Any, lengths: list[int], seed: int = 0) -> list[Tensor]:
-        """Texts for a model of theirs."""
-        vocab_size, pad_id = model.config.vocab_size, model.config.pad_token_id
+    def rows(self, model: Any, lengths: Sequence[int], seed: int = 0) -> list[Tensor]:
         if not self.counts_by_pad:
-            return random_rows(vocab_size, lengths, seed)
-        return [row + (row >= pad_id) for row in random_rows(vocab_size - 1, lengths, seed)]
+            return super().rows(model, lengths, seed)
+        rows = random_rows(model.config.vocab_size - 1, lengths, seed)
+        return [row + (row >= model.config.pad_token_id) for row in rows]
 
 
 class Poolerless:
@@ -101,13 +100,10 @@ class EncoderLaws(Laws):
         if "head" in metafunc.fixturenames:
             metafunc.parametrize("head", ["mlm", "classify"])
 
-    def said(self, model: Any, seed: int) -> Tensor:
-        return output(model, torch.stack(self.case.rows(model, [9, 9], seed)))
-
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
-        lengths = list(self.case.lengths)
+        super().assert_same(model, net, seed)
+        lengths = self.case.lengths
         rows = self.case.rows(model, lengths, seed)
-        assert_same_outputs(model, net, rows)
         if getattr(model.config, "type_vocab_size", 1) > 1:
             several = random_rows(model.config.type_vocab_size, lengths, seed)
             types = [row.sort().values for row in several]  # one text after the other
@@ -223,32 +219,6 @@ class BertLaws(EncoderLaws):
         assert_same_net(found.net, again.net)
         back = exported(found, tmp_path / "exported", self.case.hf_class, missing={other})
         self.assert_same(back, found.net)
-
-
-def output(model: Any, ids: Tensor, mask: Tensor | None = None, **inputs: Any) -> Tensor:
-    """Logits of a model of theirs, or its states where it has no head."""
-    found = model(ids, attention_mask=mask, **inputs)
-    return found.logits if hasattr(found, "logits") else found.last_hidden_state
-
-
-@torch.no_grad()
-def assert_same_outputs(
-    model: Any, net: nn.Module, rows: list[Tensor], types: list[Tensor] | None = None
-) -> None:
-    """Our net on rows that are padded on either side says what theirs says of them on the right."""
-    pad_id = model.config.pad_token_id or 0
-    ids, lengths, mask = padded(rows, "right", pad_id)
-    theirs_types = {} if types is None else {"token_type_ids": padded(types, "right")[0]}
-    theirs = output(model, ids, mask, **theirs_types)
-    for side in ("right", "left"):
-        ids, lengths, placed = padded(rows, side, pad_id)
-        ours_types = None if types is None else padded(types, side)[0]
-        ours = net(ids, lengths, types=ours_types, padding_side=side)
-        assert ours.shape == theirs.shape
-        if ours.dim() == 2:  # a class for each row
-            torch.testing.assert_close(ours, theirs, **CLOSE)
-        else:
-            torch.testing.assert_close(ours[placed.bool()], theirs[mask.bool()], **CLOSE)
 
 
 def assert_same_encoder(one: nn.Module, other: nn.Module) -> None:

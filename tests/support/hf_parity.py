@@ -1,7 +1,7 @@
 """What all models' parity tests share: random models of transformers, and the laws of each case."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ class Case:
         tied: a tensor that older files hold too -> the one that it repeats and that we write.
         buffers: tensors that older files hold and that are no weights.
         optional: tensors that a file may lack.
+        lengths: of the texts; with a window long ones, whose queries are taken in several parts.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Case:
     tied: dict[str, str]
     buffers: dict[str, Tensor] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = (7, 3, 11, 1)
 
     @property
     def module(self) -> Any:
@@ -95,6 +97,10 @@ class Case:
         with torch.no_grad():
             self.prepare(model, keys)
         return model
+
+    def rows(self, model: Any, lengths: Sequence[int], seed: int = 0) -> list[Tensor]:
+        """Texts for a model of theirs."""
+        return random_rows(model.config.vocab_size, lengths, seed)
 
     def read(self, **content: Any) -> Any:
         """Our Config of a `config.json`."""
@@ -125,11 +131,11 @@ class Laws:
 
     def said(self, model: Any, seed: int) -> Tensor:
         """What a model of theirs says of random rows without padding."""
-        raise NotImplementedError
+        return output(model, torch.stack(self.case.rows(model, [9, 9], seed)))
 
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
         """Our net says what theirs says at every real token, with padding on either side."""
-        raise NotImplementedError
+        assert_same_outputs(model, net, self.case.rows(model, self.case.lengths, seed))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         values = {
@@ -342,7 +348,37 @@ def assert_round_trips(model: Any, found: ImportedNet, directory: Path, model_cl
     return back
 
 
-# Rows
+# Rows and what is said of them
+
+
+def output(model: Any, ids: Tensor, mask: Tensor | None = None, **inputs: Any) -> Tensor:
+    """Logits of a model of theirs, or its states where it has no head."""
+    found = model(ids, attention_mask=mask, **inputs)
+    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+
+
+@torch.no_grad()
+def assert_same_outputs(
+    model: Any, net: nn.Module, rows: list[Tensor], types: list[Tensor] | None = None
+) -> None:
+    """Our net on rows that are padded on either side says what theirs says of them on the right.
+
+    Over there left padding moves the positions unless the caller gives them.
+    """
+    pad_id = model.config.pad_token_id or 0
+    ids, _, mask = padded(rows, "right", pad_id)
+    theirs = output(
+        model, ids, mask, **({} if types is None else {"token_type_ids": padded(types, "right")[0]})
+    )
+    for side in ("right", "left"):
+        ids, lengths, placed = padded(rows, side, pad_id)
+        more = {} if types is None else {"types": padded(types, side)[0]}
+        ours = net(ids, lengths, padding_side=side, **more)
+        assert ours.shape == theirs.shape
+        if ours.dim() == 2:  # a class for each row
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+        else:
+            torch.testing.assert_close(ours[placed.bool()], theirs[mask.bool()], **CLOSE)
 
 
 def padded(rows: list[Tensor], side: str, pad_id: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -358,12 +394,9 @@ def padded(rows: list[Tensor], side: str, pad_id: int = 0) -> tuple[Tensor, Tens
     return ids, lengths, mask
 
 
-def positions_of(mask: Tensor) -> Tensor:
-    """Position ids that left padding does not move, which transformers leaves to the caller."""
-    return (mask.cumsum(-1) - 1).clamp(min=0)
-
-
-def random_rows(vocab_size: int, lengths: list[int], seed: int = 0, low: int = 0) -> list[Tensor]:
+def random_rows(
+    vocab_size: int, lengths: Sequence[int], seed: int = 0, low: int = 0
+) -> list[Tensor]:
     """One row of random ids from `low` on for each length."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(low, vocab_size, (length,), generator=generator) for length in lengths]
