@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from heedful.zoo import ARCHITECTURES, architecture
-from option_space import VOCAB
+from option_space import VOCAB, randomised
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -31,15 +31,16 @@ SIZES = {
 
 def tiny(name: str, **keys: Any) -> Any:
     """A random net in fp64 and eval mode."""
-    module = architecture(name)
-    known = {field.name for field in fields(module.Config)}
-    sizes = {key: value for key, value in SIZES.items() if key in known}
+    config = config_of(name, SIZES, keys)
     torch.manual_seed(0)
-    net = module.build(module.Config(**sizes | keys)).double().eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return net
+    return randomised(architecture(name).build(config).double())
+
+
+def config_of(name: str, sizes: dict[str, Any], keys: dict[str, Any]) -> Any:
+    """An architecture's Config of these keys, and of those sizes that it has."""
+    config = architecture(name).Config
+    known = {field.name for field in fields(config)}
+    return config(**{key: value for key, value in sizes.items() if key in known} | keys)
 
 
 def one_layer(name: str) -> dict[str, int]:

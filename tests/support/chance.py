@@ -17,7 +17,10 @@ def fits(observed: np.ndarray, expected: np.ndarray) -> bool:
     assert observed.shape == expected.shape
     assert expected.min() >= 5, expected
     assert math.isclose(observed.sum(), expected.sum()), (observed.sum(), expected.sum())
-    return _is_likely(observed, expected, observed.size - 1)
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    freedom = observed.size - 1
+    spread = 2 / (9 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread) < 3.3
 
 
 def fits_uniform(observed: np.ndarray) -> bool:
@@ -37,16 +40,3 @@ def fits_outcomes(counts: Counter[Any], probs: Mapping[Any, float]) -> bool:
     bins[-1] = bins[-1] + rest
     assert len(bins) > 1
     return fits(*np.transpose(bins))
-
-
-def fit_each_other(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two rows of counts look drawn from one distribution."""
-    table = np.array([first, second], float)
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
-    return _is_likely(table, expected, table.shape[1] - 1)
-
-
-def _is_likely(observed: np.ndarray, expected: np.ndarray, freedom: int) -> bool:
-    statistic = float(((observed - expected) ** 2 / expected).sum())
-    spread = 2 / (9 * freedom)
-    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread) < 3.3

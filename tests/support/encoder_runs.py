@@ -23,6 +23,7 @@ from heedful.training.events import Event, StepDone
 from heedful.training.trainer import TrainStep
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
+from option_space import randomised
 
 NET: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
 TINY: dict[str, Any] = {
@@ -158,11 +159,7 @@ def random_net(name: str, **keys: Any) -> tuple[Any, nn.Module]:
     """A net whose weights are large enough that outputs differ clearly, and its Config."""
     config = make_config(name, {**NET, **keys})
     torch.manual_seed(0)
-    net = architecture(name).build(config)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return config, net.eval()
+    return config, randomised(architecture(name).build(config), 0.1)
 
 
 def saved(folder: Path, name: str, tokenizer: Tokenizer, *, labels: Any = (), **keys: Any) -> Any:

@@ -1,18 +1,18 @@
 """Random models with a tokenizer that was trained on a few lines."""
 
-from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from architectures import SIZES
+from architectures import SIZES, config_of
 from heedful.data.tokenizer import train_tokenizer
 from heedful.engines.folder import Record
 from heedful.inference import GenerationIds, ModelCard, open_net
 from heedful.inference.forms import make_form
 from heedful.zoo import architecture
+from option_space import randomised
 
 TEXTS = ["the cat sat on the mat", "a dog ran home", "the dog sat", "cats and dogs ran"]
 VOCAB = 40
@@ -22,17 +22,10 @@ def model_of(name: str, **keys: Any) -> Any:
     """Of an architecture at a tiny size, in fp32."""
     template = "both" if name == "bert" else "none"
     tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab_size=VOCAB, template=template)
-    module = architecture(name)
-    known = {field.name for field in fields(module.Config)}
-    sizes = SIZES | {"vocab_size": VOCAB, "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
-    config = module.Config(
-        **{k: v for k, v in sizes.items() if k in known} | {"d_model": 16} | keys
-    )
+    vocabularies = dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size"), VOCAB)
+    config = config_of(name, SIZES | vocabularies | {"d_model": 16}, keys)
     torch.manual_seed(0)
-    net = module.build(config).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+    net = randomised(architecture(name).build(config))
     ids = GenerationIds()
     if name != "bert":
         ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))

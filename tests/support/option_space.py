@@ -56,11 +56,15 @@ def configs(draw: st.DrawFn, *, dropout: float = 0.0) -> Config:
 def random_net(config: Config, seed: int = 0) -> EncoderDecoder:
     """A net in fp64 and eval mode in which no weight is zero or one by its initialisation."""
     torch.manual_seed(seed)
-    net = build(config).double().eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return net
+    return randomised(build(config).double())
+
+
+@torch.no_grad()
+def randomised(net: Any, by: float = 0.3) -> Any:
+    """The net in eval mode, no weight as its initialisation left it."""
+    for parameter in net.parameters():
+        parameter.add_(torch.randn_like(parameter) * by)
+    return net.eval()
 
 
 def lengths_of(batch: int, low: int, high: int) -> st.SearchStrategy[list[int]]:

@@ -40,7 +40,7 @@ from heedful.parts.rotary import (
     Scaling,
     YarnScaling,
 )
-from option_space import VOCAB, configs, random_net
+from option_space import VOCAB, configs, random_net, randomised
 
 MAX_LENGTH = 40
 LABELS = 3
@@ -172,11 +172,7 @@ def encoder(single: Single, head: str = "none", seed: int = 0) -> EncoderOnly:
 
 
 def _random(net: Any) -> Any:
-    init_weights(net).double().eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return net
+    return randomised(init_weights(net).double())
 
 
 def _embedding(single: Single, *, types: bool = False) -> TokenEmbedding:
