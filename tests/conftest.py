@@ -59,6 +59,4 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
+    return Commands(tmp_path_factory.mktemp("commands"))

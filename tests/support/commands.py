@@ -2,22 +2,23 @@
 
 A child is a real process (exit code, streams, signals, limits), yet starts at once. It may be
 killed after some seconds, at a chosen call that writes to the disk, or be interrupted at a step of
-its run. Run as a script this file is the process that forks; imported it is its client.
+its run.
 """
 
 import json
+import multiprocessing
 import os
 import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 TINY: dict[str, Any] = {
     "task": "copy",
@@ -77,17 +78,6 @@ def write_recipe(path: Path, **changes: Any) -> Path:
 
 FSYNC = os.fsync
 GONE = "a pipe without a reader"
-# What the children need and takes long to import. torch._dynamo is what the first optimizer needs.
-IMPORTED = (
-    *("torch._dynamo", "sacrebleu.metrics", "jinja2", "matplotlib.backends.backend_svg"),
-    *("matplotlib.figure", "pygments.formatters.html", "pygments.lexers.data"),
-    *("pygments.styles.default", "numpy.ctypeslib"),
-    *(f"heedful.{name}" for name in ("run", "cli.app", "training.progress", "tasks.synthetic")),
-    *(f"heedful.{name}" for name in ("zoo.vaswani2017", "engines.coverage", "engines.decoding")),
-    *(f"heedful.{name}" for name in ("inference.optimizing", "training.report", "cli.lines")),
-    *(f"heedful.{name}" for name in ("engines.eager", "generation.search", "cli.flags")),
-    *("ctranslate2",) * (find_spec("ctranslate2") is not None),
-)
 
 
 @dataclass(frozen=True)
@@ -106,14 +96,13 @@ class Commands:
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"},
-            text=True,
-        )
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["preloaded"])
+        variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        variables |= {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
+        with patch.dict(os.environ, variables, PYTHONPATH=os.pathsep.join(sys.path)):
+            forkserver.ensure_running()
+        self.run("--version")  # waits for the imports, which are no command's time
 
     def run(
         self,
@@ -138,31 +127,22 @@ class Commands:
             whole: with what most tests leave out (`run_whole`).
         """
         (self.scratch / "in").write_bytes(stdin)
-        job = {
-            "arguments": list(map(str, arguments)),
-            "cwd": str(cwd or self.scratch),
-            "scratch": str(self.scratch),
-            "stdout": stdout,
-            "kill": kill,
-            "file_limit": file_limit,
-            "whole": whole,
-        }
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        kill, began = kill or {}, time.monotonic()
+        words = [str(argument) for argument in arguments]
+        given = (self.scratch, words, cwd or self.scratch, stdout, kill, file_limit, whole)
+        child = self.context.Process(target=_child, args=given)
+        child.start()
+        child.join(kill.get("seconds"))
+        child.kill()
+        child.join()
+        seconds, code = time.monotonic() - began, child.exitcode
+        assert code is not None
         texts = {name: (self.scratch / name).read_text(encoding="utf-8") for name in ("out", "err")}
-        return Outcome(**answer, **texts)
+        return Outcome(max(code, -1), max(-code, 0), seconds, **texts)
 
     def train(self, recipe: Path, out: Path, *more: object, **options: Any) -> Outcome:
         """`heedful train` without its progress."""
         return self.run("train", recipe, "--out", out, "--quiet", *more, **options)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def run_whole(wanted: bool) -> None:
@@ -210,67 +190,36 @@ def assert_same_checkpoints(run: Path, other: Path) -> None:
             assert content == right[name], name
 
 
-def _serve() -> None:
-    """Import once what the children need, then fork one for each line of stdin."""
-    from importlib import import_module
-
-    import torch
-
-    for name in IMPORTED:
-        import_module(name)
-    sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
-    sys.modules["heedful.inference.optimizing"]._SHORTEST = 0.0  # as the fixture `brief`
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        job = json.loads(line)
-        began = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            _child(job)
-        end = began + job["kill"]["seconds"] if "seconds" in (job["kill"] or {}) else None
-        status = _wait(pid, end)
-        answer = {
-            "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1,
-            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
-            "seconds": time.monotonic() - began,
-        }
-        print(json.dumps(answer), flush=True)
-
-
-def _wait(pid: int, end: float | None) -> int:
-    if end is not None:
-        while time.monotonic() < end:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return status
-            time.sleep(0.002)
-        os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
-
-
-def _child(job: dict[str, Any]) -> None:
+def _child(
+    scratch: Path,
+    arguments: list[str],
+    cwd: Path,
+    stdout: str | None,
+    kill: dict[str, Any],
+    file_limit: int | None,
+    whole: bool,
+) -> None:
     code = 1
     try:
-        scratch = Path(job["scratch"])
-        os.chdir(job["cwd"])
-        run_whole(job["whole"])
+        os.chdir(cwd)
+        run_whole(whole)
         os.dup2(os.open(scratch / "in", os.O_RDONLY), 0)
+        sys.stdin = os.fdopen(0)  # `multiprocessing` has closed it
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        if job["stdout"] == GONE:
+        if stdout == GONE:
             reader, out = os.pipe()
             os.close(reader)
         else:
-            out = os.open(job["stdout"] or scratch / "out", flags)
+            out = os.open(stdout or scratch / "out", flags)
         os.dup2(out, 1)
         os.dup2(os.open(scratch / "err", flags), 2)
-        if job["stdout"]:
+        if stdout:
             (scratch / "out").write_text("")
-        if job["file_limit"] is not None:
+        if file_limit is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], job["file_limit"]))
-        if job["kill"] is not None:
-            _arm(job["kill"])
-        sys.argv = ["heedful", *job["arguments"]]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+        _arm(kill)
+        sys.argv = ["heedful", *arguments]
         from heedful.cli import main
 
         try:
@@ -344,7 +293,3 @@ def _interrupt_at(step: int, number: int) -> None:
             os.kill(os.getpid(), number)
 
     Trainer._step = stepped  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":
-    _serve()

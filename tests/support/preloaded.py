@@ -1,0 +1,23 @@
+"""What the children of `commands.py` need and takes long to import: they are forked after it."""
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+# torch._dynamo is what the first optimizer needs, pytest what `multiprocessing` looks for.
+for _name in (
+    *("pytest", "commands", "torch._dynamo", "sacrebleu.metrics", "jinja2", "numpy.ctypeslib"),
+    *("matplotlib.backends.backend_svg", "matplotlib.figure", "pygments.formatters.html"),
+    *("pygments.lexers.data", "pygments.styles.default"),
+    *(f"heedful.{name}" for name in ("run", "cli.app", "training.progress", "tasks.synthetic")),
+    *(f"heedful.{name}" for name in ("zoo.vaswani2017", "engines.coverage", "engines.decoding")),
+    *(f"heedful.{name}" for name in ("inference.optimizing", "training.report", "cli.lines")),
+    *(f"heedful.{name}" for name in ("engines.eager", "generation.search", "cli.flags")),
+    *("ctranslate2",) * (find_spec("ctranslate2") is not None),
+):
+    import_module(_name)
+sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
+sys.modules["heedful.inference.optimizing"]._SHORTEST = 0.0  # as the fixture `brief`
+torch.set_num_threads(1)
