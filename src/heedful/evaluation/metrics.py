@@ -71,7 +71,13 @@ def corpus_scores(
 
     Raises `UserError`: unequal numbers of lines, no lines, an unknown metric.
     """
-    _check_lines(hypotheses, references)
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"scores: {len(hypotheses)} lines of output but {len(references)} reference lines;"
+            " give one reference line for each line of output"
+        )
+    if not references:
+        raise UserError("scores: no lines to score; give at least one line and its reference")
     language = _language(trg_lang)
     make = {name: plugins.metric.get(name) for name in metrics}  # unknown ones before any work
     if lowercase:
@@ -90,14 +96,9 @@ def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Sc
 
     Before comparing, runs of white space become one space and the ends are stripped; nothing else
     is forgiven: case, punctuation and Unicode form all count.
-
-    Raises `UserError` as `corpus_scores` does.
     """
-    _check_lines(hypotheses, references)
     pairs = zip(hypotheses, references, strict=True)
-    num_equal = sum(
-        _one_space(hypothesis) == _one_space(reference) for hypothesis, reference in pairs
-    )
+    num_equal = sum(output.split() == reference.split() for output, reference in pairs)
     details = {"num_equal": num_equal, "num_segments": len(references)}
     signature = "case:mixed|space:normalised"
     return Score("exact match", num_equal / len(references), signature, details)
@@ -112,9 +113,7 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
     return [metric.sentence_score(output, [reference]).score for output, reference in pairs]
 
 
-def tokenized_lowercase_bleu(
-    hypotheses: list[str], references: list[str], language: str | None
-) -> Score:
+def tokenized_lowercase_bleu(hypotheses: list[str], references: list[str], language: str) -> Score:
     """BLEU-4 on lowercased, Moses-tokenised text: "BLEU" in many papers' tables (Multi30k).
 
     Lines are lowercased, then tokenised by Moses' rules for `language`, then counted as
@@ -123,11 +122,9 @@ def tokenized_lowercase_bleu(
     counts are the same. Punctuation is not normalised. Not comparable with sacreBLEU's value, which
     is made on another tokenisation and keeps case.
 
-    Raises `UserError` as `corpus_scores` does, and for a missing `language` or one that puts no
-    spaces between words: Moses' rules would leave whole clauses as single tokens there.
+    Raises `UserError` for a missing `language` or one that puts no spaces between words: Moses'
+    rules would leave whole clauses as single tokens there.
     """
-    _check_lines(hypotheses, references)
-    language = _language(language)
     if not language:
         raise UserError("tokenized_lowercase_bleu: needs the target language; give its code ('de')")
     if language in ("zh", "ja", "th", "km", "lo", "my"):
@@ -206,24 +203,10 @@ def _ter(hypotheses: list[str], references: list[str], language: str) -> Score:
     return Score("TER", result.score, str(metric.get_signature()), details)
 
 
-def _check_lines(hypotheses: list[str], references: list[str]) -> None:
-    if len(hypotheses) != len(references):
-        raise UserError(
-            f"scores: {len(hypotheses)} lines of output but {len(references)} reference lines;"
-            " give one reference line for each line of output"
-        )
-    if not references:
-        raise UserError("scores: no lines to score; give at least one line and its reference")
-
-
 def _language(code: str | None) -> str:
     """The primary subtag: "zh-CN", "zh_Hans" and "cmn" are "zh"; none is ""."""
     primary = (code or "").replace("_", "-").split("-")[0].lower()
     return {"cmn": "zh", "zho": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
-
-
-def _one_space(line: str) -> str:
-    return " ".join(line.split())
 
 
 # A metric is a function (output lines, reference lines, language) -> Score.
