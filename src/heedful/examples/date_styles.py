@@ -96,58 +96,37 @@ def _cldr_templates(locale: Any) -> Iterator[tuple[str, str]]:
 
 def _fields(locale: Any) -> dict[str, Table]:
     """The tables that fill a template's fields, in the words of the locale."""
-    language, months = locale.language, locale.months
-    month, mon, mon3 = (
-        [names[i] for i in range(1, 13)]
-        for names in (
-            months["format"]["wide"],
-            months["format"]["abbreviated"],
-            months["stand-alone"]["abbreviated"],
-        )
-    )
-    weekday, wd = (
-        [locale.days["format"][width][i] for i in range(7)] for width in ("wide", "abbreviated")
-    )
-    mon3 = [name.rstrip(".") for name in mon3]
+    language, months, widths = locale.language, locale.months, ("wide", "abbreviated")
+    numbers, days = range(1, 13), range(1, 32)
+    month, mon = ([months["format"][width][i] for i in numbers] for width in widths)
+    mon3 = [months["stand-alone"]["abbreviated"][i].rstrip(".") for i in numbers]
+    weekday, wd = ([locale.days["format"][width][i] for i in range(7)] for width in widths)
     other = {"Samstag": "Sonnabend", "星期日": "星期天"}
     weekday2 = [other.get(name, name) for name in weekday]
     cyear = [str(year).translate(_CHINESE_DIGITS) for year in YEARS]
-    numbers, days = range(1, 13), range(1, 32)
-    parts: tuple[dict[str, Iterable[str]], ...] = (
-        {
-            "year": map(str, YEARS),
-            "cyear": cyear,
-            "cyear0": (year.replace("〇", "零") for year in cyear),
-        },
-        {
-            "month": month,
-            "mon": mon,
-            "mon3": mon3,
-            # A month that is not shortened takes no full stop.
-            "mon.": (a if a == b else f"{a}." for a, b in zip(mon3, month, strict=True)),
-            "m": map(str, numbers),
-            "mm": (f"{i:02}" for i in numbers),
-            "cm": map(_chinese, numbers),
-        },
-        {
-            "d": map(str, days),
-            "dd": (f"{day:02}" for day in days),
-            "cd": map(_chinese, days),
-            "nth": (_ordinal(day, language) for day in days),
-        },
-        {
-            "weekday": weekday,
-            "weekday2": weekday2,
-            "weekday3": (name.replace("星期", "礼拜") for name in weekday2),
-            "wd": wd,
-            "wd3": (name.rstrip(".") for name in wd),
-        },
-    )
-    return {
-        field: Table(part, tuple(texts))
-        for part, tables in enumerate(parts)
-        for field, texts in tables.items()
+    tables: dict[str, tuple[int, Iterable[str]]] = {
+        "year": (0, map(str, YEARS)),
+        "cyear": (0, cyear),
+        "cyear0": (0, (year.replace("〇", "零") for year in cyear)),
+        "month": (1, month),
+        "mon": (1, mon),
+        "mon3": (1, mon3),
+        # A month that is not shortened takes no full stop.
+        "mon.": (1, (a if a == b else f"{a}." for a, b in zip(mon3, month, strict=True))),
+        "m": (1, map(str, numbers)),
+        "mm": (1, (f"{i:02}" for i in numbers)),
+        "cm": (1, map(_chinese, numbers)),
+        "d": (2, map(str, days)),
+        "dd": (2, (f"{day:02}" for day in days)),
+        "cd": (2, map(_chinese, days)),
+        "nth": (2, (_ordinal(day, language) for day in days)),
+        "weekday": (3, weekday),
+        "weekday2": (3, weekday2),
+        "weekday3": (3, (name.replace("星期", "礼拜") for name in weekday2)),
+        "wd": (3, wd),
+        "wd3": (3, (name.rstrip(".") for name in wd)),
     }
+    return {field: Table(part, tuple(texts)) for field, (part, texts) in tables.items()}
 
 
 _CHINESE_DIGITS = str.maketrans("0123456789", "〇一二三四五六七八九")
