@@ -1,11 +1,11 @@
 """The check of cached decoding: what is written token by token is what whole prefixes give."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from heedful.engines.decoding import Decoding
@@ -19,6 +19,9 @@ from heedful.parts.tokens import Tokens
 # Before which step which rows go on: every source gets two beams, beams change places, one source
 # leaves. The rows of a source stand side by side, equally many for each.
 _REORDERS: dict[int, list[int]] = {1: [0, 0, 1, 1, 2, 2], 2: [1, 0, 3, 3, 4, 5], 3: [1, 0, 4, 5]}
+
+_Step = Callable[[Tensor], Tensor]  # new ids (N, t) -> logits (N, t, V) after each
+_Reorder = Callable[[Tensor], None]  # row i goes on from what was row `rows[i]`
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,15 @@ def cached(probe: Probe) -> Seen:
     if not own and not (hasattr(probe.net, "start") and hasattr(probe.net, "step")):
         begin = "rows" if probe.single else "src, src_lengths"
         raise Skipped(f"the net has no start({begin}, capacity=...) and step(ids, cache)")
-    worst, reorders = 0.0, False
+    worst = 0.0
     for way in _of_one_stack(probe) if probe.single else _of_two_stacks(probe):
-        decoder = _OwnDecoder(probe, way) if own else _Decoder(probe, way)
-        error, where = _decode(probe, way, decoder)
+        step, reorder = _begin_ours(probe, way) if own else _begin(probe, way)
+        error, where = _decode(probe, way, step, reorder)
         if error > probe.tolerance:
             seen = f"{probe.outputs_name} at {where} differ by {error:.1e}{way.note}"
             raise Failed(seen, error)
-        worst, reorders = max(worst, error), reorders or decoder.reorders
-    return "equal" if reorders else "equal (the cache has no reorder(rows))", worst
+        worst = max(worst, error)
+    return "equal (the cache has no reorder(rows))" if reorder is None else "equal", worst
 
 
 def _of_two_stacks(probe: Probe) -> Iterator[_Way]:
@@ -83,70 +86,51 @@ def _of_one_stack(probe: Probe) -> Iterator[_Way]:
         yield _Way(steps)
 
 
-class _Decoder:
+def _begin(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
     """A net with `start` and `step`, and a cache that may have `reorder(rows)`."""
-
-    def __init__(self, probe: Probe, way: _Way) -> None:
-        self.net = cast(Any, probe.net)
-        capacity = probe.width(probe.written)
-        if probe.single:
-            starts = {"starts": torch.tensor(way.pads, device=probe.device)}
-            self.cache = self.net.start(3, capacity=capacity, **starts if any(way.pads) else {})
-        else:
-            side = {"padding_side": "left"} if way.source.padding_side == "left" else {}
-            given = way.source.ids["src"], way.source.lengths.get("src")
-            self.cache = self.net.start(*given, capacity=capacity, **side)
-        self.reorders = way.reorders and hasattr(self.cache, "reorder")
-
-    def reorder(self, rows: Int[Tensor, "M"]) -> None:
-        """Row i goes on from what was row `rows[i]`."""
-        self.cache.reorder(rows)
-
-    def step(self, ids: Int[Tensor, "N t"]) -> Float[Tensor, "N t V"]:
-        """Logits after each new token."""
-        logits: Tensor = self.net.step(ids, self.cache)
-        return logits
+    net, capacity = cast(Any, probe.net), probe.width(probe.written)
+    if probe.single:
+        starts = {"starts": torch.tensor(way.pads, device=probe.device)} if any(way.pads) else {}
+        cache = net.start(3, capacity=capacity, **starts)
+    else:
+        side = {"padding_side": "left"} if way.source.padding_side == "left" else {}
+        given = way.source.ids["src"], way.source.lengths.get("src")
+        cache = net.start(*given, capacity=capacity, **side)
+    return lambda ids: net.step(ids, cache), getattr(cache, "reorder", None)
 
 
-class _OwnDecoder(_Decoder):
+def _begin_ours(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
     """A net of ours, whose cache knows beams."""
+    net, longest = cast(Any, probe.net), probe.width(probe.written)
+    rows: Any = 3
+    if not probe.single:
+        given = way.source.ids["src"], way.source.lengths.get("src")
+        rows = Tokens.of(*given, way.source.padding_side)
+    beams = 2 if way.reorders else 1
+    cache = net.start(rows, capacity=longest * beams, beams=beams)
+    pads = torch.tensor(way.pads, device=probe.device) if any(way.pads) else None
+    state = Decoding(net, cache, longest=longest, left_padding=pads)
 
-    def __init__(self, probe: Probe, way: _Way) -> None:
-        self.net = cast(Any, probe.net)
-        self.reorders, beams = way.reorders, 2 if way.reorders else 1
-        rows: Any = 3
-        if not probe.single:
-            given = way.source.ids["src"], way.source.lengths.get("src")
-            rows = Tokens.of(*given, way.source.padding_side)
-        longest = probe.width(probe.written)
-        cache = self.net.start(rows, capacity=longest * beams, beams=beams)
-        pads = torch.tensor(way.pads, device=probe.device) if any(way.pads) else None
-        self.state = Decoding(self.net, cache, longest=longest, left_padding=pads)
-        self.rows = 3
+    def reorder(rows: Int[Tensor, "M"]) -> None:
+        if rows.tolist() != _REORDERS[1]:  # the first token was that of all beams of a source
+            state.select(rows[::2] // 2)
+            state.follow((rows % 2).view(-1, 2))
 
-    def reorder(self, rows: Int[Tensor, "M"]) -> None:
-        if len(rows) <= self.rows:  # else the first token was that of all beams of a source
-            self.state.select(rows[::2] // 2)
-            self.state.follow((rows % 2).view(-1, 2))
-        self.rows = len(rows)
-
-    def step(self, ids: Int[Tensor, "N t"]) -> Float[Tensor, "N t V"]:
-        logits: Tensor = self.net.head(self.net.decode(self.state.tokens(ids), self.state.cache))
-        return logits
+    return lambda ids: net.head(net.decode(state.tokens(ids), state.cache)), reorder
 
 
 @torch.no_grad()
-def _decode(probe: Probe, way: _Way, decoder: _Decoder) -> tuple[float, str]:
+def _decode(probe: Probe, way: _Way, decode: _Step, reorder: _Reorder | None) -> tuple[float, str]:
     """Largest difference of a step from whole prefixes, and where it was."""
-    plan = _REORDERS if decoder.reorders else {}
+    plan = _REORDERS if way.reorders else {}
     owners = torch.arange(3, device=probe.device)
     pads = torch.tensor(way.pads, device=probe.device)
     prefixes = probe.ids(probe.written, 3, 0)
     worst, where = 0.0, ""
     for number, count in enumerate(way.steps):
-        if number in plan:
+        if number in plan and reorder is not None:
             rows = torch.tensor(plan[number], device=probe.device)
-            decoder.reorder(rows)
+            reorder(rows)
             owners, prefixes = owners[rows], prefixes[rows]
         tokens = probe.ids(probe.written, owners.numel(), count)
         if number == 0 and probe.pad_id is not None:
@@ -156,10 +140,10 @@ def _decode(probe: Probe, way: _Way, decoder: _Decoder) -> tuple[float, str]:
         if any(way.pads):
             lengths = {probe.written: prefixes.size(1) - pads[owners]}
             batch = replace(batch, lengths=lengths, padding_side="left")
-        whole, step = probe.outputs(batch)[:, -count:], decoder.step(tokens)
+        whole, step = probe.outputs(batch)[:, -count:], decode(tokens)
         real = max(way.pads) if number == 0 else 0  # from here on all rows are
         error = distance(whole[:, real:], step[:, real:])
         if error > worst:
-            reordered = " (after a reorder)" if any(p <= number for p in plan) else ""
+            reordered = " (after a reorder)" if reorder and any(p <= number for p in plan) else ""
             worst, where = error, f"step {number}{reordered}"
     return worst, where

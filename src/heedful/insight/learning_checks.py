@@ -1,6 +1,5 @@
 """The checks of a net's weights: whether gradients reach them, how they start, what they learn."""
 
-import copy
 import math
 import time
 from itertools import combinations
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 from heedful.insight.checks import Failed, Seen, Skipped, asks, distance, not_finite
 from heedful.insight.lookups import Lookups
-from heedful.insight.probe import Batch, Probe, loss_of
+from heedful.insight.probe import Batch, Probe
 
 # A loss is near ln V at the start if it is no further above it than this, in nats: logits of
 # standard deviation s raise it by about s² / 2.
@@ -130,13 +129,15 @@ def one_batch_overfits(probe: Probe) -> Seen:
 
     def losses_at(rate: float) -> list[float]:
         """Of a copy's steps, in evaluation mode: dropout would only blur what is asked."""
-        net = copy.deepcopy(probe.net)
-        optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=rate)
+        learner = probe.copied()
+        weights = [p for p in learner.net.parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(weights, lr=rate)
         losses: list[float] = []
         for step in range(OVERFIT_STEPS):
             for group in optimizer.param_groups:
                 group["lr"] = rate * min(1.0, (step + 1) / 20)
-            loss = loss_of(probe.forward(net, batch), labels)
+            logits = learner.outputs(batch, grad=True).float()
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
             losses.append(float(loss.detach()))
             if not losses[-1] >= goal or time.monotonic() > deadline:
                 break

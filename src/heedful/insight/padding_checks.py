@@ -4,36 +4,33 @@ from functools import partial
 
 import torch
 
-from heedful.insight.checks import Ask, Failed, Seen, Skipped, asks, must_equal, not_finite, usable
+from heedful.insight.checks import Failed, Seen, Skipped, asks, must_equal, not_finite, usable
 from heedful.insight.kind import NAMES, Side
 from heedful.insight.probe import PADDING_SIDES, Probe
 from heedful.parts.tokens import PaddingSide
 
 
-def _padding_of(side: Side, where: PaddingSide) -> Ask:
-    def ask(probe: Probe) -> Seen:
-        if reason := probe.cannot_pad(side, where):
-            raise Skipped(reason)
-        batch, lengths = probe.batch(3), probe.ragged(side)
-        batched = probe.padded(batch, side, lengths, where)
-        padded, real = probe.outputs(batched), probe.real(batched)
-        together, alone = [], []
-        for row, length in enumerate(lengths):
-            single = batch.rows(slice(row, row + 1))
-            alone.append(probe.outputs(single.replaced(side, single.ids[side][:, :length])))
-            together.append(padded[row][real[row]][None])
-        # All rows at once: what is of a whole text may be one number, which has no spread.
-        changed = f"{probe.outputs_name} change by {{error}} when the {NAMES[side]} is padded"
-        error = must_equal(probe, torch.cat(alone, 1), torch.cat(together, 1), changed)
-        return "padding changes nothing", error
-
-    return ask
+def _padding(side: Side, where: PaddingSide, probe: Probe) -> Seen:
+    if reason := probe.cannot_pad(side, where):
+        raise Skipped(reason)
+    batch, lengths = probe.batch(3), probe.ragged(side)
+    batched = probe.padded(batch, side, lengths, where)
+    padded, real = probe.outputs(batched), probe.real(batched)
+    together, alone = [], []
+    for row, length in enumerate(lengths):
+        single = batch.rows(slice(row, row + 1))
+        alone.append(probe.outputs(single.replaced(side, single.ids[side][:, :length])))
+        together.append(padded[row][real[row]][None])
+    # All rows at once: what is of a whole text may be one number, which has no spread.
+    changed = f"{probe.outputs_name} change by {{error}} when the {NAMES[side]} is padded"
+    error = must_equal(probe, torch.cat(alone, 1), torch.cat(together, 1), changed)
+    return "padding changes nothing", error
 
 
 for _where in PADDING_SIDES:
-    asks(f"source padding, {_where}")(_padding_of("src", _where))
-    asks(f"target padding, {_where}")(_padding_of("tgt", _where))
-    asks(f"padding, {_where}")(_padding_of("ids", _where))
+    asks(f"source padding, {_where}")(partial(_padding, "src", _where))
+    asks(f"target padding, {_where}")(partial(_padding, "tgt", _where))
+    asks(f"padding, {_where}")(partial(_padding, "ids", _where))
 
 
 @asks("empty rows")

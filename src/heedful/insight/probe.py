@@ -1,14 +1,15 @@
 """How the checks reach a net: a copy of it, the ways it can be called, and ids to call it with."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from heedful.errors import UserError
 from heedful.insight.kind import LENGTHS, SIZES, Kind, Side
@@ -17,7 +18,6 @@ from heedful.parts.tokens import PaddingSide, padding_mask
 
 Call = Callable[..., Tensor]
 PADDING_SIDES: tuple[PaddingSide, PaddingSide] = ("right", "left")
-IGNORED = -100  # the label of positions that a loss leaves out
 _FINE = 2e-6  # above the rounding of what a net that is in fp64 still does in fp32
 
 
@@ -172,28 +172,31 @@ class Probe(Kind):
     def outputs(self, batch: Batch, *, grad: bool = False) -> Float[Tensor, "B P V"]:
         """P positions, or one where outputs are of whole texts."""
         with torch.set_grad_enabled(grad):
-            return self.forward(self.net, batch)
+            raw = self.raw(batch)
+            return raw.unsqueeze(1) if self.of_text else raw
 
-    def forward(self, net: nn.Module, batch: Batch) -> Any:
-        """What `net`, this one or another copy, gives, whole texts having one position."""
-        raw = self.raw(net, batch)
-        return raw.unsqueeze(1) if self.of_text else raw
-
-    def raw(self, net: nn.Module, batch: Batch) -> Any:
-        """Call `net`, telling it what it can be told."""
+    def raw(self, batch: Batch) -> Any:
+        """Call the net, with those keywords that it takes."""
         keywords: dict[str, Any] = {LENGTHS[side]: n for side, n in batch.lengths.items()}
         if batch.padding_side == "left":
             keywords["padding_side"] = "left"
         keywords = {name: value for name, value in keywords.items() if name in self.accepts}
         ids = (batch.ids[side] for side in self.sides)
-        return net(*ids, **keywords) if self.call is None else self.call(net, *ids, **keywords)
+        function = self.net if self.call is None else partial(self.call, self.net)
+        return function(*ids, **keywords)
+
+    def copied(self) -> "Probe":
+        """With another copy of the net."""
+        other = copy.copy(self)
+        other.net = copy.deepcopy(self.net)
+        return other
 
     def in_double(self) -> "Probe | None":
         """With a copy of the net in fp64, to tell small effects from rounding; None: it cannot."""
-        finer = copy.copy(self)
-        finer.tolerance = _FINE
         try:
-            finer.net = copy.deepcopy(self.net).double()
+            finer = self.copied()
+            finer.tolerance = _FINE
+            finer.net.double()
             finer.outputs(finer.batch(1))
         except Exception:  # a net may insist on its type, a device may have no fp64 or no room
             return None
@@ -202,22 +205,13 @@ class Probe(Kind):
     def random_loss(
         self, outputs: Float[Tensor, "B P V"], real: Bool[Tensor, "B P"] | None = None
     ) -> Float[Tensor, ""]:
-        """A loss that says nothing, for the ways of gradients: cross-entropy with random labels.
+        """A loss for the ways of gradients alone: the mean product with random numbers.
 
-        Of states, which have no labels, and of a single class, all of whose logits have the same
-        loss, it is their mean product with random numbers. `real`: what counts; default: all.
+        Forbidden tokens (-inf) do not count. `real`: what counts; default: all.
         """
-        rows, places, size = outputs.shape
-        if real is None:
-            real = torch.ones(rows, places, dtype=torch.bool, device=outputs.device)
-        if self.outputs_name != "logits" or size == 1:
-            noise = torch.randn(outputs.shape, generator=self.generator).to(outputs.device)
-            return (outputs.float() * noise)[real].mean()
-        if self.output_kind == "classes":
-            labels = torch.randint(size, (rows, places), generator=self.generator)
-        else:
-            labels = self.ids(self.written, rows, places)
-        return loss_of(outputs, labels.to(outputs.device).masked_fill(~real, IGNORED))
+        noise = torch.randn(outputs.shape, generator=self.generator).to(outputs.device)
+        products = outputs.float().masked_fill(outputs == -math.inf, 0.0) * noise
+        return (products if real is None else products[real]).mean()
 
     def token_gradient(
         self, batch: Batch, side: Side, score: Callable[[Tensor], Tensor]
@@ -248,7 +242,7 @@ class Probe(Kind):
         seen, why = None, "no embedding lookup of its ids was seen"
         with torch.no_grad(), Lookups() as lookups:
             try:
-                seen = self.raw(self.net, Batch(ids))
+                seen = self.raw(Batch(ids))
             except Exception as error:  # any net may raise anything; sizes may be known by then
                 why = f"calling it raised {first_line(error)}"
         for side in (side for side, size in self.vocab_sizes.items() if not size):
@@ -271,8 +265,3 @@ def first_line(error: BaseException) -> str:
     """Type and first line of what was raised: torch adds pages to some."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-def loss_of(logits: Float[Tensor, "B T V"], labels: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Mean cross-entropy, in fp32, of the labels that are not `IGNORED`."""
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)

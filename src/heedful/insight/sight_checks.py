@@ -30,7 +30,7 @@ def output_shape(probe: Probe) -> Seen:
     letter = "C" if probe.output_kind == "classes" else "D"
     for batch in (probe.batch(3), single):
         with torch.no_grad():
-            found = probe.raw(probe.net, batch)
+            found = probe.raw(batch)
         called = ", ".join(f"{side} {tuple(ids.shape)}" for side, ids in batch.ids.items())
         if not isinstance(found, Tensor):
             raise Failed(f"{called} gave a {type(found).__name__}, not a tensor")
