@@ -124,7 +124,6 @@ def test_tokenised_lowercased_bleu_against_an_independent_count() -> None:
         assert score.details["precisions"] == pytest.approx([100 * p for p in precisions])
     assert score.details["brevity_penalty"] < 1
     assert score.name == "tokenised lowercased BLEU"
-    assert "sacreBLEU" not in score.name
     assert "case:lc|tok:moses-de|smooth:none" in score.signature
     assert score.value != corpus_scores(HYPOTHESES, REFERENCES, metrics=["bleu"])["bleu"].value
 
@@ -202,7 +201,7 @@ def test_bad_input_is_one_clear_line(
 
 def test_importing_the_room_imports_no_scorer() -> None:
     code = (
-        "import sys, heedful.evaluation;"
+        "import sys, heedful.evaluation.metrics;"
         " print([m for m in ('sacrebleu', 'sacremoses', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

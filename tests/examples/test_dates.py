@@ -195,18 +195,6 @@ def test_a_held_out_style_differs_from_all_of_training_on_many_dates() -> None:
         assert num_new > 15, style.name
 
 
-def test_held_out_sets_bring_no_new_character(
-    train: list[DateExample],
-    held_out: dict[str, list[DateExample]],
-    readings: list[tuple[date, list[str]]],
-) -> None:
-    seen = {character for example in train for character in example.src}
-    assert seen == set().union(*(source for _, sources in readings for source in sources))
-    for example in [*held_out["valid"], *held_out["test"], *EXAMPLES_FOR_PEOPLE]:
-        assert seen.issuperset(example.src)
-        assert seen.issuperset(example.tgt)
-
-
 def test_the_same_seed_gives_the_same_examples() -> None:
     for split in ("train", "valid", "test"):
         first = generate(200, seed=5, split=split)
