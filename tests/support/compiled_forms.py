@@ -117,8 +117,7 @@ def use(folder: Path) -> None:
     eager = heedful.load(folder, engine="eager", device="cpu")
     draw = random.Random(1)
     for number in range(REQUESTS):
-        lengths = [draw.randint(1, 14) for _ in range(draw.choice((1, 1, 2, 5)))]
-        rows = [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+        rows = compiled_encoders.random_rows(draw)
         options: dict[str, Any] = {"max_new_tokens": draw.randint(4, 24)}
         options |= {"min_new_tokens": draw.choice((0, 0, 4))}
         options |= draw.choice(({"beam_size": 1}, {"beam_size": draw.randint(2, 4)}))

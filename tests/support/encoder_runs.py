@@ -30,17 +30,9 @@ TINY: dict[str, Any] = {
     "data": {"max_length": 16},
     "tokenizer": {"kind": "word", "vocab_size": None},
     "model": {"architecture": "bert", **NET, "dropout": 0.1},
-    "training": {
-        "device": "cpu",
-        "precision": "fp32",
-        "max_steps": 12,
-        "batch_tokens": None,
-        "batch_sentences": 8,
-        "label_smoothing": 0.0,
-        "schedule": {"learning_rate": 0.01, "warmup_steps": 5},
-        "evaluate_every": 4,
-        "log_every": 1,
-    },
+    "training": commands.TINY["training"]
+    | {"batch_sentences": 8, "label_smoothing": 0.0}
+    | {"evaluate_every": 4, "log_every": 1, "average_last": 1},
 }
 
 
@@ -189,25 +181,23 @@ def sentences(count: int) -> list[str]:
 def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
     """A recipe of a task whose data lie in `folder`, with a net of two layers."""
     lines = sentences(80)
-    keys: dict[str, Any] = {"model__num_layers": 2, "data__hold_out": 16}
-    two_stacks = {"architecture": "vaswani2017", **TWO_STACKS}
-    two_stacks |= {"num_encoder_layers": 2, "num_decoder_layers": 2}
+    keys: dict[str, Any] = {"data__hold_out": 16}
+    if task in ("translation", "denoising"):
+        layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+        keys["model"] = {"architecture": "vaswani2017", **TWO_STACKS, **layers}
+    else:
+        keys["model__num_layers"] = 2
     if task == "translation":
-        keys = {"data__hold_out": 16, "evaluation__decode_sentences": 2}
-        keys["evaluation__final_beam_size"] = 1
+        keys |= {"evaluation__decode_sentences": 2, "evaluation__final_beam_size": 1}
         keys["data__train"] = {
             "src": write(folder / "src", lines),
             "tgt": write(folder / "tgt", [" ".join(line.split()[::-1]) for line in lines]),
         }
-        keys["model"] = two_stacks
     elif task == "classification":
         labelled = [f"{line}\t{'x' if 'dog' in line else 'y'}" for line in lines]
         keys["data__train__file"] = write(folder / "train.tsv", labelled)
     else:
         keys["data__train__text"] = write(folder / "text", lines)
-    if task == "denoising":
-        keys["model"] = two_stacks
-        del keys["model__num_layers"]
     if task == "language_modelling":
         keys["model__architecture"] = "gpt2"
         del keys["data__hold_out"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import option_space
 from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
@@ -129,10 +130,6 @@ class Laws:
 
     case: Case
 
-    def said(self, model: Any, seed: int) -> Tensor:
-        """What a model of theirs says of random rows without padding."""
-        return output(model, torch.stack(self.case.rows(model, [9, 9], seed)))
-
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
         """Our net says what theirs says at every real token, with padding on either side."""
         assert_same_outputs(model, net, self.case.rows(model, self.case.lengths, seed))
@@ -148,26 +145,19 @@ class Laws:
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, list(cases))
 
-    def imported(self, variant: str, directory: Path) -> tuple[Any, ImportedNet, int]:
-        """A model of theirs, what we read of it, and its seed."""
+    @torch.no_grad()
+    def test_outputs_with_either_padding_and_weights_both_ways(
+        self, variant: str, tmp_path: Path
+    ) -> None:
         hf_class, keys, seed = self.case.variants()[variant]
         model = self.case.model(hf_class, seed, **keys)
-        return model, imported(model, directory), seed
-
-    @torch.no_grad()
-    def test_outputs_with_either_padding(self, variant: str, tmp_path: Path) -> None:
-        model, found, seed = self.imported(variant, tmp_path)
+        found = imported(model, tmp_path)
         assert found.notices == []
         self.assert_same(model, found.net, seed)
-
-    @torch.no_grad()
-    def test_weights_go_both_ways(self, variant: str, tmp_path: Path) -> None:
-        model, found, seed = self.imported(variant, tmp_path)
-        hf_class = self.case.variants()[variant].hf_class
         back = assert_round_trips(model, found, tmp_path, hf_class)
         for key in self.case.kept:
             assert getattr(back.config, key) == getattr(model.config, key), key
-        torch.testing.assert_close(self.said(back, seed), self.said(model, seed), **CLOSE)
+        self.assert_same(back, found.net, seed)
 
     def test_each_tensor_must_be_there_in_its_shape_and_no_other(self) -> None:
         found = self.case.net()
@@ -248,22 +238,13 @@ def random_hf(model_class: Any, config: Any, seed: int = 0) -> Any:
     """A model of transformers in eval mode in which no weight is as its initialisation left it."""
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
-    model = model_class(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                continue  # Marian's table of sines
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
+    return option_space.randomised(model_class(config), 0.15)
 
 
-@torch.no_grad()
 def randomised(net: nn.Module, seed: int = 0) -> Any:
     """The net in eval mode, no weight as its initialisation left it."""
     torch.manual_seed(seed)
-    for parameter in net.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.2)
-    return net.eval()
+    return option_space.randomised(net, 0.2)
 
 
 def imported(model: Any, directory: Path, **keys: object) -> ImportedNet:
@@ -383,15 +364,8 @@ def assert_same_outputs(
 
 def padded(rows: list[Tensor], side: str, pad_id: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Rows as one batch, their lengths, and transformers' attention mask."""
-    lengths = torch.tensor([row.numel() for row in rows])
-    width = int(lengths.max())
-    ids = torch.full((len(rows), width), pad_id)
-    mask = torch.zeros(len(rows), width, dtype=torch.long)
-    for index, row in enumerate(rows):
-        place = slice(0, row.numel()) if side == "right" else slice(width - row.numel(), width)
-        ids[index, place] = row
-        mask[index, place] = 1
-    return ids, lengths, mask
+    mask = option_space.pad([torch.ones_like(row) for row in rows], side)
+    return option_space.pad(rows, side, pad_id=pad_id), mask.sum(1), mask
 
 
 def random_rows(

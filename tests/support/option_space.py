@@ -63,7 +63,8 @@ def random_net(config: Config, seed: int = 0) -> EncoderDecoder:
 def randomised(net: Any, by: float = 0.3) -> Any:
     """The net in eval mode, no weight as its initialisation left it."""
     for parameter in net.parameters():
-        parameter.add_(torch.randn_like(parameter) * by)
+        if parameter.requires_grad:  # transformers' Marian has a table of sines among them
+            parameter.add_(torch.randn_like(parameter) * by)
     return net.eval()
 
 

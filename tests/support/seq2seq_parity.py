@@ -62,10 +62,6 @@ class Seq2SeqCase(Case):
 class Seq2SeqLaws(Laws):
     case: Seq2SeqCase
 
-    def said(self, model: Any, seed: int) -> Tensor:
-        vocabularies = (part.num_embeddings for part in embeddings_of(model))
-        return theirs_of(model, random_pairs(*vocabularies, "right", seed)).logits
-
     def assert_same(self, model: Any, net: Any, seed: int = 0) -> None:
         assert_same_logits(model, net, seed)
 
@@ -74,8 +70,7 @@ class Seq2SeqLaws(Laws):
         for number, keys in enumerate(self.case.base_configs):
             model = self.case.model(self.case.base_class, **keys)
             found = imported(model, tmp_path / str(number))
-            vocabularies = (part.num_embeddings for part in embeddings_of(model))
-            pairs = random_pairs(*vocabularies, "right")
+            pairs = pairs_for(found.net, "right")
             real = pairs.tgt_mask.bool()
             theirs = theirs_of(model, pairs).last_hidden_state[real]
             ours = found.net.states(
@@ -118,9 +113,10 @@ def random_pairs(src_vocab: int, tgt_vocab: int, side: str, seed: int = 0) -> Pa
     return Pairs(src, tgt, src_lengths, tgt_lengths, src_mask, tgt_mask)
 
 
-def embeddings_of(model: Any) -> tuple[Any, Any]:
-    """The matrices of source and target of a model of theirs."""
-    return model.get_encoder().embed_tokens, model.get_decoder().embed_tokens
+def pairs_for(net: EncoderDecoder, side: str, seed: int = 0) -> Pairs:
+    """Of its vocabularies."""
+    both = (net.src_embedding, net.tgt_embedding)
+    return random_pairs(*(part.tokens.num_embeddings for part in both), side, seed)
 
 
 def ours_of(net: EncoderDecoder, pairs: Pairs, side: Any) -> Tensor:
@@ -142,12 +138,11 @@ def assert_same_logits(model: Any, net: EncoderDecoder, seed: int = 0) -> None:
 
     Over there left padding moves the positions of a model that has them in its embeddings.
     """
-    vocabularies = net.src_embedding.tokens.num_embeddings, net.tgt_embedding.tokens.num_embeddings
-    right = random_pairs(*vocabularies, "right", seed)
+    right = pairs_for(net, "right", seed)
     theirs = theirs_of(model, right).logits[right.tgt_mask.bool()]
     assert theirs.std() > 0.1
     for side in ("right", "left"):
-        pairs = random_pairs(*vocabularies, side, seed)
+        pairs = pairs_for(net, side, seed)
         ours = ours_of(net, pairs, side)[pairs.tgt_mask.bool()]
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
