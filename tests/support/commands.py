@@ -199,43 +199,28 @@ def _child(
     file_limit: int | None,
     whole: bool,
 ) -> None:
-    code = 1
-    try:
-        os.chdir(cwd)
-        run_whole(whole)
-        os.dup2(os.open(scratch / "in", os.O_RDONLY), 0)
-        sys.stdin = os.fdopen(0)  # `multiprocessing` has closed it
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        if stdout == GONE:
-            reader, out = os.pipe()
-            os.close(reader)
-        else:
-            out = os.open(stdout or scratch / "out", flags)
-        os.dup2(out, 1)
-        os.dup2(os.open(scratch / "err", flags), 2)
-        if stdout:
-            (scratch / "out").write_text("")
-        if file_limit is not None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-        _arm(kill)
-        sys.argv = ["heedful", *arguments]
-        from heedful.cli import main
+    os.chdir(cwd)
+    run_whole(whole)
+    os.dup2(os.open(scratch / "in", os.O_RDONLY), 0)
+    sys.stdin = os.fdopen(0)  # `multiprocessing` has closed it
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    if stdout == GONE:
+        reader, out = os.pipe()
+        os.close(reader)
+    else:
+        out = os.open(stdout or scratch / "out", flags)
+    os.dup2(out, 1)
+    os.dup2(os.open(scratch / "err", flags), 2)
+    if stdout:
+        (scratch / "out").write_text("")
+    if file_limit is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+    _arm(kill)
+    sys.argv = ["heedful", *arguments]
+    from heedful.cli import main
 
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    main()
 
 
 def _arm(kill: dict[str, Any]) -> None:
