@@ -111,12 +111,7 @@ ROWS = {
     "5000-pairs-vocabulary-1500": [*FEW, "tokenizer.vocab_size=1500"],
     "5000-pairs-small-batches": [*FEW, *SMALL_BATCHES],
     "5000-pairs-both": [*FEW, *SMALL_BATCHES, "tokenizer.vocab_size=1500"],
-    "5000-pairs-less-dropout": [
-        *FEW,
-        "model.dropout=0.1",
-        "model.attention_dropout=0",
-        "model.activation_dropout=0",
-    ],
+    "5000-pairs-less-dropout": [*FEW, *LITTLE_DROPOUT],
     **{
         f"5000-pairs-muon{name}": [*FEW, "training.optimizer.name=muon", *more]
         for name, more in {

@@ -28,7 +28,7 @@ FLOORS = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Lines: of a file, of a function without its docstring, of a paper's file, of all.
 MOST_OF_A_FILE, MOST_OF_A_FUNCTION, MOST_OF_A_PAPER = 450, 60, 150
-MOST_IN_ALL = {"src": 27_540, "tests": 24_531}
+MOST_IN_ALL = {"src": 27_539, "tests": 24_528}
 ENTRANCES = {"__init__", "__main__"}  # what a user imports; they open every door
 
 

@@ -108,9 +108,6 @@ def test_commands_and_library_run(folder: Path, commands: Commands) -> None:
     (code,) = blocks("python")
     out = in_a_shell(f"{sys.executable} - <<'PYTHON'\n{code}\nPYTHON", folder)
     assert "causality" in out
-
-
-def test_the_demos_own_line_runs_on_any_model(folder: Path) -> None:
     (line,) = [command for command in written() if ".venv/bin/heedful" in command]
     line = line.replace(".venv/bin/heedful", "heedful").replace("runs/demo", "runs/mine")
     assert in_a_shell(line, folder).count("\n") == 1

@@ -143,9 +143,8 @@ class CTranslate2:
 
     def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         """As `Engine.outputs`."""
-        with _undamaged(
-            self._directory
-        ):  # a call that waits for its own answers is done a little sooner
+        # Not by `submit`: a call that waits for its own answers is done a little sooner.
+        with _undamaged(self._directory):
             return self._read(self._begin(rows, asked, asynchronous=False), rows, asked)
 
     def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
