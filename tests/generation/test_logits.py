@@ -122,7 +122,7 @@ def test_rules_on_tokens_are_those_of_transformers(
 # --- Exact tables -------------------------------------------------------------------------------
 
 
-def test_impl_trap_28_the_token_that_reaches_top_p_stays() -> None:
+def test_the_token_that_reaches_top_p_stays() -> None:
     log_probs = log_probs_of(0.125, 0.5, 0.25, 0.125)
     for p, ids in {
         1e-9: [1], 0.5: [1], 0.51: [1, 2], 0.75: [1, 2], 0.76: [0, 1, 2], 0.876: [0, 1, 2, 3],
@@ -131,7 +131,7 @@ def test_impl_trap_28_the_token_that_reaches_top_p_stays() -> None:
         assert left(TopP(p)(log_probs, NOTHING)) == [ids]
 
 
-def test_impl_trap_29_top_k_keeps_exactly_k_of_equals() -> None:
+def test_top_k_keeps_exactly_k_of_equals() -> None:
     log_probs = log_probs_of(0.1, 0.2, 0.2, 0.2, 0.2, 0.1)
     for k, ids in {1: [1], 2: [1, 2], 4: [1, 2, 3, 4], 5: [0, 1, 2, 3, 4], 9: range(6)}.items():
         assert left(TopK(k)(log_probs, NOTHING)) == [list(ids)]

@@ -1,4 +1,4 @@
-"""Beam and greedy search over tables: published numbers, exhaustive search, and traps."""
+"""Beam and greedy search over tables: published numbers, exhaustive search, known mistakes."""
 
 import itertools
 import math
@@ -177,7 +177,7 @@ def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
 # --- States --------------------------------------------------------------------------------------
 
 
-def test_impl_trap_7_state_follows_its_beams_and_leaves_with_its_sentence() -> None:
+def test_state_follows_its_beams_and_leaves_with_its_sentence() -> None:
     table = {
         (1,): {1: 0.6, 2: 0.4},
         (1, 1): {2: 0.5, EOS: 0.1, 1: 0.4},
@@ -213,7 +213,7 @@ def test_state_is_left_alone_where_no_row_moves() -> None:
 # --- Defects of other searches ------------------------------------------------------------------
 
 
-def test_docs_trap_7_finished_hypothesis_is_kept_when_it_falls_out_of_the_beam() -> None:
+def test_a_finished_hypothesis_is_kept_when_it_falls_out_of_the_beam() -> None:
     """EOS is only fourth after (), so it is in no beam of 2, yet it is the best in the end."""
     table = {(): {1: 0.3, 2: 0.25, 3: 0.24, EOS: 0.21}}
     weak = dict.fromkeys(range(10), 0.1)
@@ -234,7 +234,7 @@ def test_docs_trap_7_finished_hypothesis_is_kept_when_it_falls_out_of_the_beam()
         ({"stop": "beam_full"}, 2),
     ],
 )
-def test_docs_trap_7_search_ends_before_the_limit(options: dict[str, object], steps: int) -> None:
+def test_search_ends_before_the_limit(options: dict[str, object], steps: int) -> None:
     calls = []
     table = {(): {EOS: 0.4, 1: 0.6}, (1,): {EOS: 0.1, 1: 0.9}, (1, 1): {1: 0.9, EOS: 0.1}}
     if "normalization" in options:
@@ -258,7 +258,7 @@ def test_docs_trap_7_search_ends_before_the_limit(options: dict[str, object], st
         (-1.0, {(): {EOS: 0.3, 1: 0.7}}, [1, EOS]),
     ],
 )
-def test_impl_trap_8_early_stop_uses_the_formula_of_the_scores(
+def test_early_stop_uses_the_formula_of_the_scores(
     penalty: float, table: dict, best: list[int]
 ) -> None:
     if penalty > 0:
@@ -270,7 +270,7 @@ def test_impl_trap_8_early_stop_uses_the_formula_of_the_scores(
     assert found.ids == best
 
 
-def test_impl_trap_9_length_counts_eos_and_not_the_start() -> None:
+def test_length_counts_eos_and_not_the_start() -> None:
     table = {(1, 2, 3): {1: 0.5, EOS: 0.1, 2: 0.4}, (1, 2, 3, 1): {EOS: 0.5, 1: 0.5}}
     options = {"beam_size": 3, "eos_id": EOS, "min_new_tokens": 2, "max_new_tokens": 2}
     for normalization, divisor in (("average", 2.0), ("gnmt", 7 / 6), ("none", 1.0)):

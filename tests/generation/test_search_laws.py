@@ -128,7 +128,7 @@ def test_a_search_never_looks_into_start(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_docs_trap_8_one_call_a_step_for_all_rows_of_sentences_that_are_not_done(kind: str) -> None:
+def test_one_call_a_step_for_all_rows_of_sentences_that_are_not_done(kind: str) -> None:
     shapes = []
 
     def endless(prefixes: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def test_rows_are_packed_each_in_its_own_way_and_padded(
 
 @SEARCH
 @given(singles(), lengths_of(3, 1, 4), st.integers(0, 2), st.integers(0, 99))
-def test_trap_30_no_text_of_a_packed_row_leaks_into_another(
+def test_no_text_of_a_packed_row_leaks_into_another(
     single: Single, lengths: list[int], changed: int, seed: int
 ) -> None:
     """Other words in one change nothing in the others, and their losses give it no gradient."""

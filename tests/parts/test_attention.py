@@ -145,7 +145,7 @@ def test_scores_are_scaled_by_the_root_of_the_head_width_unless_told(
 @pytest.mark.parametrize("empty", [[(0,)], [(1, 2)], [(0,), (1,)]], ids=str)
 @pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize("eager", [True, False])
-def test_trap_2_empty_rows_give_zeros_and_zero_gradients(
+def test_empty_rows_give_zeros_and_zero_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never NaN, never a uniform look at everything; all else learns as without those rows."""
@@ -221,7 +221,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_trap_5_dropout_is_on_the_weights_and_in_training_only(
+def test_dropout_is_on_the_weights_and_in_training_only(
     eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its expectation is the output without it, and a weight is dropped whole: of one key and one
@@ -264,7 +264,7 @@ def repeated(module: Any) -> Any:
 
 @SEARCH
 @given(HEADS, st.booleans(), lengths_of(2, 0, 6), SIDES, st.sampled_from(list(SCHEMES)))
-def test_trap_16_grouped_heads_are_repeated_heads(
+def test_grouped_heads_are_repeated_heads(
     heads: tuple[int, int], causal: bool, lengths: list[int], side: str, scheme: str
 ) -> None:
     """Values and gradients; with padding, and with any position scheme."""

@@ -48,7 +48,7 @@ def x_of(*shape: int, scale: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 1e-2])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
-def test_trap_26_norms_are_their_formulas_with_eps_inside_the_root(
+def test_norms_are_their_formulas_with_eps_inside_the_root(
     kind: Any, scale: float, eps: float
 ) -> None:
     """Layer norm takes the biased deviation, not the unbiased one, nor root + eps, as in widely
@@ -107,7 +107,7 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", [*FORMULAS, *GATED])
-def test_trap_25_networks_are_their_formulas(kind: Any, bias: bool) -> None:
+def test_networks_are_their_formulas(kind: Any, bias: bool) -> None:
     """act(x W + b) W₂ + d, or (act(x W + b) ⊙ (x V + c)) W₂ + d, whose activation is on the first
     half; one number at a time, in double precision. GELU is the exact one, or its approximation."""
     network, x = random(FeedForward(D, WIDE, kind, bias=bias, dropout=0.25)), x_of(2, 3, D)
@@ -194,7 +194,7 @@ SAME = {"none": (False, False), "decoder": (False, True), "all": (True, True)}
 
 
 @pytest.mark.parametrize("tie", SAME)
-def test_trap_19_tied_is_one_and_the_same_parameter(tie: Any) -> None:
+def test_tied_is_one_and_the_same_parameter(tie: Any) -> None:
     """Also after a load, a copy and a change of type: an alias that broke trains apart unseen. Its
     gradient is the sum over all uses."""
     net, free = (build(tiny(tie_embeddings=each, dropout=0.0)) for each in (tie, "none"))

@@ -35,7 +35,7 @@ def authors_slopes(num_heads: int) -> list[float]:
     return authors_slopes(below) + authors_slopes(2 * below)[0::2][: num_heads - below]
 
 
-def test_trap_17_slopes_of_every_number_of_heads() -> None:
+def test_slopes_of_every_number_of_heads() -> None:
     """8, 12 and 40 heads written out, and all up to 40 by the authors' rule."""
     eight = [2.0**-i for i in range(1, 9)]
     assert alibi_slopes(1).tolist() == [2.0**-8]
@@ -79,7 +79,7 @@ def test_alibi_slopes_stay_in_fp32_and_move_with_the_positions(dtype: torch.dtyp
     ("num_buckets", "max_distance"), [(32, 128), (8, 20), (4, 3), (32, 64), (16, 1000), (10, 37)]
 )
 @pytest.mark.parametrize("causal", [True, False])
-def test_trap_20_buckets_are_those_of_transformers(
+def test_buckets_are_those_of_transformers(
     causal: bool, num_buckets: int, max_distance: int
 ) -> None:
     """For every distance to well past the last bucket, to both sides; theirs are key - query."""
@@ -117,7 +117,7 @@ def test_buckets_that_cannot_be_told_apart_are_refused(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["alibi", "causal", "both ways"])
-def test_trap_6_scores_of_some_queries_are_those_rows_of_the_whole(kind: str) -> None:
+def test_scores_of_some_queries_are_those_rows_of_the_whole(kind: str) -> None:
     buckets = RelativePositionBias(3, 8, 6, causal=kind == "causal")
     module = AlibiBias(3) if kind == "alibi" else buckets
     whole = scores_of(module, range(9), 9)

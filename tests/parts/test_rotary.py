@@ -120,7 +120,7 @@ def test_ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest(wi
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 8), st.integers(0, 5000), st.integers(0, 99))
-def test_trap_13_the_layouts_are_one_another_under_the_permutation(
+def test_the_layouts_are_one_another_under_the_permutation(
     pairs: int, start: int, seed: int
 ) -> None:
     """Evens first and then odds: exactly, not nearly."""
@@ -163,7 +163,7 @@ def test_products_depend_on_the_distance_alone(
     assert len({round(product(m, 7), 9) for m in (6, 7, 8)}) == 3
 
 
-def test_trap_15_each_row_has_the_angles_of_its_own_positions() -> None:
+def test_each_row_has_the_angles_of_its_own_positions() -> None:
     module = RotaryPositions(6)
     whole, rows = module(torch.arange(9)[None]), module(torch.tensor([[0, 1], [4, 5]]))
     assert rows.sin.shape == (2, 1, 2, 3)
@@ -175,7 +175,7 @@ def test_trap_15_each_row_has_the_angles_of_its_own_positions() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_trap_14_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtype) -> None:
+def test_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtype) -> None:
     """At position 100,000, where bf16 knows every 512th integer and fp16 none."""
     module = RotaryPositions(16).to(dtype)
     assert module.table.dtype == torch.float32
@@ -193,7 +193,7 @@ def test_trap_14_angles_are_in_fp32_whatever_the_model_runs_in(dtype: torch.dtyp
     torch.testing.assert_close(found.float(), exact, rtol=0, atol=1e-2)
 
 
-def test_trap_37_what_no_checkpoint_holds_is_there_after_a_load() -> None:
+def test_buffers_that_no_checkpoint_holds_are_there_after_a_load() -> None:
     """No buffer: `to_empty` would leave it without a value, a saved file would hold it."""
     module = RotaryPositions(8)
     assert module.state_dict() == {}

@@ -30,7 +30,7 @@ def test_causality_is_a_matter_of_positions_also_where_queries_are_fewer_than_ke
     assert seen([3], 4, causal=True) == ["xxxx"]
 
 
-def test_trap_18_a_window_has_w_keys_the_query_s_own_counted() -> None:
+def test_a_window_has_w_keys_the_query_s_own_counted() -> None:
     causal = ["x....", "xx...", "xxx..", ".xxx.", "..xxx"]
     assert seen([0, 1, 2, 3, 4], 5, causal=True, window=3) == causal
     assert seen([3, 4], 5, causal=True, window=3) == causal[3:]
@@ -54,7 +54,7 @@ def test_padding_and_packing_tables() -> None:
 
 @SEARCH
 @given(lengths_of(4, 0, 6), SIDES)
-def test_trap_1_positions_count_the_real_tokens_before_and_are_never_negative(
+def test_positions_count_the_real_tokens_before_and_are_never_negative(
     lengths: list[int], side: str
 ) -> None:
     tokens = Tokens.of(torch.zeros(4, 6, dtype=torch.int64), torch.tensor(lengths), side)

@@ -97,7 +97,7 @@ class RotaryLaws(DecoderLaws):
 
     @pytest.mark.parametrize("bias", [False, True])
     @torch.no_grad()
-    def test_trap_13_an_interleaved_layout_becomes_half(self, bias: bool, tmp_path: Path) -> None:
+    def test_an_interleaved_layout_becomes_half(self, bias: bool, tmp_path: Path) -> None:
         """The rows of query and key change places, those of the value do not; so do their norms'.
 
         Logits are the same; without the change they are not.

@@ -155,7 +155,7 @@ class EncoderLaws(Laws):
         config = self.case.read(**content)
         assert (config.head, config.num_labels) == ("classify", num_labels)
 
-    def test_trap_26_norms_have_the_published_epsilon(self) -> None:
+    def test_norms_have_the_published_epsilon(self) -> None:
         config = self.case.module.Config(vocab_size=3, d_model=2, num_heads=1, num_layers=2, d_ff=2)
         net = self.case.module.build(config)
         norms = [part for part in net.modules() if isinstance(part, nn.LayerNorm)]

@@ -178,7 +178,7 @@ class Laws:
                 longer = torch.cat([tensor, tensor[:1]])
                 refused(f"file: {name} is {tuple(longer.shape)}, but", {name: longer})
 
-    def test_trap_19_tied_matrices_are_one_and_written_once(self) -> None:
+    def test_tied_matrices_are_one_and_written_once(self) -> None:
         found = self.case.net(**self.case.tying)
         embeddings = [part for part in found.net.modules() if isinstance(part, TokenEmbedding)]
         assert all(part.tokens.weight is found.net.head.out.weight for part in embeddings)

@@ -122,10 +122,10 @@ def test_names_of_the_first_release_are_read(head: str) -> None:
     assert_same_net(found.net, again.net)
 
 
-# The traps that published code fell into.
+# Mistakes of published implementations.
 
 
-def test_trap_12_padding_is_told_by_lengths_not_by_ids(tmp_path: Path) -> None:
+def test_padding_is_told_by_lengths_not_by_ids(tmp_path: Path) -> None:
     """The padding's id inside a text is a token as any other."""
     model = BERT.model()
     rows = [torch.tensor([0, 4, 0, 0, 9, 0]), torch.tensor([0, 0])]

@@ -49,10 +49,10 @@ class TestLaws(EncoderLaws):
     case = DISTILBERT
 
 
-# The traps that published code fell into.
+# Mistakes of published implementations.
 
 
-def test_trap_24_sinusoids_alternate_and_are_not_trained() -> None:
+def test_sinusoids_alternate_and_are_not_trained() -> None:
     """Sines at even, cosines at odd dimensions, as their code fills its table."""
     torch.manual_seed(0)
     sizes = DISTILBERT.sizes | {"dim": 6, "n_heads": 1, "sinusoidal_pos_embds": True}
@@ -72,7 +72,7 @@ def test_trap_24_sinusoids_alternate_and_are_not_trained() -> None:
     assert learned.requires_grad
 
 
-def test_trap_the_table_of_a_file_is_the_one_that_is_used(tmp_path: Path) -> None:
+def test_the_position_table_of_a_file_is_the_one_that_is_used(tmp_path: Path) -> None:
     """Also where its config calls it sinusoidal: weights are never guessed."""
     model = DISTILBERT.model(sinusoidal_pos_embds=True)
     found = imported(model, tmp_path)

@@ -94,11 +94,11 @@ def test_the_published_config_is_ours() -> None:
     assert ROBERTA.read(**published) == roberta.Config()
 
 
-# The traps that published code fell into.
+# Mistakes of published implementations.
 
 
 @torch.no_grad()
-def test_trap_23_the_longest_text_fits(tmp_path: Path) -> None:
+def test_the_longest_text_fits(tmp_path: Path) -> None:
     model = ROBERTA.model()
     ids = torch.stack(ROBERTA.rows(model, [16]))
     net = imported(model, tmp_path).net

@@ -106,7 +106,7 @@ class TestLaws(Seq2SeqLaws):
 
 
 @torch.no_grad()
-def test_trap_20_the_scores_by_distance_are_stored_once_and_serve_all_layers() -> None:
+def test_the_scores_by_distance_are_stored_once_and_serve_all_layers() -> None:
     found = T5.net()
     tables = [name for name in written(found) if "relative_attention_bias" in name]
     assert sorted(tables) == [
@@ -124,7 +124,7 @@ def test_trap_20_the_scores_by_distance_are_stored_once_and_serve_all_layers() -
 
 
 @torch.no_grad()
-def test_trap_21_hidden_units_past_the_largest_number_of_fp16() -> None:
+def test_hidden_units_past_the_largest_number_of_fp16() -> None:
     """They occur in published models; the 16 bits that heedful computes in can hold them."""
     net = T5.net().net
     for stack in (net.encoder, net.decoder):

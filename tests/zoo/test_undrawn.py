@@ -22,7 +22,7 @@ def tables(net: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_trap_37_nothing_is_drawn_and_every_table_is_there(name: str) -> None:
+def test_nothing_is_drawn_and_every_table_is_there(name: str) -> None:
     case = CASES[name]
     config = case.read(**case.hf_config(**case.sizes).to_dict())
     drawn = drawn_net(name, config)
