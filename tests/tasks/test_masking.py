@@ -1,5 +1,6 @@
 """Masked language modelling: which tokens are hidden, what replaces them, and nothing else."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,33 @@ def test_random_tokens_are_uniform_over_the_ordinary_ids() -> None:
     inputs, _ = hide(ids, Masking(fraction=1.0, mask_share=0.0, random_share=1.0))
     assert set(inputs) == set(ORDINARY)
     assert fits_uniform(np.bincount(inputs, minlength=VOCAB)[ORDINARY])
+
+
+def test_masking_a_row_needs_no_memory_for_the_vocabulary() -> None:
+    vocab_size = 1 << 20
+    ids = np.arange(100, 164)
+    tracemalloc.start()
+    hide(ids, Masking(random_share=0.2), vocab_size=vocab_size)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < vocab_size  # an array over the vocabulary has more bytes, even of bool
+
+
+@given(
+    special=st.frozensets(st.integers(0, 30), max_size=29),
+    seed=st.integers(0, 2**32),
+)
+def test_the_kth_ordinary_id_is_drawn_as_the_kth_number(special: frozenset[int], seed: int) -> None:
+    vocab_size = 31
+    special |= {30}
+    ordinary = sorted(set(range(vocab_size)) - special)
+    ids = np.full(40, ordinary[0])
+    masking = Masking(fraction=1.0, mask_share=0.0, random_share=1.0)
+    inputs, _ = hide(ids, masking, seed, mask_id=30, vocab_size=vocab_size, special_ids=special)
+    rng = np.random.default_rng(seed)
+    rng.permutation(len(ids))
+    rng.random(len(ids))
+    assert inputs.tolist() == [ordinary[k] for k in rng.integers(len(ordinary), size=len(ids))]
 
 
 def test_the_fates_inside_a_word_are_independent() -> None:

@@ -279,6 +279,7 @@ def mask_ids(
     others = places[
         (fate >= masking.mask_share) & (fate < masking.mask_share + masking.random_share)
     ]
-    allowed = np.delete(np.arange(vocab_size), special)
-    inputs[others] = allowed[rng.integers(len(allowed), size=len(others))]
+    drawn = rng.integers(vocab_size - len(special), size=len(others))
+    # The k-th ordinary id is k plus the number of special ids below it.
+    inputs[others] = drawn + np.searchsorted(special - np.arange(len(special)), drawn, "right")
     return inputs, selected
