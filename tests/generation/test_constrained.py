@@ -1,15 +1,21 @@
 """Outputs that must hold phrases are the best of those, as an exhaustive search finds them."""
 
+import math
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from engine_models import TEXTS, model_of
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search
 from heedful.generation.hypotheses import LengthScore
-from tables import Remembered, from_rows, parts_of, random_rows, remembering, whole_space
+from heedful.generation.rules import Context, PrefixFunction
+from heedful.generation.search import beam_search
+from tables import INF, Remembered, from_rows, parts_of, random_rows, remembering, whole_space
 
 SIZE, LONGEST = 5, 5
 PHRASES = st.lists(
@@ -82,6 +88,84 @@ def test_phrases_that_cannot_stand_are_refused(phrases: list[list[int]], words: 
         constrained_beam_search(
             row, torch.tensor([[1]]), phrases, beam_size=2, eos_id=0, max_new_tokens=5
         )
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(math.nan, "gave NaN at step 2"), (0.5, "gave 0.5 at step 2")]
+)
+@pytest.mark.parametrize("where", ["no rules", "before a rule", "by a rule"])
+def test_what_is_no_log_probability_is_refused_as_in_a_beam_search(
+    value: float, words: str, where: str
+) -> None:
+    row = random_rows(0, SIZE)
+
+    def changed(log_probs: Tensor, length: int) -> Tensor:
+        return log_probs.index_fill(1, torch.tensor([2]), value) if length == 1 else log_probs
+
+    def model(prefixes: Tensor) -> Tensor:
+        found = from_rows(row)(prefixes)
+        return found if where == "by a rule" else changed(found, prefixes.shape[1])
+
+    def rule(log_probs: Tensor, context: Context) -> Tensor:
+        if where == "by a rule":
+            return changed(log_probs, context.length)
+        return log_probs.masked_fill(log_probs.isnan() | (log_probs > 0), -1.0)
+
+    options = {"beam_size": 3, "eos_id": 0, "max_new_tokens": 4}
+    options |= {"rules": [] if where == "no rules" else [rule]}
+    start = torch.zeros(1, 0, dtype=torch.long)
+    for search in (partial(constrained_beam_search, phrases=[[1]]), beam_search):
+        with pytest.raises(UserError, match=words):
+            search(model, start, **options)
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_prefix_function_is_not_asked_about_sentences_that_are_done(with_state: bool) -> None:
+    """Nothing may follow after an end or at the limit, which such a function may say or raise."""
+    row, limits = random_rows(3, SIZE, eos_bias=3.0), [9, 2, 5]
+
+    def allowed(sentence: int, ids: list[int]) -> list[int]:
+        assert 0 not in ids
+        assert len(ids) < limits[sentence]
+        return [*range(SIZE)]
+
+    options = {"beam_size": 3, "eos_id": 0, "rules": [PrefixFunction(allowed)]}
+    start = torch.tensor([[1], [2], [3]])
+    state = {"state": Remembered(3)} if with_state else {}
+    function = remembering(row) if with_state else from_rows(row)
+    options |= {"max_new_tokens": limits} | state
+    found = constrained_beam_search(function, start, [[3]], **options)
+    del options["rules"], options["max_new_tokens"]
+    for place, limit in enumerate(limits):
+        alone = constrained_beam_search(
+            from_rows(row), start[place : place + 1], [[3]], max_new_tokens=limit,
+            **options | {"state": None},
+        )  # fmt: skip
+        assert alone == [found[place]]
+
+
+def test_a_forced_end_is_not_marked_as_finished() -> None:
+    row = from_rows(lambda _: [-2.3, -0.1])
+    options = {"beam_size": 2, "eos_id": 0, "max_new_tokens": 3, "force_eos": True}
+    [[found]] = constrained_beam_search(row, torch.zeros(1, 0).long(), [[1, 1]], **options)
+    assert found.ids == [1, 1, 0]
+    assert not found.finished
+
+
+def test_at_a_dead_end_the_prefix_with_the_most_of_the_phrases_is_returned() -> None:
+    """1 begins the phrase and is less likely than 2; nothing may follow."""
+    table = {(): [-INF, math.log(0.1), math.log(0.9)]}
+    row = from_rows(lambda prefix: table.get(prefix, [-INF] * 3))
+    options = {"beam_size": 3, "eos_id": 0, "max_new_tokens": 5}
+    [[found]] = constrained_beam_search(row, torch.zeros(1, 0).long(), [[1, 2]], **options)
+    assert (found.ids, found.finished) == ([1], False)
+
+
+def test_no_sentences_give_no_outputs() -> None:
+    start = torch.zeros(0, 1, dtype=torch.long)
+    row = from_rows(random_rows(0, SIZE))
+    options = {"beam_size": 2, "eos_id": 0, "max_new_tokens": 5}
+    assert constrained_beam_search(row, start, [[1]], **options) == []
 
 
 @pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.request import Search
-from heedful.generation.state import check_largest, sentences_to_keep, sum_dtype
+from heedful.generation.state import sentences_to_keep, sum_dtype
 from heedful.generation.topk import top_k
 
 Stop = Literal["optimal", "beam_full", "heuristic"]
 Penalties = Callable[[], Float[Tensor, "N"]]
 """Of each row of the last step what is added to the score of what ends after it; 0 at most."""
-NO_NEGATIVE = "a beam search cannot rank values above 0, so take no negative penalty"
 
 
 @dataclass(frozen=True)
@@ -114,9 +113,7 @@ class BeamSearch(Search):
             given, ruled = self.step(beams.tokens, beams.length, beams.sentences, known)
             after, step, seen = self.advance(beams, given, ruled)
             largest_given, largest, tied, *flags = seen.tolist()
-            if self.checks_given or not self.request.rules:
-                check_largest(largest_given, after.length)
-            check_largest(largest, after.length, self.source, NO_NEGATIVE)
+            self.check_rankable(largest_given, largest, after.length)
             if tied:
                 after, step, seen = self.advance(beams, given, ruled, exact=True)
                 flags = seen.tolist()[3:]

@@ -1,17 +1,18 @@
 """Beam search for outputs that hold some phrases, wherever they stand."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
 from heedful.generation.request import Search, Starts, read_request
-from heedful.generation.state import NextLogProbs, State, sum_dtype
+from heedful.generation.state import NextLogProbs, State, sentences_to_keep, sum_dtype
 from heedful.generation.topk import top_k
 
 Phrases = Sequence[Sequence[int]]
@@ -65,11 +66,12 @@ def constrained_beam_search(
     if not 1 <= num_return <= beam_size:
         raise UserError(f"num_return must be from 1 to beam_size = {beam_size}, not {num_return}")
     request = read_request(start, **asked)
+    shortest_limit = min(request.longest, default=math.inf)
     for phrase in phrases:
-        if not phrase or len(phrase) >= min(request.longest, default=1):
+        if not phrase or len(phrase) >= shortest_limit:
             raise UserError(
                 f"a required phrase has {len(phrase)} tokens, but an output may have "
-                f"{min(request.longest)} with its end; leave it out, or allow more"
+                f"{shortest_limit} with its end; leave it out, or allow more"
             )
         if set(phrase) & set(request.eos_ids):
             raise UserError("a required phrase holds an end of text, after which nothing comes")
@@ -88,40 +90,54 @@ class _Constrained(Search):
     score: LengthScore
 
     def run(self) -> list[list[Hypothesis]]:
-        """Go on until every sentence is done."""
+        """Decode until every sentence is done; sentences that are done leave the batch."""
         sentences = list(range(self.request.batch))
         beams = [_Beam([_Prefix()], []) for _ in sentences]
         tokens, length = self.request.start, 0
-        while True:
-            _, ruled = self.step(tokens, length, sentences)
+        while sentences:
+            log_probs, ruled = self.step(tokens, length, sentences)
             length += 1
-            for sentence, (beam, rows) in enumerate(
-                zip(beams, ruled.view(len(beams), -1, ruled.size(1)), strict=True)
-            ):
-                if beam.open:
-                    self._advance(beam, rows, length, self.request.longest[sentence])
-            if not any(beam.open for beam in beams):
-                return [beam.kept[: self.num_return] for beam in beams]
-            moves = [[(p.row, p.ids[-1]) for p in self._filled(beam)] for beam in beams]
-            parents, new = torch.tensor(moves, device=tokens.device).unbind(2)
-            tokens = tokens.unflatten(0, (len(beams), -1)).take_along_dim(parents[..., None], 1)
-            tokens = torch.cat([tokens, new[..., None]], dim=2).flatten(0, 1)
-            if self.state is not None and self.width > 1:
-                self.state.follow(parents)
+            self.check_rankable(log_probs.max().item(), ruled.max().item(), length)
+            by_sentence = ruled.view(len(sentences), -1, ruled.size(1))
+            for sentence, rows in zip(sentences, by_sentence, strict=True):
+                self._advance(beams[sentence], rows, length, self.request.longest[sentence])
+            tokens = tokens.unflatten(0, (len(sentences), -1))
+            keep = sentences_to_keep([bool(beams[s].open) for s in sentences], at_once=True)
+            if keep is not None:
+                sentences = [sentences[place] for place in keep]
+                places = torch.tensor(keep, dtype=torch.long, device=tokens.device)
+                tokens = tokens[places]
+                if self.state is not None and keep:
+                    self.state.select(places)
+            if sentences:
+                tokens = self._extended(tokens, [self._filled(beams[s].open) for s in sentences])
+        return [beam.kept[: self.num_return] for beam in beams]
 
-    def _filled(self, beam: _Beam) -> list[_Prefix]:
-        """As many as the beam is wide: the first again where there are too few."""
-        found = beam.open or [_Prefix((self.request.eos_ids[0],))]
-        return found + found[:1] * (self.width - len(found))
+    def _extended(
+        self, tokens: Int[Tensor, "B W all"], prefixes: list[list[_Prefix]]
+    ) -> Int[Tensor, "N more"]:
+        """The rows of the next step; the state follows."""
+        moves = [[(prefix.row, prefix.ids[-1]) for prefix in beam] for beam in prefixes]
+        parents, new = torch.tensor(moves, device=tokens.device).unbind(2)
+        if self.state is not None and self.width > 1:
+            self.state.follow(parents)
+        tokens = tokens.take_along_dim(parents[..., None], 1)
+        return torch.cat([tokens, new[..., None]], dim=2).flatten(0, 1)
+
+    def _filled(self, open_: list[_Prefix]) -> list[_Prefix]:
+        """`width` prefixes: the first one repeated where there are too few."""
+        return open_ + open_[:1] * (self.width - len(open_))
 
     def _advance(self, beam: _Beam, rows: Float[Tensor, "W V"], length: int, longest: int) -> None:
-        """One token more: endings are kept, the others share the beam."""
-        banks: dict[int, list[_Prefix]] = {}  # by how many tokens of the phrases are there
+        """Extend by one token: complete endings are kept, the other prefixes share the beam."""
+        banks: dict[int, list[_Prefix]] = {}  # by the number of phrase tokens in the prefix
         for prefix in self._candidates(beam.open, rows[: len(beam.open)]):
             unmet = self._unmet(prefix.ids)
             ends = prefix.ids[-1] in self.request.eos_ids
             if not unmet and (ends or length == longest):
-                beam.kept.append(self.score.hypothesis([*prefix.ids], [*prefix.parts], ends))
+                forced = self.request.force_eos and length == longest
+                finished = ends and not forced
+                beam.kept.append(self.score.hypothesis([*prefix.ids], [*prefix.parts], finished))
             elif not ends:
                 begun = max((count for _, count in unmet), default=0)
                 met = self._total - sum(len(phrase) for phrase, _ in unmet) + begun
@@ -130,7 +146,7 @@ class _Constrained(Search):
         del beam.kept[max(self.num_return, 1) :]
         open_ = self._shared(banks)
         if not beam.kept and (length == longest or not open_):
-            best = open_[0] if open_ else max(beam.open, key=lambda each: each.total)
+            best = (open_ or beam.open)[0]
             beam.kept.append(self.score.hypothesis([*best.ids], [*best.parts], False))
         beam.open = [] if length == longest or self._is_done(beam, open_, longest) else open_
 
@@ -139,7 +155,8 @@ class _Constrained(Search):
         want next, the best first."""
         totals = torch.tensor([p.total for p in prefixes], dtype=sum_dtype(rows.device))
         sums = totals.to(rows.device)[:, None] + rows
-        flat = top_k(sums.flatten()[None], min(2 * self.width, sums.numel()))[1][0].tolist()
+        count = self.width * (1 + len(self.request.eos_ids))  # so that `width` do not end
+        flat = top_k(sums.flatten()[None], min(count, sums.numel()))[1][0].tolist()
         places = {divmod(place, rows.size(1)) for place in flat}
         places |= set(enumerate(sums.argmax(1).tolist()))
         for row, prefix in enumerate(prefixes):

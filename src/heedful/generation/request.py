@@ -17,7 +17,7 @@ from heedful.generation.rules import (
     Rule,
     apply_rules,
 )
-from heedful.generation.state import NextLogProbs, State
+from heedful.generation.state import NextLogProbs, State, check_largest
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]
@@ -25,6 +25,8 @@ EosIds = int | Sequence[int]
 
 End = Literal["eos", "stop", "length", "dead_end"]
 """Why a row ended: an EOS, a `stop` function, the length limit, or nothing that may come."""
+
+NO_NEGATIVE = "a beam search cannot rank values above 0, so take no negative penalty"
 
 StopFunction = Callable[[int, list[int]], bool]
 """`stop(sentence index, new token ids) -> whether that is enough`."""
@@ -114,6 +116,20 @@ class Search:
     def checks_given(self) -> bool:
         """Whether what the function gives is looked at before the rules; always without a state."""
         return bool(self.request.rules) and self.state is None
+
+    def check_rankable(self, given: float, ruled: float, step: int) -> None:
+        """Refuse log-probabilities that a beam search cannot rank: NaN, or above 0.
+
+        Args:
+            given: the largest before the rules, looked at only where `checks_given`.
+            ruled: the largest under the rules.
+        """
+        if self.checks_given:
+            check_largest(given, step)
+        if self.request.rules:
+            check_largest(ruled, step, self.source, NO_NEGATIVE)
+        else:
+            check_largest(ruled, step)
 
 
 def read_request(
