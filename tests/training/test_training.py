@@ -23,7 +23,7 @@ from heedful.tasks.synthetic import Synthetic
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Evaluated, RunFinished, StepDone
 from heedful.training.loggers import read_log
-from heedful.training.optimizer import make_optimizer
+from heedful.training.optimizer import make_optimizer, optimizer_tensors
 from heedful.training.trainer import Evaluation, Trainer, TrainStep, Work
 from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
@@ -240,6 +240,31 @@ def test_muon_is_torchs_for_the_matrices_of_blocks_and_adamw_for_the_rest():
     expected, rest = (dict(net.named_parameters()) for net in nets[1:])
     for name, p in nets[0].named_parameters():
         assert torch.equal(p, (expected if name in inside else rest)[name]), name
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
+def test_a_step_that_is_not_taken_leaves_weights_and_state_as_they_were(name):
+    """Steps with non-finite gradients, wherever they fall, change no later step."""
+    nets = [small_net(), small_net()]
+    with_bad, without = (make_optimizer(net, Optimizer(name=name)) for net in nets)
+    torch.manual_seed(0)
+    for bad in (True, False, False, True, False):
+        drawn = {name: torch.randn_like(p) for name, p in nets[0].named_parameters()}
+        for net, optimizer in zip(nets, (with_bad, without), strict=True):
+            if bad and optimizer is without:
+                continue
+            for parameter_name, p in net.named_parameters():
+                p.grad = drawn[parameter_name] * (math.nan if bad else 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01
+            optimizer.found_inf = torch.tensor(float(bad))
+            optimizer.step()
+    expected = dict(nets[1].named_parameters())
+    for parameter_name, p in nets[0].named_parameters():
+        assert torch.equal(p, expected[parameter_name]), parameter_name
+    tensors = optimizer_tensors(nets[1], without)
+    for key, tensor in optimizer_tensors(nets[0], with_bad).items():
+        assert torch.equal(tensor, tensors[key]), key
 
 
 # --- ends -----------------------------------------------------------------------------------

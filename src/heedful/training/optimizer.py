@@ -1,9 +1,13 @@
 """The optimizer of a run, and its state as named tensors."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from heedful.config import Optimizer
+
+_MOMENTUM = 0.95  # of Muon; Nesterov's
 
 
 def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
@@ -36,31 +40,55 @@ class MuonBesideAdamW(torch.optim.Optimizer):
     2024, "Muon: An optimizer for hidden layers in neural networks"; not for embeddings, output,
     biases and norms). Its steps are scaled to the size of AdamW's (Liu et al. 2025, "Muon is
     Scalable for LLM Training", sec. 2.2), so that both share one learning rate.
+
+    Where `found_inf` is 1 a step changes neither weights nor state, as in torch's fused optimizers.
+    `torch.optim.Muon`, whose results these are, has no such flag.
     """
 
     def __init__(
         self, matrices: list[Tensor], adamw: torch.optim.AdamW, weight_decay: float
     ) -> None:
-        muon = torch.optim.Muon(
-            matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-        )
-        groups = [*muon.param_groups, *adamw.param_groups]
-        super().__init__(groups, {})
-        self.param_groups = groups  # the same that both parts have, as is the state
-        muon.state = adamw.state = self.state
-        self._muon, self._adamw, self._matrices = muon, adamw, matrices
+        group = {"params": matrices, "lr": 0.0, "weight_decay": weight_decay}
+        super().__init__([group, *adamw.param_groups], {})
+        self.param_groups[1:] = adamw.param_groups  # shared, as is the state
+        adamw.state = self.state
+        self._adamw = adamw
+        self.found_inf = torch.zeros((), device=matrices[0].device)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of both; none where the tensor `found_inf` is 1, as for a fused optimizer."""
-        found_inf = getattr(self, "found_inf", None)
-        self._adamw.found_inf = found_inf  # type: ignore[attr-defined]
-        before = [matrix.clone() for matrix in self._matrices]
+        """One step of both; waits for no device."""
+        self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()
-        self._muon.step()
-        if found_inf is not None:
-            for matrix, kept in zip(self._matrices, before, strict=True):
-                matrix.copy_(torch.where(found_inf > 0, kept, matrix))
+        group, skipped = self.param_groups[0], self.found_inf > 0
+        rate, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
+        momentum_weight = torch.where(skipped, 0.0, 1 - _MOMENTUM)
+        kept_share = torch.where(skipped, 1.0, decay)
+        for matrix in group["params"]:
+            if matrix.grad is None:
+                continue
+            gradient = matrix.grad.masked_fill_(skipped, 0.0)
+            state = self.state[matrix]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            momentum = state["momentum_buffer"].lerp_(gradient, momentum_weight)
+            update = _orthogonal(gradient.lerp(momentum, _MOMENTUM)).masked_fill_(skipped, 0.0)
+            matrix.mul_(kept_share)
+            matrix.add_(update, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """U Vᵀ of a matrix U S Vᵀ, roughly and in bf16: five Newton-Schulz steps (Jordan et al.)."""
+    wide = matrix.bfloat16()
+    if matrix.size(0) > matrix.size(1):
+        wide = wide.T
+    wide = wide / wide.norm().clamp(min=1e-7)  # its singular values are at most 1
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = torch.addmm(
+            wide, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), wide, beta=3.4445
+        )
+    return wide.T if matrix.size(0) > matrix.size(1) else wide
 
 
 def _linears_of_blocks(net: nn.Module) -> list[Tensor]:
