@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commands import GONE, assert_refused, write_recipe
+from commands import GONE, assert_refused, default_signals, write_recipe
 
 HEEDFUL = [sys.executable, "-c", "from heedful.cli import main; main()"]
 
@@ -50,13 +50,21 @@ def test_a_run_whose_reader_goes_away_runs_to_its_end(commands, tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_told_to_end_saves(commands, tmp_path: Path, number: signal.Signals) -> None:
-    if signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip("this process, and so its children, do not hear it (nohup)")
     recipe = write_recipe(tmp_path / "recipe.json")
     done = commands.train(recipe, tmp_path / "run", kill={"interrupt_at": 2, "signal": number})
     assert "stopped and saved" in done.err
     assert done.code == 130
     assert (tmp_path / "run/checkpoints/interrupted-00000002").is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ignored_at_the_start_stays_ignored(commands, tmp_path: Path, number) -> None:
+    """As under nohup, or in the background of a shell without job control."""
+    recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=3)
+    kill = {"interrupt_at": 2, "signal": number, "ignored": True}
+    done = commands.train(recipe, tmp_path / "run", kill=kill)
+    assert (done.code, done.err) == (0, "")
+    assert (tmp_path / "run" / "scores.json").is_file()
 
 
 INTERRUPTED = {
@@ -83,7 +91,8 @@ def test_an_interrupt_is_one_wherever_it_comes(command: str) -> None:
     code = (
         f"import os, signal, time{command}from heedful.cli.guard import guarded\nguarded(command)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, check=False, preexec_fn=default_signals)
     assert (done.returncode, done.stderr) == (130, b"")
 
 

@@ -122,7 +122,7 @@ class Commands:
             kill: {"seconds": s}; or {"call": "replace" | "rmtree" | "unlink" | "save_file",
                 "path": regular expression of its target, "when": "before" | "inside" | "after",
                 "nth": 1}; or {"interrupt_at": step}, which is Ctrl-C after that step, or another
-                "signal".
+                "signal", which the process was started to ignore if "ignored".
             file_limit: bytes that a file may have: a full disk.
             whole: with what most tests leave out (`run_whole`).
         """
@@ -143,6 +143,16 @@ class Commands:
     def train(self, recipe: Path, out: Path, *more: object, **options: Any) -> Outcome:
         """`heedful train` without its progress."""
         return self.run("train", recipe, "--out", out, "--quiet", *more, **options)
+
+
+def default_signals() -> None:
+    """Handle signals as a program started from a terminal does, whatever the parent ignores.
+
+    Under `nohup` or in the background of a shell pytest, and so every child, ignores some.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run_whole(wanted: bool) -> None:
@@ -200,6 +210,7 @@ def _child(
     whole: bool,
 ) -> None:
     os.chdir(cwd)
+    default_signals()
     run_whole(whole)
     os.dup2(os.open(scratch / "in", os.O_RDONLY), 0)
     sys.stdin = os.fdopen(0)  # `multiprocessing` has closed it
@@ -226,7 +237,10 @@ def _child(
 def _arm(kill: dict[str, Any]) -> None:
     """Let the process kill itself at the nth call of a kind on a path."""
     if "interrupt_at" in kill:
-        _interrupt_at(kill["interrupt_at"], kill.get("signal", signal.SIGINT))
+        number = kill.get("signal", signal.SIGINT)
+        if kill.get("ignored"):
+            signal.signal(number, signal.SIG_IGN)
+        _interrupt_at(kill["interrupt_at"], number)
     if "call" not in kill:
         return
     import heedful.zoo.saved
