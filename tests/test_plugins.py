@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 
 import heedful
 from commands import assert_refused
@@ -16,6 +17,7 @@ from heedful import plugins
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf, net_to_hf
 from heedful.export.hf_directory import write_hf_directory
+from heedful.parts.losses import LossSum
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import gpt2
@@ -73,6 +75,17 @@ def test_a_task_and_an_architecture_from_outside_train_save_load_and_generate(pl
     assert model.score([source], ["1 1 2 2 3 3"])[0].num_tokens == 7
 
 
+def test_a_metric_from_outside_says_which_values_are_better(plugin):
+    plugins.metric("words_wrong", higher_is_better=False)(lambda outputs, references, **_: None)
+    recipe = parse_recipe(
+        RECIPE | {"plugins": [str(plugin)], "evaluation": {"metric": "words_wrong"}}
+    )
+    task = plugins.task.get("doubling")(recipe)
+    sums = LossSum(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1), 1)
+    few, many = (task.judged(sums, [], {"words_wrong": count}).value for count in (0.1, 0.9))
+    assert few > many
+
+
 def test_by_command_and_a_model_in_another_process(commands, plugin, tmp_path, monkeypatch):
     (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"plugins": [str(plugin)]}))
     ended = commands.run("train", tmp_path / "r.json", "--out", tmp_path / "run")
@@ -91,7 +104,11 @@ WRONG = {
     "1 + 'a'": ", line 1: TypeError: unsupported operand",
     "x = 1\nimport nothing_of_this_name": ", line 2: ModuleNotFoundError: No module named",
     "def f(:\n": ", line 1: SyntaxError: invalid syntax",
-    "from heedful import plugins\n@plugins.metric('bleu')\ndef f(): ...": (
+    "from heedful import plugins\n@plugins.metric('new_one')\ndef f(): ...": (
+        ", line 2: TypeError: Metrics.__call__() missing 1 required keyword-only argument: "
+        "'higher_is_better'"
+    ),
+    "from heedful import plugins\n@plugins.metric('bleu', higher_is_better=True)\ndef f(): ...": (
         ", line 2: there is a metric bleu already (of heedful itself); rename yours"
     ),
     "from heedful import plugins\nplugins.task('new_one')(1)\nplugins.task('copy')(1)": (

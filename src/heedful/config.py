@@ -15,8 +15,8 @@ from heedful import plugins
 from heedful.errors import UserError
 from heedful.plugins import Registry, nearest
 
-# What needs no decoded text.
-OWN_METRICS = ("loss", "token_accuracy", "accuracy")
+# Metrics that need no decoded text, and whether higher is better; macro_f1 is of classification.
+OWN_METRICS = {"loss": False, "token_accuracy": True, "accuracy": True, "macro_f1": True}
 # What a run may have otherwise when it goes on: its ends, and how it is looked at.
 MAY_CHANGE = (
     "training.max_steps",
@@ -290,7 +290,9 @@ class Evaluation(Strict):
 
     metric: MetricName = Field(
         "loss",
-        description="of the best model: loss, token_accuracy, accuracy, bleu, chrf, exact_match",
+        description="by which the best model is chosen: loss, token_accuracy, accuracy, macro_f1 "
+        "(classification), or of decoded text bleu, chrf, chrf++, ter, exact_match; the lowest "
+        "loss or ter, the highest of the others",
     )
     decode_sentences: int = Field(
         200, ge=0, description="held-out sources that are really decoded each time"

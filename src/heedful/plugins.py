@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from heedful.errors import UserError
 
@@ -86,9 +86,36 @@ class Registry:
             del self._entries[name], self._plugins[name]
 
 
+class Metric(NamedTuple):
+    """A score of a corpus: `function(outputs, references, language=...)`, and its direction."""
+
+    function: Callable[..., Any]
+    higher_is_better: bool
+
+
+class Metrics(Registry):
+    """Metrics by name, of which each says whether higher is better."""
+
+    def __call__(  # type: ignore[override]
+        self, name: str, *, higher_is_better: bool
+    ) -> Callable[[Entry], Entry]:
+        """A decorator that registers a function as the metric `name`.
+
+        Raises:
+            UserError: there is one of that name already.
+        """
+        register = super().__call__(name)
+
+        def register_function(function: Entry) -> Entry:
+            register(Metric(function, higher_is_better))  # type: ignore[arg-type]
+            return function
+
+        return register_function
+
+
 task = Registry("task", "heedful.tasks")
 architecture = Registry("architecture", "heedful.zoo")
-metric = Registry("metric", "heedful.evaluation.metrics")
+metric = Metrics("metric", "heedful.evaluation.metrics")
 schedule = Registry("schedule", "heedful.training.schedules")
 _REGISTRIES = (task, architecture, metric, schedule)
 

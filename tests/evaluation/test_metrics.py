@@ -144,6 +144,15 @@ def test_tokenised_lowercased_bleu_is_multi_bleu(pairs: list[tuple[list[str], li
     assert score.value == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", METRICS)
+def test_the_direction_of_a_metric_puts_perfect_output_above_bad_output(name: str) -> None:
+    perfect, bad = (
+        corpus_scores(lines, REFERENCES, trg_lang="de", metrics=[name])[name].value
+        for lines in (REFERENCES, ["x y", "x y z", "x"])
+    )
+    assert (perfect > bad) == plugins.metric.get(name).higher_is_better
+
+
 def test_identical_lines_are_perfect_and_case_counts_only_where_it_should() -> None:
     metrics = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
     assert set(metrics) == set(METRICS)

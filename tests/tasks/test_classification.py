@@ -64,13 +64,15 @@ def ready(folder: Path, file: str, **changes: Any) -> Ready:
 # --- a job's data ---------------------------------------------------------------------------
 
 
-def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path) -> None:
-    job = ready(tmp_path / "data", file, evaluation__metric="accuracy")
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path, metric: str) -> None:
+    job = ready(tmp_path / "data", file, evaluation__metric=metric)
     state = torch.get_rng_state()
     found = job.evaluate()
     assert job.evaluate() == found
     assert torch.equal(torch.get_rng_state(), state)
-    assert found.value == found.token_accuracy == found.scores["accuracy"]
+    assert found.value == found.scores[metric]
+    assert found.token_accuracy == found.scores["accuracy"]
     assert (job.num_train, job.num_valid) == (50, 10)
     texts = dict(examples(60))
     assert [sample.reference for sample in found.samples] == [

@@ -16,6 +16,7 @@ from heedful.data.collate import collate_pairs
 from heedful.data.columns import pack_ids
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
+from heedful.evaluation.metrics import Score, Scores
 from heedful.parts.losses import LossSum
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
@@ -388,6 +389,37 @@ def test_the_best_checkpoints_are_kept_and_the_newest_to_go_on_from(tmp_path):
     names = [path.name for path in trainer.checkpoints.to_average()]
     assert names == ["step-00000002", "step-00000006"]
     assert trainer.checkpoints.newest().name == "step-00000010"
+
+
+@pytest.mark.parametrize(("metric", "best", "averaged"), [("ter", 6, [6, 12]), ("chrf", 3, [3, 9])])
+def test_best_models_follow_the_direction_of_the_metric(
+    tmp_path, monkeypatch, metric, best, averaged
+):
+    """The best model, early stopping and `average_of: best`; TER is better where it is lower."""
+    scores = iter([60.0, 20.0, 40.0, 30.0, 25.0, 50.0, 25.0])
+
+    def decode(task, model, rows, beam_size, metrics):
+        value = next(scores)
+        found = {name: Score(name, value, "scripted") for name in metrics}
+        return [row["tgt"] for row in rows], Scores(len(rows), found)
+
+    monkeypatch.setattr(Synthetic, "decode", decode)
+    recipe = parse_recipe(
+        tiny(
+            evaluation__metric=metric,
+            training__max_steps=30,
+            training__early_stopping=2 if metric == "ter" else 3,
+            training__average_last=2,
+            training__average_of="best",
+        )
+    )
+    assert train(recipe, tmp_path / "run").reason == "early_stopping"
+    events = read_log(tmp_path / "run/log.jsonl")
+    assert events[-1].best["step"] == best
+    assert [e.step for e in events if isinstance(e, Evaluated) and e.is_best][-1] == best
+    assert [e.step for e in events if isinstance(e, Evaluated)][-1] == 12
+    kept = Checkpoints(tmp_path / "run/checkpoints", 2, best=True).to_average()
+    assert [int(path.name[-2:]) for path in kept] == averaged
 
 
 def test_averaging_refuses_what_is_not_one_model(tmp_path):

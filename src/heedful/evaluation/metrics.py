@@ -11,6 +11,7 @@ from typing import Any
 
 from heedful import plugins
 from heedful.errors import UserError
+from heedful.plugins import Metric
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter", "exact_match")
 
@@ -79,10 +80,14 @@ def corpus_scores(
     if not references:
         raise UserError("scores: no lines to score; give at least one line and its reference")
     language = _language(trg_lang)
-    make = {name: plugins.metric.get(name) for name in metrics}  # unknown ones before any work
+    # An unknown name is an error before any work.
+    functions = {name: plugins.metric.get(name).function for name in metrics}
     if lowercase:
         hypotheses, references = ([line.lower() for line in s] for s in (hypotheses, references))
-    found = {name: each(hypotheses, references, language=language) for name, each in make.items()}
+    found = {
+        name: function(hypotheses, references, language=language)
+        for name, function in functions.items()
+    }
     if lowercase:
         found = {
             name: replace(one, signature=one.signature.replace("case:mixed", "case:lc"))
@@ -209,14 +214,14 @@ def _language(code: str | None) -> str:
     return {"cmn": "zh", "zho": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
 
 
-# A metric is a function (output lines, reference lines, language) -> Score.
+# The function of a metric is (output lines, reference lines, language) -> Score.
 plugins.metric.declare(
     {
-        "bleu": _bleu,
-        "chrf": _chrf,
-        "chrf++": partial(_chrf, word_order=2),
-        "ter": _ter,
-        "exact_match": exact_match,
-        "tokenized_lowercase_bleu": tokenized_lowercase_bleu,
+        "bleu": Metric(_bleu, higher_is_better=True),
+        "chrf": Metric(_chrf, higher_is_better=True),
+        "chrf++": Metric(partial(_chrf, word_order=2), higher_is_better=True),
+        "ter": Metric(_ter, higher_is_better=False),
+        "exact_match": Metric(exact_match, higher_is_better=True),
+        "tokenized_lowercase_bleu": Metric(tokenized_lowercase_bleu, higher_is_better=True),
     }
 )

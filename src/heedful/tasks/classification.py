@@ -48,6 +48,10 @@ class Classification(EncoderTask):
     head = "classify"
     _names: tuple[str, ...] = ()
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*super().metrics, "macro_f1")
+
     def check(self) -> None:
         super().check()
         paired = self.recipe.data.train.pair_field is not None

@@ -27,7 +27,7 @@ from heedful.evaluation.likelihood import averages, batch_loss, total
 from heedful.files import read_json, write_json
 from heedful.inference import ModelCard
 from heedful.parts.losses import LossSum
-from heedful.plugins import SHIPPED
+from heedful.plugins import SHIPPED, metric
 from heedful.recipe_files import wrong_key
 from heedful.tasks.inputs import (
     SOURCES,
@@ -154,8 +154,8 @@ class Task(ABC):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What a run can be judged by."""
-        return OWN_METRICS
+        """Names that `evaluation.metric` may have."""
+        return ("loss", "token_accuracy", "accuracy")
 
     def check(self) -> None:
         """Refuse what is wrong with the recipe before any data are read; raises UserError."""
@@ -329,15 +329,18 @@ class Task(ABC):
         scores = scores or {}
         values = averages(found)
         accuracy = scores.get("accuracy", values["token_accuracy"])
-        known = {**scores, "loss": -values["loss"], "token_accuracy": accuracy}
-        known.setdefault("accuracy", accuracy)
+        known = {"accuracy": accuracy, **scores, "loss": values["loss"], "token_accuracy": accuracy}
+        name = self.recipe.evaluation.metric
+        higher_is_better = (
+            OWN_METRICS[name] if name in OWN_METRICS else metric.get(name).higher_is_better
+        )
         return Evaluation(
             loss=float(found.loss) / found.tokens,
             perplexity=values["perplexity"],
             token_accuracy=accuracy,
             scores=scores,
             samples=samples,
-            value=known[self.recipe.evaluation.metric],
+            value=known[name] if higher_is_better else -known[name],
         )
 
     def written(

@@ -44,7 +44,7 @@ class Translation(SeqToSeqTask):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (*OWN_METRICS, *metric.names())
+        return (*super().metrics, *metric.names())
 
     def check(self) -> None:
         super().check()
