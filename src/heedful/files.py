@@ -232,7 +232,7 @@ def check_new(
         raise UserError(f"{path} exists already; name a new directory, or give --overwrite")
     if source is not None and source.resolve().is_relative_to(path.resolve()):
         raise UserError(f"{path} holds what is read, and cannot be replaced; name another place")
-    others = [entry for entry in entries if entry not in owns and not _LEFTOVER.fullmatch(entry)]
+    others = [entry for entry in entries if entry not in owns and not is_leftover(entry)]
     if others:
         raise UserError(
             f"{path} holds {others[0]}, which is no part of such a directory, so it is not"
@@ -271,7 +271,13 @@ def remove_leftovers(path: Path) -> None:
 def remove_unfinished(directory: Path) -> None:
     """Remove what killed processes left half-written in a directory of ours, at any depth."""
     for entry in [*directory.rglob(".*.*.tmp")]:
-        remove(entry)
+        if is_leftover(entry.name):
+            remove(entry)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name is that of a temporary file or directory of `written`."""
+    return _LEFTOVER.fullmatch(name) is not None
 
 
 def remove(entry: Path) -> None:

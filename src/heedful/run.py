@@ -8,27 +8,23 @@ report. Its data are prepared in a cache that runs share.
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import heedful
 from heedful import plugins
 from heedful.config import MAY_CHANGE, Recipe, changed_keys
-from heedful.data.hf_tokenizers import open_tokenizer
-from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
-from heedful.files import read_json, remove_unfinished, write_json, write_text
+from heedful.files import read_json, read_text, remove_unfinished, write_json, write_text
 from heedful.inference import (
     SavedModel,
     Translator,
     choose_device,
     load,
-    open_net,
     parameter_count,
     save_description,
 )
@@ -43,9 +39,10 @@ from heedful.tasks.distillation import (
     sequence_distillation,
 )
 from heedful.tasks.epochs import Epochs
-from heedful.tasks.init_from import VOCABULARIES, take_over
+from heedful.tasks.init_from import take_over
+from heedful.tasks.new_model import build, model_config, origin_of
 from heedful.tasks.rdrop import RDrop
-from heedful.tasks.task import Data, FinalScores, Origin, Say, Task
+from heedful.tasks.task import Data, FinalScores, Say, Task
 from heedful.tasks.word_dropout import WordDropout
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
@@ -55,15 +52,11 @@ from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.trainer import Objective, Trainer, TrainStep, Work
 from heedful.training.verdict import Expectations, general_verdicts
-from heedful.zoo import architecture
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import (
     WEIGHTS,
-    drawn_net,
     load_tensors,
-    make_config,
     save_tensors,
-    step_of,
 )
 
 CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data
@@ -121,13 +114,12 @@ def train(
         recipe = load_recipe(recipe)
     out = Path(out)
     device = choose_device(recipe.training.device)
-    with RunFolder(out) as folder:
+    with RunFolder(out, resume=resume) as folder:
         with folder.undone_on_error():
             run = _start(recipe, folder, device, resume, say)
             step = (run.resumed_from or 0) if resume else None
             log: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
-            if resume:
-                write_text(out / "recipe.yaml", recipe.to_yaml())  # its end may be another one now
+            _save_recipe(recipe, out / "recipe.yaml")
             if recipe.training.tensorboard:
                 log.append(TensorBoardLog(out / "tensorboard", resume_step=step))
             run.trainer.listeners = [*listeners, *log, Expectations(recipe.expect, say)]
@@ -177,17 +169,17 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     source = _opened(recipe.init_from, "cpu")
     teacher = _opened(recipe.distillation.teacher, str(device))
     others = OtherTeachers.open(recipe.distillation, str(device))
-    _model_config(task, None, source, teacher)
+    model_config(task, None, source, teacher)
     schedule = recipe.training.schedule
     make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
-    origin = _origin(recipe.tokenizer.path, source, teacher)
+    origin = origin_of(recipe.tokenizer.path, source, teacher)
     out = folder.path
     _open_folder(recipe, folder, resume)
     say_new: Say = (lambda line: None) if resume else say
     data = task.prepare(cache_folder(), origin, say_new)
     _remember_data(data, out, resume)
     torch.manual_seed(recipe.training.seed)
-    model = _build(task, data, source, teacher)
+    model = build(task, data, source, teacher)
     if source is not None:
         # Also where a run goes on: it may have been stopped before its first checkpoint.
         take_over(model, source, say_new, str(recipe.init_from), out)
@@ -281,27 +273,38 @@ def _open_folder(recipe: Recipe, folder: RunFolder, resume: bool) -> None:
     """A new folder with the recipe in it, or one whose recipe is still the same."""
     out = folder.path
     saved = out / "recipe.yaml"
-    if resume:
-        if not saved.is_file():
-            raise UserError(f"{out} holds no run to resume (no recipe.yaml); leave out --resume")
-        changed = changed_keys(load_recipe(saved), recipe)
-        refused = [key for key in changed if key.split(" ")[0] not in MAY_CHANGE]
-        if refused:
-            raise UserError(
-                f"cannot resume {out} with another recipe; changed: {', '.join(refused)}; "
-                "start a new run, or resume with its own recipe.yaml"
-            )
-        remove_unfinished(out)
-        if (out / WEIGHTS).exists():
-            load_tensors(out / WEIGHTS)  # the best so far is needed at the end
+    if not resume:
+        folder.claim()
+        _save_recipe(recipe, saved)
         return
-    finished = (out / WEIGHTS).exists() and step_of(out / WEIGHTS) is None
-    if saved.exists() and not finished and not Checkpoints(out / "checkpoints", keep=1).newest():
-        # A run that failed or was killed before there was anything to go on from.
-        folder.clear()
-    if saved.exists() or (out / "checkpoints").exists():
-        raise UserError(f"{out} already holds a run; go on with --resume, or give another --out")
-    write_text(saved, recipe.to_yaml())
+    changed = changed_keys(load_recipe(saved), recipe)
+    refused = [key for key in changed if key.split(" ")[0] not in MAY_CHANGE]
+    if refused:
+        raise UserError(
+            f"cannot resume {out} with another recipe; changed: {', '.join(refused)}; "
+            "start a new run, or resume with its own recipe.yaml"
+        )
+    remove_unfinished(out)
+    if (out / WEIGHTS).exists():
+        load_tensors(out / WEIGHTS)  # the best so far is needed at the end
+
+
+def _save_recipe(recipe: Recipe, path: Path) -> None:
+    """Write a run's recipe; a file that says the same stays as it is, with its comments.
+
+    Raises:
+        UserError: the file says something else, and a user has edited it.
+    """
+    if path.is_file():
+        saved = load_recipe(path)
+        if saved == recipe:
+            return
+        if saved.to_yaml() != read_text(path):
+            raise UserError(
+                f"{path} was edited and is another recipe, so it is not replaced; give another "
+                "--out, or move it away"
+            )
+    write_text(path, recipe.to_yaml())
 
 
 def _remember_data(data: Data, out: Path, resume: bool) -> None:
@@ -314,103 +317,6 @@ def _remember_data(data: Data, out: Path, resume: bool) -> None:
         )
     if not path.is_file():
         write_json(path, now)
-
-
-def _origin(path: str | None, source: SavedModel | None, teacher: SavedModel | None) -> Origin:
-    """What the data take over: one's own tokenizer, or those of the models a run comes from."""
-    master = teacher or source
-    own = None
-    if path is not None:
-        src = open_tokenizer(Path(path), "source")
-        tgt = open_tokenizer(Path(path), "target")
-        own = (src, src if src.content() == tgt.content() else tgt)
-    if master is None:
-        return Origin(own)
-    theirs = [master.src_tokenizer.content(), master.tgt_tokenizer.content()]
-    if own is not None and [each.content() for each in own] != theirs:
-        raise UserError(
-            f"tokenizer.path: {path} is another tokenizer than that of the model which the run "
-            "comes from; leave tokenizer.path out"
-        )
-    start_id = None
-    if isinstance(source, Translator) and _is_imported(source):
-        start_id = source.ids.start[-1]
-    tokenizers = master.src_tokenizer, master.tgt_tokenizer
-    return Origin(tokenizers, start_id, tuple(master.card.labels))
-
-
-def _is_imported(source: SavedModel | None) -> bool:
-    return source is not None and source.has_tokenizer and source.src_tokenizer.kind == IMPORTED
-
-
-def _build(
-    task: Task, data: Data, source: SavedModel | None, teacher: SavedModel | None
-) -> SavedModel:
-    name, config = _model_config(task, data, source, teacher)
-    net = drawn_net(name, config)
-    card = task.card(data, name)
-    if source is not None and _is_imported(source):
-        # An imported model's outputs go on to begin and end as it was trained.
-        card = replace(card, generation=source.card.generation)
-    plugin = plugins.architecture.plugin_of(name)
-    if plugin is not None:
-        card = replace(card, plugins=(plugin,))
-    return open_net(net, config, card, *data.tokenizers)
-
-
-def _model_config(
-    task: Task, data: Data | None, source: SavedModel | None, teacher: SavedModel | None
-) -> tuple[str, Any]:
-    """The architecture and its Config: its size, the origin's, what follows from data, the keys.
-
-    The origin is the model that the run starts from, or whose layers it takes. Without data only a
-    first look at the recipe; raises UserError for what is wrong with `model`.
-    """
-    keys = dict(task.recipe.model)
-    origin = source or (teacher if task.recipe.distillation.copy_layers else None)
-    if not keys and origin is None:
-        keys = dict(task.default_model)
-    first = origin.card.architecture if origin else task.default_model["architecture"]
-    name = str(keys.pop("architecture", first))
-    module = architecture(name)
-    size = keys.pop("size", None)
-    if size is not None and str(size) not in module.SIZES:
-        raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(module.SIZES)}")
-    same = origin is not None and origin.card.architecture == name
-    base = asdict(origin.config) if origin is not None and same else {}
-    models = [each for each in (source, teacher) if each is not None]
-    follows = _kept_sizes(task, task.model_keys(data, name), models, origin)
-    for key in follows:
-        if "vocab_size" in key and key in keys:
-            raise UserError(f"model.{key} follows from the tokenizer: set tokenizer.vocab_size")
-    known = module.Config.__dataclass_fields__
-    follows = {key: value for key, value in follows.items() if key in known}
-    return name, make_config(name, (module.SIZES[size] if size else {}) | base | follows | keys)
-
-
-def _kept_sizes(
-    task: Task, sizes: dict[str, Any], models: list[SavedModel], origin: SavedModel | None
-) -> dict[str, Any]:
-    """Sizes of a run's own net, as far as the models that it comes from let it choose.
-
-    A vocabulary is never smaller than theirs, because their tables could not be taken over
-    otherwise; and the length is the origin's.
-
-    Raises:
-        UserError: texts that are longer than that model's.
-    """
-    for name in VOCABULARIES:
-        if name in sizes:
-            sizes[name] = max(sizes[name], 0, *(getattr(m.config, name, 0) for m in models))
-    needed = sizes["max_length"]
-    max_length = getattr(origin.config, "max_length", needed) if origin else needed
-    longest = task.recipe.model.get("max_length", max_length)
-    if isinstance(longest, int) and longest < needed:
-        raise UserError(
-            f"{task.length_key} {needed} is more than the {longest} tokens that the model reads; "
-            f"set it to {longest} or less, or give model.max_length"
-        )
-    return sizes | {"max_length": max_length}
 
 
 def _choose_final(run: _Run, out: Path) -> str:

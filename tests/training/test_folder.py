@@ -6,10 +6,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from commands import assert_refused, tree, write_recipe
 from heedful.errors import UserError
-from heedful.training.folder import LOCK, RunFolder
+from heedful.training.checkpoint import Checkpoints
+from heedful.training.folder import LOCK, MARKER, RunFolder
+
+WHOLE = ("model.safetensors", "state.json", "training.safetensors")  # files of a checkpoint
 
 
 @pytest.fixture
@@ -38,12 +42,77 @@ def test_a_start_that_fails_leaves_what_others_wrote_meanwhile(tmp_path):
     assert sorted(tree(runs)) == ["mine", "mine/notes.txt", "theirs", "theirs/config.json"]
 
 
-def test_a_start_that_fails_keeps_what_was_there(tmp_path):
-    (tmp_path / "config.json").write_text("an older one")
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a recipe that starts, and files whose names a run uses too."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    text = write_recipe(folder / "recipe.yaml", training__max_steps=1).read_text()
+    (folder / "recipe.yaml").write_text(f"# mine\n{text}")
+    for name in ("data.json", "config.json", "tokenizer_mine.json", "log.jsonl", ".lock"):
+        (folder / name).write_text(f"the user's {name}")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "other_model.pt").write_text("weights")
+    return folder
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_recipe_in_the_folder_of_a_project_is_trained_elsewhere(
+    commands, project, tmp_path, fails
+):
+    before = tree(project)
+    more = ("--set", "tokenizer.path=none") if fails else ()
+    for recipe, cwd in (("project/recipe.yaml", tmp_path), ("recipe.yaml", project)):
+        ended = commands.run("train", recipe, "--quiet", *more, cwd=cwd)
+        assert ended.code == (2 if fails else 0), ended.err
+        made = cwd / "runs" / "project"
+        assert made.exists() is not fails
+        own = {name: content for name, content in tree(project).items() if name[:4] != "runs"}
+        assert own == before
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_a_folder_with_files_that_no_run_wrote_is_refused_and_untouched(
+    commands, project, tmp_path, resume
+):
     before = tree(tmp_path)
-    with pytest.raises(ZeroDivisionError):
-        failing_start(tmp_path, lambda: (tmp_path / "recipe.yaml").write_text("task: copy"))
-    assert tree(tmp_path) == before
+    said = "holds no run" if resume else "no run wrote; give a new folder (--out)"
+    for recipe in (project / "recipe.yaml", "copy"):
+        assert_refused(commands.train(recipe, project, *resume), f"{project}", said)
+        assert tree(tmp_path) == before
+
+
+def test_of_a_killed_start_only_files_of_the_run_are_removed(commands, recipe, tmp_path):
+    out = tmp_path / "run"
+    kill = {"call": "replace", "path": r"run/config\.json$", "when": "after", "nth": 1}
+    assert commands.train(recipe, out, kill=kill).signal == 9
+    assert {MARKER, "recipe.yaml", "data.json", "config.json"} <= tree(out).keys()
+    (out / "recipe.yaml").write_text("# mine\n" + (out / "recipe.yaml").read_text())
+    (out / "checkpoints").mkdir()
+    (out / "tensorboard").mkdir()
+    for name in ("tokenizer_mine.json", "checkpoints/other_model.pt", "tensorboard/notes"):
+        (out / name).write_text("the user's")
+    before = tree(out)
+    other = commands.run("train", out, "--quiet", "--set", "training.seed=9")
+    assert_refused(other, "recipe.yaml was edited and is another recipe")
+    ended = commands.run("train", out, "--quiet")
+    assert ended.code == 0, ended.err
+    kept = ("recipe.yaml", "tokenizer_mine.json", "checkpoints/other_model.pt", "tensorboard/notes")
+    after = tree(out)
+    assert all(after[name] == before[name] for name in kept)
+
+
+def test_copies_of_checkpoints_stay_when_others_are_pruned(tmp_path):
+    kept = ("step-00000001-good", "step-best", "interrupted-mine", "steps-1")
+    for name in kept:
+        (tmp_path / name).mkdir()
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2):
+        checkpoints.save(step, torch.nn.Linear(1, 1), {}, {})
+    checkpoints.clean()
+    assert sorted(tree(tmp_path)) == sorted(
+        [*kept, "step-00000002", *(f"step-00000002/{name}" for name in WHOLE)]
+    )
 
 
 def test_folders_that_a_failed_start_made_are_gone(tmp_path):
@@ -54,7 +123,8 @@ def test_folders_that_a_failed_start_made_are_gone(tmp_path):
 
 def test_the_loser_of_two_starts_removes_nothing_of_the_winners(commands, recipe, tmp_path):
     out = tmp_path / "runs" / "one"
-    with RunFolder(out):
+    with RunFolder(out) as folder:
+        folder.claim()
         (out / "config.json").write_text("the winner's")
         before = tree(tmp_path)
         assert_refused(commands.train(recipe, out), out, f"in use by a run (process {os.getpid()})")

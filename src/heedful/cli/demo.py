@@ -45,8 +45,9 @@ def demo(
 def _train(out: Path, console: "Console") -> None:
     """Train, or go on with a run that was interrupted, by the recipe in its own folder."""
     from heedful.recipe_files import load_recipe
+    from heedful.training.folder import is_run
 
-    started = (out / "recipe.yaml").is_file()
+    started = is_run(out) and (out / "recipe.yaml").is_file()
     recipe = load_recipe(out if started else "dates")
     if recipe.task != "dates":
         raise UserError(f"{out} holds a run of the task {recipe.task}; give another --out")

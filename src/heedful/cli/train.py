@@ -19,15 +19,25 @@ def train(
 ) -> None:
     """Train a model as a recipe says.
 
-    The folder holds the best model so far at any time, the log, checkpoints, and at the end a
-    report. Ctrl-C saves; --resume goes on exactly.
+    The folder must be new or empty. It holds the best model so far at any time, the log,
+    checkpoints, and at the end a report. Ctrl-C saves; --resume goes on exactly. Given a run's
+    folder in place of a recipe, that folder is the default of --out; of a recipe.yaml that no run
+    wrote, the default is named by the folder that it is in.
 
     Example: heedful train translation --set data.train.src=a.en --set data.train.tgt=a.de
     """
     from heedful.recipe_files import load_recipe, recipe_path
 
-    path = recipe_path(recipe)
-    folder = out or (path.parent if path.name == "recipe.yaml" else Path("runs") / path.stem)
+    folder = out or _default_folder(recipe_path(recipe))
     console = make_console(quiet=quiet)
     result = run_recipe(load_recipe(recipe, settings or []), folder, console, resume=resume)
     report_result(result, console)
+
+
+def _default_folder(recipe: Path) -> Path:
+    """The folder of the run whose recipe it is, or else one in runs/."""
+    from heedful.training.folder import is_run
+
+    if recipe.name != "recipe.yaml":
+        return Path("runs") / recipe.stem
+    return recipe.parent if is_run(recipe.parent) else Path("runs") / recipe.resolve().parent.name

@@ -6,6 +6,7 @@ is stopped between two regular checkpoints, and goes once the next regular one s
 that was interrupted averages the same checkpoints as one that was not.
 """
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 _TRAINING = "training.safetensors"
 _STATE = "state.json"
+_NAME = re.compile(r"(step|interrupted)-\d{8,}")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Checkpoints:
 
     def regular(self) -> list[Path]:
         """The kept regular checkpoints, oldest first."""
-        return sorted(self.directory.glob("step-*"))
+        return [path for path in self._all() if path.name.startswith("step")]
 
     def to_average(self) -> list[Path]:
         """Those of the regular ones that stay when more come, oldest first."""
@@ -102,7 +104,8 @@ class Checkpoints:
                 shutil.rmtree(old)
 
     def _all(self) -> list[Path]:
-        return [*self.regular(), *sorted(self.directory.glob("interrupted-*"))]
+        """Those that a run wrote: a copy under another name is none."""
+        return sorted(p for p in self.directory.glob("*-*") if _NAME.fullmatch(p.name))
 
 
 def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:

@@ -1,44 +1,76 @@
-"""A run's folder while one process works in it: locked, and emptied again if the start fails."""
+"""A run's folder: marked by the run that made it, and locked while a process works in it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 from filelock import FileLock, Timeout
 
+import heedful
 from heedful.errors import UserError
-from heedful.files import cannot_write, remove
-from heedful.zoo.saved import LOCK
+from heedful.files import cannot_write, is_leftover, remove, write_json
+from heedful.training.checkpoint import Checkpoints
+from heedful.zoo.saved import LOCK, WEIGHTS, step_of
 
-# What a start writes; nothing else is ever removed.
+MARKER = "run.json"  # written first into the empty folder of a new run
+# Entries that a start writes, as patterns; nothing else is ever removed.
 _OWN = (
+    MARKER,
     "recipe.yaml",
     "config.json",
-    "tokenizer*.json",
+    "tokenizer.json",
+    "tokenizer.src.json",
+    "tokenizer.tgt.json",
     "data.json",
     "init_from.json",
-    "checkpoints",
     "log.jsonl",
-    "tensorboard",
+    WEIGHTS,
+    "checkpoints/.*.tmp",
+    "tensorboard/events.out.tfevents.*",
 )
+_SUBFOLDERS = ("checkpoints", "tensorboard")  # removed where they are empty
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run made this folder."""
+    return (path / MARKER).is_file()
 
 
 class RunFolder:
     """The folder of a run, made if it is missing, and locked until the block ends.
 
-    The system holds the lock, not the file: it is gone with the process, however that ends, so
-    that a lock file which a killed run left behind keeps nobody out.
+    The operating system holds the lock and frees it when the process ends, so the lock file of a
+    killed run does not block later runs.
+
+    Args:
+        resume: the folder must be that of a run; otherwise it must be missing, empty, or that of
+            a run.
 
     Raises:
-        UserError: another process works there; the folder cannot be made.
+        UserError: the folder holds files that no run wrote, or no run to resume; another process
+            works there; it cannot be made. Nothing in it has changed then.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; give a folder for the run (--out)")
+        for name in (MARKER, "recipe.yaml") if resume else ():
+            if not (path / name).is_file():
+                raise UserError(f"{path} holds no run to resume (no {name}); leave out --resume")
+        self._check_content()
+
+    def _check_content(self) -> None:
+        """Refuse a folder with files in it that no run made."""
+        if is_run(self.path) or not self.path.is_dir():
+            return
+        for name in sorted(os.listdir(self.path)):
+            if name != LOCK and not is_leftover(name):
+                raise UserError(
+                    f"{self.path} holds {name}, which no run wrote; give a new folder (--out)"
+                )
 
     def __enter__(self) -> Self:
         lock = self.path / LOCK
@@ -72,17 +104,33 @@ class RunFolder:
         try:
             yield
         except BaseException:
-            for path in self._own() - self._before:
-                remove(path)
+            self._remove(self._own() - self._before)
             raise
 
-    def clear(self) -> None:
-        """Remove what a start wrote, and nothing else."""
-        for path in self._own():
-            remove(path)
+    def claim(self) -> None:
+        """Mark the folder as that of a new run.
+
+        Where an earlier run was killed before it had anything to go on from, what it wrote is
+        removed, but for `recipe.yaml`, which may be the recipe that was read.
+
+        Raises:
+            UserError: there is a run to go on with, or a finished one.
+        """
+        is_finished = (self.path / WEIGHTS).exists() and step_of(self.path / WEIGHTS) is None
+        if is_finished or Checkpoints(self.path / "checkpoints", keep=1).newest():
+            raise UserError(
+                f"{self.path} already holds a run; go on with --resume, or give another --out"
+            )
+        self._remove(self._own() - {self.path / "recipe.yaml", self.path / MARKER})
+        write_json(self.path / MARKER, {"heedful": heedful.__version__})
 
     def _own(self) -> set[Path]:
         return {path for pattern in _OWN for path in self.path.glob(pattern)}
+
+    def _remove(self, own: Iterable[Path]) -> None:
+        for path in own:
+            remove(path)
+        _remove_empty([self.path / name for name in _SUBFOLDERS])
 
 
 def _remove_empty(folders: list[Path]) -> None:
