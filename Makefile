@@ -24,7 +24,7 @@ QUICK := test_floors.py test_docs.py parts/test_attention.py parts/test_layers.p
 	parts/test_visibility.py models/test_laws.py models/test_packed.py generation/test_search.py \
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
-.PHONY: help setup demo quick test fuzz bench bench-decoding docs clean
+.PHONY: help setup demo quick test fuzz bench bench-decoding experiments docs clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
@@ -33,6 +33,7 @@ help:
 	@echo "make fuzz    wrong and hostile input over every verb, counted (a quarter of an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers and CTranslate2"
+	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
 	@echo "make docs    write the pages of docs that scripts make"
 	@echo "make setup   only install, into $(VENV)"
 	@echo "make clean   remove $(VENV) and caches; runs/ stays"
@@ -78,16 +79,19 @@ bench: $(STAMP)
 ifneq ($(DATA),)
 	$(INSTALL) -e '.[bench]'
 	$(BIN)/python benchmarks/multi30k.py --data '$(DATA)/multi30k'
-	$(BIN)/python benchmarks/translation.py --data '$(DATA)/multi30k' --rows shipped adam
 	$(BIN)/python benchmarks/tatoeba.py --data '$(DATA)/tatoeba'
 	$(BIN)/python benchmarks/shakespeare.py --data '$(DATA)/tinyshakespeare'
 	$(BIN)/python benchmarks/sst2.py --data '$(DATA)/sst2'
-	$(BIN)/python benchmarks/denoising.py --data '$(DATA)/multi30k'
 	$(BIN)/python benchmarks/bands.py --data '$(DATA)'
 endif
 
 bench-decoding: $(STAMP)
 	$(BIN)/python benchmarks/decoding.py
+
+# Comparisons of settings with each other, hours of training; more rows: experiments/ablation.py --help.
+experiments: $(STAMP)
+	$(BIN)/python experiments/ablation.py translation --data '$(DATA)/multi30k' --rows shipped adam
+	$(BIN)/python experiments/denoising.py --data '$(DATA)/multi30k'
 
 docs: $(STAMP)
 	$(BIN)/python docs/make_cli.py

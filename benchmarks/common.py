@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
@@ -60,7 +61,9 @@ def command_line(hide: dict[Path | None, str] | None = None) -> str:
     if "--results" in words:
         at = words.index("--results")
         words[at : at + 2] = []
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+    script = Path(sys.argv[0]).name
+    folder = "experiments" if (ROOT / "experiments" / script).is_file() else "benchmarks"
+    return " ".join(["python", f"{folder}/{script}", *words])
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -1,8 +1,10 @@
-"""nanoGPT's way of training and of estimating, with the GPT-2 of transformers: a peer to compare.
+"""nanoGPT's training loop and its loss estimate, with the GPT-2 of transformers, as a peer.
 
-Its settings for a CPU: batches of 12 windows of 64 characters that begin anywhere, AdamW, a cosine.
+Its settings for a CPU: batches of 12 windows of 64 characters at random places, AdamW, a cosine
+schedule; the checkpoint with the lowest validation loss is kept.
 """
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -14,24 +16,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 CONTEXT, WINDOWS, STEPS, WARMUP, PEAK, END = 64, 12, 2000, 100, 1e-3, 1e-4
+EVALUATE_EVERY = 250
 ESTIMATE_BATCHES = 20  # of which its own evaluation is the mean
+
+
+def split_text(text: str) -> tuple[str, str, str]:
+    """Test (the first tenth of the characters), training and validation text (the last tenth)."""
+    first, last = len(text) // 10, len(text) - len(text) // 10
+    return text[:first], text[first:last], text[last:]
 
 
 def losses_of_peer(
     text: str, seed: int, kept: Path, count: int, *, steps: int = STEPS
 ) -> dict[str, Any]:
-    """Held-out losses of transformers' GPT-2 after nanoGPT's loop, kept in a file once found."""
+    """Test losses of transformers' GPT-2 after nanoGPT's loop; cached in the file `kept`."""
     if kept.is_file():
         found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
         return found
     torch.manual_seed(seed)
-    place = {character: index for index, character in enumerate(sorted(set(text)))}
-    ids = torch.tensor([place[character] for character in text])
-    border = int(0.9 * len(ids))
-    net = peer(len(place))
-    train(net, ids[:border], steps)
-    held_out = ids[border:]
-    found = {"loss": apart(net, held_out), "estimates": estimates(net, held_out, count)}
+    index = {character: number for number, character in enumerate(sorted(set(text)))}
+    test, training, valid = (
+        torch.tensor([index[character] for character in part]) for part in split_text(text)
+    )
+    net = peer(len(index))
+    train(net, training, valid, steps)
+    found = {"loss": apart(net, test), "estimates": estimates(net, test, count)}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(found), encoding="utf-8")
     return found
@@ -61,22 +70,28 @@ def peer(vocab_size: int) -> nn.Module:
     return Logits(model)
 
 
-def train(net: nn.Module, ids: Tensor, steps: int) -> None:
-    """Its loop."""
-    learnt = [parameter for parameter in net.parameters() if parameter.requires_grad]
+def train(net: nn.Module, ids: Tensor, valid: Tensor, steps: int) -> None:
+    """Its loop; the net ends with the weights of the lowest validation loss."""
+    weights = [parameter for parameter in net.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in learnt if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in learnt if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in weights if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in weights if p.dim() <= 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.99))
-    net.train()
+    lowest, best = math.inf, net.state_dict()
     for step in range(steps):
+        net.train()
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         optimizer.zero_grad()
         loss(net, *anywhere(ids)).backward()
-        nn.utils.clip_grad_norm_(learnt, 1.0)
+        nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
+        if (step + 1) % EVALUATE_EVERY == 0 or step + 1 == steps:
+            valid_loss = apart(net, valid)
+            if valid_loss < lowest:
+                lowest, best = valid_loss, copy.deepcopy(net.state_dict())
+    net.load_state_dict(best)
 
 
 def rate(step: int) -> float:

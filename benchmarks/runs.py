@@ -20,6 +20,7 @@ from heedful.run import cache_folder, train
 from heedful.training.events import Evaluated, Listener, RunFinished, format_score, score_label
 from heedful.training.loggers import read_log
 from heedful.training.progress import ProgressBar
+from significance import NOTE, interval_text, p_text, significance
 
 RUNS = Path("runs")
 MAX_ROWS = 20
@@ -160,44 +161,49 @@ def translation_run(
 
 
 def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> dict[str, Any]:
-    """Scores of beam 5 and greedy search, each metric with its signature and details."""
+    """Scores of beam 5 and greedy search: each metric with its signature and details, confidence
+    intervals and a paired bootstrap test of beam search against greedy search."""
     model = run.model()
     sources, references = [src for src, _ in pairs], [tgt for _, tgt in pairs]
-    found: dict[str, Any] = {}
-    for search, beam in (("beam 5", 5), ("greedy", 1)):
+    language = run.recipe.data.tgt_language
+    scores: dict[str, Any] = {}
+    outputs: dict[str, list[str]] = {}
+    for search, beam in (("greedy", 1), ("beam 5", 5)):
         results = model.generations(
             sources,
             beam_size=beam,
             length_penalty=run.recipe.evaluation.length_penalty,
             too_long="truncate",
         )
-        outputs = [translations[0].text for translations in results]
-        language = run.recipe.data.tgt_language
-        scores = corpus_scores(outputs, references, trg_lang=language, metrics=metrics)
-        found[search] = {
-            **scores.to_dict()["scores"],
+        outputs[search] = [translations[0].text for translations in results]
+        scored = corpus_scores(outputs[search], references, trg_lang=language, metrics=metrics)
+        scores[search] = {
+            **scored.to_dict()["scores"],
             "cut_off": sum(not translations[0].finished for translations in results),
         }
         if language != "zh":
-            found[search]["bleu_lowercase"] = _lowercase_bleu(outputs, references)
-    found["teacher_forced"] = model.teacher_forced(sources, references, too_long="truncate")
-    return found
+            scores[search]["bleu_lowercase"] = _lowercase_bleu(outputs[search], references)
+    scores["significance"] = significance(outputs, references, language or "")
+    scores["teacher_forced"] = model.teacher_forced(sources, references, too_long="truncate")
+    return scores
 
 
 def scores_table(scores: dict[str, Any]) -> str:
-    """A row for each metric, beam and greedy beside each other, and the signature."""
-    beam, greedy = scores["beam 5"], scores["greedy"]
-    rows = [
-        [
-            "sacreBLEU BLEU, lowercased" if name == "bleu_lowercase" else score_label(name),
-            f"**{found['score']:.2f}**",
-            f"{greedy[name]['score']:.2f}",
-            f"`{found['signature']}`".replace("|", "\\|"),
-        ]
-        for name, found in beam.items()
-        if name != "cut_off"
-    ]
-    return table(["metric", "beam 5", "greedy", "signature"], rows)
+    """A row for each metric: both searches with their intervals, their paired test, signature."""
+    tested = scores["significance"]
+    rows = []
+    for name, score in scores["beam 5"].items():
+        if name == "cut_off":
+            continue
+        columns = [f"{scores[search][name]['score']:.2f}" for search in ("beam 5", "greedy")]
+        p_value = None
+        if name in tested:
+            columns = [interval_text(tested[name][search]) for search in ("beam 5", "greedy")]
+            p_value = tested[name]["beam 5"]["p_value"]
+        label = "sacreBLEU BLEU, lowercased" if name == "bleu_lowercase" else score_label(name)
+        signature = f"`{score['signature']}`".replace("|", "\\|")
+        rows.append([label, f"**{columns[0]}**", columns[1], p_text(p_value), signature])
+    return f"{table(['metric', 'beam 5', 'greedy', 'p', 'signature'], rows)}\n\n{NOTE}"
 
 
 def precisions(score: dict[str, Any]) -> str:

@@ -15,7 +15,8 @@ import yaml
 
 from heedful.recipe_files import RECIPES, load_recipe
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS, EXPERIMENTS = ROOT / "benchmarks", ROOT / "experiments"
 Bench = Callable[..., tuple[str, dict[str, Any]]]
 
 
@@ -24,9 +25,10 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: None) -> Bench
     """Runs a benchmark by name; gives its page and its JSON."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
-    def run(name: str, *arguments: str) -> tuple[str, dict[str, Any]]:
+    def run(name: str, *arguments: str, page: str = "") -> tuple[str, dict[str, Any]]:
         results = tmp_path / "results"
-        script = str(BENCHMARKS / f"{name}.py")
+        folder = BENCHMARKS if (BENCHMARKS / f"{name}.py").is_file() else EXPERIMENTS
+        script = str(folder / f"{name}.py")
         words = [script, "--quick", "--results", str(results), *arguments]
         monkeypatch.setattr("sys.argv", words)
         here = tmp_path / "here"
@@ -34,15 +36,15 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: None) -> Bench
         monkeypatch.chdir(here)
         runpy.run_path(script, run_name="__main__")
         assert not list(here.iterdir()), "a benchmark writes where it was called"
-        page = (results / f"{name}.md").read_text(encoding="utf-8")
-        content = (results / f"{name}.json").read_text(encoding="utf-8")
-        for text in (page, content):
+        written = (results / f"{page or name}.md").read_text(encoding="utf-8")
+        content = (results / f"{page or name}.json").read_text(encoding="utf-8")
+        for text in (written, content):
             assert str(tmp_path) not in text, "a folder of this machine is in the results"
         data = json.loads(content)
-        assert f"benchmarks/{name}.py" in data["command"]
+        assert f"{folder.name}/{name}.py" in data["command"]
         assert {"python", "torch", "heedful"} <= data["versions"].keys()
         assert data["machine"]["processor"]
-        return page, data
+        return written, data
 
     return run
 
@@ -173,37 +175,81 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_ablation_grows_from_day_to_day(bench: Bench, tmp_path: Path, text: Path) -> None:
-    words = ["--data", str(text), "--runs", str(tmp_path / "runs"), "--ablation"]
-    shipped, _ = bench("multi30k", "--data", str(text), "--run", str(tmp_path / "run"))
+def test_an_ablation_keeps_the_records_of_earlier_days(
+    bench: Bench, tmp_path: Path, text: Path
+) -> None:
+    runs = tmp_path / "runs"
+    words = ["multi30k", "--data", str(text), "--runs", str(runs)]
+    page = {"page": "multi30k_ablation"}
     first = ["5000-pairs", "short-warm-up", "backward-short-warm-up"]
-    bench("multi30k", *words, "--rows", *first)
-    then = ["5000-pairs-muon", *first, "learns-from-four", "one-each-way"]
-    page, data = bench("multi30k", *words, "--rows", *then, "--seed", "2")
-    found = [(each["row"], each["seed"]) for each in data["ablation"]]
-    assert found == [*((row, 1) for row in first), *((row, 2) for row in then)]
-    for each in data["ablation"]:
-        assert each["valid"] == max(each["valid_by_search"].values())
-        assert 0 < each["processor_minutes"] < 10
-        assert [entry["step"] for entry in each["validation"]] == [2, 4]
-    assert "\n| 2 | – | – | 0 |" in page  # minutes of the way, which came to no score
-    # What the shipped run gave stays, and a run of it leaves the table alone.
-    again, _ = bench("multi30k", "--run", str(tmp_path / "run"))
-    before, _, foot = page.partition("\n## Ablation\n")
-    assert before == shipped.partition("\n## How")[0]
-    assert again.split("## How")[0] == page.split("## How")[0]
-    rows = [line for line in foot.splitlines() if line.startswith("| 5000-pairs")]
-    assert [(row.split(" | ")[2], "–" in row) for row in rows] == [("1, 2", False), ("2", False)]
+    bench("ablation", *words, "--rows", *first, **page)
+    then = ["5000-pairs-muon", *first, "one-each-way", "learns-from-four"]
+    written, data = bench("ablation", *words, "--rows", *then, "--seed", "2", **page)
+    records = {(record["row"], record["seed"]): record for record in data["records"]}
+    assert list(records) == [*((row, 1) for row in first), *((row, 2) for row in then)]
+    for record in records.values():
+        assert record["valid"] == max(record["valid_by_search"].values())
+        assert 0 < record["processor_minutes"] < 10
+        assert [entry["step"] for entry in record["validation"]] == [2, 4]
+    assert "\n| 2 | – | – | 0 |" in written  # no run of the sequence came to a threshold
+    # A test needs the outputs of the row that a row starts from, in the same direction.
+    tested = {key: record["significance"]["baseline"] for key, record in records.items()}
+    assert tested["5000-pairs-muon", 2] is None, "its base was trained after it"
+    assert tested["backward-short-warm-up", 2] is None, "its base translates the other way"
+    assert tested["learns-from-four", 2] == "one-each-way"
+    rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| 5000-pairs")]
+    assert [row[2] for row in rows] == ["1, 2", "2"]
 
 
-def test_few_pairs(bench: Bench, tmp_path: Path, text: Path) -> None:
-    words = ["--data", str(text), "--runs", str(tmp_path / "runs")]
-    page, data = bench("translation", *words, "--rows", "shipped")
-    [record] = data["ablation"]
+def test_an_ablation_of_the_first_pairs(bench: Bench, tmp_path: Path, text: Path) -> None:
+    words = ["translation", "--data", str(text), "--runs", str(tmp_path / "runs")]
+    page = {"page": "translation_ablation"}
+    written, data = bench("ablation", *words, "--rows", "shipped", **page)
+    [record] = data["records"]
     assert (record["row"], record["settings"]) == ("shipped", [])
-    assert "\n| shipped | – | 1 |" in page
-    again, data = bench("translation")  # of what has been
-    assert (again.split("## How")[0], data["ablation"]) == (page.split("## How")[0], [record])
+    assert "\n| shipped | recipe | 1 |" in written
+    again, data = bench("ablation", "translation", **page)  # from the records alone
+    assert (again.split("## How")[0], data["records"]) == (written.split("## How")[0], [record])
+
+
+def test_rows_of_an_experiment_inherit_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    from ablation import Experiment  # type: ignore[import-not-found]
+
+    for path in sorted(EXPERIMENTS.glob("*.yaml")):
+        experiment = Experiment(path)
+        for row, content in experiment.rows.items():
+            settings = experiment.settings(row)
+            own = dict(setting.split("=", 1) for setting in content.get("set", []))
+            assert own.items() <= settings.items(), "a row's own settings win"
+            inherited = {key: value for key, value in settings.items() if key not in own}
+            for key, value in inherited.items():
+                assert value in [
+                    experiment.settings(base).get(key) for base in experiment.bases(row)
+                ]
+            shown = {"data": "DATA", "runs": "RUNS", "seed": 1, "other": 2}
+            load_recipe(
+                experiment.recipe,
+                [f"{key}={value.format(**shown)}" for key, value in settings.items()],
+            )
+
+
+def test_significance_tells_systems_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from significance import significance  # type: ignore[import-not-found]
+
+    references = [f"the dog number {number} runs over the green field" for number in range(60)]
+    red = [line.replace("green", "red") for line in references]
+    odd = [red[i] if i % 2 else line for i, line in enumerate(references)]
+    even = [line if i % 2 else red[i] for i, line in enumerate(references)]
+    found = significance({"worse": odd, "alike": even, "right": references}, references, "en")
+    for by_system in found.values():
+        assert by_system["worse"]["p_value"] is None
+        assert by_system["right"]["score"] == pytest.approx(100)
+        assert by_system["right"]["p_value"] < 0.01 < 0.1 < by_system["alike"]["p_value"]
+        assert by_system["right"]["interval"] == pytest.approx(0)
+        assert by_system["worse"]["interval"] > 0
 
 
 @pytest.mark.parametrize(("name", "target"), [("multi30k", "de"), ("tatoeba", "zh")])
@@ -333,7 +379,7 @@ def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
         assert found[name]["losses"] == pytest.approx(scores, rel=1e-5)
         assert scores[0] != scores[1]
         assert found[name]["overlapping"] != found[name]["losses"]
-        assert found[name]["held_out_characters"] == pytest.approx(size / 10, abs=40)
+        assert found[name]["test_characters"] == size // 10
         assert found[name]["training_tokens"] == 4 * windows * 64
         assert f"## {name}: what it writes" in page
     for one in found.values():
@@ -375,16 +421,17 @@ def test_sst2(bench: Bench, tmp_path: Path) -> None:
     (folder / "dev.tsv").write_text("".join(lines[::4]), encoding="utf-8")
     arguments = ["--data", str(folder), "--runs", str(runs), "--seeds", "1"]
     page, data = bench("sst2", *arguments)
-    assert {kind: len(found) for kind, found in data["accuracy"].items()} == {
+    assert {kind: len(found) for kind, found in data["models"]["accuracy"].items()} == {
         "scratch": 1,
         "pretrained": 1,
         "student": 1,
     }
-    assert data["tfidf"] == 1.0, "the words alone say the label"
-    assert data["kept"] == [data["accuracy"]["student"][0] / data["accuracy"]["pretrained"][0]]
-    assert set(data["sentences_per_second"]) == {"teacher", "student"}
+    assert data["tfidf"]["accuracy"] == 1.0, "the words alone determine the label"
+    assert set(data["models"]["sentences_per_second"]) == {"teacher", "student"}
     assert "scikit-learn" in data["versions"]
-    assert "| TF-IDF with logistic regression | 100.00 |" in page
+    assert "| TF-IDF of n-grams, logistic regression | 100.00 |" in page
+    again, data = bench("sst2", *arguments, "--baseline-only")
+    assert again.split("## How this")[0] == page.split("## How this")[0]
     sizes = {
         name: json.loads((runs / name / "config.json").read_text(encoding="utf-8"))["model"]
         for name in ("masked-lm", "pretrained-1", "student-1")

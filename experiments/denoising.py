@@ -5,9 +5,12 @@ reads all training sentences of both languages as single texts, not knowing whic
 """
 
 import gzip
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
