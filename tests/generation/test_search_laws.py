@@ -14,6 +14,7 @@ from heedful.errors import UserError
 from heedful.generation import Hypothesis, beam_search, greedy_search, sample
 from heedful.generation.rules import (
     BannedTokens,
+    Context,
     ForcedTokens,
     NoRepeatNgram,
     RepetitionPenalty,
@@ -41,6 +42,13 @@ def search(kind: str, function: Callable[..., Tensor], start: Any, **options: An
     return beam_search(function, start, beam_size=count, num_return=count, **groups, **options)
 
 
+def allow_again(log_probs: Tensor, context: Context) -> Tensor:
+    """A rule from elsewhere: token 4 is as likely as before all rules."""
+    assert context.given is not None
+    four = torch.tensor([4])
+    return log_probs.index_copy(1, four, context.given[:, four])
+
+
 OPTIONS: dict[str, Any] = {
     "eos_id": st.sampled_from([EOS, [EOS, 3]]),
     "no_repeat_ngram_size": st.integers(0, 3),
@@ -51,6 +59,8 @@ OPTIONS: dict[str, Any] = {
             sampling_rules(temperature=0.8, top_k=5, top_p=0.9),
             sampling_rules(repetition_penalty=1.5, frequency_penalty=0.5, min_p=0.05),
             sampling_rules(no_repeat_ngram_size=1, typical_p=0.8, banned=[1, [2, 3]]),
+            [BannedTokens([1, 4]), ForcedTokens({0: 4, 2: 4}, certain=True)],
+            [BannedTokens([1, 4]), allow_again],
         ]
     ),
 }
@@ -161,6 +171,25 @@ def test_forced_tokens_win_over_rules_and_have_the_models_value(kind: str) -> No
         assert found.ids[0] == 3
         scale = 2 if kind in ("beams", "groups") else 1  # whose numbers are those under the rules
         assert found.token_log_probs == pytest.approx([first, scale * second])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_banned_token_that_a_later_rule_allows_has_the_models_log_probability(
+    kind: str, with_state: bool
+) -> None:
+    """Also where rules may write in place; in a beam search a certain token costs nothing."""
+    row = random_rows(2, SIZE)
+    rules = [BannedTokens([3, 4]), allow_again, ForcedTokens({0: 3, 2: 3}, certain=True)]
+    state = {"state": Remembered(1)} if with_state else {}
+    function = remembering(row) if with_state else from_rows(row)
+    options = {"eos_id": EOS, "max_new_tokens": 4, "min_new_tokens": 4, "rules": rules}
+    for found in search(kind, function, [[5]], **options, **state)[0]:
+        wanted = parts_of(row, (5,), found.ids)
+        if kind in ("beams", "groups"):
+            wanted[0] = wanted[2] = 0.0
+        assert (found.ids[0], found.ids[2]) == (3, 3)
+        assert found.token_log_probs == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,6 +16,7 @@ from heedful.generation.rules import (
     NoRepeatNgram,
     Rule,
     apply_rules,
+    keep_forbidden,
 )
 from heedful.generation.state import NextLogProbs, State, check_largest
 
@@ -100,8 +101,7 @@ class Search:
         copies = len(tokens) // len(sentences)
         sentence = torch.tensor(sentences, device=given.device).repeat_interleave(copies)
         generated = tokens[:, tokens.shape[1] - length :]
-        own = [rule for rule in self.request.rules if isinstance(rule, ForcedTokens)]
-        in_place = self.state is not None and all(rule.certain for rule in own)
+        in_place = self.state is not None and keep_forbidden(self.request.rules, length)
         context = Context(
             self.request.prompts, generated, sentence, self.memory, given, is_open, in_place
         )

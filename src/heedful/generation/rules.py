@@ -75,6 +75,21 @@ def apply_rules(
     return log_probs
 
 
+def keep_forbidden(rules: Sequence[Rule], length: int) -> bool:
+    """Whether a token that one of the rules forbids after `length` new tokens stays forbidden.
+
+    Its log-probability then does not matter any more, so that rules may write in place. Forced
+    tokens are allowed again, and look at the log-probabilities before any rule; a rule from
+    elsewhere may do so too.
+    """
+    return all(
+        not rule.forces(length)
+        if isinstance(rule, ForcedTokens)
+        else isinstance(rule, _OfNumber | NoRepeatNgram | BannedTokens | MinLength | PrefixFunction)
+        for rule in rules
+    )
+
+
 def sampling_rules(**options: Any) -> list[Rule]:
     """The rules that are asked for, in the usual order; None, 0 n-grams or empty leaves one out.
 
@@ -314,9 +329,9 @@ class ForcedTokens:
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         place = context.length
-        here = [tokens.get(place, -1) for tokens in self._each()]
-        if max(here, default=-1) < 0:
+        if not self.forces(place):
             return log_probs
+        here = [tokens.get(place, -1) for tokens in self._each()]
         _check_vocabulary("forced", max(here), log_probs)
         if isinstance(self.tokens, Mapping):
             token = torch.full_like(context.sentence, here[0])[:, None]
@@ -332,6 +347,10 @@ class ForcedTokens:
             value = torch.where(value > -torch.inf, value, 0.0)
         only.scatter_(1, index, value)
         return only if min(here) >= 0 else torch.where(token >= 0, only, log_probs)
+
+    def forces(self, place: int) -> bool:
+        """Whether it forces a token at a place of any sentence."""
+        return any(place in tokens for tokens in self._each())
 
     def _each(self) -> Sequence[Mapping[int, int]]:
         return [self.tokens] if isinstance(self.tokens, Mapping) else self.tokens
