@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from chance import fits_outcomes
 from engine_models import TEXTS, model_of
 from heedful.engines.ctranslate2_engine import CTranslate2
 from heedful.engines.engine import Settings
@@ -164,6 +166,51 @@ def test_what_is_drawn_differs(pair: Any) -> None:
     several = engine.outputs(rows, call)
     assert all(len(outputs) == 4 for outputs in several)
     assert len({tuple(o.ids) for o in several[0]}) > 1
+
+
+@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])
+def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
+    name: str, scores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end has probability 1/2 at each step: a uniform net, half of whose tokens are ends.
+
+    Drawing again what is longer than its own limit would leave too many samples that end early.
+    """
+    import ctranslate2
+
+    model = model_of(name, tie_embeddings="none") if name == "vaswani2017" else model_of(name)
+    with torch.no_grad():
+        model.net.head.out.weight.zero_()
+    engine = engine_of(model, tmp_path)
+    seen = []
+    whole = engine._answers
+
+    def counted(rows: list[list[int]], *rest: Any) -> list[Any]:
+        seen.extend(rows)
+        return whole(rows, *rest)
+
+    monkeypatch.setattr(engine, "_answers", counted)
+    ctranslate2.set_random_seed(0)
+    count, limits = 300, (1, 8)
+    rows = rows_of((2,)) * (count * len(limits))
+    call = asked(model, rows, temperature=1.0, num_return=2, scores=scores)
+    ends = tuple(range(0, model.eager.vocab_size, 2))
+    places = [*range(len(rows))]
+    call = call.of(places, limits=[*limits] * count, end=ends, never=(), first=None, last=None)
+    assert engine.lacks(rows, call) == []
+    found = engine.outputs(rows, call)
+    assert len(seen) == len(rows)
+    for place, limit in enumerate(limits):
+        samples = [each for of_row in found[place :: len(limits)] for each in of_row]
+        lengths = Counter((len(each.ids), each.finished) for each in samples)
+        wanted = {(length, True): 0.5**length for length in range(1, limit + 1)}
+        assert fits_outcomes(lengths, wanted | {(limit, False): 0.5**limit})
+        if scores:
+            size = -math.log(model.eager.vocab_size)
+            assert [each.log_prob for each in samples] == pytest.approx(
+                [size * len(each.ids) for each in samples], abs=CLOSE * limit
+            )
 
 
 def test_submitted_work_is_done_by_workers(tmp_path: Path) -> None:

@@ -165,13 +165,17 @@ class CTranslate2:
         What a prompt has beyond the shortest of its call is there as if it were written: rules and
         beams see it, and beside a prompt of a single token it is given back.
         """
-        if self.facts.family == "encoder_decoder":
-            return self._answers(rows, asked, asynchronous)
         options = asked.options
+        has_prompts = self.facts.family == "decoder_only"
         is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
-        groups: dict[int, list[int]] = {}
-        for place, row in enumerate(rows):
-            groups.setdefault(min(len(row), 2) if is_plain else len(row), []).append(place)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for place, (row, limit) in enumerate(zip(rows, asked.limits, strict=True)):
+            length = (min(len(row), 2) if is_plain else len(row)) if has_prompts else 0
+            # A sample that is longer than its limit can be cut, but its score is of the whole.
+            own_limit = limit if options.draws and options.scores else 0
+            groups.setdefault((length, own_limit), []).append(place)
+        if len(groups) == 1:
+            return self._answers(rows, asked, asynchronous)
         begun: dict[int, Any] = {}
         for places in groups.values():
             chosen = [rows[place] for place in places]
@@ -182,7 +186,11 @@ class CTranslate2:
     def _read(
         self, found: list[Any], rows: list[list[int]], asked: Asked
     ) -> list[list[Hypothesis]]:
-        """Outputs in the rows' order; anew where a batch's limit let one outgrow its own."""
+        """Outputs in the rows' order, searched again where one is longer than its own limit.
+
+        Samples are not drawn again, which would favor those that end early: `_outputs` cuts them,
+        or their call has a single limit.
+        """
         limits = asked.limits
         outputs = list(map(self._outputs, found, limits, repeat(asked)))
         if len({*limits}) == 1:
@@ -326,9 +334,9 @@ class CTranslate2:
             found = result.sequences_ids
         else:
             found = [[self._ids[token] for token in words] for words in result.hypotheses]
-        # One output alone is cut where the limit of its batch let it go on; of its score, not.
-        if options.rows == 1 and not options.scores:
-            found = [found[0][:limit]]
+        # The limit of a batch may be above the row's own. A score is of the whole output.
+        if (options.draws or options.rows == 1) and not options.scores:
+            found = [ids[:limit] for ids in found]
         scores = result.scores if options.scores else repeat(math.nan, len(found))
         outputs = []
         for ids, mean in zip(found, scores, strict=True):
