@@ -12,9 +12,10 @@ from torch import Tensor
 from engine_models import TEXTS, model_of
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search
+from heedful.generation.context import Context
 from heedful.generation.hypotheses import LengthScore
-from heedful.generation.rules import Context, PrefixFunction
 from heedful.generation.search import beam_search
+from heedful.generation.token_rules import PrefixFunction
 from tables import INF, Remembered, from_rows, parts_of, random_rows, remembering, whole_space
 
 SIZE, LONGEST = 5, 5

@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.generation.context import Context, Rule
 from heedful.generation.rules import (
-    BannedTokens,
-    Context,
-    ForcedTokens,
     FrequencyPenalty,
     MinP,
-    NoRepeatNgram,
-    PrefixFunction,
     PresencePenalty,
     RepetitionPenalty,
-    Rule,
     Temperature,
     TopK,
     TopP,
@@ -28,6 +23,7 @@ from heedful.generation.rules import (
     apply_rules,
     sampling_rules,
 )
+from heedful.generation.token_rules import BannedTokens, ForcedTokens, NoRepeatNgram, PrefixFunction
 
 INF = math.inf
 SIZE = 12

@@ -14,14 +14,10 @@ from torch import Tensor
 from chance import fits_outcomes
 from heedful.errors import UserError
 from heedful.generation import Hypothesis, sample, sample_steps
-from heedful.generation.rules import (
-    BannedTokens,
-    PrefixFunction,
-    TopK,
-    sampling_rules,
-)
+from heedful.generation.rules import TopK, sampling_rules
 from heedful.generation.sampling import SampledStep, inverse_cdf
 from heedful.generation.stopping import StopStrings, cut
+from heedful.generation.token_rules import BannedTokens, PrefixFunction
 from tables import INF, Remembered, Row, from_rows, from_table, parts_of, random_rows, remembering
 
 EOS, SIZE = 0, 8

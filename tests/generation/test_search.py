@@ -13,7 +13,8 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation import beam_search, greedy_search
 from heedful.generation.hypotheses import LengthScore
-from heedful.generation.rules import BannedTokens, PrefixFunction, PresencePenalty, Temperature
+from heedful.generation.rules import PresencePenalty, Temperature
+from heedful.generation.token_rules import BannedTokens, PrefixFunction
 from heedful.generation.topk import top_k
 from tables import (
     INF,

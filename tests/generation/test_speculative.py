@@ -20,19 +20,9 @@ from torch import Tensor
 import tables
 from chance import fits_outcomes
 from heedful.errors import UserError
+from heedful.generation.context import Context, Rule
 from heedful.generation.request import StopFunction
-from heedful.generation.rules import (
-    BannedTokens,
-    Context,
-    ForcedTokens,
-    MinLength,
-    NoRepeatNgram,
-    RepetitionPenalty,
-    Rule,
-    Temperature,
-    TopK,
-    TopP,
-)
+from heedful.generation.rules import RepetitionPenalty, Temperature, TopK, TopP
 from heedful.generation.sampling import sample
 from heedful.generation.speculative import (
     Draft,
@@ -42,6 +32,7 @@ from heedful.generation.speculative import (
     draw,
     verify,
 )
+from heedful.generation.token_rules import BannedTokens, ForcedTokens, MinLength, NoRepeatNgram
 
 INF = math.inf
 BELOW_1 = math.nextafter(1.0, 0.0)  # the largest number that a generator gives

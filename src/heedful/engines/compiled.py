@@ -20,8 +20,8 @@ from heedful.errors import UserError
 from heedful.files import read_object
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.request import read_request
-from heedful.generation.rules import BannedTokens
 from heedful.generation.state import sentences_to_keep
+from heedful.generation.token_rules import BannedTokens
 from heedful.generation.topk import first_largest
 from heedful.parts.cache import Cache
 from heedful.parts.tokens import Tokens

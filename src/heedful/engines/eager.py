@@ -25,12 +25,14 @@ from heedful.engines.shortlist import Shortlist
 from heedful.engines.threads import run_with, threads_for, weights_of_step
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search
+from heedful.generation.context import Rule
 from heedful.generation.hypotheses import Hypothesis
-from heedful.generation.rules import IN_ORDER, ForcedTokens, Rule, sampling_rules
+from heedful.generation.rules import IN_ORDER, sampling_rules
 from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
 from heedful.generation.speculative import Draft, PromptLookup, Reader, Speculation
 from heedful.generation.stopping import StopStrings
+from heedful.generation.token_rules import ForcedTokens
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.tokens import Tokens

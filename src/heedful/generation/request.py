@@ -9,16 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.rules import (
-    Context,
-    ForcedTokens,
-    MinLength,
-    NoRepeatNgram,
-    Rule,
-    apply_rules,
-    keep_forbidden,
-)
+from heedful.generation.context import Context, Rule
+from heedful.generation.rules import apply_rules, keep_forbidden
 from heedful.generation.state import NextLogProbs, State, check_largest
+from heedful.generation.token_rules import ForcedTokens, MinLength, NoRepeatNgram
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]

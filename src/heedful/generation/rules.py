@@ -1,11 +1,11 @@
-"""Logit rules: small functions from next-token log-probabilities to others, applied in order.
+"""Logit rules, applied in order: those of one number, and how options become rules.
 
-No rule waits for the device but `PrefixFunction`, which asks the host.
+Those for single tokens are in `heedful.generation.token_rules`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,50 +13,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.generation.context import Context, Rule
 from heedful.generation.state import sum_dtype
+from heedful.generation.token_rules import (
+    BannedTokens,
+    ForcedTokens,
+    MinLength,
+    NoRepeatNgram,
+    PrefixFunction,
+)
 from heedful.generation.topk import in_top_k
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a rule may look at, for `N` rows of `B` sentences with `t` new tokens each.
-
-    Attributes:
-        prompts: the real prompt tokens of each sentence, without padding; may be empty lists.
-        generated: the new tokens of each row.
-        sentence: which sentence each row belongs to.
-        memory: lives as long as the search, for what a rule works out once.
-        given: the log-probabilities before any rule; None: those that the rule gets.
-        is_open: which rows have not ended, as far as the host knows; None: all.
-        in_place: a rule may write to what it gets, which nobody needs any more.
-    """
-
-    prompts: list[list[int]]
-    generated: Int[Tensor, "N t"]
-    sentence: Int[Tensor, "N"]
-    memory: dict[object, Tensor] = field(default_factory=dict, repr=False, compare=False)
-    given: Float[Tensor, "N V"] | None = None
-    is_open: Sequence[bool] | None = None
-    in_place: bool = False
-
-    @property
-    def length(self) -> int:
-        """How many new tokens each row has."""
-        return self.generated.shape[1]
-
-    def table(self, key: object, numbers: Sequence[Any]) -> Int[Tensor, "..."]:
-        """Numbers that stay the same, on the device of the search."""
-        if key not in self.memory:
-            self.memory[key] = torch.tensor(numbers, device=self.generated.device)
-        return self.memory[key]
-
-
-Rule = Callable[[Float[Tensor, "N V"], Context], Float[Tensor, "N V"]]
-"""`rule(log_probs, context)`: -inf forbids a token. It gives a new tensor wherever it changes one,
-unless the context lets it write in place.
-
-What a rule gives need not sum to 1; one that needs probabilities normalises for itself.
-"""
 
 
 def apply_rules(
@@ -199,7 +165,7 @@ class RepetitionPenalty(_OfNumber, option="repetition_penalty", within=_POSITIVE
     """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        seen = _counts(_history(context), log_probs) > 0
+        seen = _counts(context.history(), log_probs) > 0
         scaled = torch.where(log_probs < 0, log_probs * self.value, log_probs / self.value)
         return torch.where(seen, scaled, log_probs)
 
@@ -216,174 +182,6 @@ class FrequencyPenalty(_OfNumber, option="frequency_penalty", within=_FINITE):
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         return log_probs - self.value * _counts(context.generated, log_probs)
-
-
-# --- What may not, or must, come next -----------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NoRepeatNgram:
-    """No n-gram of `size` twice in the new tokens; with `include_prompt` in prompt and new ones."""
-
-    size: int
-    include_prompt: bool = False
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UserError(f"no_repeat_ngram_size must be at least 1, not {self.size}")
-
-    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        tokens = _history(context) if self.include_prompt else context.generated
-        t = tokens.shape[1]
-        if t < self.size:
-            return log_probs
-        followers = tokens[:, self.size - 1 :]
-        # Windows that have a next token, against the last size - 1 tokens.
-        windows = tokens[:, : t - 1].unfold(1, self.size - 1, 1)
-        seen = (windows == tokens[:, None, t - self.size + 1 :]).all(dim=2)
-        return _forbid(log_probs, followers, seen)
-
-
-@dataclass(frozen=True)
-class BannedTokens:
-    """Ids that may not come, or sequences of ids that may not be completed.
-
-    Of a sequence the last token is forbidden wherever the prompt and the new tokens end in the
-    others.
-    """
-
-    tokens: Sequence[int | Sequence[int]]
-
-    def __post_init__(self) -> None:
-        for banned in self._sequences():
-            if not banned:
-                raise UserError("a banned sequence is empty: give it at least one token id")
-            if min(banned) < 0:
-                raise UserError(f"banned tokens hold {min(banned)}, which is no token id")
-
-    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        by_length: dict[int, list[tuple[int, ...]]] = {}
-        for banned in self._sequences():
-            _check_vocabulary("banned", max(banned), log_probs)
-            by_length.setdefault(len(banned) - 1, []).append(banned)
-        for length, sequences in sorted(by_length.items()):
-            table = context.table((id(self), length), sequences)
-            if length == 0:
-                log_probs = log_probs if context.in_place else log_probs.clone()
-                log_probs.index_fill_(1, table[:, 0], -torch.inf)
-                continue
-            history = _history(context)
-            if length <= history.shape[1]:
-                ends = history[:, None, history.shape[1] - length :] == table[:, :-1]
-                last = table[:, -1].expand(len(history), -1)
-                log_probs = _forbid(log_probs, last, ends.all(dim=2))
-        return log_probs
-
-    def _sequences(self) -> list[tuple[int, ...]]:
-        return [(ids,) if isinstance(ids, int) else tuple(ids) for ids in self.tokens]
-
-
-@dataclass(frozen=True)
-class MinLength:
-    """No end before a sentence has so many new tokens, the end included; a length a sentence."""
-
-    eos_ids: Sequence[int]
-    lengths: Sequence[int]
-
-    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        least = context.length + 2
-        if max(self.lengths, default=0) < least:
-            return log_probs
-        ends = context.table((id(self), "ends"), self.eos_ids)
-        log_probs = log_probs if context.in_place else log_probs.clone()
-        if min(self.lengths) >= least:
-            return log_probs.index_fill_(1, ends, -torch.inf)
-        lengths = context.table((id(self), "lengths"), self.lengths)
-        short = lengths[context.sentence, None] >= least
-        return log_probs.index_copy_(1, ends, log_probs[:, ends].masked_fill(short, -torch.inf))
-
-
-@dataclass(frozen=True)
-class ForcedTokens:
-    """At some places of the new tokens (the first is 0) one token and no other.
-
-    The token has the model's own log-probability, whatever the rules before say of it.
-
-    Attributes:
-        tokens: place -> token; or such a mapping for each sentence.
-        certain: the token costs nothing.
-        always: nor does one that the model itself rules out; else that is a dead end.
-    """
-
-    tokens: Mapping[int, int] | Sequence[Mapping[int, int]]
-    certain: bool = False
-    always: bool = True
-
-    def __post_init__(self) -> None:
-        for position, token in (pair for tokens in self._each() for pair in tokens.items()):
-            if position < 0 or token < 0:
-                raise UserError(
-                    f"forced tokens say {position}: {token}, but neither a position nor a "
-                    "token id is below 0"
-                )
-
-    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        place = context.length
-        if not self.forces(place):
-            return log_probs
-        here = [tokens.get(place, -1) for tokens in self._each()]
-        _check_vocabulary("forced", max(here), log_probs)
-        if isinstance(self.tokens, Mapping):
-            token = torch.full_like(context.sentence, here[0])[:, None]
-        else:
-            table = torch.tensor(here, device=log_probs.device)
-            token = table[context.sentence, None]
-        index = token.clamp(min=0)
-        value = (log_probs if context.given is None else context.given).gather(1, index)
-        only = torch.full_like(log_probs, -torch.inf)
-        if self.certain:
-            value = torch.zeros_like(value)
-        elif self.always:
-            value = torch.where(value > -torch.inf, value, 0.0)
-        only.scatter_(1, index, value)
-        return only if min(here) >= 0 else torch.where(token >= 0, only, log_probs)
-
-    def forces(self, place: int) -> bool:
-        """Whether it forces a token at a place of any sentence."""
-        return any(place in tokens for tokens in self._each())
-
-    def _each(self) -> Sequence[Mapping[int, int]]:
-        return [self.tokens] if isinstance(self.tokens, Mapping) else self.tokens
-
-
-Allowed = Callable[[int, list[int]], Sequence[int]]
-"""`allowed(sentence index, new token ids) -> ids that may come next`."""
-
-
-@dataclass(frozen=True)
-class PrefixFunction:
-    """Only what a function of the new tokens allows may come (De Cao et al. 2021)."""
-
-    function: Allowed
-
-    def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        allowed = torch.zeros_like(log_probs, dtype=torch.bool, device="cpu")
-        for row, (sentence, ids) in enumerate(
-            zip(context.sentence.tolist(), context.generated.tolist(), strict=True)
-        ):
-            if context.is_open is not None and not context.is_open[row]:
-                continue
-            may_come = [int(token) for token in self.function(sentence, ids)]
-            if not may_come:
-                raise UserError(
-                    f"the prefix function allows nothing for sentence {sentence} after {ids}: "
-                    "it must allow at least one token, for example EOS"
-                )
-            if min(may_come) < 0:
-                raise UserError(f"the prefix function allows {min(may_come)}, which is no token id")
-            _check_vocabulary("allowed", max(may_come), log_probs)
-            allowed[row, may_come] = True
-        return log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
 
 
 IN_ORDER: dict[str, Callable[[Any], Rule]] = {
@@ -421,28 +219,6 @@ def _until_sum(
     return log_probs.masked_fill(behind, -torch.inf)
 
 
-def _history(context: Context) -> Int[Tensor, "N all"]:
-    """Each row's prompt and new tokens, filled up with -1 on the left."""
-    if "prompts" not in context.memory:
-        width = max((len(ids) for ids in context.prompts), default=0)
-        filled = [[-1] * (width - len(ids)) + list(ids) for ids in context.prompts]
-        table = torch.tensor(filled, dtype=torch.long, device=context.generated.device)
-        context.memory["prompts"] = table.view(len(filled), width)
-    prompts = context.memory["prompts"][context.sentence]
-    return torch.cat([prompts, context.generated], dim=1)
-
-
-def _forbid(
-    log_probs: Float[Tensor, "N V"], tokens: Int[Tensor, "N X"], where: Bool[Tensor, "N X"]
-) -> Float[Tensor, "N V"]:
-    """-inf for each row's own tokens where they are marked; ids outside the vocabulary: none."""
-    rows, size = log_probs.shape
-    marked = where & (tokens >= 0) & (tokens < size)
-    forbidden = log_probs.new_zeros(rows, size + 1, dtype=torch.bool)
-    forbidden.scatter_(1, torch.where(marked, tokens, size), True)
-    return log_probs.masked_fill(forbidden[:, :size], -torch.inf)
-
-
 def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
     """How often each id of the vocabulary is in each row; ids outside it count nowhere."""
     rows, size = like.shape
@@ -455,10 +231,3 @@ def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[T
 def _at_least_single(dtype: torch.dtype) -> torch.dtype:
     """Single precision for the 16-bit formats, which can neither count nor sum."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _check_vocabulary(what: str, token: int, log_probs: Float[Tensor, "N V"]) -> None:
-    if token >= log_probs.shape[1]:
-        raise UserError(
-            f"{what} token id {token} is outside the vocabulary of {log_probs.shape[1]}"
-        )

@@ -16,7 +16,6 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.request import End, Search, Starts, StopFunction, read_request
-from heedful.generation.rules import PrefixFunction
 from heedful.generation.state import (
     NextLogProbs,
     State,
@@ -24,6 +23,7 @@ from heedful.generation.state import (
     sentences_to_keep,
     sum_dtype,
 )
+from heedful.generation.token_rules import PrefixFunction
 from heedful.generation.topk import first_largest
 
 STEPS_BETWEEN_LOOKS = 8  # on a device whose answers must be waited for

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
+from heedful.generation.context import Context
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.request import StopFunction, read_request
-from heedful.generation.rules import Context, apply_rules
+from heedful.generation.rules import apply_rules
 from heedful.generation.state import check_largest
 
 _LONGEST_MATCH = 3  # tokens that a lookup compares at most
