@@ -44,6 +44,7 @@ from heedful.tasks.new_model import build, model_config, origin_of
 from heedful.tasks.rdrop import RDrop
 from heedful.tasks.task import Data, FinalScores, Say, Task
 from heedful.tasks.word_dropout import WordDropout
+from heedful.training.best import BestModel
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
 from heedful.training.folder import RunFolder
@@ -53,11 +54,7 @@ from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.trainer import Objective, Trainer, TrainStep, Work
 from heedful.training.verdict import Expectations, general_verdicts
 from heedful.zoo.names import set_weights, weights_of
-from heedful.zoo.saved import (
-    WEIGHTS,
-    load_tensors,
-    save_tensors,
-)
+from heedful.zoo.saved import WEIGHTS, load_tensors
 
 CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data
 DATA = "data.json"
@@ -85,6 +82,7 @@ class _Run:
     data: Data
     model: SavedModel
     trainer: Trainer
+    best: BestModel
     resumed_from: int | None
     total_steps: int | None
     unigram_entropy: float
@@ -197,13 +195,12 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     first = epochs.plan(0)  # an example above the batch's limit is told now
     steps = total_steps(recipe.training, len(first))
     entropy = unigram_entropy(epochs.load(item).targets for item in first)
+    best = BestModel(out)
     work = Work(
         plan=epochs.plan,
         load=lambda item: epochs.load(item).to(device),
         evaluate=lambda: task.evaluate(model, data),
-        keep_best=lambda: save_tensors(
-            out / WEIGHTS, weights_of(model.net), metadata={"step": str(trainer.state.step)}
-        ),
+        keep_best=lambda: _keep_best(best, trainer),
     )
     trainer = Trainer(
         TrainStep(model.net, _objective(task, data, teacher, device)),
@@ -218,7 +215,22 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
         bf16=uses_bf16(recipe.training.precision, device),
         compare_at=[one.step for one in recipe.expect],
     )
-    return _Run(task, data, model, trainer, trainer.resume() if resume else None, steps, entropy)
+    resumed_from = trainer.resume() if resume else None
+    if resumed_from is not None:
+        best.publish()
+    return _Run(task, data, model, trainer, best, resumed_from, steps, entropy)
+
+
+def _keep_best(best: BestModel, trainer: Trainer) -> None:
+    """Store the net's weights, which are the best so far, or the first before any evaluation."""
+    step = trainer.state.step
+    kind = "weights" if trainer.average is None else "averaged weights"
+    best.keep(
+        weights_of(trainer.net),
+        value=trainer.state.best_value,
+        step=step,
+        source=f"the {kind} of step {step:,}",
+    )
 
 
 def _objective(
@@ -258,7 +270,7 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
         reason = trainer.run()
         scores, values, scored = None, {}, ""
         if reason != "interrupted":
-            scored = f"{_SPLITS[data.final]}, {_choose_final(run, out)}"
+            scored = f"{_SPLITS[data.final]}, {_choose_final(run)}"
             say(f"scoring: {scored}")
             scores = run.task.finish(run.model, run.data, out)
             values = scores.values()
@@ -285,8 +297,8 @@ def _open_folder(recipe: Recipe, folder: RunFolder, resume: bool) -> None:
             "start a new run, or resume with its own recipe.yaml"
         )
     remove_unfinished(out)
-    if (out / WEIGHTS).exists():
-        load_tensors(out / WEIGHTS)  # the best so far is needed at the end
+    if Checkpoints(out / "checkpoints", keep=1).newest():
+        load_tensors(BestModel(out).path)  # needed at the end
 
 
 def _save_recipe(recipe: Recipe, path: Path) -> None:
@@ -319,25 +331,24 @@ def _remember_data(data: Data, out: Path, resume: bool) -> None:
         write_json(path, now)
 
 
-def _choose_final(run: _Run, out: Path) -> str:
-    """The run's model: the average of its checkpoints where that is better than the best.
+def _choose_final(run: _Run) -> str:
+    """Write the run's model: the mean of its checkpoints where that is better than the best.
 
     Returns:
         Which weights these are.
     """
     net, trainer = run.model.net, run.trainer
-    best = load_tensors(out / WEIGHTS)
     files = [path / WEIGHTS for path in trainer.checkpoints.to_average()]
     if run.task.recipe.training.average_last > 1 and len(files) > 1:
         average = average_weights(files)
-        set_weights(net, average, out)
-        if run.task.evaluate(run.model, run.data).value > trainer.state.best_value:
-            save_tensors(out / WEIGHTS, average)
-            return f"the mean of {len(files)} checkpoints"
-    set_weights(net, best, out / WEIGHTS)
-    save_tensors(out / WEIGHTS, best)  # without its step, as a model that is saved again
-    kind = "weights" if trainer.average is None else "averaged weights"
-    return f"the {kind} of step {trainer.state.best_step:,}"
+        set_weights(net, average, run.best.path)
+        value = run.task.evaluate(run.model, run.data).value
+        if value > run.best.value:
+            source = f"the mean of {len(files)} checkpoints"
+            run.best.keep(average, value=value, step=trainer.state.step, source=source)
+    weights, source = run.best.finish()
+    set_weights(net, weights, run.best.path)
+    return source
 
 
 def _facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:

@@ -358,7 +358,8 @@ def test_a_pickled_run_is_never_unpickled(commands, model, tmp_path):
     parts = ("model.safetensors", "training.safetensors", "state.json")
     prepared = json.loads((model / "data.json").read_text())["prepared"]
     ids = Path(os.environ["HEEDFUL_CACHE"]) / "data" / prepared / "train/src.ids.npy"
-    for file in (*(newest / name for name in parts), ids):
+    best = model / "checkpoints/best.safetensors"
+    for file in (*(newest / name for name in parts), best, ids):
         whole = file.read_bytes()
         file.write_bytes(pickle.dumps(Bomb(trace)))
         named = prepared if file == ids else file

@@ -145,7 +145,8 @@ POINTS = {
     ],
     "before the oldest goes": [at("replace", r"checkpoints/step-00000012$", "after")],
     "best model": [
-        at("save_file", r"run/\.model\.safetensors", "inside"),
+        at("save_file", r"checkpoints/\.best\.safetensors", "inside"),
+        at("replace", r"checkpoints/best\.safetensors$", "after"),
         at("replace", r"run/model\.safetensors$", "before"),
         at("replace", r"run/model\.safetensors$", "after"),
         at("replace", r"run/model\.safetensors$", "after", 2),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -472,6 +473,23 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     assert isinstance(end, RunFinished)
     weights = "the mean of" if average_value > best_value else "the weights of step"
     assert end.scored.startswith(f"test text, {weights} ")
+
+
+def test_an_extended_run_ends_with_the_best_model_that_it_ever_had(tmp_path, monkeypatch):
+    """Also where that was the mean at an earlier end, which no later step or mean exceeds."""
+    values = iter((1.0, 2.0, 1.5, 5.0, 3.0, 4.0, 9.0, 6.0))  # each third of a session is a mean's
+    real = Synthetic.evaluate
+    monkeypatch.setattr(Synthetic, "evaluate", lambda *a: replace(real(*a), value=next(values)))
+    out, finals, sources = tmp_path / "run", [], []
+    for end in (9, 12, 15):
+        recipe = parse_recipe(tiny(training__max_steps=end))
+        train(recipe, out, resume=end > 9)
+        finals.append(load_file(out / "model.safetensors"))
+        sources.append(read_log(out / "log.jsonl")[-1].scored.removeprefix("test text, "))
+    assert sources == ["the mean of 3 checkpoints"] * 2 + ["the weights of step 15"]
+    last = load_file(out / "checkpoints/step-00000015/model.safetensors")
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+    assert all(torch.equal(last[name], finals[2][name]) for name in last)
 
 
 def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):

@@ -27,6 +27,7 @@ _OWN = (
     "init_from.json",
     "log.jsonl",
     WEIGHTS,
+    "checkpoints/best.safetensors",
     "checkpoints/.*.tmp",
     "tensorboard/events.out.tfevents.*",
 )

@@ -1,5 +1,6 @@
 """A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
@@ -57,13 +58,20 @@ def save_tensors(
             raise OSError(str(error)) from None
 
 
-def step_of(path: Path) -> int | None:
-    """The step of training that a file's weights are of, where it says one."""
+def facts_of(path: Path) -> dict[str, Any]:
+    """The facts on their training that are stored with weights; empty where there are none."""
     try:
         with safe_open(path, framework="pt") as file:
-            return int((file.metadata() or {})["step"])
+            facts = json.loads((file.metadata() or {})["training"])
     except (SafetensorError, OSError, KeyError, ValueError):
-        return None
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def step_of(path: Path) -> int | None:
+    """The step of training that a file's weights are of, where it says one."""
+    step = facts_of(path).get("step")
+    return step if isinstance(step, int) else None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
