@@ -105,7 +105,7 @@ def make_batches(size: Size) -> list[Batch]:
             lengths[0] = size.width
             rows = [rng.integers(EOS + 1, size.vocab_size, n).tolist() for n in lengths]
             sides.append(pack_ids(rows, size.vocab_size))
-        batches.append(collate_pairs(*sides, np.arange(size.rows), bos_id=BOS, pad_id=PAD))
+        batches.append(collate_pairs(*sides, np.arange(size.rows), start_ids=[BOS], pad_id=PAD))
     return batches
 
 

@@ -48,21 +48,24 @@ def at_places(batch: Batch, values: torch.Tensor) -> list[int]:
 def test_a_batch_holds_its_pairs(
     pairs: list[tuple[list[int], list[int]]], pad_id: int, data: st.DataObject
 ) -> None:
-    eos, bos = 2, 1
+    eos, start = 2, data.draw(st.lists(st.integers(3, 9), min_size=1, max_size=3))
     src, tgt = [[*s, eos] for s, _ in pairs], [[*t, eos] for _, t in pairs]
     chosen = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=9))
     packed = pack_ids(src, 100), pack_ids(tgt, 100)
-    batch = collate_pairs(*packed, np.array(chosen), bos_id=bos, pad_id=pad_id)
+    batch = collate_pairs(*packed, np.array(chosen), start_ids=start, pad_id=pad_id)
     assert batch.source is not None
     assert batch.indices.tolist() == chosen
     assert rows_of(batch.source, pad_id) == [src[i] for i in chosen]
-    assert rows_of(batch.tokens, pad_id) == [[bos, *tgt[i][:-1]] for i in chosen]
+    assert rows_of(batch.tokens, pad_id) == [[*start, *tgt[i][:-1]] for i in chosen]
     assert batch.targets.tolist() == [token for i in chosen for token in tgt[i]]
     width = batch.tokens.ids.size(1)
-    expected = [row * width + n for row, i in enumerate(chosen) for n in range(len(tgt[i]))]
+    before = len(start) - 1
+    expected = [
+        row * width + before + n for row, i in enumerate(chosen) for n in range(len(tgt[i]))
+    ]
     assert batch.places.tolist() == expected
     assert batch.num_targets == sum(len(tgt[i]) for i in chosen)
-    assert batch.num_tokens == sum(len(src[i]) + len(tgt[i]) for i in chosen)
+    assert batch.num_tokens == sum(len(src[i]) + before + len(tgt[i]) for i in chosen)
     there = batch.to("meta")
     assert there.source is not None
     tensors = (there.source.ids, there.tokens.ids, there.targets, there.places)
@@ -154,22 +157,22 @@ def test_a_plan_of_other_texts_is_refused() -> None:
         collate_windows(texts_of([4, 4]), windows, isolate=True, pad_id=0)
 
 
-@given(lengths=LENGTHS, context=st.integers(1, 9), batch_size=st.integers(1, 5), data=st.data())
+@given(lengths=LENGTHS, context=st.integers(1, 9), max_tokens=st.integers(1, 30), data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_evaluation_scores_every_token_but_the_first_of_its_text_once(
-    lengths: list[int], context: int, batch_size: int, data: st.DataObject
+    lengths: list[int], context: int, max_tokens: int, data: st.DataObject
 ) -> None:
     stride, pad_id = data.draw(st.integers(1, context)), 60_000
     isolate = data.draw(st.booleans())  # of no effect, since no window leaves its text
     texts = texts_of(lengths)
     scored: list[int] = []
     read: list[list[int]] = []
-    limits = {"context": context, "stride": stride, "batch_size": batch_size}
+    limits = {"context": context, "stride": stride, "max_tokens": max_tokens}
     for windows in plan_evaluation(texts.lengths, **limits):
         batch = collate_windows(texts, windows, isolate=isolate, pad_id=pad_id)
         assert batch.tokens.segments is None
         rows = rows_of(batch.tokens, pad_id)
-        assert len(rows) <= batch_size
+        assert batch.tokens.ids.numel() <= max(max_tokens, len((read or rows)[0]))
         assert [len(row) for row in rows] == windows.sizes.tolist()
         begins_text = np.isin(windows.starts, windows.offsets)
         first_scored = np.where(begins_text, 1, context - stride + 1)

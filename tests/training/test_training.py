@@ -82,7 +82,7 @@ def trainer_of(net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, **
     """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
     parts = {
         "plan": plan if callable(plan) else lambda epoch: plan,
-        "load": lambda rows: collate_pairs(*store, np.array(rows), bos_id=1, pad_id=0),
+        "load": lambda rows: collate_pairs(*store, np.array(rows), start_ids=[1], pad_id=0),
         "evaluate": found,
         "keep_best": lambda: None,
     }
@@ -133,7 +133,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
 def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
     store = pairs([(3, 2), (9, 12), (5, 7)])
     net = small_net()
-    batches = [collate_pairs(*store, np.array([row]), bos_id=1, pad_id=0) for row in range(3)]
+    batches = [collate_pairs(*store, np.array([row]), start_ids=[1], pad_id=0) for row in range(3)]
     with torch.no_grad():
         logits = [net(b.source.ids, b.tokens.ids)[0] for b in batches]
         targets = torch.cat([b.targets for b in batches])

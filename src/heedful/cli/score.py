@@ -25,8 +25,8 @@ def score(
     """Print how likely lines are: targets given their sources, or texts by themselves.
 
     For a translator: the natural log-probability of each target line. For a language model, with
-    tabs between: each line's log-probability, perplexity, and bits a character. nan stands where no
-    token is told from one before it.
+    tabs between: each line's log-probability, perplexity, and bits a character; nan for a line of a
+    single token.
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
     """
@@ -40,10 +40,8 @@ def score(
         inference.expect(opened, inference.LanguageModel, "score")
         with line_writer(given.output) as write:
             for chunk in chunks:
-                for line, ids in zip(chunk, opened.prompt_ids(chunk), strict=True):
-                    # Of a single token none is told from one before it.
-                    found = opened.score([ids])[0] if len(ids) > 1 else None
-                    write("nan\tnan\tnan" if found is None else _row(line, found, per_token))
+                for line, found in zip(chunk, opened.score(chunk), strict=True):
+                    write(_row(line, found, per_token))
         return
     sources, targets = read_parallel(src, tgt)
     opened = inference.load(model, device=given.device, engine="eager")
@@ -56,6 +54,8 @@ def score(
 
 
 def _row(line: str, found: "inference.TextScore", per_token: bool) -> str:
+    if not found.num_tokens:
+        return "nan\tnan\tnan"
     mean = found.log_prob / found.num_tokens
     bits = -found.log_prob / math.log(2) / len(line) if line else math.nan
     return f"{mean if per_token else found.log_prob:.6f}\t{math.exp(-mean):.6f}\t{bits:.6f}"

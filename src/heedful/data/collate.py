@@ -1,5 +1,6 @@
 """Batches as tensors, made on the CPU so that nothing in a training step waits for the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,20 +56,24 @@ def collate_pairs(
     tgt: Sequences,
     indices: Integer[np.ndarray, " B"],
     *,
-    bos_id: int,
+    start_ids: Sequence[int],
     pad_id: int,
 ) -> Batch:
-    """Pairs at `indices`, in that order: the decoder reads BOS and the target but for its last."""
+    """Pairs at `indices`, in that order: the decoder reads the start ids (at least one) and the
+    target without its last token."""
     src_ids, src_real = padded_rows(src, indices, pad_id)
-    tgt_ids, real = padded_rows(tgt, indices, pad_id)
-    read = np.full_like(tgt_ids, bos_id)
-    read[:, 1:] = tgt_ids[:, :-1]
-    read[~real] = pad_id
+    tgt_ids, tgt_real = padded_rows(tgt, indices, pad_id)
+    first_scored = len(start_ids) - 1
+    start = np.tile(np.array(start_ids, dtype=np.int64), (len(indices), 1))
+    read = np.concatenate([start, tgt_ids[:, :-1]], axis=1)
+    before = np.ones((len(indices), first_scored), dtype=bool)
+    real = np.concatenate([before, tgt_real], axis=1)
+    scored = np.concatenate([~before, tgt_real], axis=1)
     return Batch(
         source=tokens_of(src_ids, src_real),
-        tokens=tokens_of(read, real),
-        targets=torch.from_numpy(tgt_ids[real]),
-        places=torch.from_numpy(np.flatnonzero(real)),
+        tokens=tokens_of(np.where(real, read, pad_id), real),
+        targets=torch.from_numpy(tgt_ids[tgt_real]),
+        places=torch.from_numpy(np.flatnonzero(scored)),
         indices=indices.astype(np.int64),
         num_tokens=int(src_real.sum() + real.sum()),
     )

@@ -9,7 +9,7 @@ from heedful.data.columns import offsets_of
 from heedful.errors import UserError
 
 _BAND = 2  # source lengths that are mixed, in tokens
-_HELD_OUT_TOKENS = 8_192  # padded, of a batch that nothing is learnt from
+HELD_OUT_TOKENS = 8_192  # padded, of a batch without training
 _NO_LIMIT = 2**62
 
 
@@ -62,9 +62,14 @@ def plan_batches(
     return [batches[i] for i in rng.permutation(len(batches))] if shuffle else batches
 
 
-def plan_held_out(*lengths: Integer[np.ndarray, " N"]) -> list[Int64[np.ndarray, " n"]]:
-    """Batches of held-out texts or pairs, the longest first; one above the budget goes alone."""
-    budget = max(_HELD_OUT_TOKENS, int(np.sum(lengths, axis=0).max(initial=1)))
+def plan_held_out(
+    *lengths: Integer[np.ndarray, " N"], max_tokens: int = HELD_OUT_TOKENS
+) -> list[Int64[np.ndarray, " n"]]:
+    """Batches of texts or pairs of similar length, the longest first.
+
+    A batch has at most `max_tokens` padded tokens, or as many as the longest text or pair has.
+    """
+    budget = max(max_tokens, int(np.sum(lengths, axis=0).max(initial=1)))
     return plan_batches(
         *lengths, max_tokens=budget, max_sentences=None, seed=0, epoch=0, shuffle=False
     )
@@ -149,7 +154,11 @@ def plan_windows(
 
 
 def plan_evaluation(
-    lengths: Integer[np.ndarray, " N"], *, context: int, stride: int, batch_size: int
+    lengths: Integer[np.ndarray, " N"],
+    *,
+    context: int,
+    stride: int,
+    max_tokens: int = HELD_OUT_TOKENS,
 ) -> list[Windows]:
     """Windows that score each token of each text but its first exactly once, long ones first.
 
@@ -159,6 +168,7 @@ def plan_evaluation(
     many tokens as there are, or as fit; with `stride` equal to `context` no token is an input
     twice. A text that begins with BOS has BOS for the first token, which is context alone. To
     score a corpus as one text, its texts running on into each other, plan for the one length.
+    Batches are bounded as those of `plan_held_out`.
 
     Raises:
         UserError: `stride` is not from 1 to `context`.
@@ -179,7 +189,10 @@ def plan_evaluation(
         sizes=np.minimum(context, sizes[texts] - 1 - inside),
         first_scored=np.where(number == 0, 1, context + 1 - stride),
     )
-    return windows.select(np.argsort(-windows.sizes, kind="stable")).batches(batch_size)
+    order = np.argsort(-windows.sizes, kind="stable")
+    longest_first, budget = windows.sizes[order], max(max_tokens, int(windows.sizes.max(initial=1)))
+    batches = _cut(order, longest_first, np.zeros_like(longest_first), budget, len(order))
+    return [windows.select(rows) for rows in batches]
 
 
 def _stream(

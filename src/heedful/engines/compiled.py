@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +12,13 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from heedful.data.collate import Batch
 from heedful.engines.eager import Eager, rules_of
 from heedful.engines.engine import Asked, Settings
 from heedful.engines.folder import SHORTLIST
 from heedful.engines.packed import pack
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import log_softmax
 from heedful.files import read_object
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.request import read_request
@@ -180,6 +182,14 @@ class Compiled(Eager):
         ):
             found.append(f"a text may outgrow the {self.max_length} tokens of the net")
         return found
+
+    def log_probs_of(self, batch: Batch) -> Callable[[slice], Float[Tensor, "n V"]]:
+        """As `Eager.log_probs_of`; the graphs give the logits of all tokens at once."""
+        sides = [batch.tokens] if batch.source is None else [batch.source, batch.tokens]
+        ids = [side.ids for side in sides]
+        logits = self.net(*ids, *(side.lengths for side in sides)).flatten(0, 1)
+        logits = logits.index_select(0, batch.places)
+        return lambda rows: log_softmax(logits[rows])
 
     def _searched(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
         """Greedy decoding without rules in a loop of its own, where the host has little to do."""

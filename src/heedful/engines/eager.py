@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from heedful.data.collate import Batch
 from heedful.engines.coverage import Coverage
 from heedful.engines.decoding import (
     STEPS_AT_FIRST,
@@ -24,6 +25,7 @@ from heedful.engines.engine import Asked, Settings
 from heedful.engines.shortlist import Shortlist
 from heedful.engines.threads import run_with, threads_for, weights_of_step
 from heedful.errors import UserError
+from heedful.evaluation.likelihood import TargetScores, log_softmax, score_targets, target_states
 from heedful.generation.constrained import constrained_beam_search
 from heedful.generation.context import Rule
 from heedful.generation.hypotheses import Hypothesis
@@ -54,7 +56,7 @@ class Eager:
     """
 
     name = "eager"
-    reads = frozenset({"states", "logits"})
+    reads = frozenset({"states", "logits", "scores"})
 
     def __init__(
         self,
@@ -121,22 +123,41 @@ class Eager:
         self, rows: list[list[int]], targets: list[list[int]] | None, asked: Asked
     ) -> list[np.ndarray]:
         """As `Engine.log_probs`."""
-        read, told = rows, [row[1:] for row in rows]
-        if targets is not None:
-            read = [[*asked.start, *target] for target in targets]
-            told = [[*target, asked.end[0]] for target in targets]
+        if targets is None:
+            inputs, scored, source = rows, [row[1:] for row in rows], None
+            first_scored = 0
+        else:
+            start = start_ids(asked.start)
+            inputs = [[*start, *target] for target in targets]
+            scored = [[*target, asked.end[0]] for target in targets]
+            source, first_scored = Tokens.of(*self._batch(rows)), len(start) - 1
+        tokens = Tokens.of(*self._batch(inputs))
+        counts = [len(row) for row in scored]
+        places = [torch.arange(count) for count in counts]
+        width = tokens.ids.size(1)
+        batch = Batch(
+            tokens=tokens,
+            source=source,
+            targets=torch.tensor([*chain.from_iterable(scored)], dtype=torch.long),
+            places=torch.cat([p + n * width + first_scored for n, p in enumerate(places)]),
+            indices=np.arange(len(rows)),
+            num_tokens=sum(map(len, inputs)),
+        )
+        log_probs = self.target_scores(batch).log_probs.cpu().numpy()
+        return np.split(log_probs, np.cumsum(counts)[:-1])
+
+    def target_scores(self, batch: Batch) -> TargetScores:
+        """Scores of the targets of a batch."""
         self.net.eval()
-        with torch.inference_mode():
-            ids, lengths = self._batch(read)
-            given = [ids, lengths]
-            if targets is not None:
-                sources, sizes = self._batch(rows)
-                given = [sources, ids, sizes, lengths]
-            found = self.net(*given).float().log_softmax(-1).cpu().numpy()
-        return [
-            each[len(row) - len(tokens) - (targets is None) :][range(len(tokens)), tokens]
-            for each, row, tokens in zip(found, read, told, strict=True)
-        ]
+        with torch.inference_mode(), self._threads(batch.num_tokens):
+            batch = batch.to(self.device)
+            return score_targets(self.log_probs_of(batch), batch.targets)
+
+    def log_probs_of(self, batch: Batch) -> Callable[[slice], Float[Tensor, "n V"]]:
+        """A function that gives the log-probabilities of all entries for a slice of a batch's
+        targets; see `score_targets`."""
+        states = target_states(self.net, batch)
+        return lambda rows: log_softmax(self.net.head(states[rows]))
 
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None
@@ -179,10 +200,8 @@ class Eager:
             size = capacity_for(begin.size(1) + beams * min(capacity, STEPS_AT_FIRST))
             cache = self.net.start(len(rows), capacity=size, beams=beams)
             return begin, Decoding(self.net, cache, longest=self.max_length, left_padding=padding)
-        if not start:
-            raise UserError("this model has no start mark; import it with its generation_config")
         source = Tokens.of(*self._batch(rows))
-        begin = torch.tensor([list(start)] * len(rows), device=self.device)
+        begin = torch.tensor([list(start_ids(start))] * len(rows), device=self.device)
         size = capacity_for(begin.size(1) + beams * min(capacity, STEPS_AT_FIRST))
         cache = self.net.start(source, capacity=size, beams=beams)
         longest = capacity + begin.size(1) - 1
@@ -377,6 +396,13 @@ def rules_of(asked: Asked) -> list[Rule]:
         at_limit = [{length - 1: asked.last} for length in asked.limits]
         rules.append(ForcedTokens(at_limit, certain=True))
     return rules
+
+
+def start_ids(ids: Sequence[int]) -> Sequence[int]:
+    """The ids that a decoder of two stacks reads first; raises UserError where there are none."""
+    if not ids:
+        raise UserError("this model has no start mark; import it with its generation_config")
+    return ids
 
 
 def _stop(asked: Asked) -> StopStrings | None:

@@ -79,7 +79,7 @@ class Engine(Protocol):
 
     name: str
     settings: Settings
-    reads: frozenset[str]  # what it can give of "states" and "logits"
+    reads: frozenset[str]  # those of "states", "logits" and "scores" that it gives
 
     @property
     def precision(self) -> str:

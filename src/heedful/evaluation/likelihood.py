@@ -1,11 +1,11 @@
-"""How likely texts are to a net: the states that say a batch's targets, and sums over batches."""
+"""Likelihoods of a batch's targets: per target, and summed over batches."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from heedful.data.collate import Batch
@@ -17,6 +17,38 @@ from heedful.parts.heads import ClassificationHead
 from heedful.parts.losses import LossSum, cross_entropy, head_loss
 
 Net = EncoderDecoder | DecoderOnly | EncoderOnly
+# Distributions over the vocabulary that are formed at once: 128 of 262,144 entries are 134 MB of
+# fp32, and enough rows for a matrix product to be efficient.
+SCORED_ROWS = 128
+
+
+class TargetScores(NamedTuple):
+    """Natural log-probability of each target, and whether it is the most likely entry."""
+
+    log_probs: Float[Tensor, " M"]
+    correct: Bool[Tensor, " M"]
+
+
+def score_targets(
+    log_probs_of: Callable[[slice], Float[Tensor, "n V"]], targets: Int64[Tensor, " M"]
+) -> TargetScores:
+    """Scores of all targets; at most `SCORED_ROWS` distributions are in memory at a time.
+
+    Args:
+        log_probs_of: log-probabilities of all entries for a slice of the targets.
+    """
+    log_probs, correct = [], []
+    for first in range(0, max(1, targets.size(0)), SCORED_ROWS):
+        rows = slice(first, first + SCORED_ROWS)
+        chunk, target = log_probs_of(rows), targets[rows]
+        log_probs.append(chunk.gather(-1, target[:, None]).squeeze(-1))
+        correct.append(chunk.argmax(-1) == target)
+    return TargetScores(torch.cat(log_probs), torch.cat(correct))
+
+
+def log_softmax(logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+    """Log-probabilities in fp32 at least."""
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def target_states(net: Net, batch: Batch) -> Float[Tensor, "M D"]:

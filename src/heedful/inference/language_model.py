@@ -30,17 +30,24 @@ class LanguageModel(Generator):
         """As asked for; a text may outgrow the net (`Decoding`)."""
         return options.max_new_tokens or _NEW_TOKENS
 
-    def score(self, texts: Texts, *, stride: int | None = None) -> list[TextScore]:
-        """Log-probability of each text, each token told from those before it.
+    def score(
+        self, texts: Texts, *, stride: int | None = None, batch_tokens: int | None = None
+    ) -> list[TextScore]:
+        """Log-probability of each text: the sum over its tokens, each given those before it.
 
-        The first one counts only where the model has a mark before it.
+        The first token counts only where the model has a beginning-of-text token before it.
 
-        `stride`: how far windows over a text longer than the net are apart; default: half the
-        net's length.
+        Args:
+            stride: tokens from the start of one window to the next, for texts longer than the
+                net's `max_length`; default: half of it.
+            batch_tokens: padded tokens of a batch.
+
+        Raises:
+            UserError: a stride that is not from 1 to the net's length.
         """
         from heedful.inference.scoring import score_texts
 
-        return score_texts(self, texts, stride)
+        return score_texts(self, texts, stride, batch_tokens)
 
     def window_sums(self, texts: Any, **sizes: int) -> Any:
         """Loss and correct tokens over all of some texts; see `heedful.inference.scoring`."""

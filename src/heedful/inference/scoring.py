@@ -1,15 +1,19 @@
-"""How likely given texts are: targets given their sources, and running text, by teacher forcing."""
+"""Log-probabilities of given texts, by teacher forcing: of targets given sources, and of texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Float64, Int64
 
 from heedful.data.collate import Batch, collate_pairs, collate_windows
 from heedful.data.columns import Sequences, pack_ids
-from heedful.data.plans import plan_evaluation, plan_held_out
+from heedful.data.plans import HELD_OUT_TOKENS, plan_evaluation, plan_held_out
+from heedful.engines.eager import Eager, start_ids
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import averages, batch_loss, target_states, total
-from heedful.inference.generator import TextScore
+from heedful.evaluation.likelihood import averages
+from heedful.inference.generator import Generator, TextScore
 from heedful.inference.language_model import LanguageModel
 from heedful.inference.model import Texts
 from heedful.inference.translator import Translator
@@ -17,64 +21,118 @@ from heedful.options import TooLong
 from heedful.parts.losses import LossSum
 
 
-@torch.inference_mode()
+class TextSums(NamedTuple):
+    """Sums over the targets of each of N texts.
+
+    Attributes:
+        log_probs: natural log-probability; 0 for a text without targets.
+        tokens: number of targets.
+        correct: number of targets that were the most likely token.
+    """
+
+    log_probs: Float64[np.ndarray, " N"]
+    tokens: Int64[np.ndarray, " N"]
+    correct: Int64[np.ndarray, " N"]
+
+    def scores(self) -> list[TextScore]:
+        """One for each text."""
+        columns = self.log_probs.tolist(), self.tokens.tolist()
+        return [TextScore(*row) for row in zip(*columns, strict=True)]
+
+    def total(self) -> LossSum:
+        """Sums over all texts."""
+        loss = torch.tensor(-self.log_probs.sum())
+        correct = torch.tensor(self.correct.sum())
+        return LossSum(loss, loss, correct, int(self.tokens.sum()))
+
+
+def text_sums(model: Generator, batches: Iterable[Batch], num_texts: int) -> TextSums:
+    """Sums over the targets of batches, by the text that `indices` has for their row."""
+    engine = model.engine
+    scorer = engine if isinstance(engine, Eager) and "scores" in engine.reads else model.eager
+    sums = TextSums(np.zeros(num_texts), *(np.zeros(num_texts, np.int64) for _ in range(2)))
+    for batch in batches:
+        scores = scorer.target_scores(batch)
+        texts = batch.indices[batch.places.numpy() // batch.tokens.ids.size(1)]
+        np.add.at(sums.log_probs, texts, scores.log_probs.cpu().double().numpy())
+        np.add.at(sums.tokens, texts, 1)
+        np.add.at(sums.correct, texts, scores.correct.cpu().numpy())
+    return sums
+
+
 def score_pairs(
-    model: Translator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
-) -> list[TextScore]:
-    """Log-probability of each target given its source, EOS included."""
+    model: Translator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    too_long: TooLong,
+    batch_tokens: int | None = None,
+) -> TextSums:
+    """Sums over the tokens of each target given its source, EOS included."""
     pairs = _encode_pairs(model, sources, targets, too_long)
-    scores = [TextScore(0.0, 0)] * len(pairs[0])
-    model.net.eval()
-    for batch in _held_out(model, pairs):
-        log_probs = model.net.head(target_states(model.net, batch)).log_softmax(-1)
-        told = log_probs.gather(-1, batch.targets[:, None]).squeeze(-1)
-        lengths = pairs[1].lengths[batch.indices].tolist()
-        for row, part in zip(batch.indices.tolist(), told.split(lengths), strict=True):
-            scores[row] = TextScore(float(part.sum()), len(part))
-    return scores
+    batches = _pair_batches(model, pairs, _checked(batch_tokens))
+    return text_sums(model, batches, len(sources))
 
 
-@torch.inference_mode()
 def teacher_forced(
     model: Translator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
 ) -> dict[str, float]:
     """Perplexity and token accuracy of the targets given their sources."""
-    model.net.eval()
-    batches = _held_out(model, _encode_pairs(model, sources, targets, too_long))
-    found = total([batch_loss(model.net, batch, count_correct=True) for batch in batches])
+    found = score_pairs(model, sources, targets, too_long=too_long).total()
+    if not found.tokens:
+        raise UserError("all pairs are left out: each has a side that is longer than the model's")
     mean = averages(found)
     return {name: mean[name] for name in ("perplexity", "token_accuracy")}
 
 
-def score_texts(model: LanguageModel, texts: Texts, stride: int | None) -> list[TextScore]:
+def score_texts(
+    model: LanguageModel, texts: Texts, stride: int | None, batch_tokens: int | None = None
+) -> list[TextScore]:
     """Log-probability of each text; see `LanguageModel.score`."""
     context = model.config.max_length
-    scores = []
-    for row in model.prompt_ids(texts):
-        if len(row) < 2:
-            scores.append(TextScore(0.0, 0))
-            continue
-        text = pack_ids([row], model.config.vocab_size)
-        found = window_sums(model, text, context=context, stride=stride or context // 2 or 1)
-        scores.append(TextScore(-float(found.nll), found.tokens))
-    return scores
+    stride = max(1, context // 2) if stride is None else stride
+    packed = pack_ids(model.prompt_ids(texts), model.config.vocab_size)
+    return _window_sums(model, packed, context, stride, batch_tokens).scores()
 
 
-@torch.inference_mode()
 def window_sums(model: LanguageModel, texts: Sequences, *, context: int, stride: int) -> LossSum:
     """Loss and correct tokens over all of some texts, by windows that overlap."""
-    model.net.eval()
-    plan = plan_evaluation(texts.lengths, context=context, stride=stride, batch_size=32)
+    return _window_sums(model, texts, context, stride).total()
+
+
+def _window_sums(
+    model: LanguageModel,
+    texts: Sequences,
+    context: int,
+    stride: int,
+    batch_tokens: int | None = None,
+) -> TextSums:
+    max_tokens = _checked(batch_tokens)
+    plan = plan_evaluation(texts.lengths, context=context, stride=stride, max_tokens=max_tokens)
     batches = (collate_windows(texts, item, isolate=False, pad_id=0) for item in plan)
-    moved = (batch.to(model.device) for batch in batches)
-    return total([batch_loss(model.net, batch, count_correct=True) for batch in moved])
+    return text_sums(model, batches, len(texts))
 
 
-def _held_out(model: Translator, pairs: tuple[Sequences, Sequences]) -> Iterator[Batch]:
-    # What the decoder reads first: BOS, or what an imported model was trained with.
-    start, pad_id = model.ids.start[-1], model.tgt_tokenizer.pad_id
-    for rows in plan_held_out(*(side.lengths for side in pairs)):
-        yield collate_pairs(*pairs, rows, bos_id=start, pad_id=pad_id).to(model.device)
+def _checked(batch_tokens: int | None) -> int:
+    """Padded tokens of a batch."""
+    if batch_tokens is not None and batch_tokens < 1:
+        raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")
+    return batch_tokens or HELD_OUT_TOKENS
+
+
+def _pair_batches(
+    model: Translator, pairs: tuple[Sequences, Sequences], max_tokens: int
+) -> Iterator[Batch]:
+    """Batches of the pairs in which neither side was left out."""
+    lengths = [side.lengths for side in pairs]
+    kept = np.flatnonzero(np.minimum(*lengths))
+    for rows in plan_held_out(*(side[kept] for side in lengths), max_tokens=max_tokens):
+        yield collate_pairs(
+            *pairs,
+            kept[rows],
+            start_ids=start_ids(model.ids.start),
+            pad_id=model.tgt_tokenizer.pad_id,
+        )
 
 
 def _encode_pairs(

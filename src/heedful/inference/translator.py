@@ -52,12 +52,23 @@ class Translator(Generator):
         return min(asked, self.config.max_length)
 
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        too_long: TooLong = "error",
+        batch_tokens: int | None = None,
     ) -> list[TextScore]:
-        """Log-probability of each target given its source, EOS included, by teacher forcing."""
+        """Log-probability of each target given its source, EOS included, by teacher forcing.
+
+        Args:
+            too_long: a pair with a side that is left out has a score of no tokens.
+            batch_tokens: padded tokens, of source and target, of a batch.
+        """
         from heedful.inference.scoring import score_pairs
 
-        return score_pairs(self, sources, targets, too_long)
+        options: dict[str, Any] = {"too_long": too_long, "batch_tokens": batch_tokens}
+        return score_pairs(self, sources, targets, **options).scores()
 
     def teacher_forced(
         self, sources: Sequence[str], targets: Sequence[str], *, too_long: TooLong = "error"

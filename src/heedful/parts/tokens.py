@@ -80,6 +80,13 @@ class Tokens:
         """The tokens without their ids."""
         return Span(self.positions, self.real, self.segments)
 
+    @property
+    def lengths(self) -> Int[Tensor, "B"]:
+        """Real tokens of each row."""
+        if self.real is None:
+            return torch.full(self.ids.shape[:1], self.ids.size(1), device=self.ids.device)
+        return self.real.sum(1)
+
     def to(self, device: torch.device | str) -> "Tokens":
         """The same on another device."""
         tensors = (self.ids, self.positions, self.real, self.segments)

@@ -145,7 +145,7 @@ class Denoising(SeqToSeqTask, TextTask):
 
     def _batch(self, data: Data, pairs: Pairs, indices: Int64[np.ndarray, " B"]) -> Batch:
         pad_id = data.tokenizer.pad_id
-        return collate_pairs(*pairs, indices, bos_id=data.start_id, pad_id=pad_id)
+        return collate_pairs(*pairs, indices, start_ids=[data.start_id], pad_id=pad_id)
 
     def _scored(self, model: Translator, data: Data, split: str) -> LossSum:
         pairs = self.held_out(data, split)

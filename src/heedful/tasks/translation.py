@@ -88,7 +88,7 @@ class Translation(SeqToSeqTask):
     def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         src, tgt = data.ids(split, "src"), data.ids(split, "tgt")
         pad_id = data.tokenizers[1].pad_id
-        return collate_pairs(src, tgt, item, bos_id=data.start_id, pad_id=pad_id)
+        return collate_pairs(src, tgt, item, start_ids=[data.start_id], pad_id=pad_id)
 
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
         """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
