@@ -20,16 +20,20 @@ endif
 TORCH ?= torch
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
+
 QUICK := test_floors.py test_docs.py parts/test_attention.py parts/test_layers.py parts/test_losses.py \
 	parts/test_visibility.py models/test_laws.py models/test_packed.py generation/test_search.py \
 	data/test_plans.py training/test_schedules.py training/test_training_parity.py cli/test_demo.py
 
-.PHONY: help setup demo quick test fuzz bench bench-decoding experiments docs clean
+.PHONY: help setup demo quick test test-benchmarks fuzz bench bench-decoding experiments docs \
+	clean
 
 help:
 	@echo "make demo    train on dates as people write them, then translate some (minutes)"
 	@echo "make quick   lint and the laws of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
+	@echo "make test-benchmarks  run the benchmarks on toy sizes: for a change of benchmarks/ (minutes)"
 	@echo "make fuzz    wrong and hostile input over every verb, counted (a quarter of an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers and CTranslate2"
@@ -55,7 +59,11 @@ test: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=10
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m 'not benchmarks' --durations=10
+
+# For a change of benchmarks/ or of what they call; .ci/run decides by the files that a change touches.
+test-benchmarks: $(STAMP)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTEST) -m benchmarks --durations=10
 
 # For while one works; `make test` is for every change.
 quick: $(STAMP)

@@ -1,8 +1,11 @@
-"""Some tests run with the shapes of the annotated code checked (jaxtyping and beartype)."""
+"""Where shapes are checked and the disk is waited for, in which order tests run, and the fixtures.
+
+Skips that are not listed fail (support/listed_skips.py).
+"""
 
 import os
 import tempfile
-from zlib import crc32
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,7 +13,8 @@ from jaxtyping import config, install_import_hook
 
 from commands import Commands, run_whole
 
-CHECKED = (
+pytest_plugins = ["listed_skips"]
+ANNOTATED = (
     "parts",
     "models",
     "zoo",
@@ -23,9 +27,20 @@ CHECKED = (
     "inference",
     "export",
 )
+# Directories and files of tests that run with the annotated shapes of these packages checked, which
+# nearly doubles the time of a small net: at least one file for each package.
+SHAPES_CHECKED = (
+    *("parts", "data", "evaluation", "models/test_laws.py", "models/test_packed.py"),
+    *("generation/test_search.py", "generation/test_sampling.py", "generation/test_logits.py"),
+    *("generation/test_constrained.py", "generation/test_diverse_beam.py"),
+    *("insight/test_verify.py", "insight/test_verify_zoo.py", "inference/test_forms.py"),
+    *("engines/test_coverage.py", "export/test_import_export.py", "tasks/test_inputs.py"),
+    *("tasks/test_masking.py", "tasks/test_noise.py", "tasks/test_classification.py"),
+    *("tasks/test_denoising.py", "tasks/test_distillation.py"),
+)
 # Prepared data of the tests are the tests' own.
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
-install_import_hook([f"heedful.{room}" for room in CHECKED], "beartype.beartype")
+install_import_hook([f"heedful.{package}" for package in ANNOTATED], "beartype.beartype")
 settings.register_profile("quick", max_examples=10)  # make quick
 # Files whose tests take longest, each up to a minute.
 LONGEST = (
@@ -41,14 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A quarter of the tests, by their names, run whole, and with the shapes of what they call
-    checked, which doubles the time.
-
-    Not the longest, which call what the tests of its own room check.
-    """
-    is_whole = crc32(item.nodeid.encode()) % 4 == 0 and item.path.name not in LONGEST
-    config.update("jaxtyping_disable", not is_whole)
-    run_whole(is_whole or item.path.name in ("test_report.py", "test_files.py"))
+    """Check shapes in the tests of `SHAPES_CHECKED`; sync files in those marked `whole`."""
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    checked = any(file == path or file.startswith(f"{path}/") for path in SHAPES_CHECKED)
+    config.update("jaxtyping_disable", not checked)
+    run_whole(item.get_closest_marker("whole") is not None)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from heedful.recipe_files import RECIPES, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, EXPERIMENTS = ROOT / "benchmarks", ROOT / "experiments"
+pytestmark = pytest.mark.benchmarks
 Bench = Callable[..., tuple[str, dict[str, Any]]]
 
 
@@ -83,7 +84,6 @@ def test_training_speed(bench: Bench) -> None:
 
 
 def test_decoding(bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("ctranslate2")
     page, data = bench("decoding")
     systems = ["eager", "transformers", "optimised", "ctranslate2", "ctranslate2 default"]
     assert [each["system"] for each in data["records"]] == systems * 3
@@ -98,7 +98,6 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_command(bench: Bench) -> None:
-    pytest.importorskip("ctranslate2")
     page, data = bench("command")
     assert [*data["starts"]] == ["heedful translate", "CTranslate2 by hand", "import torch"]
     assert data["files"].keys() == {"10", "100"}
@@ -109,7 +108,6 @@ def test_command(bench: Bench) -> None:
 
 
 def test_encoding(bench: Bench) -> None:
-    pytest.importorskip("ctranslate2")
     page, data = bench("encoding")
     names = [each["system"] for each in data["records"]]
     assert names[0] == "heedful optimised"
@@ -274,7 +272,6 @@ def test_translation(bench: Bench, tmp_path: Path, text: Path, name: str, target
 
 
 def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
-    pytest.importorskip("ctranslate2")
     from runs import QUICK, finished_run  # type: ignore[import-not-found]
 
     files = {"train": "train", "valid": "val"}
@@ -361,7 +358,6 @@ def test_bands_leave_out_what_has_no_data(bench: Bench, tmp_path: Path, short_rh
 
 
 def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
     text = tmp_path / "text"
     text.mkdir()
     lines = [f"Speaker {number % 7}:\nWords of number {number}.\n" for number in range(100)]
@@ -405,7 +401,6 @@ def test_long_texts(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_sst2(bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     folder, runs = tmp_path / "text", tmp_path / "runs"
     folder.mkdir()
     films = ["film", "story", "plot", "cast", "scene"]

@@ -20,6 +20,8 @@ from heedful.files import (
     write_text,
 )
 
+pytestmark = pytest.mark.whole
+
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
+import tokenizers
+import transformers
 
 from heedful.data.hf_tokenizers import open_tokenizer, read_tokenizer, write_tokenizer
 from heedful.data.sentencepieces import read_sentencepiece
 from heedful.data.tokenizer import Specials, Tokenizer, train_tokenizer
 from heedful.errors import UserError
-
-transformers = pytest.importorskip("transformers")
-sentencepiece = pytest.importorskip("sentencepiece")
-tokenizers = pytest.importorskip("tokenizers")
 
 LINES = [
     "The quick brown fox jumps over the lazy dog, and the dog isn't amused.",

@@ -19,7 +19,6 @@ from heedful.data.rows import Rows, hold_out, read_lines, read_rows, split_tail
 from heedful.errors import UserError
 from heedful.tasks.classification import label_ids, label_names
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
 LABELLED: dict[str, Any] = {"text": None, "label": None}
 
@@ -346,16 +345,3 @@ def test_tails_of_small_texts() -> None:
     for fraction, side in ((0.1, "hold out"), (0.9, "train on")):
         with pytest.raises(UserError, match=f"leaves none to {side}"):
             tail(["0123456789"], fraction, "line")
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not here")
-def test_tiny_shakespeare_is_split_as_by_convention() -> None:
-    path = DATA / "tinyshakespeare" / "input.txt"
-    rows = read_rows([path], unit="file")
-    text = path.read_bytes().decode()
-    assert rows["text"] == [text]
-    assert rows.report.num_lines == text.count("\n") == 40_000
-    train, held_out = (side["text"][0] for side in split_tail(rows, 0.1, "file"))
-    border = int(len(text) * 0.9)
-    assert (train, held_out) == (text[:border], text[border:])
-    assert (len(train), len(held_out)) == (1_003_854, 111_540)

@@ -6,16 +6,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as parquet
 
 from heedful.data.prepared import content_key
 from heedful.data.rows import Rows, read_rows
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
-
-pa = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
 LABELLED: dict[str, Any] = {"text": None, "label": None}

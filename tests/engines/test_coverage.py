@@ -99,7 +99,6 @@ def test_what_has_no_coverage_refuses_it() -> None:
 def test_engines_without_it_run_eager(tmp_path, caplog) -> None:
     import heedful
 
-    pytest.importorskip("ctranslate2")
     model = saved("marian", tmp_path / "model")
     opened = heedful.load(tmp_path / "model", engine="ctranslate2")
     asked = {"beam_size": 4, "max_new_tokens": 5, "coverage_penalty": 0.5}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
@@ -15,8 +16,6 @@ from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from hf_parity import CLOSE, randomised
 from seq2seq_parity import ours_of, random_pairs, theirs_of
-
-transformers = pytest.importorskip("transformers")
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
 TEXTS = ["the dog sat", "hello cat in the park and the world", "a"]

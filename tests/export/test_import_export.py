@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from commands import tree
@@ -25,8 +26,6 @@ from heedful.run import cache_folder, train
 from hf_parity import assert_same_net, changed, random_hf
 from parity_cases import CASES
 from seq2seq_parity import Seq2SeqCase
-
-transformers = pytest.importorskip("transformers")
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 20
 VOCAB = 64

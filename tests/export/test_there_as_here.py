@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
@@ -16,8 +17,6 @@ from heedful.recipe_files import RECIPES, load_recipe
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
 from hf_parity import CLOSE, randomised
-
-transformers = pytest.importorskip("transformers")
 
 LINES = ["the cat sat on the mat", "a dog runs in the park", "hello world and more"] * 10
 TEXTS = ["the cat", "a dog runs in the world and more", "hello"]

@@ -67,7 +67,8 @@ def random_case(case: tuple[int, int, int], prompt: int = 0) -> tuple[Tensor, Te
 def test_cutting_rules_are_those_of_transformers(
     case: tuple[int, int, int], strength: float
 ) -> None:
-    theirs = pytest.importorskip("transformers").generation.logits_process
+    from transformers.generation import logits_process as theirs
+
     log_probs, tokens = random_case(case)
     context = context_of(tokens.tolist())
     pairs = [
@@ -88,7 +89,8 @@ def test_cutting_rules_are_those_of_transformers(
 def test_rules_on_tokens_are_those_of_transformers(
     case: tuple[int, int, int], prompt: int, penalty: float, size: int
 ) -> None:
-    theirs = pytest.importorskip("transformers").generation.logits_process
+    from transformers.generation import logits_process as theirs
+
     log_probs, tokens = random_case(case, prompt)
     context = context_of(tokens[:, prompt:].tolist(), tokens[:, :prompt].tolist())
     banned = [[3], [1, 2], [4, 4, 0], [2, 2]]
@@ -131,7 +133,8 @@ def test_top_k_keeps_exactly_k_of_equals() -> None:
     log_probs = log_probs_of(0.1, 0.2, 0.2, 0.2, 0.2, 0.1)
     for k, ids in {1: [1], 2: [1, 2], 4: [1, 2, 3, 4], 5: [0, 1, 2, 3, 4], 9: range(6)}.items():
         assert left(TopK(k)(log_probs, NOTHING)) == [list(ids)]
-    theirs = pytest.importorskip("transformers").generation.logits_process
+    from transformers.generation import logits_process as theirs
+
     assert left(theirs.TopKLogitsWarper(2)(None, log_probs)) == [[1, 2, 3, 4]]
 
 

@@ -17,7 +17,6 @@ from heedful.inference.optimizing import optimize
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
-pytest.importorskip("ctranslate2")
 pytestmark = pytest.mark.usefixtures("brief")
 QUICK = ("--engine", "eager", "--engine", "ctranslate2")  # without what takes minutes
 TEXTS = ["1 2 3", "0", "", "2 4", "3 1 0 2", "4 4 1", "5 5 5 5 5"]

@@ -83,7 +83,8 @@ def test_buckets_are_those_of_transformers(
     causal: bool, num_buckets: int, max_distance: int
 ) -> None:
     """For every distance to well past the last bucket, to both sides; theirs are key - query."""
-    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    from transformers.models.t5 import modeling_t5 as t5
+
     distances = torch.arange(-2 * max_distance, 2 * max_distance + 1)[None]
     theirs = t5.T5Attention._relative_position_bucket(
         -distances, bidirectional=not causal, num_buckets=num_buckets, max_distance=max_distance

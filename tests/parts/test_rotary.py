@@ -79,7 +79,7 @@ def test_each_pair_is_a_complex_number_that_is_turned(layout: Layout) -> None:
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
 @pytest.mark.parametrize("name", SCALED)
 def test_frequencies_are_those_of_transformers(name: str, base: float, width: int) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaling, keys = SCALED[name]

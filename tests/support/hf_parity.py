@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers as transformers
 from torch import Tensor, nn
 
 import option_space
@@ -21,8 +22,6 @@ from heedful.zoo import architecture
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf
 from heedful.zoo.names import from_hf
 from heedful.zoo.saved import make_config
-
-transformers = pytest.importorskip("transformers")
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # of logits whose size is about 1
 NEVER = {"num_heads must be at least 1, not 0": {"num_heads": 0}}

@@ -168,7 +168,6 @@ def test_unusable_logs_are_named_in_one_line(tmp_path: Path) -> None:
 
 
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = TensorBoardLog(tmp_path)

@@ -25,6 +25,7 @@ from heedful.training.charts import (
 from heedful.training.events import Evaluated, Event, RunFinished, RunStarted, Sample, StepDone
 from heedful.training.report import MAX_LABELS, differences, write_report
 
+pytestmark = pytest.mark.whole
 SECTIONS = ["summary", "right", "scores", "curves", "samples", "recipe", "facts"]
 VOID = {"meta", "wbr"}
 NASTY = "<script>alert('x')</script>\"&"

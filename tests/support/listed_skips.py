@@ -1,0 +1,39 @@
+"""A test may be skipped only for a listed reason; any other skip is a failure.
+
+A package that is missing would otherwise turn the tests that need it off without a word.
+"""
+
+from collections.abc import Generator
+
+import pytest
+
+LISTED = (
+    "root may write anywhere",  # permissions do not bind the superuser, as in a container
+    "no /dev/full here",  # Linux alone has one
+    "there is no C++ compiler",
+    "no CUDA device here",
+)
+
+
+def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Make a report of an unlisted skip one of a failure."""
+    if not report.skipped or hasattr(report, "wasxfail") or not isinstance(report.longrepr, tuple):
+        return
+    reason = report.longrepr[2].removeprefix("Skipped: ")
+    if reason not in LISTED:
+        report.outcome = "failed"
+        report.longrepr = f"skipped for a reason not listed in {__name__}.py: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _refuse(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse(report)
+    return report
