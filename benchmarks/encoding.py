@@ -32,6 +32,7 @@ from common import (
     write_results,
 )
 from heedful.data.tokenizer import train_tokenizer
+from heedful.engines.engine import Settings
 from heedful.engines.folder import cores
 from heedful.engines.threads import run_with
 from heedful.export.hf import export_hf
@@ -192,7 +193,7 @@ def parts(order: list[int]) -> list[list[int]]:
 
 def ours(model: Any, rows: Rows, threads: int) -> Vectors:
     """The net itself with so many threads."""
-    model.threads = threads
+    model.settings = Settings(threads)
     found: Vectors = model.vectors(rows, batch_tokens=BUDGETS[-1])
     return found
 

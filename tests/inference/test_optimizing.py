@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 import heedful
 from commands import assert_refused, tiny, tree
-from heedful.engines.folder import cores
+from engine_models import saved
+from heedful.engines.engine import Settings
+from heedful.engines.folder import Choice, Record, cores
+from heedful.errors import UserError
 from heedful.inference import forms
 from heedful.inference.optimizing import optimize
 from heedful.recipe_files import parse_recipe
@@ -71,6 +75,45 @@ def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, g
     assert lines.pop() == "[]"
     eager = heedful.load(folder, device="cpu", engine="eager")
     assert lines == [outputs[0].text for outputs in eager.generations(TEXTS, beam_size=1)]
+
+
+@pytest.mark.parametrize("engine", ["auto", "eager"])
+def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path, engine) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(folder, path)
+    shutil.rmtree(path / "engines", ignore_errors=True)
+    best = {
+        "latency": Choice("eager", "float32", 1),
+        "throughput": Choice("eager", "float32", cores(), 1, 40),
+    }
+    replace(Record.new(path, "Translator"), best=best).write(path)
+    model = heedful.load(path, device="cpu", engine=engine, use="throughput")
+    assert model.eager.settings == best["throughput"].settings
+    assert model.options().batch_tokens == 40
+    one_by_one = heedful.load(path, device="cpu", engine=engine)
+    assert one_by_one.eager.settings == best["latency"].settings
+    asked = heedful.load(path, device="cpu", engine=engine, use="throughput", threads=1)
+    assert asked.eager.settings.threads == 1
+    (path / "engines/engines.json").write_text("{")
+    assert heedful.load(path, device="cpu", engine="eager").eager.settings == Settings()
+
+
+def test_threads_that_are_asked_for_hold_where_an_engine_falls_back_to_the_net(tmp_path) -> None:
+    saved("vaswani2017", tmp_path)
+    model = heedful.load(tmp_path, engine="ctranslate2", threads=1)
+    assert model.eager.settings.threads == 1
+
+
+def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(folder, path)
+    shutil.rmtree(path / "engines", ignore_errors=True)
+    best = {"latency": Choice("eager", "float32", 1)}
+    replace(Record.new(path, "Translator"), best=best).write(path)
+    with pytest.raises(UserError, match="no engine with int8"):
+        heedful.load(path, precision="int8")
+    with pytest.raises(UserError, match="no int8"):
+        heedful.load(path, precision="int8", device="meta")
 
 
 def test_what_is_asked_for_alone_is_measured(folder, files) -> None:

@@ -222,15 +222,16 @@ def open_engine(
     use: Use = "latency",
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[Engine, Kind] | None:
+) -> tuple[Engine, Kind] | Settings:
     """The engine of a model directory that was asked for or is best, and the model's kind.
 
-    None: the net itself is to be run.
+    Settings: the net itself is to be run, with these: as measured where it was the best.
 
     Args:
         device: where it runs, as of `heedful.load`; measurements are of the CPU, so that `auto`
             takes the net where another is asked for.
-        threads: of each worker; default: as measured, or one.
+        threads: of each worker; default: as measured; else one, or for the net by the size of the
+            work.
         say: told in one line why `auto` finds nothing that holds here.
 
     Raises:
@@ -242,23 +243,24 @@ def open_engine(
     for name, value, known in (("engine", engine, Name), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
-    if engine == "eager" and precision == "int8":
-        raise UserError("the net itself has no int8; leave out the engine, or take bfloat16")
-    if engine == "eager" or (engine == "auto" and device not in ("auto", "cpu")):
-        return None
-    wanted = engine != "auto" or precision == "int8"
+    elsewhere = engine == "auto" and device not in ("auto", "cpu")
+    if precision == "int8" and (engine == "eager" or elsewhere):
+        raise UserError("the net itself has no int8; name another engine, or take bfloat16")
+    if elsewhere:
+        return Settings(threads)
+    wanted = engine not in ("auto", "eager") or precision == "int8"
     try:
         record = Record.read(model)
         again = f"make it by `heedful optimize {model}`"
         if record is None:
             if wanted:
                 raise UserError(f"{model} has no engine {engine} for {precision}: {again}")
-            return None
+            return Settings(threads)
         if reason := record.unfit(model):
             raise UserError(f"{model / FOLDER} {reason}: {again}")
         chosen = _chosen(model, record, engine, precision, threads, use)
-        if chosen is None:
-            return None
+        if isinstance(chosen, Settings):
+            return chosen
         name, form, settings = chosen
         if reason := not_here(name, record.engines[name].version):
             raise UserError(f"{model / FOLDER} {reason}: {again}")
@@ -269,8 +271,9 @@ def open_engine(
     except UserError as error:
         if wanted:
             raise
-        say(f"the model runs eager: {error}")
-        return None
+        if engine == "auto":
+            say(f"the model runs eager: {error}")
+        return Settings(threads)
 
 
 def open_made(
@@ -325,19 +328,30 @@ def _chosen(
     precision: str,
     threads: int | None,
     use: Use,
-) -> tuple[str, str, Settings] | None:
+) -> tuple[str, str, Settings] | Settings:
+    """The engine, the precision and the settings to run a model with; settings alone: the net."""
     best = record.best.get(use)
     name = engine if engine != "auto" else best.engine if best else next(iter(record.engines), "")
-    if name in ("eager", ""):
-        return None
+    if engine == "auto" and precision == "int8" and name in ("eager", ""):
+        name = next((n for n, forms in record.engines.items() if precision in forms.proofs), "")
+        if not name:
+            raise UserError(
+                f"{model} has no engine with int8: it was not made, or failed its proof"
+            )
+    if best is not None and best.engine != name:
+        best = None
+    is_net = name in ("eager", "")
+    settings = best.settings if best else Settings(None if is_net else 1)
+    if threads is not None:
+        settings = replace(settings, threads=threads, workers=1)
+    if is_net:
+        return settings
     forms = record.engines.get(name)
     if forms is None:
         raise UserError(
             f"{model} has no engine {name}, only {', '.join(record.engines) or 'none'}: "
             f"make it by `heedful optimize {model} --engine {name}`"
         )
-    if best is not None and best.engine != name:
-        best = None
     wanted = precision
     if wanted == "auto":
         wanted = best.precision if best else next(iter(forms.proofs))
@@ -346,7 +360,4 @@ def _chosen(
             f"{model} has no {name} in {wanted}, only in {', '.join(forms.proofs)}: it was not "
             "made, or did not pass its proof"
         )
-    settings = best.settings if best else Settings(1)
-    if threads is not None:
-        settings = replace(settings, threads=threads, workers=1)
     return name, wanted, settings

@@ -136,11 +136,11 @@ class Generator(SavedModel):
     def options(self, **given: Any) -> Options:
         """What is asked for, the card's defaults behind it; raises UserError for an unknown one."""
         last, card = self._last, self.card
-        settings = self.engine.settings if self.engine else None
+        settings = self.engine.settings if self.engine else self.settings
         is_plain = _PLAIN.issuperset(map(type, given.values()))
         if is_plain and last and last[0] == given and last[1] is card and last[2] is settings:
             return last[3]
-        measured = settings and settings.batch_tokens
+        measured = settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
         chosen = Options.of(given).with_defaults({**self.usual, **card.options, **more})
         if is_plain:

@@ -40,7 +40,7 @@ class SavedModel:
         src_tokenizer, tgt_tokenizer: the same one where there is one side; None where the model
             came without.
         shortlist: the target tokens that a source can become; None: all.
-        threads: that torch runs the net with; None: by the size of the work.
+        settings: that the net itself is run with.
         num_truncated: texts cut to the net's length so far, where that was asked for.
         num_left_out: texts that have no output (`leave_out`).
     """
@@ -65,7 +65,7 @@ class SavedModel:
         self.engine = engine
         self._open_net = open_net
         self.shortlist: Shortlist | None = None
-        self.threads: int | None = None
+        self.settings = Settings()
         self.num_truncated = 0
         self.num_left_out = 0
 
@@ -85,8 +85,7 @@ class SavedModel:
         """The net itself as an engine (`heedful.engines.eager.Eager`)."""
         from heedful.engines.eager import Eager
 
-        settings = Settings(self.threads)
-        return Eager(self.net, self.config.max_length, self.shortlist, settings)
+        return Eager(self.net, self.config.max_length, self.shortlist, self.settings)
 
     @property
     def has_tokenizer(self) -> bool:

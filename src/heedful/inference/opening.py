@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from heedful import plugins
 from heedful.data.tokenizer import Tokenizer
+from heedful.engines.engine import Settings
 from heedful.engines.folder import Name, Precision, Use, open_engine, open_shortlist
 from heedful.errors import UserError
 from heedful.files import plain_name, read_object
@@ -73,11 +74,12 @@ def load(
 
         return load_net(directory, content, device)
 
-    if opened is not None:
+    if not isinstance(opened, Settings):
         runs, name = opened
         if not isinstance(vars(keys).get("max_length"), int):  # the rest is the net's to look at
             raise UserError(f"{directory / CONFIG} was not written by heedful: no model.max_length")
         model = KINDS[name](None, keys, card, src, tgt, engine=runs, open_net=open_net)
+        model.settings = Settings(threads)
     else:
         import torch
 
@@ -87,7 +89,8 @@ def load(
         if precision != "auto":
             net.to(getattr(torch, precision))
         model = kind_of(net)(net, config, card, src, tgt)
-        model.threads = threads
+        # Settings are measured on a CPU.
+        model.settings = opened if model.device.type == "cpu" else Settings(threads)
     model.shortlist = shortlist
     return model
 
