@@ -155,9 +155,7 @@ def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
     train_step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
-    trainer = Trainer(
-        train_step, work, settings, lambda step: RATE, nowhere, bf16=precision == "bf16"
-    )
+    trainer = Trainer(train_step, work, settings, lambda step: RATE, nowhere, precision=precision)
 
     def step(batch: Batch) -> None:
         upcoming[:] = [batch]

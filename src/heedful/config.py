@@ -196,8 +196,10 @@ class Training(Strict):
 
     seed: Seed = Field(1, description="of weights, dropout and the order of the data")
     device: str = Field("auto", description="auto, cpu, cuda or mps")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="bf16 is autocast; auto: where it is native"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto",
+        description="of products in training; fp16 scales the loss; auto: bf16 where it is native, "
+        "else fp16 on a GPU and fp32 elsewhere, decided when the run begins and saved with it",
     )
     max_steps: int | None = Field(None, ge=1, description="the run ends at the first of max_steps,")
     max_epochs: int | None = Field(None, ge=1, description="max_epochs")

@@ -49,6 +49,7 @@ from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
 from heedful.training.folder import RunFolder
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
+from heedful.training.precision import resolve_precision
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.trainer import Objective, Trainer, TrainStep, Work
@@ -138,17 +139,6 @@ def train(
     return Result(out, recipe.task, reason, scores)
 
 
-def uses_bf16(precision: str, device: torch.device) -> bool:
-    """Whether steps multiply in bf16; `auto`: where the processor does so itself."""
-    if precision != "auto":
-        return precision == "bf16"
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    # torch has no public word on the CPU's instructions in the versions that we support.
-    flags = Path("/proc/cpuinfo")
-    return device.type == "cpu" and flags.is_file() and "avx512_bf16" in flags.read_text()
-
-
 def cache_folder() -> Path:
     """Where prepared data are kept: the variable HEEDFUL_CACHE, else the user's own cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -168,26 +158,22 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     teacher = _opened(recipe.distillation.teacher, str(device))
     others = OtherTeachers.open(recipe.distillation, str(device))
     model_config(task, None, source, teacher)
+    wanted = recipe.training.precision
+    keeps_precision = resume and wanted == "auto"
+    precision = resolve_precision(folder.precision() if keeps_precision else wanted, device)
     schedule = recipe.training.schedule
     make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
     origin = origin_of(recipe.tokenizer.path, source, teacher)
     out = folder.path
-    _open_folder(recipe, folder, resume)
+    _open_folder(recipe, folder, precision, resume)
     say_new: Say = (lambda line: None) if resume else say
     data = task.prepare(cache_folder(), origin, say_new)
     _remember_data(data, out, resume)
     torch.manual_seed(recipe.training.seed)
-    model = build(task, data, source, teacher)
-    if source is not None:
-        # Also where a run goes on: it may have been stopped before its first checkpoint.
-        take_over(model, source, say_new, str(recipe.init_from), out)
-    if teacher is not None:
-        ready_teacher(teacher, model, task, data)
-        if recipe.distillation.copy_layers:
-            begin_as_layers(model, teacher, say_new)
-        if recipe.distillation.level == "sequence":
-            assert isinstance(teacher, Translator)
-            data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
+    model = _new_model(task, data, source, teacher, out, say_new)
+    if teacher is not None and recipe.distillation.level == "sequence":
+        assert isinstance(teacher, Translator)
+        data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
     model.net.to(device)
     if not (resume and (out / CONFIG).is_file()):
         save_description(model, out)
@@ -212,13 +198,33 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
             recipe.training.average_last,
             best=recipe.training.average_of == "best",
         ),
-        bf16=uses_bf16(recipe.training.precision, device),
+        precision=precision,
         compare_at=[one.step for one in recipe.expect],
     )
     resumed_from = trainer.resume() if resume else None
     if resumed_from is not None:
         best.publish()
     return _Run(task, data, model, trainer, best, resumed_from, steps, entropy)
+
+
+def _new_model(
+    task: Task,
+    data: Data,
+    source: SavedModel | None,
+    teacher: SavedModel | None,
+    out: Path,
+    say: Say,
+) -> SavedModel:
+    """The run's model with the weights that its training begins with."""
+    recipe, model = task.recipe, build(task, data, source, teacher)
+    if source is not None:
+        # Also where a run goes on: it may have been stopped before its first checkpoint.
+        take_over(model, source, say, str(recipe.init_from), out)
+    if teacher is not None:
+        ready_teacher(teacher, model, task, data)
+        if recipe.distillation.copy_layers:
+            begin_as_layers(model, teacher, say)
+    return model
 
 
 def _keep_best(best: BestModel, trainer: Trainer) -> None:
@@ -253,10 +259,11 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
     """From the first step to the scores."""
     trainer, state = run.trainer, run.trainer.state
     try:
-        recipe, data = run.task.recipe, run.data
+        data, recipe = run.data, run.task.recipe.model_dump(mode="json")
+        recipe["training"]["precision"] = trainer.precision
         trainer.emit(
             RunStarted(
-                recipe=recipe.model_dump(mode="json"),
+                recipe=recipe,
                 num_parameters=parameter_count(run.model.net),
                 num_train=run.task.count(data, "train"),
                 num_valid=run.task.count(data, "valid"),
@@ -281,12 +288,12 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
     return reason, scores
 
 
-def _open_folder(recipe: Recipe, folder: RunFolder, resume: bool) -> None:
+def _open_folder(recipe: Recipe, folder: RunFolder, precision: str, resume: bool) -> None:
     """A new folder with the recipe in it, or one whose recipe is still the same."""
     out = folder.path
     saved = out / "recipe.yaml"
     if not resume:
-        folder.claim()
+        folder.claim(precision)
         _save_recipe(recipe, saved)
         return
     changed = changed_keys(load_recipe(saved), recipe)
@@ -359,5 +366,5 @@ def _facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
-        "device": f"{device}, {'bf16' if run.trainer.bf16 else 'fp32'}",
+        "device": f"{device}, {run.trainer.precision}",
     }

@@ -124,7 +124,7 @@ def test_folders_that_a_failed_start_made_are_gone(tmp_path):
 def test_the_loser_of_two_starts_removes_nothing_of_the_winners(commands, recipe, tmp_path):
     out = tmp_path / "runs" / "one"
     with RunFolder(out) as folder:
-        folder.claim()
+        folder.claim("fp32")
         (out / "config.json").write_text("the winner's")
         before = tree(tmp_path)
         assert_refused(commands.train(recipe, out), out, f"in use by a run (process {os.getpid()})")

@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from commands import assert_refused, tiny, write_recipe
-from heedful.config import Optimizer, Training
+from heedful.config import Optimizer
 from heedful.data.collate import collate_pairs
-from heedful.data.columns import pack_ids
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import Score, Scores
@@ -26,77 +25,9 @@ from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Evaluated, RunFinished, StepDone
 from heedful.training.loggers import read_log
 from heedful.training.optimizer import make_optimizer, optimizer_tensors
-from heedful.training.trainer import Evaluation, Trainer, TrainStep, Work
-from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors
-
-VOCAB = 11
-
-
-class Seen:
-    """A listener that keeps what it is told."""
-
-    def __init__(self):
-        self.events = []
-
-    def on(self, event):
-        self.events.append(event)
-
-    def close(self):
-        pass
-
-    def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-def settings(**keys):
-    defaults = {"max_steps": 1, "evaluate_every": 1000, "log_every": 1, "clip_norm": None}
-    defaults["schedule"] = {"name": "constant", "learning_rate": 0.01, "warmup_steps": 0}
-    return Training(**(defaults | keys))
-
-
-def small_net(seed=0, dropout=0.0):
-    torch.manual_seed(seed)
-    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 32, "max_length": 16}
-    config = vaswani2017.Config(VOCAB, VOCAB, d_model=16, num_heads=2, dropout=dropout, **sizes)
-    return vaswani2017.build(config)
-
-
-def pairs(lengths, seed=0):
-    """Random pairs with the given (source, target) lengths."""
-    rng = np.random.default_rng(seed)
-    sides = zip(*lengths, strict=True)
-    return [pack_ids([rng.integers(4, VOCAB, n).tolist() for n in side], VOCAB) for side in sides]
-
-
-def copied(net):
-    return {name: weight.detach().clone() for name, weight in weights_of(net).items()}
-
-
-def found(value=0.0, loss=1.0, perplexity=2.0):
-    return Evaluation(loss, perplexity, 0.5, {}, [], value)
-
-
-def trainer_of(net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, **work):
-    """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
-    parts = {
-        "plan": plan if callable(plan) else lambda epoch: plan,
-        "load": lambda rows: collate_pairs(*store, np.array(rows), start_ids=[1], pad_id=0),
-        "evaluate": found,
-        "keep_best": lambda: None,
-    }
-    loss = work.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
-    trainer = Trainer(
-        TrainStep(net, loss),
-        Work(**(parts | work)),
-        keys,
-        rate or (lambda step: 0.01),
-        Checkpoints(tmp_path / "checkpoints", keys.average_last, best=keys.average_of == "best"),
-        [Seen()],
-    )
-    return trainer, trainer.listeners[0]
-
+from trainers import copied, evaluation, pairs, settings, small_net, trainer_of
 
 # --- one step -------------------------------------------------------------------------------
 
@@ -285,7 +216,7 @@ def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
 
     def evaluate():
         order.append(next(values))
-        return found(order[-1])
+        return evaluation(order[-1])
 
     work = {"evaluate": evaluate, "keep_best": lambda: order.append("kept")}
     reason, trainer, seen = run_to_end(tmp_path, keys, **work)
@@ -327,7 +258,7 @@ def test_the_moving_average_is_judged_and_kept_and_changes_no_step(tmp_path):
     judged, best, after = [], [], []
     nets = [small_net(dropout=0.2), small_net(dropout=0.2)]
     work = {
-        "evaluate": lambda: (judged.append(copied(nets[0])), found(value=len(judged)))[1],
+        "evaluate": lambda: (judged.append(copied(nets[0])), evaluation(value=len(judged)))[1],
         "keep_best": lambda: best.append(copied(nets[0])),
     }
     trainer, _ = trainer_of(nets[0], store, [[0], [1], [2]], keys, tmp_path / "a", **work)
@@ -381,7 +312,7 @@ def test_the_best_checkpoints_are_kept_and_the_newest_to_go_on_from(tmp_path):
 
     def evaluate():
         kept.append([int(path.name[-2:]) for path in trainer.checkpoints.regular()])
-        return found(next(values))
+        return evaluation(next(values))
 
     store = pairs([(3, 2), (4, 5)])
     trainer, _ = trainer_of(small_net(), store, [[0], [1]], keys, tmp_path, evaluate=evaluate)
@@ -504,7 +435,7 @@ def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
 
     def evaluate():
         modes.append(("evaluation", net.training))
-        return found()
+        return evaluation()
 
     keys = settings(max_steps=4, evaluate_every=2)
     trainer, _ = trainer_of(net, store, [[0, 1]], keys, tmp_path, loss=loss, evaluate=evaluate)
@@ -562,7 +493,7 @@ def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
 
 
 def test_weights_that_evaluate_to_nothing_are_no_checkpoint(tmp_path):
-    values = iter([found(1.0), found(math.nan, loss=math.nan)])
+    values = iter([evaluation(1.0), evaluation(math.nan, loss=math.nan)])
     keys = settings(max_steps=10, evaluate_every=2)
     with pytest.raises(UserError, match=r"step 4: the held-out loss is nan.*step-00000002"):
         run_to_end(tmp_path, keys, evaluate=lambda: next(values))

@@ -41,6 +41,8 @@ class StepDone:
     `loss` is the training criterion (label smoothing included) and `nll` the negative
     log-likelihood, both in nats per target token. `num_tokens` are the target tokens since the
     last such event, `seconds` the training time since the run began, earlier sessions included.
+    `num_skipped` are steps since the last such event that were not taken, because the scaled
+    gradient overflowed fp16; `grad_norm` is the mean over the others, NaN where there is none.
     """
 
     step: int
@@ -52,6 +54,7 @@ class StepDone:
     tokens_per_second: float
     num_tokens: int
     seconds: float
+    num_skipped: int = 0
     event: Literal["step_done"] = "step_done"
 
 

@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 import heedful
 from heedful.errors import UserError
-from heedful.files import cannot_write, is_leftover, remove, write_json
+from heedful.files import cannot_write, is_leftover, read_object, remove, write_json
 from heedful.training.checkpoint import Checkpoints
 from heedful.zoo.saved import LOCK, WEIGHTS, step_of
 
@@ -108,8 +108,12 @@ class RunFolder:
             self._remove(self._own() - self._before)
             raise
 
-    def claim(self) -> None:
-        """Mark the folder as that of a new run.
+    def precision(self) -> str:
+        """The precision that the run in the folder began with."""
+        return str(read_object(self.path / MARKER).get("precision", "auto"))
+
+    def claim(self, precision: str) -> None:
+        """Mark the folder as that of a new run, of which `auto` precision was resolved so.
 
         Where an earlier run was killed before it had anything to go on from, what it wrote is
         removed, but for `recipe.yaml`, which may be the recipe that was read.
@@ -123,7 +127,7 @@ class RunFolder:
                 f"{self.path} already holds a run; go on with --resume, or give another --out"
             )
         self._remove(self._own() - {self.path / "recipe.yaml", self.path / MARKER})
-        write_json(self.path / MARKER, {"heedful": heedful.__version__})
+        write_json(self.path / MARKER, {"heedful": heedful.__version__, "precision": precision})
 
     def _own(self) -> set[Path]:
         return {path for pattern in _OWN for path in self.path.glob(pattern)}

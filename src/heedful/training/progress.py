@@ -132,6 +132,7 @@ class ProgressBar:
             f"loss {event.loss:.3f}{self._beside(event.loss, event.nll)}"
             f"  rate {event.learning_rate:.2e}"
             f"  {event.tokens_per_second:,.0f} tokens/s"
+            f"{f'  {event.num_skipped} skipped (fp16 overflow)' if event.num_skipped else ''}"
             f"{'' if left is None else f'  {clock(left)} left'}"
         )
         if self._progress is not None:

@@ -35,6 +35,7 @@ from heedful.training.events import (
     StopReason,
 )
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
 from heedful.training.schedules import LearningRate
 from heedful.zoo.names import set_weights
 
@@ -122,6 +123,7 @@ class Trainer:
     """One run, from wherever it stands to its end.
 
     Args:
+        precision: of the products in a step: fp32, bf16, or fp16 with a scaled loss.
         compare_at: steps after which the net is evaluated too, though nothing hangs on it.
     """
 
@@ -132,7 +134,7 @@ class Trainer:
     checkpoints: Checkpoints
     listeners: Sequence[Listener] = ()
     _: KW_ONLY
-    bf16: bool = False
+    precision: str = "fp32"
     compare_at: Collection[int] = ()
 
     def __post_init__(self) -> None:
@@ -145,9 +147,12 @@ class Trainer:
         self._begin_window()
         self._plan: tuple[int, Sequence[Any]] = (-1, [])
         self._stop_asked = False
-        # What GradScaler tells a fused optimizer by: where it is 1, the step changes nothing.
-        self._not_finite = torch.zeros((), device=self.device)
-        self.optimizer.found_inf = self._not_finite  # type: ignore[attr-defined]
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        # 1 from the first step on that ends the run.
+        self._has_failed = torch.zeros((), device=self.device)
+        # Fused optimizers read it: where it is 1, the step changes nothing.
+        self._is_skipped = torch.zeros((), device=self.device)
+        self.optimizer.found_inf = self._is_skipped  # type: ignore[attr-defined]
 
     def resume(self) -> int | None:
         """Go back to the newest whole checkpoint; its step, or None where there is none."""
@@ -162,6 +167,7 @@ class Trainer:
             self.state = TypeAdapter(State).validate_python(state)
             restore_generators(states, self.device)
             load_optimizer_tensors(self.net, self.optimizer, tensors)
+            load_scaler_tensors(self.scaler, tensors)
             if self.average is not None:
                 self.average.load(tensors)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -223,24 +229,31 @@ class Trainer:
 
         Nothing here waits for the device. A step whose loss or gradient is not finite is not
         taken, nor is any after it: the optimizer sees a flag on the device. The next report reads
-        what was found, and ends the run.
+        what was found, and ends the run. In fp16 a scaled gradient that overflows skips its step
+        alone, and halves the scale.
         """
         self.net.train()
         batches = self._next_batches()
         targets = sum(batch.num_targets for batch in batches)
         total = torch.zeros(2, device=self.device)
         for batch in batches:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            with torch.autocast(
+                self.device.type, AUTOCAST[self.precision], enabled=self.precision != "fp32"
+            ):
                 found = self.step(batch)
-            (found.loss / targets).backward()
+            self.scaler.scale(found.loss / targets).backward()
             total += torch.stack([found.loss.detach(), found.nll])
+        self.scaler.unscale_(self.optimizer)
         norm = self._clip()
         sums = torch.cat([total, norm[None]])
-        self._not_finite.logical_or_(~sums.isfinite().all())
+        must_be_finite = total if self.scaler.is_enabled() else sums
+        self._has_failed.logical_or_(~must_be_finite.isfinite().all())
+        self._is_skipped.copy_(self._has_failed.logical_or(~norm.isfinite()))
         rate = self.rate(self.state.step + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
         if self.average is not None:
@@ -272,24 +285,27 @@ class Trainer:
         state = self.state
         sums, targets, tokens = zip(*self._steps, strict=True)
         rows = torch.stack(sums).tolist()
+        may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         for index, (loss, _, norm) in enumerate(rows):
-            if not math.isfinite(loss) or not math.isfinite(norm):
+            if not math.isfinite(loss) or not (math.isfinite(norm) or may_overflow):
                 raise self._stopped(
                     f"step {state.step - len(rows) + 1 + index}: the loss is "
                     f"{loss / targets[index]:.4g} and the gradient's norm {norm:.4g}, so the step "
                     "was not taken"
                 )
-        loss, nll, norm = (sum(column) for column in zip(*rows, strict=True))
+        loss, nll, _ = (sum(column) for column in zip(*rows, strict=True))
+        norms = [norm for _, _, norm in rows if math.isfinite(norm)]
         event = StepDone(
             step=state.step,
             epoch=state.epoch,
             loss=loss / sum(targets),
             nll=nll / sum(targets),
             learning_rate=self.rate(state.step),
-            grad_norm=norm / len(rows),
+            grad_norm=sum(norms) / len(norms) if norms else math.nan,
             tokens_per_second=sum(tokens) / (time.perf_counter() - self._began),
             num_tokens=sum(targets),
             seconds=self._seconds(),
+            num_skipped=len(rows) - len(norms),
         )
         self.emit(event)
         self._count_time()
@@ -345,6 +361,7 @@ class Trainer:
     def _save(self, *, interrupted: bool = False) -> None:
         self._count_time()
         tensors = optimizer_tensors(self.net, self.optimizer) | generator_states(self.device)
+        tensors |= scaler_tensors(self.scaler)
         tensors |= {} if self.average is None else self.average.tensors()
         path = self.checkpoints.save(
             self.state.step, self.net, tensors, asdict(self.state), interrupted=interrupted

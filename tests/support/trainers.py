@@ -1,0 +1,82 @@
+"""Small trainers: a net, random pairs, settings, and a listener that keeps its events."""
+
+import numpy as np
+import torch
+
+from heedful.config import Training
+from heedful.data.collate import collate_pairs
+from heedful.data.columns import pack_ids
+from heedful.evaluation.likelihood import batch_loss
+from heedful.training.checkpoint import Checkpoints
+from heedful.training.trainer import Evaluation, Trainer, TrainStep, Work
+from heedful.zoo import vaswani2017
+from heedful.zoo.names import weights_of
+
+VOCAB = 11
+
+
+class Seen:
+    """A listener that keeps what it is told."""
+
+    def __init__(self):
+        self.events = []
+
+    def on(self, event):
+        self.events.append(event)
+
+    def close(self):
+        pass
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def settings(**keys):
+    defaults = {"max_steps": 1, "evaluate_every": 1000, "log_every": 1, "clip_norm": None}
+    defaults["schedule"] = {"name": "constant", "learning_rate": 0.01, "warmup_steps": 0}
+    return Training(**(defaults | keys))
+
+
+def small_net(seed=0, dropout=0.0):
+    torch.manual_seed(seed)
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_ff": 32, "max_length": 16}
+    config = vaswani2017.Config(VOCAB, VOCAB, d_model=16, num_heads=2, dropout=dropout, **sizes)
+    return vaswani2017.build(config)
+
+
+def pairs(lengths, seed=0):
+    """Random pairs with the given (source, target) lengths."""
+    rng = np.random.default_rng(seed)
+    sides = zip(*lengths, strict=True)
+    return [pack_ids([rng.integers(4, VOCAB, n).tolist() for n in side], VOCAB) for side in sides]
+
+
+def copied(net):
+    return {name: weight.detach().clone() for name, weight in weights_of(net).items()}
+
+
+def evaluation(value=0.0, loss=1.0, perplexity=2.0):
+    return Evaluation(loss, perplexity, 0.5, {}, [], value)
+
+
+def trainer_of(
+    net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, precision="fp32", **work
+):
+    """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
+    parts = {
+        "plan": plan if callable(plan) else lambda epoch: plan,
+        "load": lambda rows: collate_pairs(*store, np.array(rows), start_ids=[1], pad_id=0),
+        "evaluate": evaluation,
+        "keep_best": lambda: None,
+    }
+    loss = work.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
+    trainer = Trainer(
+        TrainStep(net, loss),
+        Work(**(parts | work)),
+        keys,
+        rate or (lambda step: 0.01),
+        Checkpoints(tmp_path / "checkpoints", keys.average_last, best=keys.average_of == "best"),
+        [Seen()],
+        precision=precision,
+    )
+    return trainer, trainer.listeners[0]
