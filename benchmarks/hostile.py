@@ -125,7 +125,7 @@ def make_world(world: Path) -> None:
     write_recipe(world / "copy.json", training__max_steps=4)
     train(world / "copy.json", world / "run")
     write_recipe(world / "short.json", training__max_steps=1, training__average_last=1)
-    data = {"train": {"text": str(world / "lines")}, "valid_fraction": 0.3, "max_length": 20}
+    data = {"train": {"text": str(world / "lines")}, "valid_fraction": 0.3}
     (world / "lines").write_text("".join(f"{line}\n" for line in WORDS * 8))
     tokenizer = {"kind": "char", "vocab_size": None}
     for name, task, net in (
@@ -134,8 +134,9 @@ def make_world(world: Path) -> None:
         ("noise", "denoising", {"architecture": "bart", **TWO}),
     ):
         net = {key: value for key, value in net.items() if key != "max_length"}
-        content = tiny(training__max_steps=1, task=task, data=data, tokenizer=tokenizer, model=net)
-        content["evaluation"] = {"decode_sentences": 2} if name == "noise" else {}
+        limit = {} if name == "lm" else {"max_length": 20}
+        own = {"task": task, "data": data | limit, "model": net, "evaluation": {}}
+        content = tiny(training__max_steps=1, tokenizer=tokenizer) | own
         (world / f"{name}.json").write_text(json.dumps(content))
     pairs = {"train": {"src": str(world / "lines"), "tgt": str(world / "lines")}, "hold_out": 4}
     write_recipe(world / "pairs.json", task="translation", data=pairs, training__max_steps=1)
@@ -705,10 +706,11 @@ def _imports(draw: random.Random, world: Path, here: Path) -> Case:
 
 def _settings(draw: random.Random, world: Path, here: Path) -> Case:
     """Values of a recipe's keys, given on the command line."""
-    from heedful.config import keys_of
+    from heedful.config import Recipe
+    from heedful.nested_keys import keys_of
 
     case = _template(draw, world, draw.choice(["train", "train", "distill"]))
-    keys = [key.name for key in keys_of() if key.name != "plugins"]
+    keys = [key.name for key in keys_of(Recipe) if key.name != "plugins"]
     models = ["model." + each for each in (
         "d_model num_heads num_layers num_encoder_layers num_decoder_layers d_ff dropout activation "
         "max_length architecture size norm_placement vocab_size src_vocab_size tie_embeddings head "

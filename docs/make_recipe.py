@@ -6,8 +6,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from heedful.config import Expectation, keys_of
+from heedful.config import Expectation, Recipe
+from heedful.nested_keys import keys_of
 from heedful.recipe_files import describe, inline
+from heedful.task_keys import BUILT_IN
 
 PAGE = Path(__file__).parent / "recipe.md"
 HEAD = """<!-- Written by `make docs` from src/heedful/config.py. Do not edit. -->
@@ -17,7 +19,9 @@ HEAD = """<!-- Written by `make docs` from src/heedful/config.py. Do not edit. -
 A recipe holds what differs from these defaults. `heedful recipes ls` lists the shipped ones,
 `heedful recipes show NAME` prints one with every key, `heedful recipes cp NAME` copies one, and
 `--set key=value` changes one key of a run. Keys of `model` are those of the architecture's
-`Config`; keys of `objective` are the task's own.
+`Config`; keys of `objective` are the task's own. A key without tasks in the last column is read by
+every task; to set a key that the task does not read is an error. A default with names of tasks is
+that of these tasks.
 """
 AS_TRAIN = ("data.valid", "data.test")  # have the keys of data.train
 
@@ -25,10 +29,10 @@ AS_TRAIN = ("data.valid", "data.test")  # have the keys of data.train
 def render() -> str:
     """The page as it should be now."""
     sections: dict[str, list[str]] = {"": []}
-    for name, field, is_section in keys_of():
+    for name, field, is_section in keys_of(Recipe):
         parent, _, last = name.rpartition(".")
         if parent not in AS_TRAIN:
-            sections[parent].append(_row(last, field))
+            sections[parent].append(_row(last, field, name))
         if is_section:
             sections[name] = []
     sections["expect"] = [_row(name, field) for name, field in Expectation.model_fields.items()]
@@ -36,19 +40,29 @@ def render() -> str:
     for name, rows in sections.items():
         if name not in AS_TRAIN:
             title = f"\n## {name}\n" if name else ""
-            text += f"{title}\n| key | default | |\n|---|---|---|\n" + "".join(rows)
+            head = "| key | default | | tasks |\n|---|---|---|---|\n"
+            text += f"{title}\n{head}" + "".join(rows)
     return text
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _row(key: str, field: FieldInfo, name: str = "") -> str:
+    """One key's row; `name` is its dotted name where tasks may differ in it."""
     kind = field.annotation
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+    if is_section:
         default = "below"
     elif field.default is PydanticUndefined:
         default = "needed"
     else:
         default = f"`{inline(to_jsonable_python(field.default))}`"
-    return f"| `{name}` | {default} | {describe(field)} |\n"
+    own: dict[str, list[str]] = {}
+    for task, keys in BUILT_IN.items():
+        if name in keys.defaults:
+            own.setdefault(inline(keys.defaults[name]), []).append(task)
+    default += "".join(f"; {', '.join(tasks)}: `{value}`" for value, tasks in own.items())
+    readers = [task for task, keys in BUILT_IN.items() if name and keys.reads(name)]
+    some = "" if is_section or len(readers) in (0, len(BUILT_IN)) else ", ".join(readers)
+    return f"| `{key}` | {default} | {describe(field)} | {some} |\n"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from heedful.zoo import ARCHITECTURES
 HOUSE = Path(heedful.__file__).parent
 # From the ground up. Rooms of one floor do not know each other.
 FLOORS = [
-    {"errors", "lazy", "progress"},
+    {"errors", "lazy", "nested_keys", "progress", "task_keys"},
     {"plugins", "files"},
     {"config", "options"},
     {"recipe_files"},

@@ -4,16 +4,19 @@ How one is read, and what is said of a wrong one, is in `recipe_files.py`.
 """
 
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from functools import reduce
+from operator import getitem
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from heedful import plugins
 from heedful.errors import UserError
+from heedful.nested_keys import flatten, keys_of, put, set_keys
 from heedful.plugins import Registry, nearest
+from heedful.task_keys import BUILT_IN, TaskKeys
 
 # Metrics that need no decoded text, and whether higher is better; macro_f1 is of classification.
 OWN_METRICS = {"loss": False, "token_accuracy": True, "accuracy": True, "macro_f1": True}
@@ -27,14 +30,6 @@ MAY_CHANGE = (
     "training.tensorboard",
     "evaluation.num_samples",
 )
-# Old names, and what answers to them now.
-RENAMED = {
-    "data.hold_out_tail": "data.valid_fraction",
-    "data.too_long": "data.truncation",
-    "training.accumulate": "training.gradient_accumulation",
-    "objective.word_dropout": "training.word_dropout",
-    "schedule paper": "noam",
-}
 
 
 class Strict(BaseModel):
@@ -161,9 +156,6 @@ def _of(registry: Registry, *more: str) -> AfterValidator:
     """Names of a registry; what is registered later is found too."""
 
     def check(name: str) -> str:
-        now = RENAMED.get(f"{registry.kind} {name}")
-        if now is not None:
-            raise UserError(f"{name} is now called {now}")
         if name not in more and name not in registry.names():
             raise UserError(f"unknown value {name}; {nearest(name, [*more, *registry.names()])}")
         return name
@@ -351,13 +343,24 @@ class Recipe(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _load_plugins(cls, content: Any) -> Any:
-        """First, for they add names that the rest may use."""
-        if isinstance(content, dict):
-            listed = content.get("plugins")
-            for path in listed if isinstance(listed, list) else []:
-                plugins.load_plugin(str(path))
-        return content
+    def _prepare(cls, content: Any) -> Any:
+        """Load the plugins, whose names the other keys may use; fill in the task's defaults."""
+        if not isinstance(content, dict):
+            return content
+        listed = content.get("plugins")
+        for path in listed if isinstance(listed, list) else []:
+            plugins.load_plugin(str(path))
+        name = content.get("task", cls.model_fields["task"].default)
+        is_known = isinstance(name, str) and name in plugins.task.names()
+        return task_keys(name).fill(content) if is_known else content
+
+    @model_validator(mode="after")
+    def _only_keys_that_the_task_reads(self) -> Self:
+        keys = task_keys(self.task)
+        for name in set_keys(self):
+            if not keys.reads(name):
+                raise UserError(keys.refusal(name, self.task))
+        return self
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -387,28 +390,39 @@ class Recipe(Strict):
             )
         return self
 
+    def values(self) -> dict[str, Any]:
+        """The value of each key that the task reads, as JSON, by the key's dotted name."""
+        content = self.model_dump(mode="json")
+        return {
+            key.name: reduce(getitem, key.name.split("."), content)
+            for key in keys_of(Recipe)
+            if not key.is_section and task_keys(self.task).reads(key.name)
+        }
+
     def to_yaml(self, *, differences: bool = False) -> str:
-        """Every key with its value, or those alone that differ from their defaults."""
-        content = self.model_dump(mode="json", exclude_defaults=differences)
-        return yaml.safe_dump({"task": self.task} | content, sort_keys=False, allow_unicode=True)
+        """Each key that the task reads with its value, or only those that differ from defaults."""
+        defaults = default_values(self.task) if differences else {}
+        content: dict[str, Any] = {"task": self.task}
+        for name, value in self.values().items():
+            if not differences or value != defaults[name]:
+                put(content, name, value)
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-class Key(NamedTuple):
-    """One key of a recipe: its dotted name, its field, and whether it is a section of keys."""
-
-    name: str
-    field: FieldInfo
-    is_section: bool
+def task_keys(task: str) -> TaskKeys:
+    """The keys that a task reads; a built-in task is not imported for it."""
+    keys: TaskKeys = BUILT_IN.get(task) or plugins.task.get(task).recipe_keys
+    return keys
 
 
-def keys_of(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[Key]:
-    """All keys of a recipe, each section before its own keys."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        section = isinstance(kind, type) and issubclass(kind, BaseModel)
-        yield Key(f"{prefix}{name}", field, section)
-        if section:
-            yield from keys_of(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+def default_values(task: str) -> dict[str, Any]:
+    """The default of each key, as JSON, by the key's dotted name, where a recipe has this task."""
+    shared = {
+        key.name: to_jsonable_python(key.field.get_default(call_default_factory=True))
+        for key in keys_of(Recipe)
+        if not key.is_section
+    }
+    return {**shared, **task_keys(task).defaults}
 
 
 def changed_keys(before: Recipe, now: Recipe) -> list[str]:
@@ -416,20 +430,9 @@ def changed_keys(before: Recipe, now: Recipe) -> list[str]:
 
     What a recipe says of the loss that is right (`expect`) is no part of how it is trained.
     """
-    old, new = (_flatten(one.model_dump(mode="json", exclude={"expect"})) for one in (before, now))
+    old, new = (flatten(one.model_dump(mode="json", exclude={"expect"})) for one in (before, now))
     return [
         f"{key} ({json.dumps(old.get(key))} -> {json.dumps(new.get(key))})"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
-
-
-def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat

@@ -14,9 +14,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from heedful.config import MAY_CHANGE, RENAMED, Recipe, keys_of
+from heedful.config import MAY_CHANGE, Recipe
 from heedful.errors import UserError
 from heedful.files import read_text
+from heedful.nested_keys import keys_of, put
 from heedful.plugins import nearest
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -27,23 +28,23 @@ _KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "trainin
 
 
 def explained(recipe: Recipe, objective: type[BaseModel]) -> str:
-    """The recipe as YAML with every key, its value and behind it what it is.
+    """The recipe as YAML with each key that the task reads, its value and its description.
 
     `objective`: the task's own keys.
     """
-    content = recipe.model_dump(mode="json")
+    values = recipe.values()
     lines = []
-    for name, field, is_section in keys_of():
+    for name, field, is_section in keys_of(Recipe):
+        if not any(key == name or key.startswith(f"{name}.") for key in values):
+            continue
         *parents, last = name.split(".")
-        value: Any = content
-        for part in name.split("."):
-            value = value[part]
+        value = values.get(name)
         inside: list[str] = []
         if name == "objective":
-            values = objective.model_validate(value).model_dump(mode="json")
+            own = objective.model_validate(value).model_dump(mode="json")
             inside = [
                 f"{f'  {key}: {inline(each)}':<34}  # {describe(objective.model_fields[key])}"
-                for key, each in values.items()
+                for key, each in own.items()
             ]
         elif not is_section and isinstance(value, dict):
             inside = [f"  {key}: {inline(each)}" for key, each in value.items()]
@@ -102,7 +103,7 @@ def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ())
     if not all(key.startswith(_KEEP_BANDS) for key, _ in settings):
         content.pop("expect", None)
     for key, value in settings:
-        _apply(content, key, value)
+        put(content, key, value)
     return parse_recipe(content, str(path), [key for key, _ in settings])
 
 
@@ -117,6 +118,7 @@ def parse_recipe(
         return Recipe.model_validate(content)
     except ValidationError as error:
         key, message = wrong_key(error)
+        key = key or message.split(" ")[0]  # a key that the task does not read
         own = any(key == each or key.startswith(f"{each}.") for each in overridden)
         raise UserError(f"{'--set' if own else where}: {message}") from None
 
@@ -195,16 +197,6 @@ def read_setting(setting: str, example: str) -> tuple[str, Any]:
         return key, text
 
 
-def _apply(content: dict[str, Any], key: str, value: Any) -> None:
-    place = content
-    *parents, last = key.split(".")
-    for parent in parents:
-        if not isinstance(place.get(parent), dict):
-            place[parent] = {}
-        place = place[parent]
-    place[last] = value
-
-
 def wrong_key(
     error: ValidationError, model: type[BaseModel] = Recipe, section: str = ""
 ) -> tuple[str, str]:
@@ -215,8 +207,6 @@ def wrong_key(
     key = ".".join([section, *keys] if section else keys)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        if key in RENAMED:
-            return key, f"{key} is now called {RENAMED[key]}{more}"
         known = _fields_at(keys[:-1], model)
         return key, f"unknown key {key}; {nearest(keys[-1], known)}{more}"
     if first["type"] == "literal_error":

@@ -10,7 +10,7 @@ from torch import nn
 
 import commands
 from heedful import plugins
-from heedful.config import Recipe
+from heedful.config import Recipe, task_keys
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.evaluation.likelihood import batch_loss
 from heedful.inference import ModelCard, open_net
@@ -38,7 +38,9 @@ TINY: dict[str, Any] = {
 
 def tiny(task: str, **changes: Any) -> Recipe:
     """A recipe of a net that trains in a moment; dotted names as `training__max_steps=5`."""
-    return parse_recipe(commands.tiny({"task": task, **TINY}, **changes))
+    keys = task_keys(task)
+    data = {key: value for key, value in TINY["data"].items() if keys.reads(f"data.{key}")}
+    return parse_recipe(commands.tiny({"task": task, **TINY, "data": data}, **changes))
 
 
 # With steps of its own and wider: a net of `TINY`'s size often never tells some texts apart.
@@ -181,7 +183,9 @@ def sentences(count: int) -> list[str]:
 def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
     """A recipe of a task whose data lie in `folder`, with a net of two layers."""
     lines = sentences(80)
-    keys: dict[str, Any] = {"data__hold_out": 16}
+    keys: dict[str, Any] = {}
+    if task in ("translation", "classification"):
+        keys["data__hold_out"] = 16
     if task in ("translation", "denoising"):
         layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
         keys["model"] = {"architecture": "vaswani2017", **TWO_STACKS, **layers}
@@ -200,7 +204,6 @@ def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
         keys["data__train__text"] = write(folder / "text", lines)
     if task == "language_modelling":
         keys["model__architecture"] = "gpt2"
-        del keys["data__hold_out"]
         changes = {"model__d_ff": None} | changes
         keys["objective"] = {"context": 8, "sample_tokens": 3}
     return tiny(task, **(keys | changes))

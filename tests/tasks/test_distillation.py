@@ -11,11 +11,13 @@ from torch.nn import functional as F
 
 import heedful
 import heedful.parts.losses as losses
+from commands import tiny
 from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, train_step, write
 from heedful.config import Distillation
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import sentence_chrf
+from heedful.recipe_files import parse_recipe
 from heedful.run import cache_folder, train
 from heedful.tasks.distillation import (
     Distilled,
@@ -436,10 +438,6 @@ def test_a_cosine_of_states_needs_one_width(teachers, tmp_path):
     [
         ({"distillation": {"copy_layers": True}}, ["copy_layers", "distillation.teacher"]),
         ({"distillation": {"cosine_weight": 1.0}}, ["cosine_weight", "distillation.teacher"]),
-        ({"distillation": {"keep_targets": True}}, ["keep_targets", "distillation.teacher"]),
-        ({"distillation__keep_targets": True}, ["keep_targets", "level sequence"]),
-        ({"distillation__backward": "TEACHER"}, ["keep_targets", "level sequence"]),
-        ({"distillation__nearest": True}, ["nearest", "level sequence"]),
         ({"distillation__level": "sequence"}, ["level sequence", "masked_lm"]),
         ({"distillation__soft_weight": 0.0, "distillation__hard_weight": 0.0}, None),
         ({"init_from": "TEACHER"}, ["init_from and distillation.copy_layers"]),
@@ -455,6 +453,15 @@ def test_settings_that_make_no_sense(changes, parts, teachers, tmp_path):
     if parts is None:
         changes["distillation__cosine_weight"], parts = 0.0, ["are all 0"]
     refused(student_of("masked_lm", folder, teacher, **changes), tmp_path, *parts)
+
+
+@pytest.mark.parametrize("key", ["keep_targets", "backward", "nearest", "more_teachers"])
+def test_settings_of_sequences_need_that_level(key, tmp_path):
+    value = "runs/x" if key in ("backward", "more_teachers") else True
+    alone = parse_recipe(tiny(distillation={key: value}))
+    refused(alone, tmp_path, key, "distillation.teacher")
+    taught = parse_recipe(tiny(distillation={"teacher": "x", key: value}))
+    refused(taught, tmp_path, key, "level sequence")
 
 
 def test_a_teacher_of_another_kind(teachers, tmp_path):

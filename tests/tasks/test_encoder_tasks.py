@@ -108,14 +108,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {"architecture": "gpt2"}}, "gpt2 is no encoder"),
     ({"evaluation__metric": "bleu"}, "evaluation.metric bleu is none"),
     ({"data__max_length": 2}, "max_length 2 leaves no room for text"),
-    ({"data__valid": {"src": "x"}}, "data.valid.src is of no use to the task TASK"),
+    ({"data__valid": {"src": "x"}}, "data.valid.src is not read by the task TASK"),
 ]
 OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
     "classification": [
         ({"objective": {"fraction": 0.2}}, "classification has no objective settings; leave"),
-        ({"objective": {"word_dropout": 0.1}}, "is now called training.word_dropout"),
         ({"data__train": {}}, "data.train is not given: add --set data.train.file=FILE"),
-        ({"data__valid": {"text": "x"}}, "data.valid.text is of no use to the task"),
+        ({"data__valid": {"text": "x"}}, "data.valid.text is not read by the task"),
         ({"data__train__pair_field": 3, "data__test": {"file": "x.tsv"}}, "must both be given"),
         ({"data__hold_out": 41}, "data.hold_out 41 of 80 texts would leave too few"),
     ],

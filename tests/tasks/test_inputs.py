@@ -13,11 +13,9 @@ from heedful.tasks.inputs import split_files
 
 def in_folder(recipe: Recipe, folder: str | None) -> Recipe:
     """The recipe with its files' names alone, in a folder."""
-    content = recipe.model_dump()
+    content = recipe.model_dump(exclude_unset=True)
     train = content["data"]["train"]
-    for key in ("src", "tgt", "file", "text"):
-        if train[key] is not None:
-            train[key] = Path(train[key]).name
+    train |= {key: Path(path).name for key, path in train.items()}
     content["data"]["folder"] = folder
     return parse_recipe(content)
 

@@ -41,7 +41,7 @@ def list_recipes(json: Json = False) -> None:
 def show(
     name: str = typer.Argument(..., help="A recipe file, or a shipped recipe's name."),
 ) -> None:
-    """Print a recipe with every key, its value and what it is.
+    """Print a recipe with each key that its task reads, its value and description.
 
     The recipe itself holds only what differs from the defaults.
 

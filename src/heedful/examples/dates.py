@@ -52,6 +52,8 @@ class DateExample(NamedTuple):
 class Dates(MadePairs):
     """The dates task. Its held-out examples are unseen whatever the seed."""
 
+    recipe_keys = MadePairs.recipe_keys.plus("data.generated.seed")
+
     def make(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
         seed = self.recipe.data.generated.seed
         examples = generate(count, seed=seed, split=split)  # type: ignore[arg-type]

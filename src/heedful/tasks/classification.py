@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
+from heedful import task_keys
 from heedful.config import Files
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import listed as listed_names
@@ -44,7 +45,7 @@ class Classification(EncoderTask):
     them. Held-out texts are never dropped: where training texts are, they are cut.
     """
 
-    sources: ClassVar[tuple[str, ...]] = ("file",)
+    recipe_keys = task_keys.CLASSIFICATION
     head = "classify"
     _names: tuple[str, ...] = ()
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 from pydantic import Field
 
+from heedful import task_keys
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
@@ -57,7 +58,7 @@ class Denoising(SeqToSeqTask, TextTask):
     """
 
     Objective = Annotated[BartNoise | T5Noise, Field(discriminator="kind")]
-    levels: ClassVar[tuple[str, ...]] = ()
+    recipe_keys = task_keys.DENOISING
     template = "none"
 
     def __init__(self, recipe: Recipe) -> None:

@@ -109,12 +109,11 @@ class Distilled:
 def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
     """Refuse settings of `distillation` that say nothing or exclude each other.
 
-    `levels` are those that the task has, none where it cannot be distilled.
+    `levels` are those that the task has.
     """
     settings = recipe.distillation
     weights = settings.soft_weight, settings.hard_weight, settings.cosine_weight
     problems = {
-        f"the task {recipe.task} cannot be distilled; leave out distillation": not levels,
         f"distillation.level {settings.level} is for pairs of texts; the task {recipe.task} has "
         "level word": settings.level not in levels,
         "distillation.cosine_weight is of level word: at level sequence the student sees the "
@@ -130,8 +129,8 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
     if settings.teacher is None:
         problems = {
             f"distillation.{key} is set but distillation.teacher is not: add "
-            "--set distillation.teacher=DIRECTORY": getattr(settings, key)
-            for key in ("copy_layers", "cosine_weight", *_OF_SEQUENCES)
+            "--set distillation.teacher=DIRECTORY": getattr(settings, key) != field.default
+            for key, field in Distillation.model_fields.items()
         }
     for message, is_wrong in problems.items():
         if is_wrong:

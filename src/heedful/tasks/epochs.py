@@ -22,12 +22,13 @@ class Epochs:
         self._sampler = None
         if training.subword_sampling is not None:
             columns = task.columns(data.tokenizers)
+            has_limit = task.recipe_keys.reads("data.max_length")
             self._sampler = SubwordSampler(
                 data.splits["train"],
                 {name: column.tokenizer for name, column in columns.items()},
                 training.subword_sampling,
                 seed=training.seed,
-                max_length=task.recipe.data.max_length,
+                max_length=task.recipe.data.max_length if has_limit else None,
                 max_tokens=training.batch_tokens,
             )
 

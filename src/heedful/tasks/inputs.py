@@ -1,7 +1,6 @@
 """What tasks read and how they batch it: files of a recipe, new tokenizers, plans of epochs."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,18 @@ from heedful.errors import UserError
 from heedful.files import write_text
 from heedful.plugins import SHIPPED
 from heedful.recipe_files import RECIPES
+from heedful.task_keys import TaskKeys
 
 SPLITS = ("train", "valid", "test")
-SOURCES = ("src", "tgt", "file", "text")
+SOURCES = ("src", "tgt", "text", "file")
 
 
-def check_sources(recipe: Recipe, sources: Sequence[str]) -> None:
-    """Refuse files that a task does not read, and a recipe without any to train on."""
+def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
+    """Refuse a recipe with two sources for one split, or none to train on."""
+    sources = [key for key in SOURCES if keys.reads(f"data.train.{key}")]
     wanted = " or ".join(sources)
     for name, files in split_files(recipe).items():
         given = [key for key in SOURCES if getattr(files, key) is not None]
-        for key in given:
-            if key not in sources:
-                raise UserError(
-                    f"data.{name}.{key} is of no use to the task {recipe.task}; give {wanted}"
-                )
         if len(given) > 1 and "src" not in sources:
             raise UserError(f"data.{name}: give {wanted}, not both")
         if name == "train" and not given and sources:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from heedful import task_keys
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_windows
 from heedful.data.encoding import TextColumn
@@ -43,6 +44,7 @@ class LanguageModelling(TextTask):
     """Texts laid end to end and cut into windows."""
 
     Objective = WindowKeys
+    recipe_keys = task_keys.LANGUAGE_MODELLING
     default_model: ClassVar[dict[str, Any]] = {"architecture": "gpt2"}
     length_key = "objective.context"
     unit = "tokens"

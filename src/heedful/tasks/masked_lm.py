@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from jaxtyping import Bool, Int64, Integer
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
@@ -74,7 +74,7 @@ class MaskedLm(EncoderTask, TextTask):
     """
 
     Objective = Masking
-    sources: ClassVar[tuple[str, ...]] = ("text", "file")
+    recipe_keys = task_keys.MASKED_LM
     head = "mlm"
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:

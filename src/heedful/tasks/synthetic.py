@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable
 
+from heedful import task_keys
 from heedful.errors import UserError
 from heedful.tasks.inputs import SPLITS
 from heedful.tasks.translation import MadePairs
@@ -19,6 +20,8 @@ RULES: dict[str, Callable[[Source], Source]] = {
 
 class Synthetic(MadePairs):
     """Pairs of symbol sequences; the recipe's task says by which rule."""
+
+    recipe_keys = task_keys.SYMBOLS
 
     def make(self, split: str, count: int, unseen: set[str]) -> list[Pair]:
         """`count` pairs (source, target) such as ("3 0 2", "2 0 3"), the same for the same recipe.

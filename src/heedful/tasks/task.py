@@ -29,6 +29,7 @@ from heedful.inference import ModelCard
 from heedful.parts.losses import LossSum
 from heedful.plugins import SHIPPED, metric
 from heedful.recipe_files import wrong_key
+from heedful.task_keys import ALL, TEXTS, TaskKeys
 from heedful.tasks.inputs import (
     SOURCES,
     SPLITS,
@@ -129,8 +130,8 @@ class Task(ABC):
     Attributes:
         Objective: the task's own keys.
         default_model: `model` where a recipe says nothing of it.
-        levels: of distillation; none where the task cannot be distilled.
-        sources: the keys of `data.train` that it reads from.
+        recipe_keys: the keys of a recipe that it reads, and its defaults for them.
+        levels: of distillation.
         length_key: the recipe's key that says how many tokens a model must read.
         unit: what `count` counts.
         template: of a new tokenizer, which special tokens it puts around a text.
@@ -138,8 +139,8 @@ class Task(ABC):
 
     Objective: ClassVar[Any] = Keys
     default_model: ClassVar[dict[str, Any]] = {"architecture": "bert", "size": "tiny"}
+    recipe_keys: ClassVar[TaskKeys] = ALL
     levels: ClassVar[tuple[str, ...]] = ("word",)
-    sources: ClassVar[tuple[str, ...]] = ("text",)
     length_key: ClassVar[str] = "data.max_length"
     unit: ClassVar[str] = "examples"
     template: str = "none"
@@ -165,7 +166,7 @@ class Task(ABC):
                 f"evaluation.metric {recipe.evaluation.metric} is none of the task {recipe.task}; "
                 f"use {' or '.join(self.metrics)}"
             )
-        check_sources(recipe, self.sources)
+        check_sources(recipe, self.recipe_keys)
 
     def read(self) -> dict[str, Rows]:
         """The rows of train, valid and, where given, test; what was found in them is said later."""
@@ -355,6 +356,7 @@ class Task(ABC):
 class TextTask(Task):
     """A task that learns from texts alone, of one tokenizer."""
 
+    recipe_keys = TEXTS
     template = "both"
 
     def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int64
 
+from heedful import task_keys
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
@@ -38,8 +39,8 @@ class Translation(SeqToSeqTask):
         final_metrics: what outputs are scored by at the end; the first at every evaluation.
     """
 
+    recipe_keys = task_keys.PAIRS
     levels: ClassVar[tuple[str, ...]] = ("word", "sequence")
-    sources: ClassVar[tuple[str, ...]] = ("src", "tgt", "file")
     final_metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "ter")
 
     @property
@@ -145,9 +146,12 @@ class Translation(SeqToSeqTask):
 
 
 class MadePairs(Translation):
-    """A task that makes its own pairs, judged by exact match. A subclass makes them."""
+    """A task that makes its own pairs, judged by exact match. A subclass makes them.
 
-    sources: ClassVar[tuple[str, ...]] = ()
+    A subclass whose `make` reads keys of `data.generated` adds their names to `recipe_keys`.
+    """
+
+    recipe_keys = task_keys.GENERATED_PAIRS
     final_metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
 
     def make(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:

@@ -1,0 +1,154 @@
+"""Which keys of a recipe each task reads, and the defaults that suit it; imports no task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import BaseModel
+
+# Keys that serve the same purpose in different tasks.
+_SAME_PURPOSE = (
+    ("data.max_length", "objective.context"),
+    ("data.hold_out", "data.valid_fraction", "data.generated.num_valid"),
+    ("data.train.src", "data.train.tgt", "data.train.text", "data.train.file"),
+    ("data.train.src_field", "data.train.tgt_field", "data.train.text_field"),
+    ("data.src_language", "data.tgt_language"),
+)
+
+
+@dataclass(frozen=True)
+class TaskKeys:
+    """The keys of a recipe that a task reads; setting any other key is an error.
+
+    Attributes:
+        names: dotted names. The name of a section stands for all of its keys, and a key of
+            `data.train` also for the same key of `data.valid` and `data.test`.
+        defaults: by dotted name, as JSON, the defaults that are not those of `config.py`.
+    """
+
+    names: frozenset[str]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def plus(self, *names: str, defaults: Mapping[str, Any] | None = None) -> "TaskKeys":
+        """These keys and more."""
+        return replace(
+            self, names=self.names | {*names}, defaults={**self.defaults, **(defaults or {})}
+        )
+
+    def reads(self, name: str) -> bool:
+        """Whether the task reads a key."""
+        parts = _of_train(name).split(".")
+        return any(".".join(parts[:size]) in self.names for size in range(1, len(parts) + 1))
+
+    def refusal(self, name: str, task: str) -> str:
+        """The message for a key that is set but not read, with the task's own key for it."""
+        group = next((group for group in _SAME_PURPOSE if _of_train(name) in group), ())
+        section = name.rpartition(".")[0]
+        own = [
+            key.replace("data.train", section) if key.startswith("data.train.") else key
+            for key in group
+            if key in self.names
+        ]
+        advice = f"use {' or '.join(own)}" if own else "leave it out"
+        return f"{name} is not read by the task {task}; {advice}"
+
+    def fill(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """A recipe's content with the task's defaults for the keys that it does not set."""
+        filled = dict(content)
+        for name, value in self.defaults.items():
+            section: Any = filled
+            *parents, last = name.split(".")
+            for parent in parents:
+                inner = section.get(parent, {})
+                if isinstance(inner, BaseModel):
+                    inner = {key: getattr(inner, key) for key in inner.model_fields_set}
+                if not isinstance(inner, Mapping):  # refused later, as a value of the wrong type
+                    break
+                section[parent] = dict(inner)
+                section = section[parent]
+            else:
+                section.setdefault(last, value)
+        return filled
+
+
+def _of_train(name: str) -> str:
+    for split in ("data.valid.", "data.test."):
+        if name.startswith(split):
+            return f"data.train.{name.removeprefix(split)}"
+    return name
+
+
+ALL = TaskKeys(
+    frozenset(
+        (
+            *("plugins", "task", "init_from", "model", "objective", "training", "expect"),
+            *("data.src_language", "data.max_length", "data.truncation"),
+            *(f"tokenizer.{key}" for key in ("path", "kind", "vocab_size", "lowercase")),
+            *("tokenizer.keep_whitespace", "tokenizer.normalization"),
+            *("evaluation.metric", "evaluation.num_samples"),
+        )
+    )
+)
+_WORD_DISTILLATION = (
+    *("distillation.teacher", "distillation.level", "distillation.temperature"),
+    *("distillation.soft_weight", "distillation.hard_weight", "distillation.cosine_weight"),
+    "distillation.copy_layers",
+)
+_PAIRS = ALL.plus(
+    *("data.tgt_language", "tokenizer.joint", "distillation", "evaluation.decode_sentences"),
+    *("evaluation.beam_size", "evaluation.final_beam_size", "evaluation.length_penalty"),
+)
+PAIRS = _PAIRS.plus(
+    *("data.folder", "data.hold_out", "data.train.src", "data.train.tgt", "data.train.file"),
+    *("data.train.src_field", "data.train.tgt_field"),
+)
+GENERATED_PAIRS = _PAIRS.plus(
+    *("data.generated.num_train", "data.generated.num_valid", "data.generated.num_test"),
+)
+SYMBOLS = GENERATED_PAIRS.plus("data.generated")
+TEXTS = ALL.plus(
+    *("data.folder", "data.train.text", "data.train.text_field"),
+    *("data.valid_fraction", "data.documents"),
+)
+LANGUAGE_MODELLING = replace(
+    TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}
+).plus(
+    *("objective.context", *_WORD_DISTILLATION),
+    # Brown et al. 2020, appendix B.
+    defaults={
+        "training.label_smoothing": 0.0,
+        "training.optimizer.betas": [0.9, 0.95],
+        "training.optimizer.eps": 1e-8,
+    },
+)
+MASKED_LM = TEXTS.plus(
+    *("data.train.file", "data.train.label_field", "data.train.pair_field", *_WORD_DISTILLATION),
+    # Devlin et al. 2019, appendix A.2, and their code.
+    defaults={
+        "training.label_smoothing": 0.0,
+        "training.optimizer.betas": [0.9, 0.999],
+        "training.optimizer.eps": 1e-6,
+    },
+)
+CLASSIFICATION = ALL.plus(
+    *("data.folder", "data.hold_out", "data.train.file", "data.train.text_field"),
+    *("data.train.label_field", "data.train.pair_field", *_WORD_DISTILLATION),
+    # Those of torch and of Hugging Face's Trainer.
+    defaults={
+        "training.label_smoothing": 0.0,
+        "training.optimizer.betas": [0.9, 0.999],
+        "training.optimizer.eps": 1e-8,
+    },
+)
+DENOISING = TEXTS.plus(
+    # Lewis et al. 2020, who train as Liu et al. 2019 do: their table 9.
+    defaults={"training.label_smoothing": 0.0, "training.optimizer.eps": 1e-6},
+)
+BUILT_IN = {
+    "translation": PAIRS,
+    "language_modelling": LANGUAGE_MODELLING,
+    "masked_lm": MASKED_LM,
+    "denoising": DENOISING,
+    "classification": CLASSIFICATION,
+    **dict.fromkeys(("copy", "reverse", "sort"), SYMBOLS),
+}
