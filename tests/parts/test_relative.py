@@ -1,10 +1,12 @@
 """ALiBi's and T5's scores: the authors' tables, transformers', and their precision."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.errors import UserError
 from heedful.parts.relative import AlibiBias, RelativePositionBias, alibi_slopes
@@ -70,6 +72,24 @@ def test_alibi_slopes_stay_in_fp32_and_move_with_the_positions(dtype: torch.dtyp
     assert not module.state_dict()
     places = torch.zeros(1, 2, dtype=torch.int64, device="meta")
     assert module(places, places).device.type == "meta"
+
+
+def test_alibi_slopes_are_copied_to_a_device_once_and_stay_where_they_were() -> None:
+    copies: list[Any] = []
+
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            copies.extend([func] if "_to_copy" in str(func) else [])
+            return func(*args, **(kwargs or {}))
+
+    module, places = AlibiBias(4), torch.arange(2)[None]
+    with Recorded():
+        for _ in range(3):
+            module(places.to("meta"), places.to("meta"))
+    assert len(copies) == 6 + 1  # of the places, and of the slopes
+    assert module(places, places).isfinite().all()
 
 
 # T5's buckets

@@ -54,13 +54,16 @@ class AlibiBias(nn.Module):
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.slopes = alibi_slopes(num_heads)  # no buffer, for the reasons of `RotaryPositions`
+        self._placed = self.slopes  # where the positions were last
 
     def forward(
         self, queries: Int[Tensor, "#B t"], keys: Int[Tensor, "#B k"]
     ) -> Float[Tensor, "#B H t k"]:
         """Of the positions of queries and keys."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
-        return -self.slopes.to(queries.device)[:, None, None] * distance
+        if self._placed.device != queries.device:
+            self._placed = self.slopes.to(queries.device)
+        return -self._placed[:, None, None] * distance
 
 
 class RelativePositionBias(nn.Module):
