@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from engine_models import TEXTS, model_of
+from heedful.engines import eager
 from heedful.engines.eager import Eager
 from heedful.engines.engine import Settings
 from heedful.engines.threads import run_with, threads_for, weights_of_step
@@ -31,6 +33,18 @@ def test_weights_of_a_step_are_those_that_write() -> None:
     net = vaswani2017.build(vaswani2017.Config(**sizes, **layers))
     a_layer = 8 * 24 + 8 * 8 + 3 * 8 * 8 + 8 * 8 + 2 * 8 * 16
     assert weights_of_step(net) == 50 * 8 + 2 * a_layer
+
+
+def test_the_weights_of_a_step_are_counted_once_for_all_tokens_of_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = []
+    model = model_of("gpt2")
+    monkeypatch.setattr(
+        eager, "weights_of_step", lambda net: counted.append(net) or weights_of_step(net)
+    )
+    assert len([*model.stream(TEXTS[0], max_new_tokens=9, min_new_tokens=9)]) > 2
+    assert counted == [model.net]
 
 
 @pytest.mark.parametrize(("asked", "seen"), [(None, 1), (3, 3)])

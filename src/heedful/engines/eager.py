@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -343,11 +343,15 @@ class Eager:
                 return
             yield step
 
+    @cached_property
+    def _weights_of_step(self) -> int:
+        return weights_of_step(self.net)
+
     def _threads(self, rows: int) -> AbstractContextManager[None]:
         """What runs a pass of so many tokens with the threads that it is worth."""
         count = self.settings.threads
         if count is None:
-            count = threads_for(weights_of_step(self.net), rows, torch.get_num_threads())
+            count = threads_for(self._weights_of_step, rows, torch.get_num_threads())
         return run_with(count)
 
     # --- batches --------------------------------------------------------------------------------
