@@ -1,8 +1,13 @@
 """Weights that lie in memory with their inputs first are the same weights."""
 
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
 
+import heedful
+from engine_models import model_of
 from heedful.parts.layout import inputs_first
 from heedful.zoo import vaswani2017
 
@@ -23,3 +28,14 @@ def test_a_net_with_inputs_first_gives_the_same_and_keeps_what_is_shared() -> No
     for name, value in net.named_parameters():
         assert torch.equal(value, names[name]), name
     torch.testing.assert_close(net(src, tgt), before, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
+def test_a_loaded_nets_layout_follows_from_its_final_type(tmp_path: Path, precision: str) -> None:
+    model_of("vaswani2017").save(tmp_path)
+    net = heedful.load(tmp_path, device="cpu", engine="eager", precision=precision).net
+    weights = [module.weight for module in net.modules() if isinstance(module, nn.Linear)]
+    if precision == "bfloat16":
+        assert all(weight.is_contiguous() for weight in weights)
+    else:
+        assert all(weight.t().is_contiguous() for weight in weights)

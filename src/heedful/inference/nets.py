@@ -23,8 +23,14 @@ from heedful.zoo.names import set_weights
 from heedful.zoo.saved import LOCK, WEIGHTS, load_tensors, make_config, step_of, undrawn_net
 
 
-def load_net(directory: Path, content: dict[str, Any], device: str) -> tuple[nn.Module, Any]:
-    """The net of a model directory and its Config; `content` is what `config.json` says.
+def load_net(
+    directory: Path, content: dict[str, Any], device: str, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Any]:
+    """The net of a model directory and its Config.
+
+    Args:
+        content: what `config.json` says.
+        dtype: of the weights.
 
     Raises UserError where it is none, is truncated, or was written by something else.
     """
@@ -37,7 +43,7 @@ def load_net(directory: Path, content: dict[str, Any], device: str) -> tuple[nn.
     weights = load_tensors(directory / WEIGHTS)
     net = undrawn_net(name, config, weights, directory / WEIGHTS)
     set_weights(net, weights, directory / WEIGHTS)
-    net.to(choose_device(device)).eval()
+    net.to(choose_device(device), dtype).eval()
     inputs_first(net)
     return net, config
 

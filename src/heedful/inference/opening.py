@@ -39,8 +39,8 @@ def load(
     Args:
         engine: what runs it; auto: what `heedful optimize` found best, where it holds here, and
             else the net itself, which is `eager`.
-        precision: of the engine's form, or of the net (float32, bfloat16); auto: the best, or as
-            saved.
+        precision: of the engine's form, or of the net (float32, bfloat16); auto: the best, or
+            float32.
         threads: cores of the engine's worker, or of torch; default: as measured, or by
             the size of the work.
         use: whether one text at a time is waited for (latency) or many (throughput).
@@ -69,10 +69,12 @@ def load(
     src, tgt = (tokenizers * 2)[:2] or (None, None)
     shortlist = open_shortlist(directory, files)
 
-    def open_net() -> tuple[Any, Any]:
+    def open_net(precision: str = "float32") -> tuple[Any, Any]:
+        import torch
+
         from heedful.inference.nets import load_net
 
-        return load_net(directory, content, device)
+        return load_net(directory, content, device, getattr(torch, precision))
 
     if not isinstance(opened, Settings):
         runs, name = opened
@@ -81,13 +83,9 @@ def load(
         model = KINDS[name](None, keys, card, src, tgt, engine=runs, open_net=open_net)
         model.settings = Settings(threads)
     else:
-        import torch
-
         from heedful.inference.nets import kind_of
 
-        net, config = open_net()
-        if precision != "auto":
-            net.to(getattr(torch, precision))
+        net, config = open_net("float32" if precision == "auto" else precision)
         model = kind_of(net)(net, config, card, src, tgt)
         # Settings are measured on a CPU.
         model.settings = opened if model.device.type == "cpu" else Settings(threads)
