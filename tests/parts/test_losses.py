@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful.evaluation.likelihood import averages, total
 from heedful.parts import losses
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import cross_entropy, head_loss
@@ -146,7 +147,10 @@ def test_what_is_reported_holds_no_graph_and_is_counted_where_asked_for() -> Non
         assert result.loss.requires_grad
         assert not result.nll.requires_grad
         assert not result.correct.requires_grad
-    assert int(linear(data(), 0.0).correct) == -1
+    not_asked = linear(data(), 0.0)
+    assert not_asked.correct is None
+    assert total([not_asked, not_asked]).correct is None
+    assert averages(total([not_asked, not_asked])).keys() == {"perplexity", "loss"}
 
 
 @pytest.mark.parametrize("wanted", [[], [0], [1], [0, 1]])

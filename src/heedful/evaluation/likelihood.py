@@ -86,11 +86,15 @@ def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
 
 
 def total(parts: Sequence[LossSum]) -> LossSum:
-    """The sums over all parts, on the CPU, in double precision."""
+    """The sums over all parts, on the CPU, in double precision.
+
+    `correct` is None where a part has none.
+    """
+    correct = [part.correct for part in parts if part.correct is not None]
     return LossSum(
         torch.stack([part.loss for part in parts]).cpu().double().sum(),
         torch.stack([part.nll for part in parts]).cpu().double().sum(),
-        torch.stack([part.correct for part in parts]).cpu().sum(),
+        torch.stack(correct).cpu().sum() if len(correct) == len(parts) else None,
         sum(part.tokens for part in parts),
     )
 
@@ -112,9 +116,12 @@ def unigram_entropy(targets: Iterable[Int64[Tensor, " M"]], enough: int = 50_000
 
 
 def averages(found: LossSum) -> dict[str, float]:
-    """Perplexity, loss (without label smoothing) and accuracy of sums over tokens."""
-    return {
+    """Perplexity and loss (without label smoothing) of sums over tokens, and accuracy where correct
+    tokens were counted."""
+    values = {
         "perplexity": perplexity(float(found.nll), found.tokens),
         "loss": float(found.nll) / found.tokens,
-        "token_accuracy": float(found.correct) / found.tokens,
     }
+    if found.correct is not None:
+        values["token_accuracy"] = float(found.correct) / found.tokens
+    return values

@@ -21,13 +21,13 @@ _BLOCK_ELEMENTS = 500_000
 class LossSum(NamedTuple):
     """Sums over target tokens. `loss` is what is trained on; `nll` is without label smoothing.
 
-    `correct` counts targets that were the likeliest token; it is -1 where it was not asked for.
+    `correct` counts targets that were the likeliest token; None where it was not asked for.
     `tokens` is how many targets were summed over (the count of "sum and count").
     """
 
     loss: Float[Tensor, ""]
     nll: Float[Tensor, ""]
-    correct: Int[Tensor, ""]
+    correct: Int[Tensor, ""] | None
     tokens: int
 
 
@@ -54,7 +54,7 @@ class ChunkLoss(NamedTuple):
 
     loss: Tensor
     nll: Tensor
-    correct: Tensor
+    correct: Tensor | None
     grad: Tensor | None
 
 
@@ -73,7 +73,7 @@ def head_loss(
 
     def loss_of(logits: Tensor, target: Tensor, wanted: bool) -> ChunkLoss:
         place, vocab = target[:, None], logits.size(-1)
-        correct = (logits.argmax(-1) == target).sum() if count_correct else target.new_zeros(())
+        correct = (logits.argmax(-1) == target).sum() if count_correct else None
         probs = F.softmax(logits, -1)
         # log Σ exp from the likeliest token, whose probability is never small: one soft-max is all.
         log_sums = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
@@ -87,8 +87,7 @@ def head_loss(
         grad.scatter_add_(-1, place, grad.new_full((1, 1), label_smoothing - 1).expand_as(place))
         return ChunkLoss(loss, nll, correct, grad)
 
-    found = chunked_loss(head, states, targets, loss_of)
-    return found if count_correct else found._replace(correct=found.correct - 1)
+    return chunked_loss(head, states, targets, loss_of)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -135,7 +134,7 @@ class _Chunked(torch.autograd.Function):
         sizes: tuple[int, int],
         loss_of: ChunkLossOf,
         *weights: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         rows, block = sizes
         wanted = bool(ctx.needs_input_grad[0] or weights)
         grad_states = torch.empty_like(states)
@@ -145,7 +144,7 @@ class _Chunked(torch.autograd.Function):
         ]
         sums = torch.float32 if states.device.type == "mps" else torch.float64
         loss, nll = states.new_zeros(2, dtype=sums)
-        correct = targets.new_zeros(())
+        correct: Tensor | None = None
         chunks = (states.detach().split(rows, -2), targets.split(rows), grad_states.split(rows, -2))
         for x, target, grad_x in zip(*chunks, strict=True):
             with torch.set_grad_enabled(wanted):
@@ -156,7 +155,8 @@ class _Chunked(torch.autograd.Function):
                 found = loss_of(logits.float(), some, wanted)
                 loss += found.loss
                 nll += found.nll
-                correct += found.correct
+                if found.correct is not None:
+                    correct = found.correct if correct is None else correct + found.correct
                 if found.grad is not None:
                     place.copy_(found.grad)
             if not wanted:
@@ -168,11 +168,10 @@ class _Chunked(torch.autograd.Function):
         ctx.grads = grad_states, [g.to(w.dtype) for g, w in zip(grads, weights, strict=True)]
         nll = nll.float()
         # For reporting only, and kept by callers: neither may hold the gradients in memory.
-        ctx.mark_non_differentiable(nll, correct)
+        ctx.mark_non_differentiable(nll, *(() if correct is None else (correct,)))
         return loss.float(), nll, correct
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, scale: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
         grad_states, of_weights = ctx.grads
-        scale = grads[0]
         return grad_states * scale, *[None] * 4, *(grad * scale for grad in of_weights)
