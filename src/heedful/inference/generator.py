@@ -1,5 +1,6 @@
 """Models that write text: one call for what goes on with a prompt and what answers a source."""
 
+import collections.abc
 import logging
 import secrets
 import sys
@@ -113,25 +114,37 @@ class Generator(SavedModel):
             raise
         yield from finished(0)
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
-        """The text that `generate` gives, piece by piece as it is written; no beam search."""
+    def stream(
+        self, prompt: str | Sequence[int], **options: Any
+    ) -> collections.abc.Generator[str, None, str]:
+        """The text that `generate` gives, in pieces as it is written; no beam search.
+
+        A piece is text that further tokens leave as it is: characters that are not complete, and
+        what may begin a stop text, come later. The pieces join to the final text wherever the
+        tokenizer's decoder only appends, as those of heedful and of known models do. Where it
+        changes text that was given all the same, the next piece begins with the first changed
+        character. The final text is the generator's return value too.
+        """
         chosen = self._settled_options({"beam_size": 1} | options)
         if (chosen.beam_size or 1) > 1 or chosen.num_return > 1:
             raise UserError("only greedy decoding and single samples can be streamed")
         prompts: Any = [prompt]
         [row] = self.prompt_ids(prompts, chosen)
         if not row:
-            return
+            return ""
         written: list[int] = []
-        shown = ""
+        text = shown = ""
         asked = self._asked([row], [0], chosen)
         for tokens, ended in self._engine([row], asked).runs(row, asked):
             written += tokens
             text = cut(self._decode(written), chosen.stop) if chosen.stop else self._decode(written)
             safe = text if ended else _settled(text, chosen.stop)
-            if safe.startswith(shown) and len(safe) > len(shown):
-                yield safe[len(shown) :]
+            if not shown.startswith(safe):
+                pairs = enumerate(zip(shown, safe, strict=False))
+                changed = next((n for n, (old, new) in pairs if old != new), len(shown))
+                yield safe[changed:]
                 shown = safe
+        return text
 
     def options(self, **given: Any) -> Options:
         """What is asked for, the card's defaults behind it; raises UserError for an unknown one."""
