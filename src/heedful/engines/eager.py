@@ -289,8 +289,7 @@ class Eager:
     def _speculation(self, row: list[int], asked: Asked) -> Speculation:
         if asked.options.num_return > 1:
             raise UserError("a draft gives one output for each prompt: leave out num_return")
-        nets = [self, *(asked.draft[:1] if isinstance(asked.draft, tuple) else [])]
-        left = min(net.max_length for net in nets) - len(self._seen([row], asked)[0])
+        left = self.max_length - len(self._seen([row], asked)[0]) + 1
         limit = asked.limits[0]
         if asked.options.max_new_tokens is None and left > 0:  # nobody asked for more than there is
             limit = min(limit, left)
@@ -300,33 +299,35 @@ class Eager:
             helper, start = asked.draft
             if helper.vocab_size != self.vocab_size:
                 raise UserError("the draft must have the model's own vocabulary")
-            draft = Reader(helper._scorer(row, start, limit)[1])
+            draft = helper._draft(row, start, limit)
         elif asked.draft == "lookup":
             draft = PromptLookup()
         else:
             raise UserError(f'draft must be a model or "lookup", not {asked.draft!r}')
-        begin, target = self._scorer(row, asked.start, limit)
+        begin, target = self.open([row], asked.start, limit, 1)
+        if begin.size(1) + limit > target.longest + 1:
+            raise UserError(
+                f"speculative decoding cannot outgrow the net: {begin.size(1)} tokens and {limit} "
+                f"new ones do not fit the {self.max_length} that the model allows"
+            )
         return Speculation(
             target,
             draft,
-            begin,
+            begin[0].tolist(),
             num_draft_tokens=asked.options.num_draft_tokens,
             seed=None if asked.seeds is None else asked.seeds[0],
             stop=_stop(asked),
             **self._request([row], asked),
         )
 
-    def _scorer(
-        self, row: list[int], start: Sequence[int], limit: int
-    ) -> tuple[list[int], Decoding]:
-        """A prompt's first tokens, and what adds tokens to it and takes them back."""
-        begin, state = self.open([row], start, limit, 1)
-        if begin.size(1) + limit > state.longest + 1:
+    def _draft(self, row: list[int], start: Sequence[int], limit: int) -> Reader:
+        """This net as the draft of another one, for as many tokens as it has positions."""
+        if len(row) > self.max_length:
             raise UserError(
-                f"speculative decoding cannot outgrow the net: {begin.size(1)} tokens and {limit} "
-                f"new ones do not fit the {self.max_length} that the model allows"
+                f"a prompt has {len(row)} tokens, but the draft allows {self.max_length}; leave "
+                "the draft out, or take one of the model's own length"
             )
-        return begin[0].tolist(), state
+        return Reader(self.open([row], start, limit, 1)[1], longest=self.max_length)
 
     @property
     def vocab_size(self) -> int:

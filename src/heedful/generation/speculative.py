@@ -230,12 +230,16 @@ class Reader:
     As a draft it is a smaller language model. The scorer belongs to it: it is rewound to nothing
     now, and to what is still right after each rejection. As a draft it never holds more than
     `len(prompt) + max_new_tokens - 2` tokens.
+
+    Args:
+        longest: most tokens that the scorer can hold; behind them a draft proposes nothing.
     """
 
-    def __init__(self, scorer: Scorer, name: str = "the draft") -> None:
+    def __init__(self, scorer: Scorer, name: str = "the draft", longest: int | None = None) -> None:
         scorer.rewind(0)
         self._scorer = scorer
         self._name = name
+        self._longest = longest
         self._held: list[int] = []
 
     def log_probs(self, ids: list[int], count: int) -> Float[Tensor, "count V"]:
@@ -257,8 +261,10 @@ class Reader:
         check_largest(rows.amax().item(), len(ids), self._name)
         return rows
 
-    def next_log_probs(self, ids: Sequence[int], vocab_size: int) -> Float[Tensor, "V"]:
-        """Log-probabilities of the token after `ids`."""
+    def next_log_probs(self, ids: Sequence[int], vocab_size: int) -> Float[Tensor, "V"] | None:
+        """Log-probabilities of the token after `ids`; None where they are too many."""
+        if self._longest is not None and len(ids) > self._longest:
+            return None
         return self.log_probs(list(ids), 1)[0]
 
 

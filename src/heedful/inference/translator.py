@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from heedful.errors import UserError
 from heedful.inference.card import GenerationIds
 from heedful.inference.generator import Generator, TextScore
 from heedful.inference.model import Texts
@@ -47,9 +48,15 @@ class Translator(Generator):
         return sources
 
     def length_limit(self, row: list[int], options: Options) -> int:
-        """As asked for, or as the card says, and never more than the net has positions for."""
+        """As asked for, or as the card says, and never more than the net has positions for.
+
+        The decoder reads its start ids and all new tokens but the last.
+        """
+        start, longest = len(self.ids.start), self.config.max_length
+        if start > longest:
+            raise UserError(f"{start} start ids do not fit the {longest} positions of the model")
         asked = options.max_new_tokens or self.card.limits.of_source(len(row))
-        return min(asked, self.config.max_length)
+        return min(asked, longest - max(start - 1, 0))
 
     def score(
         self,
