@@ -1,15 +1,19 @@
 """Tasks, architectures, metrics and schedules from outside the package."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import heedful
 from commands import assert_refused
@@ -39,16 +43,22 @@ RECIPE = {
 }
 
 
+@contextmanager
+def registered_here():
+    """What is registered in the block is gone after it."""
+    with ExitStack() as stack:
+        for registry in plugins._REGISTRIES:
+            registry.names()
+            stack.enter_context(patch.dict(registry._entries))
+            stack.enter_context(patch.dict(registry._plugins))
+        stack.enter_context(patch.dict(plugins._loaded))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_stays_registered():
-    """What is registered here is gone for the tests of other files in this process."""
-    with ExitStack() as stack:
-        for each in vars(plugins).values():
-            if isinstance(each, plugins.Registry):
-                each.names()
-                stack.enter_context(patch.dict(each._entries))
-                stack.enter_context(patch.dict(each._plugins))
-        stack.enter_context(patch.dict(plugins._loaded))
+    """Nothing of these tests reaches the tests of other files in this process."""
+    with registered_here():
         yield
 
 
@@ -173,6 +183,65 @@ def test_two_plugins_of_one_name_are_told_apart_by_none(tmp_path):
     plugins.load_plugin(tmp_path / "a/same_name.py")
     with pytest.raises(UserError, match="has the same name; rename one"):
         plugins.load_plugin(tmp_path / "b/same_name.py")
+
+
+REGISTERS = """
+from heedful import plugins
+plugins.schedule("{name}_before")("{name}")
+with open({log!r}, "a") as log:
+    log.write("{name}\\n")
+{loads}
+plugins.schedule.names()
+plugins.schedule("{name}_after")("{name}")
+"""
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_plugins_that_load_each_other_run_once_and_own_what_they_register(data):
+    """For any graph of plugins, with loops and cycles, reached by path and by the variable."""
+    count = data.draw(st.integers(1, 4))
+    numbers = st.integers(0, count - 1)
+    edges = [data.draw(st.lists(numbers, max_size=3), label=f"loaded by {n}") for n in range(count)]
+    listed = data.draw(st.lists(numbers, max_size=3), label="in the variable")
+    with TemporaryDirectory() as folder, registered_here(), ExitStack() as stack:
+        paths = [Path(folder).resolve() / f"p{number}.py" for number in range(count)]
+        log = Path(folder) / "log"
+        for path, others in zip(paths, edges, strict=True):
+            loads = "\n".join(f"plugins.load_plugin({str(paths[k])!r})" for k in others)
+            path.write_text(REGISTERS.format(name=path.stem, log=str(log), loads=loads))
+        variable = os.pathsep.join(str(paths[number]) for number in listed)
+        stack.enter_context(patch.dict(os.environ, {plugins.VARIABLE: variable}))
+        plugins._load_from_outside.cache_clear()
+        stack.callback(plugins._load_from_outside.cache_clear)
+        plugins.load_plugin(paths[0])
+        reached = [0, *listed]
+        for number in reached:
+            reached += [k for k in edges[number] if k not in reached]
+        names = {f"p{number}" for number in reached}
+        assert sorted(log.read_text().split()) == sorted(names)
+        for name in names:
+            for entry in ("before", "after"):
+                assert plugins.schedule.plugin_of(f"{name}_{entry}") == f"{name}.py"
+            module = sys.modules.pop(f"heedful_plugin_{name}")
+            assert module.__file__ == str(Path(folder).resolve() / f"{name}.py")
+
+
+@pytest.mark.parametrize("first", ["own", "shipped"])
+def test_a_file_of_the_same_name_hides_no_shipped_plugin(first, tmp_path, monkeypatch):
+    """In either order; each is loaded, and remembered apart."""
+    own = tmp_path / "dates.py"
+    own.write_text("from heedful import plugins\nplugins.metric('of_days')(len)\n")
+    monkeypatch.delitem(sys.modules, "heedful.examples.dates", raising=False)
+    with registered_here():
+        for registry in (plugins.task._entries, plugins.task._plugins, plugins._loaded):
+            for name in ("dates", "dates.py", "shipped:dates.py"):
+                registry.pop(name, None)
+        paths = [own, "shipped:dates.py"]
+        for path in paths if first == "own" else paths[::-1]:
+            plugins.load_plugin(path)
+        assert plugins.task.plugin_of("dates") == "shipped:dates.py"
+        assert plugins.metric.plugin_of("of_days") == "dates.py"
 
 
 def test_an_installed_package_adds_its_own(tmp_path):

@@ -24,8 +24,8 @@ Entry = TypeVar("Entry")
 VARIABLE = "HEEDFUL_PLUGINS"
 SHIPPED = "shipped:"  # before the name of a file that comes with heedful
 
-_loaded: dict[str, str] = {}  # names of plugins, with the file or module of each
-_loading: list[str] = []  # the plugin that is being executed, last
+_loaded: dict[str, str] = {}  # name of each plugin -> its file or module; also while it executes
+_loading: list[str] = []  # names of the plugins that are executing, the innermost last
 
 
 class Registry:
@@ -123,15 +123,16 @@ _REGISTRIES = (task, architecture, metric, schedule)
 def load_plugin(path: str | Path) -> None:
     """Execute a plugin's file, once in a process; `shipped:NAME` is one of heedful's examples.
 
+    A plugin may load others, ask for names, and load itself, which does nothing.
+
     Raises:
         UserError: no such file; it does not run (with its line), or redefines a name; another
             plugin has the same file name, by which models remember what they need.
     """
     if str(path).startswith(SHIPPED):
-        name = str(path).removeprefix(SHIPPED)
-        module_name = f"heedful.examples.{name.removesuffix('.py')}"
-        if name not in _loaded:
-            _execute(name, str(path), lambda: import_module(module_name))
+        name = str(path)
+        module_name = f"heedful.examples.{name.removeprefix(SHIPPED).removesuffix('.py')}"
+        _execute(name, name, lambda: import_module(module_name))
         return
     file = Path(path).resolve()
     if _loaded.get(file.name) == str(file):
@@ -178,21 +179,26 @@ def _load_from_outside() -> None:
         if path:
             load_plugin(path)
     for point in entry_points(group="heedful"):
-        if point.name not in _loaded:
-            _execute(point.name, point.value, point.load)
+        _execute(point.name, point.value, point.load)
 
 
 def _execute(name: str, home: str, run: Callable[[], object]) -> None:
+    """Run a plugin unless it has run or is running: it may itself ask for names of plugins."""
+    if name in _loaded:
+        return
+    _loaded[name] = home
     _loading.append(name)
     try:
         run()
-    except Exception as error:
+    except BaseException as error:
+        del _loaded[name]
         for registry in _REGISTRIES:
             registry.forget(name)
+        if not isinstance(error, Exception):
+            raise
         raise UserError(f"plugin {home}{_line_of(error, home)}: {_reason(error)}") from error
     finally:
         _loading.pop()
-    _loaded[name] = home
 
 
 def _line_of(error: Exception, file: str) -> str:
