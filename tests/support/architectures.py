@@ -1,9 +1,11 @@
 """A tiny net of every architecture, by the fields that its Config has."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
+from hypothesis import reject
+from hypothesis import strategies as st
 
 from heedful.zoo import ARCHITECTURES, architecture
 from option_space import VOCAB, randomised
@@ -55,3 +57,53 @@ def decodes(name: str) -> bool:
 
 
 DECODERS = [name for name in ARCHITECTURES if decodes(name)]
+
+
+# Values of fields with an open choice: those that change shapes, and limits that no tensor shows.
+OPEN = {
+    "src_vocab_size": (40, 40, 31),
+    "tgt_vocab_size": (40,),
+    "vocab_size": (13, 40),
+    "d_model": (8, 24, 64),
+    "num_heads": (1, 2, 4),
+    "num_decoder_heads": (None, 2),
+    "num_kv_heads": (None, 1, 2),
+    "head_dim": (None, 2, 10),
+    "d_ff": (None, 1, 12, 300),
+    "decoder_d_ff": (None, 7),
+    "num_layers": (1, 2, 3),
+    "num_encoder_layers": (1, 2),
+    "num_decoder_layers": (1, 3),
+    "max_length": (6, 48, 5_000),
+    "window": (None, 1, 4_096, 2**31 - 1),
+    "global_every": (1, 2, 1_000),
+    "num_experts": (1, 3),
+    "top_k": (1, 2),
+    "num_labels": (1, 2, 50),
+    "type_vocab_size": (1, 2, 3),
+    "position_offset": (1, 2, 9),
+    "query_scalar": (1, 256),
+    "num_buckets": (8, 32),
+    "max_distance": (20, 10**6),
+    "dropout": (0.0, 0.5),
+    "norm_eps": (1e-12, 1e-3),
+    "rope_scaling": (None, {"type": "linear", "factor": 2.0}, {"type": "ntk", "factor": 3.0}),
+}
+
+
+@st.composite
+def configs_of(draw: st.DrawFn, name: str) -> Any:
+    """Any Config of an architecture: closed choices from their types, others from `OPEN`."""
+    config = architecture(name).Config
+    keys: dict[str, Any] = {}
+    for key, kind in get_type_hints(config).items():
+        options = get_args(kind)
+        if key in OPEN:
+            is_open = type(None) in options
+            keys[key] = draw(st.sampled_from([o for o in OPEN[key] if o is not None or is_open]))
+        elif kind is bool or bool in options or get_origin(kind) is Literal:
+            keys[key] = draw(st.from_type(kind))
+    try:
+        return config(**keys)
+    except ValueError:
+        reject()

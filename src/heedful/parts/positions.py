@@ -33,9 +33,7 @@ class SinusoidalTable(PositionTable):
 
     def __init__(self, max_length: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
-        table = sinusoidal_table(max_length, width)
-        if halves:
-            table = torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
+        table = sinusoidal_table(max_length, width, halves=halves)
         # Not saved, as it follows from its shape; a buffer, so that it moves with the model.
         self.register_buffer("weight", table, persistent=False)
 
@@ -54,17 +52,21 @@ class LearnedTable(PositionTable):
 
 
 def sinusoidal_table(
-    max_length: int, width: int, base: float = 10000.0
+    max_length: int, width: int, base: float = 10000.0, *, halves: bool = False
 ) -> Float[Tensor, "{max_length} {width}"]:
     """PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos of the same, in fp32.
 
-    An odd width has one sine more than cosines. Angles are formed in fp64: in fp32 the error of
-    `pos * frequency` alone is 1e-3 at position 10,000.
+    `halves`: all sines stand before all cosines. An odd width has one sine more than cosines.
+    Angles are formed in fp64: in fp32 the error of `pos * frequency` alone is 1e-3 at position
+    10,000.
     """
     even = torch.arange(0, width, 2, dtype=torch.float64)
     frequencies = torch.exp(even * (-math.log(base) / width))
     angles = torch.arange(max_length, dtype=torch.float64)[:, None] * frequencies
     table = torch.empty(max_length, width)
-    table[:, 0::2] = angles.sin()
-    table[:, 1::2] = angles[:, : width // 2].cos()
+    sines, cosines = slice(0, None, 2), slice(1, None, 2)
+    if halves:
+        sines, cosines = slice(len(even)), slice(len(even), None)
+    table[:, sines] = angles.sin()
+    table[:, cosines] = angles[:, : width // 2].cos()
     return table

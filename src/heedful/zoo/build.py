@@ -38,7 +38,7 @@ Side = Literal["", "encoder_", "decoder_"]
 Tying = Literal["none", "decoder", "all"]
 NONE: Keys = MappingProxyType({})
 T = TypeVar("T")
-_MOST = {True: 1_024, False: 2**31 - 1}  # layers, which DeepNet had 1,000 of; any other number
+_MOST_MODULES, _MOST = 1_024, 2**31 - 1  # DeepNet had 1,000 layers
 
 
 @dataclass_transform(frozen_default=True)
@@ -52,7 +52,8 @@ def model_config(cls: type[T]) -> type[T]:
 def _check(config: Any) -> None:
     """Refuse what no model can have; raises ValueError naming the key.
 
-    Whole numbers must be at least 1 and below 2³¹, dropouts in [0, 1), epsilons and bases above 0;
+    Whole numbers must be at least 1 and below 2³¹, numbers of layers and of experts at most 1,024,
+    dropouts in [0, 1), epsilons and bases above 0;
     heads must divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`, and
     rotary positions need an even width of a head. One matrix for source and target, which is there
     unless `tie_embeddings` says none or decoder, needs one vocabulary.
@@ -66,8 +67,10 @@ def _check(config: Any) -> None:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
         elif isinstance(value, int) and value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-        elif isinstance(value, int) and value > (most := _MOST["layers" in name]):
-            raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
+        elif isinstance(value, int):
+            most = _MOST_MODULES if name.endswith(("layers", "experts")) else _MOST
+            if value > most:
+                raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
         elif isinstance(value, float) and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, not {value}")
     width, heads = values["d_model"], values["num_heads"]

@@ -1,7 +1,6 @@
 """A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,10 +18,12 @@ from heedful.files import written
 from heedful.plugins import nearest
 from heedful.zoo import architecture
 from heedful.zoo.names import FLOATS, weights_of
+from heedful.zoo.sizes import check_memory, sizes_of
 
 WEIGHTS = "model.safetensors"
 LOCK = ".lock"  # stands beside them while a run works there, or after it was killed
-_SMALL, _LARGE = 1 << 20, 1 << 28  # numbers that a part of a net may hold whatever its file does
+# Numbers that parameters and tables may hold however few the file has.
+_SMALL, _LARGE = 1 << 24, 1 << 28
 # Names of tensors with a row for each entry of the vocabulary.
 OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
@@ -107,7 +108,7 @@ def undrawn_net(
     Tables and buffers are there. Raises UserError where the config's sizes are not the tensors', or
     these hold NaN or infinity.
     """
-    _check_sizes(config, tensors, where)
+    _check_sizes(name, config, tensors, where)
     for key, tensor in tensors.items():
         if tensor.dtype in FLOATS and not tensor.sum(dtype=torch.float64).isfinite():
             raise UserError(f"{where}: {key} holds NaN or infinity; the model is damaged")
@@ -116,38 +117,33 @@ def undrawn_net(
     return net
 
 
-def drawn_net(name: str, config: Any) -> nn.Module:
-    """A new net with weights as drawn; raises UserError where training it needs more memory."""
-    with torch.device("meta"), _Undrawn():
-        sketch: nn.Module = architecture(name).build(config)
-    count = sum(parameter.numel() for parameter in sketch.parameters())
-    tables = sum(buffer.numel() for buffer in sketch.buffers())
-    needed = 4 * (4 * count + tables)  # weights, gradients and two averages, in fp32
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise UserError(
-            f"model: {count:,} parameters need {needed / 2**30:,.0f} GiB to be trained, and this "
-            f"machine has {there / 2**30:,.0f}; make it smaller"
-        )
+def drawn_net(name: str, config: Any, device: torch.device | None = None) -> nn.Module:
+    """A new net with weights as drawn; raises UserError where training it needs more memory.
+
+    `device`: where it will be trained; default: the CPU.
+    """
+    check_memory(name, config, device or torch.device("cpu"))
     net: nn.Module = architecture(name).build(config)
     return net
 
 
-def _check_sizes(config: Any, tensors: Mapping[str, Tensor], where: Path | str) -> None:
-    """Refuse sizes that the tensors cannot have, before a net of these sizes is made."""
+def _check_sizes(name: str, config: Any, tensors: Mapping[str, Tensor], where: Path | str) -> None:
+    """Refuse sizes that the tensors cannot have, before a net of these sizes is made.
+
+    Shapes are compared when the tensors are copied; here it is enough that a net without its head,
+    which may be new, has no more numbers than the tensors, and that tables fit into memory.
+    """
     count, numbers = len(tensors), sum(tensor.numel() for tensor in tensors.values())
-    for name, value in asdict(config).items():
-        if not isinstance(value, int):
-            continue
-        width = 1 if name == "d_model" else config.d_model
-        most = count if "layers" in name else max(numbers, _SMALL) // width
-        if name == "max_length":  # of tables that are made anew, not read
-            most = max(most, _LARGE // config.d_model)
-        if value > most:
-            raise UserError(
-                f"{where}: {name} {value:,} is more than its {count:,} tensors of {numbers:,} "
-                "numbers can have; its config.json is damaged or of another model"
-            )
+    layers = sum(value for key, value in asdict(config).items() if key.endswith("layers"))
+    blame = f"its {count:,} tensors of {numbers:,} numbers; its config.json is damaged or of"
+    if layers * getattr(config, "num_experts", 1) > count:
+        raise UserError(f"{where}: {layers:,} layers are more than {blame} another model")
+    parameters, tables = sizes_of(name, config, str(where))
+    if parameters > max(2 * numbers, _SMALL) or tables > max(numbers, _LARGE):
+        raise UserError(
+            f"{where}: a net of {parameters:,} parameters and tables of {tables:,} numbers is more "
+            f"than {blame} another model"
+        )
 
 
 @torch.no_grad()

@@ -1,0 +1,80 @@
+"""Nets on disk: whatever is built is saved and opened; damaged sizes are refused before a build."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from architectures import SIZES, config_of, configs_of
+from heedful.errors import UserError
+from heedful.inference import ModelCard, load, open_net
+from heedful.zoo import ARCHITECTURES, architecture
+from heedful.zoo.names import weights_of
+from option_space import alone, assert_same, randomised, texts_of
+
+CONFIGS = settings(
+    deadline=None,
+    max_examples=6,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def saved(name, config, folder):
+    """A model with random weights, and where it is saved."""
+    torch.manual_seed(0)
+    model = open_net(
+        randomised(architecture(name).build(config)), config, ModelCard(name, "-"), None
+    )
+    model.save(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@CONFIGS
+@given(data=st.data())
+def test_every_net_that_is_built_is_saved_and_opened_the_same(name, data):
+    config = data.draw(configs_of(name))
+    with TemporaryDirectory() as folder:
+        model = saved(name, config, Path(folder) / "model")
+        opened = load(Path(folder) / "model", device="cpu")
+        net = opened.net
+        assert opened.config == config
+        ours, theirs = weights_of(net), weights_of(model.net)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        texts = texts_of((6, 1, 3))
+        assert_same(alone(net.double(), texts), alone(model.net.double(), texts))
+
+
+HUGE = (1_022, 10**6, 2**30, 2**31 - 1)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_damaged_size_is_one_line_or_changes_no_weight(name, tmp_path):
+    """Each whole number of `config.json` in turn, far too large for the tensors or any memory."""
+    config = config_of(name, SIZES, {})
+    model = saved(name, config, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    content = json.loads(path.read_text())
+    messages = []
+    for key, value in content["model"].items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        for huge in HUGE:
+            keys = content["model"] | {key: huge}
+            path.write_text(json.dumps(content | {"model": keys}))
+            try:
+                ours, theirs = (
+                    weights_of(load(tmp_path / "model", device="cpu").net),
+                    weights_of(model.net),
+                )
+            except UserError as error:
+                messages.append(str(error))
+            else:
+                assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert len(messages) >= 4 * 3  # layers, widths and words
+    assert not any("\n" in message for message in messages)
