@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import heedful
-from commands import tiny
+from commands import tiny, tree
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
@@ -44,6 +44,25 @@ def test_saving_what_was_loaded_writes_the_same_files(model, folder, tmp_path):
     assert set(files) == {"config.json", "model.safetensors", "tokenizer.json"}
     for name, content in files.items():
         assert content == (folder / name).read_bytes()
+
+
+def test_saving_is_whole_or_nothing_and_replaces_models_alone(model, tmp_path, monkeypatch):
+    """By a path or its text: what stops halfway leaves the older model as it was."""
+    model.save(str(tmp_path / "a"))
+    before = tree(tmp_path)
+
+    def fails(*args, **keys):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("heedful.zoo.saved.save_file", fails)
+        for name in ("a", "new"):
+            with pytest.raises(UserError, match="No space left on device"):
+                model.save(tmp_path / name)
+    assert tree(tmp_path) == before
+    (tmp_path / "a" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds thesis\.tex"):
+        model.save(tmp_path / "a")
 
 
 def test_a_joint_tokenizer_is_one_and_two_are_two(model, tmp_path):

@@ -16,7 +16,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.generation_ids import generation_to_hf, read_generation_ids, read_options
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
-from heedful.files import MODEL_FILES, check_new, read_json, write_directory, write_json
+from heedful.files import MODEL_FILES, check_new, read_json, write_json
 from heedful.inference import (
     AnyModel,
     Classifier,
@@ -87,7 +87,7 @@ def import_hf(
             f"{directory}: a value of its JSON files is of no kind that it may have "
             f"({type(error).__name__}: {error}); it is damaged, or of a format that is not known"
         ) from error
-    write_directory(out, model.save)
+    model.save(out)
     for notice in notices:
         say(notice)
     return model

@@ -15,7 +15,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.engines.engine import Engine, Settings
 from heedful.engines.shortlist import Shortlist
 from heedful.errors import UserError
-from heedful.files import write_json
+from heedful.files import write_directory, write_json
 from heedful.inference.card import ModelCard
 from heedful.options import USUAL, TooLong
 
@@ -220,14 +220,22 @@ class SavedModel:
         if self.num_left_out <= _TOLD:
             logging.getLogger("heedful").warning(f"{reason}: left out")
 
-    def save(self, directory: Path) -> None:
-        """Write `config.json`, `model.safetensors` and the tokenizers; the weights come last."""
+    def save(self, directory: str | Path) -> None:
+        """Write `config.json`, `model.safetensors` and the tokenizers, all of them or nothing.
+
+        A model that is there is replaced. Raises UserError where the directory holds anything else,
+        or cannot be written.
+        """
         from heedful.zoo.names import weights_of
         from heedful.zoo.saved import WEIGHTS, save_tensors
 
         weights = weights_of(self.net)  # which opens the net, and so its Config
-        save_description(self, directory)
-        save_tensors(directory / WEIGHTS, weights)
+
+        def fill(beside: Path) -> None:
+            save_description(self, beside)
+            save_tensors(beside / WEIGHTS, weights)
+
+        write_directory(Path(directory), fill)
 
     def _or_error(self, tokenizer: Tokenizer | None) -> Tokenizer:
         if tokenizer is None:
