@@ -231,7 +231,7 @@ def test_plugins_that_load_each_other_run_once_and_own_what_they_register(data):
 def test_a_file_of_the_same_name_hides_no_shipped_plugin(first, tmp_path, monkeypatch):
     """In either order; each is loaded, and remembered apart."""
     own = tmp_path / "dates.py"
-    own.write_text("from heedful import plugins\nplugins.metric('of_days')(len)\n")
+    own.write_text("from heedful import plugins\nplugins.schedule('of_days')(len)\n")
     monkeypatch.delitem(sys.modules, "heedful.examples.dates", raising=False)
     with registered_here():
         for registry in (plugins.task._entries, plugins.task._plugins, plugins._loaded):
@@ -241,7 +241,7 @@ def test_a_file_of_the_same_name_hides_no_shipped_plugin(first, tmp_path, monkey
         for path in paths if first == "own" else paths[::-1]:
             plugins.load_plugin(path)
         assert plugins.task.plugin_of("dates") == "shipped:dates.py"
-        assert plugins.metric.plugin_of("of_days") == "dates.py"
+        assert plugins.schedule.plugin_of("of_days") == "dates.py"
 
 
 def test_an_installed_package_adds_its_own(tmp_path):
