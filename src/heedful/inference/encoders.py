@@ -1,5 +1,6 @@
 """Encoders opened for use: filling in masked words, naming a text's class, embedding texts."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.encoding import cut_pair
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.inference.model import SavedModel, Texts, in_batches
 from heedful.options import TooLong
@@ -27,7 +29,10 @@ class Filling:
 
 @dataclass(frozen=True)
 class Classification:
-    """A text's likeliest class, and how likely each one is."""
+    """A text's likeliest class, and how likely each one is.
+
+    A text that is left out has a blank label, and probabilities of NaN.
+    """
 
     label: str
     probability: float
@@ -49,9 +54,22 @@ class Encoder(SavedModel):
         """Ids of each text (and the one that goes with it), and which of the two each is of.
 
         A pair that is too long is cut as in training: the longer of the two gives way.
+
+        Raises:
+            UserError: an empty text; one that is too long, where `too_long` is "error".
         """
+        rows, types = self._encode_pairs(texts, others, too_long)
+        for number, row in enumerate(rows, 1):
+            if not row:
+                raise UserError(f"text {number} is empty")
+        self.check_lengths(rows, "text" if others is None else "pair", too_long)
+        return rows, types
+
+    def _encode_pairs(
+        self, texts: Texts, others: Sequence[str] | None, too_long: TooLong
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
         if others is None:
-            return self.encode(texts, too_long=too_long), None
+            return self.rows_of(texts, Tokenizer.add_special_tokens), None
         if len(others) != len(texts):
             raise UserError(f"{len(texts)} texts but {len(others)} to go with them")
         tokenizer, longest = self.tokenizer, self.config.max_length
@@ -68,7 +86,6 @@ class Encoder(SavedModel):
             after = len(second) + len(tokenizer.suffix_ids)
             # BERT counts the mark between the texts to the first, and RoBERTa has no types.
             types.append([0] * (len(rows[-1]) - after) + [1] * after)
-        self.check_lengths(rows, "pair", "error")
         return rows, types
 
 
@@ -89,6 +106,8 @@ class MaskedLanguageModel(Encoder):
 
         Masks are written `<mask>` or `[MASK]`. Each place is filled with the others still masked.
 
+        No places where the text is left out.
+
         Raises:
             UserError: no mask in the text; a text that is longer than the net allows.
         """
@@ -96,6 +115,8 @@ class MaskedLanguageModel(Encoder):
             raise UserError(f"top_k must be at least 1, not {top_k}")
         ids = self._masked_ids(text)
         self.check_lengths([ids], "text", too_long)
+        if not ids:
+            return []
         mask_id = self._mask_id()
         places = [place for place, token in enumerate(ids) if token == mask_id]
         if not places:
@@ -160,8 +181,9 @@ class Classifier(Encoder):
         found = []
         for row in _softmax(self.class_logits(texts, **options)):
             chances = dict(zip(self.labels, row.tolist(), strict=True))
-            label = self.labels[int(row.argmax())]
-            found.append(Classification(label, chances[label], chances))
+            is_left_out = bool(np.isnan(row).any())
+            label = "" if is_left_out else self.labels[int(row.argmax())]
+            found.append(Classification(label, chances.get(label, math.nan), chances))
         return found
 
     def class_logits(
@@ -173,23 +195,22 @@ class Classifier(Encoder):
         batch_tokens: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> NDArray[np.float32]:
-        """(N, C): what the head says of each text, in order.
+        """(N, C): what the head says of each text, in order; NaN for a text that is left out.
 
         Args:
             pairs: for each text the one that goes with it, for models trained on pairs.
             too_long: what to do with a text longer than the net allows.
         """
         rows, types = self.encode_pairs(texts, pairs, too_long)
-        for number, row in enumerate(rows, 1):
-            if not row:
-                raise UserError(f"text {number} is empty")
         runner = self.reader("logits")
 
         def logits(chosen: list[int]) -> list[np.ndarray]:
             kinds = None if types is None else [types[row] for row in chosen]
             return runner.logits([rows[row] for row in chosen], kinds)
 
-        return in_batches(runner, rows, len(self.labels), logits, batch_tokens, progress)
+        found = in_batches(runner, rows, len(self.labels), logits, batch_tokens, progress)
+        found[[not row for row in rows]] = np.nan
+        return found
 
 
 class Embedder(Encoder):

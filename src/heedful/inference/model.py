@@ -135,7 +135,7 @@ class SavedModel:
         """(N, D): a vector for each text, the mean of its tokens' states, or its first or last.
 
         Special tokens that the model expects around a text count as its tokens. Results do not
-        depend on what else is in `texts`.
+        depend on what else is in `texts`. An empty text, and one that is left out, has zeros.
 
         Raises:
             UserError: an unknown pooling; a text that is longer than the net allows.
