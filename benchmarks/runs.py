@@ -12,12 +12,13 @@ import sacrebleu
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
 from heedful.config import Recipe, changed_keys
+from heedful.data.prepared import cache_folder
 from heedful.evaluation.metrics import corpus_scores
-from heedful.files import read_json
 from heedful.inference import Translator, load, parameter_count
 from heedful.recipe_files import load_recipe
-from heedful.run import cache_folder, train
+from heedful.run import train
 from heedful.training.events import Evaluated, Listener, RunFinished, format_score, score_label
+from heedful.training.folder import facts_of_run
 from heedful.training.loggers import read_log
 from heedful.training.progress import ProgressBar
 from significance import NOTE, interval_text, p_text, significance
@@ -66,7 +67,8 @@ class Run:
     @property
     def data(self) -> Path:
         """The prepared data that it learnt from."""
-        name: str = read_json(self.directory / "data.json")["prepared"]
+        name = facts_of_run(self.directory).data
+        assert name is not None
         return cache_folder() / name
 
     def pairs(self, name: str) -> list[tuple[str, str]]:
@@ -75,8 +77,15 @@ class Run:
         return [(row["src"], row["tgt"]) for row in map(json.loads, lines)]
 
     def changes(self, name: str) -> list[str]:
-        """Where its recipe is not the shipped one; files of data and what `auto` became apart."""
-        apart = ("data.train.", "data.valid.", "data.test.", 'training.precision ("auto"')
+        """Where its recipe is not the shipped one; paths and what `auto` became apart."""
+        apart = (
+            "data.train.",
+            "data.valid.",
+            "data.test.",
+            "data.folder ",
+            "distillation.teacher ",
+        )
+        apart += ('training.precision ("auto"',)
         changed = changed_keys(load_recipe(name), self.recipe)
         return [line for line in changed if not line.startswith(apart)]
 

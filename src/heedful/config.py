@@ -67,6 +67,12 @@ class Files(Strict):
     label_field: FieldName = Field(None, description="of its label; null: the second, or `label`")
     pair_field: FieldName = Field(None, description="of a second text, for pairs; null: none")
 
+    def paths(self) -> list[str]:
+        """All files and folders that are named."""
+        named = (self.src, self.tgt, self.file, self.text)
+        lists = ([paths] if isinstance(paths, str) else paths or [] for paths in named)
+        return [path for paths in lists for path in paths]
+
 
 class Generated(Strict):
     """Sizes of the data that the tasks dates, copy, reverse and sort make themselves."""

@@ -5,6 +5,7 @@ nearest right one; a value of the wrong kind is an error that names its key. The
 saved with a run, so that the run can be repeated from its folder alone.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from heedful.config import MAY_CHANGE, Recipe
 from heedful.errors import UserError
 from heedful.files import read_text
 from heedful.nested_keys import keys_of, put
-from heedful.plugins import nearest
+from heedful.plugins import SHIPPED, nearest
 
 RECIPES = Path(__file__).parent / "recipes"
 _LARGEST = 4 << 20  # bytes of a recipe
@@ -121,6 +122,37 @@ def parse_recipe(
         key = key or message.split(" ")[0]  # a key that the task does not read
         own = any(key == each or key.startswith(f"{each}.") for each in overridden)
         raise UserError(f"{'--set' if own else where}: {message}") from None
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """The recipe with paths that mean the same files whatever the current folder is."""
+
+    def absolute(paths: Any) -> Any:
+        if isinstance(paths, list):
+            return [absolute(path) for path in paths]
+        if paths is None or paths.startswith(SHIPPED):
+            return paths
+        return os.path.abspath(paths)
+
+    def changed(section: BaseModel, *keys: str) -> Any:
+        values = {key: getattr(section, key) for key in keys}
+        update = {key: absolute(value) for key, value in values.items()}
+        # What is as it was stays unset where it is a default.
+        return section.model_copy(update={k: v for k, v in update.items() if v != values[k]})
+
+    data = recipe.data
+    names = [name for files in (data.train, data.valid, data.test) for name in files.paths()]
+    if any(not name.startswith(SHIPPED) and not os.path.isabs(name) for name in names):
+        data = data.model_copy(update={"folder": os.path.abspath(data.folder or "")})
+    sections = {
+        "data": data,
+        "tokenizer": changed(recipe.tokenizer, "path"),
+        "distillation": changed(recipe.distillation, "teacher", "more_teachers", "backward"),
+    }
+    update = {
+        name: section for name, section in sections.items() if section != getattr(recipe, name)
+    }
+    return changed(recipe, "plugins", "init_from").model_copy(update=update)
 
 
 def parse_yaml(text: str, where: str) -> Any:

@@ -5,21 +5,22 @@ so far) that also holds the whole recipe, the log, the checkpoints and, at the e
 report. Its data are prepared in a cache that runs share.
 """
 
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import heedful
 from heedful import plugins
 from heedful.config import MAY_CHANGE, Recipe, changed_keys
+from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
-from heedful.files import read_json, read_text, remove_unfinished, write_json, write_text
+from heedful.files import plain_name, read_text, remove_unfinished, write_text
 from heedful.inference import (
     SavedModel,
     Translator,
@@ -28,8 +29,7 @@ from heedful.inference import (
     parameter_count,
     save_description,
 )
-from heedful.inference.model import CONFIG
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.tasks.distillation import (
     Distilled,
     OtherTeachers,
@@ -40,14 +40,14 @@ from heedful.tasks.distillation import (
 )
 from heedful.tasks.epochs import Epochs
 from heedful.tasks.init_from import take_over
-from heedful.tasks.new_model import build, model_config, origin_of
+from heedful.tasks.new_model import build, model_config, opened_again, origin_of
 from heedful.tasks.rdrop import RDrop
 from heedful.tasks.task import Data, FinalScores, Say, Task
 from heedful.tasks.word_dropout import WordDropout
 from heedful.training.best import BestModel
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
-from heedful.training.folder import RunFolder
+from heedful.training.folder import MARKER, RunFolder, facts_of_run
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.precision import resolve_precision
 from heedful.training.report import write_report
@@ -57,8 +57,6 @@ from heedful.training.verdict import Expectations, general_verdicts
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
-CACHE = "HEEDFUL_CACHE"  # the variable that names the folder of prepared data
-DATA = "data.json"
 _SPLITS = {"test": "test text", "valid": "held-out text"}
 
 
@@ -111,6 +109,7 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
+    recipe = with_absolute_paths(recipe)
     out = Path(out)
     device = choose_device(recipe.training.device)
     with RunFolder(out, resume=resume) as folder:
@@ -139,44 +138,119 @@ def train(
     return Result(out, recipe.task, reason, scores)
 
 
-def cache_folder() -> Path:
-    """Where prepared data are kept: the variable HEEDFUL_CACHE, else the user's own cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(CACHE) or Path(home) / "heedful") / "data"
-
-
 def _opened(path: str | None, device: str) -> SavedModel | None:
     return None if path is None else load(path, device=device, engine="eager")
 
 
-def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool, say: Say) -> _Run:
-    """Everything up to the first step; what is wrong is told before the data are read."""
-    task: Task = plugins.task.get(recipe.task)(recipe)
-    task.check()
-    check_distillation(recipe, task.levels)
+@dataclass(frozen=True)
+class _Parts:
+    """Data and model of a run, and the teacher whose probabilities it learns from."""
+
+    data: Data
+    model: SavedModel
+    teacher: SavedModel | None
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the run's folder notes of the data, to open them again."""
+        outputs = self.data.outputs
+        return {
+            "data": self.data.directory.name,
+            "outputs": None if outputs is None else outputs.name,
+            "start_id": self.data.start_id,
+        }
+
+
+def _begin(task: Task, out: Path, device: torch.device, say: Say) -> _Parts:
+    """Data and model as a new run has them; errors of the recipe are raised before data are read.
+
+    Also for a run that goes on without a checkpoint, or whose prepared data are gone.
+    """
+    recipe = task.recipe
     source = _opened(recipe.init_from, "cpu")
     teacher = _opened(recipe.distillation.teacher, str(device))
     others = OtherTeachers.open(recipe.distillation, str(device))
     model_config(task, None, source, teacher)
-    wanted = recipe.training.precision
-    keeps_precision = resume and wanted == "auto"
-    precision = resolve_precision(folder.precision() if keeps_precision else wanted, device)
+    origin = origin_of(recipe.tokenizer.path, source, teacher)
+    data = task.prepare(cache_folder(), origin, say)
+    torch.manual_seed(recipe.training.seed)
+    model = build(task, data, source, teacher)
+    if source is not None:
+        take_over(model, source, say, str(recipe.init_from), out)
+    if teacher is not None:
+        ready_teacher(teacher, model, task, data)
+        if recipe.distillation.copy_layers:
+            begin_as_layers(model, teacher, say)
+        if recipe.distillation.level == "sequence":
+            assert isinstance(teacher, Translator)
+            data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
+            teacher = None
+    return _Parts(data, model, teacher)
+
+
+def _reopen(task: Task, out: Path, device: torch.device) -> _Parts | None:
+    """Data and model of a run with a checkpoint, from its folder and its prepared data alone.
+
+    None where the prepared data are gone.
+    """
+    recipe = task.recipe
+    facts = facts_of_run(out)
+    names = [plain_name(name, out / MARKER) for name in (facts.data, facts.outputs) if name]
+    directories = [cache_folder() / name for name in names]
+    if not directories or not all(path.is_dir() for path in directories):
+        return None
+    for path in directories:
+        check_prepared(path)
+    directory, *outputs = directories
+    data = task.open(directory, facts.start_id)
+    data = data.learning_from(outputs[0] if outputs else None)
+    model = opened_again(out, data)
+    teacher = None
+    if recipe.distillation.level == "word":
+        teacher = _opened(recipe.distillation.teacher, str(device))
+    if teacher is not None:
+        ready_teacher(teacher, model, task, data)
+    return _Parts(data, model, teacher)
+
+
+def _begin_again(task: Task, out: Path, device: torch.device, say: Say) -> _Parts:
+    """As `_begin`, where a run's prepared data are gone; they must become the same."""
+    problem = f"cannot resume {out}: its prepared data are gone from {cache_folder()}"
+    say(f"preparing the data of {out} again, which are gone from {cache_folder()}")
+    try:
+        parts = _begin(task, out, device, say)
+    except UserError as error:
+        raise UserError(f"{problem} and cannot be made again: {error}") from None
+    facts = facts_of_run(out)
+    if parts.names != {key: getattr(facts, key) for key in parts.names}:
+        raise UserError(
+            f"{problem}, and the files that they were made of have changed; bring the old files "
+            "back, or start a new run"
+        )
+    return parts
+
+
+def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool, say: Say) -> _Run:
+    """Everything up to the first step."""
+    task: Task = plugins.task.get(recipe.task)(recipe)
+    task.check()
+    check_distillation(recipe, task.levels)
     schedule = recipe.training.schedule
     make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
-    origin = origin_of(recipe.tokenizer.path, source, teacher)
-    out = folder.path
+    out, wanted = folder.path, str(recipe.training.precision)
+    if resume and wanted == "auto":
+        wanted = facts_of_run(out).precision
+    precision = resolve_precision(wanted, device)
     _open_folder(recipe, folder, precision, resume)
-    say_new: Say = (lambda line: None) if resume else say
-    data = task.prepare(cache_folder(), origin, say_new)
-    _remember_data(data, out, resume)
-    torch.manual_seed(recipe.training.seed)
-    model = _new_model(task, data, source, teacher, out, say_new)
-    if teacher is not None and recipe.distillation.level == "sequence":
-        assert isinstance(teacher, Translator)
-        data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
+    has_checkpoint = resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None
+    if has_checkpoint:
+        parts = _reopen(task, out, device) or _begin_again(task, out, device, say)
+    else:
+        parts = _begin(task, out, device, say)
+        save_description(parts.model, out)
+        folder.note(**parts.names)
+    data, model, teacher = parts.data, parts.model, parts.teacher
     model.net.to(device)
-    if not (resume and (out / CONFIG).is_file()):
-        save_description(model, out)
     epochs = Epochs(task, data)
     first = epochs.plan(0)  # an example above the batch's limit is told now
     steps = total_steps(recipe.training, len(first))
@@ -207,26 +281,6 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
     return _Run(task, data, model, trainer, best, resumed_from, steps, entropy)
 
 
-def _new_model(
-    task: Task,
-    data: Data,
-    source: SavedModel | None,
-    teacher: SavedModel | None,
-    out: Path,
-    say: Say,
-) -> SavedModel:
-    """The run's model with the weights that its training begins with."""
-    recipe, model = task.recipe, build(task, data, source, teacher)
-    if source is not None:
-        # Also where a run goes on: it may have been stopped before its first checkpoint.
-        take_over(model, source, say, str(recipe.init_from), out)
-    if teacher is not None:
-        ready_teacher(teacher, model, task, data)
-        if recipe.distillation.copy_layers:
-            begin_as_layers(model, teacher, say)
-    return model
-
-
 def _keep_best(best: BestModel, trainer: Trainer) -> None:
     """Store the net's weights, which are the best so far, or the first before any evaluation."""
     step = trainer.state.step
@@ -248,7 +302,7 @@ def _objective(
     objective: Objective = partial(task.loss, label_smoothing=smoothing)
     if settings.r_drop:
         objective = RDrop(settings.r_drop, smoothing)
-    if teacher is not None and distillation.level == "word":
+    if teacher is not None:
         objective = Distilled(distillation, teacher.net, smoothing)
     if settings.word_dropout:
         objective = WordDropout(objective, data.tokenizers, settings.word_dropout, device)
@@ -324,18 +378,6 @@ def _save_recipe(recipe: Recipe, path: Path) -> None:
                 "--out, or move it away"
             )
     write_text(path, recipe.to_yaml())
-
-
-def _remember_data(data: Data, out: Path, resume: bool) -> None:
-    """Write down which prepared data a run has; one that goes on must have the same."""
-    path, now = out / DATA, {"prepared": data.directory.name}
-    if resume and path.is_file() and read_json(path) != now:
-        raise UserError(
-            f"cannot resume {out}: its data files, or heedful itself, have changed since it began; "
-            "bring the old ones back, or start a new run"
-        )
-    if not path.is_file():
-        write_json(path, now)
 
 
 def _choose_final(run: _Run) -> str:

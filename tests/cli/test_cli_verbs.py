@@ -472,7 +472,7 @@ def test_distill_is_training_with_a_teacher(commands, tmp_path):
     shown = commands.run("distill", "2024", recipe, "--out", tmp_path / "small", cwd=tmp_path)
     assert "small learns from 2024: its probabilities of each token" in shown.out
     assert shown.code == 0, shown.err
-    assert "teacher: '2024'" in (tmp_path / "small" / "recipe.yaml").read_text()
+    assert f"teacher: {tmp_path / '2024'}\n" in (tmp_path / "small" / "recipe.yaml").read_text()
 
 
 def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_path):

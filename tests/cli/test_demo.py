@@ -1,5 +1,6 @@
 """`heedful demo`: trains, goes on, or only shows; and answers what is typed."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_a_finished_run_is_only_shown(finished: Path) -> None:
 def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
-    (out / "run.json").write_text("{}")
+    facts = {"heedful": "0.1.0", "precision": "fp32"}
+    (out / "run.json").write_text(json.dumps(facts))
     (out / "recipe.yaml").write_text(load_recipe("dates", SHORT).to_yaml(), encoding="utf-8")
     shown = run_demo(out)
     assert "Going on" in shown

@@ -17,12 +17,13 @@ from decoder_parity import DecoderCase
 from encoder_parity import EncoderCase
 from heedful.data.columns import open_columns
 from heedful.data.hf_tokenizers import write_tokenizer
+from heedful.data.prepared import cache_folder
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
 from heedful.inference import GenerationIds, load
 from heedful.recipe_files import parse_recipe
-from heedful.run import cache_folder, train
+from heedful.run import train
 from hf_parity import assert_same_net, changed, random_hf
 from parity_cases import CASES
 from seq2seq_parity import Seq2SeqCase
@@ -178,7 +179,7 @@ def test_a_model_goes_on_learning_pairs_in_the_form_that_it_knows(
         "evaluation": {"decode_sentences": 0},
     }
     train(parse_recipe(content), tmp_path / "run")
-    name = json.loads((tmp_path / "run/data.json").read_text())["prepared"]
+    name = json.loads((tmp_path / "run/run.json").read_text())["data"]
     columns = open_columns(cache_folder() / name / "train")
     sources, targets = columns.sequences("src"), columns.sequences("tgt")
     for row, (src, tgt) in enumerate(pairs):

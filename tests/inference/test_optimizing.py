@@ -219,5 +219,5 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     strict = commands.run(*asked, "--tolerance", 0)
     assert strict.code == 0
     assert ("a shortlist" in strict.out) is (heedful.load(model).shortlist is None)
-    (model / "data.json").unlink(missing_ok=True)
+    (model / "run.json").unlink(missing_ok=True)
     assert_refused(commands.run(*asked), "remembers no")

@@ -86,7 +86,7 @@ def test_of_a_killed_start_only_files_of_the_run_are_removed(commands, recipe, t
     out = tmp_path / "run"
     kill = {"call": "replace", "path": r"run/config\.json$", "when": "after", "nth": 1}
     assert commands.train(recipe, out, kill=kill).signal == 9
-    assert {MARKER, "recipe.yaml", "data.json", "config.json"} <= tree(out).keys()
+    assert {MARKER, "recipe.yaml", "config.json"} <= tree(out).keys()
     (out / "recipe.yaml").write_text("# mine\n" + (out / "recipe.yaml").read_text())
     (out / "checkpoints").mkdir()
     (out / "tensorboard").mkdir()

@@ -2,14 +2,17 @@
 
 import json
 import random
+import shutil
 
 import pytest
 import torch
 import yaml
 
 from commands import assert_refused, assert_same_checkpoints, tree, write_recipe
+from heedful.data.prepared import cache_folder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
+from heedful.training.folder import facts_of_run
 from heedful.training.loggers import read_log
 from heedful.zoo.saved import WEIGHTS, load_tensors, step_of
 
@@ -111,6 +114,8 @@ def at(call, path, when, nth=1):
 # Sessions of one run, each killed at its point: (call, what it works on, when, the nth of them).
 POINTS = {
     "data preparation": [
+        at("replace", r"run/run\.json$", "before"),
+        at("replace", r"run/run\.json$", "after"),
         at("replace", r"run/recipe\.yaml$", "before"),
         at("replace", r"run/recipe\.yaml$", "after"),
         at("replace", r"/train/\w+\.json$", "before"),
@@ -119,8 +124,8 @@ POINTS = {
         at("replace", r"/src\.json$", "after"),
         at("replace", r"/data/[0-9a-f]+$", "before"),
         at("replace", r"/data/[0-9a-f]+$", "after"),
-        at("replace", r"run/data\.json$", "before"),
         at("replace", r"run/config\.json$", "before"),
+        at("replace", r"run/run\.json$", "after"),
     ],
     "checkpoint": [
         at("save_file", r"\.step-.*/\.model\.safetensors", "before"),
@@ -254,6 +259,57 @@ def test_a_finished_run_goes_on_to_a_later_end_as_if_it_had_never_ended(commands
     whole, parts = (load_tensors(tmp_path / out / LAST / WEIGHTS) for out in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.fixture
+def moved(commands, tmp_path):
+    """A run of relative paths that was interrupted, whose corpus and first model are gone since."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for side in ("en", "de"):
+        (work / f"a.{side}").write_text("".join(f"w{n % 7} w{n % 5}\n" for n in range(60)))
+    pairs = {"train": {"src": "a.en", "tgt": "a.de"}, "hold_out": 6, "max_length": 12}
+    keys = {"task": "translation", "data": pairs, "training__max_steps": 6}
+    write_recipe(work / "first.json", **keys)
+    write_recipe(work / "second.json", init_from="first", **keys)
+    for line, kill in (
+        ("first.json --out first", None),
+        ("second.json --out whole", None),
+        ("second.json --out run", {"interrupt_at": 4}),
+    ):
+        ended = commands.run("train", *line.split(), "--quiet", cwd=work, kill=kill)
+        assert ended.code == (130 if kill else 0), ended.err
+    return work
+
+
+def test_a_run_goes_on_from_any_folder_without_its_raw_text(commands, moved, tmp_path):
+    for name in ("a.en", "a.de", "first", "second.json"):
+        (moved / name).rename(tmp_path / name)
+    ended = commands.run("train", moved / "run", "--resume", "--quiet", cwd=tmp_path / "first")
+    assert ended.code == 0, ended.err
+    assert_same_files(moved / "run", moved / "whole", ("model.safetensors", "scores.json"))
+    assert_same_checkpoints(moved / "run", moved / "whole")
+
+
+def test_prepared_data_that_are_gone_are_prepared_again_from_any_folder(commands, moved, tmp_path):
+    name = facts_of_run(moved / "run").data
+    shutil.rmtree(cache_folder() / name)
+    text = (moved / "a.en").read_text()
+    before = tree(moved / "run")
+    (moved / "a.en").write_text(text + "more\n")
+    (moved / "a.de").write_text(text + "more\n")
+    refused = commands.run("train", moved / "run", "--resume", "--quiet", cwd=tmp_path)
+    assert_refused(refused, "its prepared data are gone", "have changed")
+    (moved / "a.en").unlink()
+    refused = commands.run("train", moved / "run", "--resume", "--quiet", cwd=tmp_path)
+    assert_refused(refused, "its prepared data are gone", "cannot be made again", "a.en")
+    assert tree(moved / "run") == before
+    for side in ("en", "de"):
+        (moved / f"a.{side}").write_text(text)
+    ended = commands.run("train", moved / "run", "--resume", "--quiet", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert_same_files(moved / "run", moved / "whole", ("model.safetensors", "scores.json"))
+    assert_same_checkpoints(moved / "run", moved / "whole")
 
 
 def test_resume_where_nothing_is(commands, tmp_path):

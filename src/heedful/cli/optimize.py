@@ -123,14 +123,15 @@ def _training_pairs(model: Path) -> list[tuple[Any, Any]]:
 
 def _prepared(model: Path, name: str, remedy: str) -> Path:
     """A part of the data that were prepared for a model's run; raises UserError if it is gone."""
-    from heedful.files import plain_name, read_json
-    from heedful.run import DATA, cache_folder
+    from heedful.data.prepared import cache_folder
+    from heedful.files import plain_name
+    from heedful.training.folder import MARKER, facts_of_run, is_run
 
-    path = model / DATA  # names their folder
-    if path.is_file():
-        found = cache_folder() / plain_name(read_json(path).get("prepared"), path) / name
-        if found.exists():
-            return found
+    data = facts_of_run(model).data if is_run(model) else None
+    if data is not None:
+        path = cache_folder() / plain_name(data, model / MARKER) / name
+        if path.exists():
+            return path
     raise UserError(f"{model} remembers no {remedy}")
 
 

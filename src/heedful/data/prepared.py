@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,14 @@ from heedful.files import open_bytes, read_json, told, write_directory, write_js
 
 _FORMAT = 1  # goes up when anything that is stored changes its meaning
 _MANIFEST = "prepared.json"  # digests of the files beside it, and the key that they were made for
+
+_VARIABLE = "HEEDFUL_CACHE"  # names the folder of the cache
+
+
+def cache_folder() -> Path:
+    """The folder of prepared data: in HEEDFUL_CACHE, by default in the user's own cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(_VARIABLE) or Path(home) / "heedful") / "data"
 
 
 def content_key(paths: Sequence[Path]) -> list[str]:
@@ -56,12 +65,12 @@ def prepared(directory: Path, key: Mapping[str, Any], prepare: Callable[[Path], 
             if not path.is_dir():  # else another process was faster
                 write_directory(path, fill)
                 return path
-    _check(path)
+    check_prepared(path)
     return path
 
 
-def _check(path: Path) -> None:
-    """Refuse a folder whose files are not those that were written."""
+def check_prepared(path: Path) -> None:
+    """Refuse a prepared folder whose files are not those that were written; raises UserError."""
     manifest = read_json(path / _MANIFEST) if (path / _MANIFEST).is_file() else {}
     digests = manifest.get("files", {}) if isinstance(manifest, dict) else {}
     now = set(_files(path)) - {_MANIFEST}

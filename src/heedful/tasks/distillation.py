@@ -10,7 +10,7 @@ translate back (Sennrich et al. 2016).
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from heedful.config import Distillation, Recipe
 from heedful.data.collate import Batch
-from heedful.data.columns import Columns, Report, open_columns, pack_ids, write_columns
+from heedful.data.columns import Columns, Report, pack_ids, write_columns
 from heedful.data.prepared import content_key, prepared
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -238,10 +238,11 @@ def sequence_distillation(
         report = Report(total, len(kept), noun="pairs")
         write_columns(directory / "train", Columns({"src": src, "tgt": tgt}, report))
 
-    columns = open_columns(prepared(cache, key, fill) / "train")
-    if len(columns) < total:
-        say(f"           {total - len(columns):,} left out: too long, or without an end")
-    return replace(data, splits=data.splits | {"train": columns})
+    data = data.learning_from(prepared(cache, key, fill))
+    kept = len(data.splits["train"])
+    if kept < total:
+        say(f"           {total - kept:,} left out: too long, or without an end")
+    return data
 
 
 def _pairs(

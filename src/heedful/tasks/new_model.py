@@ -8,7 +8,9 @@ from heedful import plugins
 from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
-from heedful.inference import SavedModel, Translator, open_net
+from heedful.files import read_object
+from heedful.inference import ModelCard, SavedModel, Translator, open_net
+from heedful.inference.model import CONFIG
 from heedful.tasks.init_from import VOCABULARIES
 from heedful.tasks.task import Data, Origin, Task
 from heedful.zoo import architecture
@@ -55,6 +57,15 @@ def build(
     plugin = plugins.architecture.plugin_of(name)
     if plugin is not None:
         card = replace(card, plugins=(plugin,))
+    return open_net(net, config, card, *data.tokenizers)
+
+
+def opened_again(directory: Path, data: Data) -> SavedModel:
+    """The model of a run's folder, with weights yet to be set from a checkpoint."""
+    content = read_object(directory / CONFIG)
+    card = ModelCard.from_dict(content)
+    config = make_config(card.architecture, content["model"], str(directory / CONFIG))
+    net = drawn_net(card.architecture, config)
     return open_net(net, config, card, *data.tokenizers)
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_args
@@ -71,12 +71,25 @@ class Origin:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run learns from and is judged by: columns of ids, opened from a prepared folder."""
+    """Examples of a run: columns of ids, opened from a prepared folder.
+
+    Attributes:
+        start_id: what a decoder of two stacks reads first.
+        outputs: the prepared folder of a teacher's outputs, where `train` is made of these.
+    """
 
     directory: Path
     tokenizers: tuple[Tokenizer, Tokenizer]
     splits: dict[str, Columns]
     start_id: int
+    outputs: Path | None = None
+
+    def learning_from(self, outputs: Path | None) -> "Data":
+        """The data with another `train`, where one is prepared in the folder `outputs`."""
+        if outputs is None:
+            return self
+        train = open_columns(outputs / "train")
+        return replace(self, splits=self.splits | {"train": train}, outputs=outputs)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -250,7 +263,7 @@ class Task(ABC):
                 if side == "src" or tokenizer is not tokenizers[0]:
                     tokenizer.save(directory / f"{side}.json")
 
-        data = self.open(prepared(cache, self.key(origin), fill), origin)
+        data = self.open(prepared(cache, self.key(origin), fill), origin.start_id)
         for name, summary in read_json(data.directory / "read.json").items():
             say(f"{'data.' + name:<10} {summary}")
         src, tgt = data.tokenizers
@@ -260,16 +273,15 @@ class Task(ABC):
             say(f"{name:<10} {columns.report.summary()}")
         return data
 
-    def open(self, directory: Path, origin: Origin) -> Data:
-        """Open what `prepare` made."""
+    def open(self, directory: Path, start_id: int | None) -> Data:
+        """Open the folder that `prepare` made; `start_id` as of `Origin`."""
         src = Tokenizer.load(directory / "src.json")
         other = directory / "tgt.json"
         tgt = Tokenizer.load(other) if other.is_file() else src
         splits = {
             name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
         }
-        start_id = tgt.bos_id if origin.start_id is None else origin.start_id
-        return Data(directory, (src, tgt), splits, start_id)
+        return Data(directory, (src, tgt), splits, tgt.bos_id if start_id is None else start_id)
 
     def count(self, data: Data, split: str) -> int:
         """How many examples a split has."""

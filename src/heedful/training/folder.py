@@ -3,10 +3,12 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
 
 from filelock import FileLock, Timeout
+from pydantic import Field, TypeAdapter, ValidationError
 
 import heedful
 from heedful.errors import UserError
@@ -23,7 +25,6 @@ _OWN = (
     "tokenizer.json",
     "tokenizer.src.json",
     "tokenizer.tgt.json",
-    "data.json",
     "init_from.json",
     "log.jsonl",
     WEIGHTS,
@@ -37,6 +38,34 @@ _SUBFOLDERS = ("checkpoints", "tensorboard")  # removed where they are empty
 def is_run(path: Path) -> bool:
     """Whether a run made this folder."""
     return (path / MARKER).is_file()
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts that a run notes in its folder, to go on from them.
+
+    Attributes:
+        heedful: the version that began it.
+        precision: of its steps, `auto` resolved.
+        data: the name of the folder of its prepared data.
+        outputs: the name of the folder of a teacher's outputs, where it learns from these.
+        start_id: what a decoder of two stacks reads first.
+    """
+
+    heedful: str
+    precision: str
+    data: str | None = None
+    outputs: str | None = None
+    start_id: Annotated[int, Field(ge=0)] | None = None
+
+
+def facts_of_run(path: Path) -> RunFacts:
+    """The facts of the run in a folder; raises UserError where they are missing or damaged."""
+    try:
+        return TypeAdapter(RunFacts).validate_python(read_object(path / MARKER))
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(f"{path / MARKER} is damaged ({key}); start a new run") from None
 
 
 class RunFolder:
@@ -108,10 +137,6 @@ class RunFolder:
             self._remove(self._own() - self._before)
             raise
 
-    def precision(self) -> str:
-        """The precision that the run in the folder began with."""
-        return str(read_object(self.path / MARKER).get("precision", "auto"))
-
     def claim(self, precision: str) -> None:
         """Mark the folder as that of a new run, of which `auto` precision was resolved so.
 
@@ -127,7 +152,12 @@ class RunFolder:
                 f"{self.path} already holds a run; go on with --resume, or give another --out"
             )
         self._remove(self._own() - {self.path / "recipe.yaml", self.path / MARKER})
-        write_json(self.path / MARKER, {"heedful": heedful.__version__, "precision": precision})
+        facts = RunFacts(heedful.__version__, precision)
+        write_json(self.path / MARKER, asdict(facts))
+
+    def note(self, **facts: Any) -> None:
+        """Write down some fields of the run's `RunFacts`."""
+        write_json(self.path / MARKER, asdict(replace(facts_of_run(self.path), **facts)))
 
     def _own(self) -> set[Path]:
         return {path for pattern in _OWN for path in self.path.glob(pattern)}
