@@ -42,7 +42,8 @@ from heedful.tasks.epochs import Epochs
 from heedful.tasks.init_from import take_over
 from heedful.tasks.new_model import build, model_config, opened_again, origin_of
 from heedful.tasks.rdrop import RDrop
-from heedful.tasks.task import Data, FinalScores, Say, Task
+from heedful.tasks.run_data import Data
+from heedful.tasks.task import FinalScores, Say, Task
 from heedful.tasks.word_dropout import WordDropout
 from heedful.training.best import BestModel
 from heedful.training.checkpoint import Checkpoints, average_weights

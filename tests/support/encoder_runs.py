@@ -18,7 +18,7 @@ from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import Distilled
 from heedful.tasks.rdrop import RDrop
-from heedful.tasks.task import Origin
+from heedful.tasks.run_data import Origin
 from heedful.training.events import Event, StepDone
 from heedful.training.trainer import TrainStep
 from heedful.zoo import architecture

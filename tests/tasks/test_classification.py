@@ -17,7 +17,7 @@ from heedful.errors import UserError
 from heedful.inference import Classifier
 from heedful.run import train
 from heedful.tasks.classification import labels_of
-from heedful.tasks.task import Origin
+from heedful.tasks.run_data import Origin
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
 

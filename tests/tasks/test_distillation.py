@@ -28,7 +28,7 @@ from heedful.tasks.distillation import (
     sequence_distillation,
     soft_target_loss,
 )
-from heedful.tasks.task import Origin
+from heedful.tasks.run_data import Origin
 from heedful.zoo import bert, vaswani2017
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import load_tensors

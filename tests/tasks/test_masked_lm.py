@@ -18,7 +18,7 @@ from heedful.errors import UserError
 from heedful.inference import MaskedLanguageModel, ModelCard, open_net
 from heedful.run import train
 from heedful.tasks.masked_lm import Masking, masked_batch
-from heedful.tasks.task import PlannedRows
+from heedful.tasks.run_data import PlannedRows
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
 

@@ -31,7 +31,8 @@ from heedful.tasks.inputs import (
     read_labelled,
     training_plan,
 )
-from heedful.tasks.task import Data, EncoderTask, FinalScores, Origin, Say
+from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.task import EncoderTask, FinalScores, Say
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

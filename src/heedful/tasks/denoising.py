@@ -29,14 +29,8 @@ from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import training_plan
 from heedful.tasks.masked_lm import example_rng, shown
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.task import (
-    HELD_OUT_SEED,
-    Data,
-    FinalScores,
-    PlannedRows,
-    SeqToSeqTask,
-    TextTask,
-)
+from heedful.tasks.run_data import Data, PlannedRows
+from heedful.tasks.task import HELD_OUT_SEED, FinalScores, SeqToSeqTask, TextTask
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

@@ -35,7 +35,8 @@ from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.progress import work
 from heedful.tasks.classification import Classification
 from heedful.tasks.inputs import listed
-from heedful.tasks.task import Data, Say, Task
+from heedful.tasks.run_data import Data
+from heedful.tasks.task import Say, Task
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 

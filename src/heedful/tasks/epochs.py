@@ -6,7 +6,8 @@ from typing import Any
 
 from heedful.data.collate import Batch
 from heedful.data.subwords import SubwordSampler
-from heedful.tasks.task import Data, Task
+from heedful.tasks.run_data import Data
+from heedful.tasks.task import Task
 
 
 class Epochs:

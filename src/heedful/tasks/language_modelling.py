@@ -19,7 +19,8 @@ from heedful.files import write_text
 from heedful.inference import GenerationIds, LanguageModel, ModelCard
 from heedful.inference.scoring import window_sums
 from heedful.parts.losses import LossSum
-from heedful.tasks.task import Data, FinalScores, Keys, Origin, TextTask
+from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.task import FinalScores, Keys, TextTask
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

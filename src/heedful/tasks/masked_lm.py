@@ -24,15 +24,8 @@ from heedful.inference import MaskedLanguageModel
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.tasks.inputs import training_plan
-from heedful.tasks.task import (
-    HELD_OUT_SEED,
-    Data,
-    EncoderTask,
-    FinalScores,
-    Keys,
-    PlannedRows,
-    TextTask,
-)
+from heedful.tasks.run_data import Data, PlannedRows
+from heedful.tasks.task import HELD_OUT_SEED, EncoderTask, FinalScores, Keys, TextTask
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 

@@ -12,7 +12,8 @@ from heedful.files import read_object
 from heedful.inference import ModelCard, SavedModel, Translator, open_net
 from heedful.inference.model import CONFIG
 from heedful.tasks.init_from import VOCABULARIES
-from heedful.tasks.task import Data, Origin, Task
+from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.task import Task
 from heedful.zoo import architecture
 from heedful.zoo.saved import drawn_net, make_config
 

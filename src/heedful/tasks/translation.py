@@ -27,7 +27,8 @@ from heedful.tasks.inputs import (
     make_tokenizer,
     training_plan,
 )
-from heedful.tasks.task import Data, FinalScores, Origin, SeqToSeqTask
+from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.task import FinalScores, SeqToSeqTask
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
