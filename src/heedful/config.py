@@ -94,7 +94,9 @@ class Data(Strict):
     )
     train: Files = Field(default_factory=Files, description="what is learnt from")
     valid: Files = Field(
-        default_factory=Files, description="held out; without it, some of train are"
+        default_factory=Files,
+        description="held out; without it, some of train are; examples of train that are held out "
+        "too are dropped and counted, but for texts of whole files",
     )
     test: Files = Field(
         default_factory=Files, description="scored at the end; without it, valid is"

@@ -405,6 +405,7 @@ def _facts(run: _Run, device: torch.device, command: str) -> dict[str, str]:
     return {
         "command": command,
         "parameters": f"{parameter_count(run.model.net):,}",
+        "training data": run.data.splits["train"].report.summary(),
         "heedful": heedful.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -40,6 +40,7 @@ TEACHERS = {  # runs that recipes learn from
     "distil-classification": {"teacher": "classification"},
     "multi30k-tiny": {"teacher": "multi30k-there", "backward": "multi30k-back"},
 }
+PAIR = ("src", "tgt")
 DECODED = {"evaluation.decode_sentences": 3, "evaluation.final_beam_size": 2}
 
 
@@ -129,11 +130,15 @@ def small(name, folder):
     lines = [f"the {c} {a} sees a {b} ." for c in colours for a in animals for b in animals]
     texts = {"src": lines, "tgt": [line[::-1] for line in lines], "text": lines}
     texts["file"] = [f"{line}\t{'far' if 'dog' in line else 'near'}" for line in lines]
-    suffix = {"file": ".tsv"}
-    for key, content in texts.items():
-        path = folder / f"{key}{suffix.get(key, '.txt')}"
-        path.write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
-        texts[key] = path
+    held_out = {
+        side: [line.replace("dog", "fox").replace("god", "xof") for line in texts[side]]
+        for side in PAIR
+    }
+    for name, files in (("", texts), ("held_out_", held_out)):
+        for key, content in files.items():
+            path = folder / f"{name}{key}{'.tsv' if key == 'file' else '.txt'}"
+            path.write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
+            files[key] = path
     if task == "classification":
         return changes | {"data.train.file": texts["file"], "data.hold_out": 10}
     if task != "translation":
@@ -141,6 +146,7 @@ def small(name, folder):
     for split in ("train", "valid", "test"):
         if split == "train" or recipe.data.model_dump()[split]["src"] is not None:
             changes |= {f"data.{split}.{side}": texts[side] for side in ("src", "tgt")}
+            texts = held_out
     return changes | DECODED | {"data.hold_out": 5}
 
 

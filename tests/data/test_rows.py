@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.cli import lines as cli_lines
-from heedful.data.rows import Rows, hold_out, read_lines, read_rows, split_tail
+from heedful.data.rows import Rows, drop_held_out, hold_out, read_lines, read_rows, split_tail
 from heedful.errors import UserError
 from heedful.tasks.classification import label_ids, label_names
 
@@ -345,3 +345,24 @@ def test_tails_of_small_texts() -> None:
     for fraction, side in ((0.1, "hold out"), (0.9, "train on")):
         with pytest.raises(UserError, match=f"leaves none to {side}"):
             tail(["0123456789"], fraction, "line")
+
+
+TEXTS = st.lists(st.tuples(st.sampled_from("abc\0"), st.sampled_from(["", "a", "b", '", "'])))
+
+
+@given(train=TEXTS, valid=TEXTS, test=TEXTS)
+def test_rows_that_are_held_out_too_are_dropped_from_training_and_counted(
+    train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]]
+) -> None:
+    def rows(pairs: list[tuple[str, str]]) -> Rows:
+        return Rows({"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]})
+
+    wanted = [pair for pair in train if pair not in {*valid, *test}]
+    if train and not wanted:
+        with pytest.raises(UserError, match="none is left to train on"):
+            drop_held_out(rows(train), [rows(valid), rows(test)])
+        return
+    kept = drop_held_out(rows(train), [rows(valid), rows(test)])
+    assert [*zip(kept["src"], kept["tgt"], strict=True)] == wanted
+    assert (kept.report.num_lines, kept.report.num_kept) == (len(train), len(wanted))
+    assert kept.report.num_held_out == len(train) - len(wanted)

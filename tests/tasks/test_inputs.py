@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from encoder_runs import Ready, recipe_of
+from commands import tiny
+from encoder_runs import Ready, recipe_of, write
 from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.recipe_files import RECIPES, parse_recipe
@@ -43,3 +44,58 @@ def test_whole_paths_and_shipped_files_are_in_no_folder():
         }
     )
     assert split_files(recipe)["train"].text == ["/a/b", str(RECIPES / "rhyme.txt"), "there/c"]
+
+
+TWICE = ["red dog sees", "old cat sees the cow", "big cow sees"]  # held out, and in training too
+
+
+@pytest.mark.parametrize(
+    "task", ["translation", "language_modelling", "masked_lm", "denoising", "classification"]
+)
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_what_is_held_out_is_not_learnt_from(task, split, tmp_path):
+    content = recipe_of(task, tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
+    files = {key: Path(path) for key, path in content["data"]["train"].items()}
+    content["data"].pop("hold_out", None)
+    for name, texts in {"valid": ["the cow sees the cow"], split: TWICE}.items():
+        content["data"][name] = {}
+        for key, path in files.items():
+            end = "\tx" if key == "file" else ""
+            lines = [text[::-1] if key == "tgt" else f"{text}{end}" for text in texts]
+            content["data"][name][key] = write(tmp_path / f"{name}-{path.name}", lines)
+            if name == split:
+                write(path, [*lines, *lines, *path.read_text().splitlines()])
+    run = Ready(parse_recipe(content), tmp_path / "data")
+    columns = run.data.splits["train"]
+    assert columns.report.num_held_out == 2 * len(TWICE)
+    assert "6 dropped as also held out" in "\n".join(run.said)
+    name = next(iter(columns.columns))
+    texts = {run.tokenizer.decode(ids.tolist()) for ids in columns.sequences(name)}
+    assert texts.isdisjoint(TWICE)
+
+
+def test_a_text_with_another_label_or_target_is_another_example(tmp_path):
+    recipe = recipe_of("classification", tmp_path)
+    content = recipe.model_dump(exclude_unset=True)
+    del content["data"]["hold_out"]
+    path = Path(content["data"]["train"]["file"])
+    first = path.read_text().splitlines()[0]
+    text, _, label = first.partition("\t")
+    other = {"x": "y", "y": "x"}[label]
+    content["data"]["valid"] = {"file": write(tmp_path / "held.tsv", [f"{text}\t{other}"])}
+    run = Ready(parse_recipe(content), tmp_path / "data")
+    assert run.data.splits["train"].report.num_held_out == 0
+
+
+def test_a_run_whose_training_text_is_all_held_out_is_refused(tmp_path):
+    recipe = recipe_of("masked_lm", tmp_path)
+    content = recipe.model_dump(exclude_unset=True)
+    content["data"]["valid"] = content["data"]["train"]
+    with pytest.raises(UserError, match=r"each of the 80 texts of data\.train also stands in"):
+        Ready(parse_recipe(content), tmp_path / "data")
+
+
+@pytest.mark.parametrize("task", ["copy", "reverse", "sort"])
+def test_generated_training_data_have_no_held_out_example(task, tmp_path):
+    run = Ready(parse_recipe(tiny(task=task)), tmp_path / "data")
+    assert run.data.splits["train"].report.num_held_out == 0

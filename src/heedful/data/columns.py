@@ -79,6 +79,7 @@ class Report:
     num_empty: int = 0  # rows left out because a column was empty or wholly unknown
     num_dropped: int = 0  # over-long
     num_truncated: int = 0  # over-long
+    num_held_out: int = 0  # left out of the training text because they are held out too
     noun: str = "texts"
     empty: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Counts] = field(default_factory=dict)
@@ -92,6 +93,8 @@ class Report:
             parts.append(f"{self.num_empty:,} dropped as empty{told}")
         if self.num_dropped:
             parts.append(f"{self.num_dropped:,} dropped as too long")
+        if self.num_held_out:
+            parts.append(f"{self.num_held_out:,} dropped as also held out")
         if self.num_truncated:
             parts.append(f"{self.num_truncated:,} cut to the longest allowed")
         if any(counts.tokens for counts in self.counts.values()):

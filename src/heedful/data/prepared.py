@@ -13,7 +13,7 @@ from heedful.data.tables import table_files
 from heedful.errors import UserError
 from heedful.files import open_bytes, read_json, told, write_directory, write_json
 
-_FORMAT = 1  # goes up when anything that is stored changes its meaning
+_FORMAT = 2  # goes up when anything that is stored changes its meaning
 _MANIFEST = "prepared.json"  # digests of the files beside it, and the key that they were made for
 
 _VARIABLE = "HEEDFUL_CACHE"  # names the folder of the cache

@@ -1,9 +1,12 @@
 """One reader of rows of text: plain text, TSV, JSONL, line-parallel files and tables."""
 
 import gzip
+import hashlib
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby, zip_longest
 from math import floor
@@ -181,6 +184,35 @@ def hold_out(rows: Rows, count: int | None) -> tuple[Rows, Rows]:
     out = np.zeros(len(rows), dtype=bool)
     out[np.random.default_rng(0).choice(len(rows), count, replace=False)] = True
     return rows.select(np.flatnonzero(~out)), rows.select(np.flatnonzero(out))
+
+
+def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
+    """The training rows without those that are held out too, which the report counts.
+
+    Rows are the same where all of their columns are, character by character: of pairs both sides,
+    of labelled texts text and label. Only a digest of each held-out row is held in memory.
+
+    Raises:
+        UserError: no row is left.
+    """
+    known = {digest for rows in held_out for digest in _digests(rows)}
+    is_new = np.fromiter((digest not in known for digest in _digests(train)), bool, len(train))
+    num_kept = int(is_new.sum())
+    if num_kept == len(train):
+        return train
+    if not num_kept:
+        raise UserError(
+            f"each of the {len(train)} {train.report.noun} of data.train also stands in data.valid"
+            " or data.test, so none is left to train on; hold out others"
+        )
+    kept = train.select(np.flatnonzero(is_new))
+    kept.report = replace(train.report, num_kept=num_kept, num_held_out=len(train) - num_kept)
+    return kept
+
+
+def _digests(rows: Rows) -> Iterator[bytes]:
+    for texts in zip(*rows.columns.values(), strict=True):
+        yield hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
 
 
 def split_tail(rows: Rows, fraction: float, unit: Unit) -> tuple[Rows, Rows]:

@@ -17,7 +17,7 @@ from heedful.data.collate import Batch
 from heedful.data.columns import open_columns, write_columns
 from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.prepared import content_key, prepared
-from heedful.data.rows import LABEL, Rows, hold_out, split_tail
+from heedful.data.rows import LABEL, Rows, drop_held_out, hold_out, split_tail
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages, batch_loss, total
@@ -133,6 +133,10 @@ class Task(ABC):
         self._read["valid"] = f"{len(valid):,} of data.train (data.hold_out)"
         return rest, valid
 
+    def drop_held_out(self, rows: Mapping[str, Rows]) -> Rows:
+        """The rows of train without those that also stand in valid or test."""
+        return drop_held_out(rows["train"], [rows[name] for name in SPLITS[1:] if name in rows])
+
     def special_tokens(self) -> Sequence[str]:
         """Names of special tokens that a new tokenizer gets."""
         return ()
@@ -184,6 +188,7 @@ class Task(ABC):
 
         def fill(directory: Path) -> None:
             rows = self.read()
+            rows["train"] = self.drop_held_out(rows)
             tokenizers = origin.tokenizers or self.make_tokenizers(rows["train"])
             columns = self.columns(tokenizers)
             for name, split in rows.items():
@@ -316,6 +321,12 @@ class TextTask(Task):
         data = self.recipe.data
         unit = "line" if listed(data.train.file) else data.documents
         return split_tail(train, data.valid_fraction, unit)
+
+    def drop_held_out(self, rows: Mapping[str, Rows]) -> Rows:
+        """As of any task, but whole files stay: who names one twice means it, as `rhyme` does."""
+        if self.recipe.data.documents == "file":
+            return rows["train"]
+        return super().drop_held_out(rows)
 
 
 class EncoderTask(Task):
