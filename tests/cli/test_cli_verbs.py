@@ -477,10 +477,12 @@ def test_distill_is_training_with_a_teacher(commands, tmp_path):
 
 def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_path):
     pairs = tmp_path / "pairs"
-    for side, text in (("en", "one two three"), ("de", "eins zwei drei")):
-        Path(f"{pairs}.{side}").write_text(f"{text}\n" * 60)
-    files = [f"data.{part}.{side}={pairs}.{end}" for part in ("train", "valid") for side, end in
-             (("src", "en"), ("tgt", "de"))]  # fmt: skip
+    texts = {"src": ("en", "one two three"), "tgt": ("de", "eins zwei drei")}
+    files = [f"data.{part}.{side}={pairs}{more}.{end}" for side, (end, _) in texts.items()
+             for part, more in (("train", ""), ("valid", "-valid"))]  # fmt: skip
+    for end, words in texts.values():
+        Path(f"{pairs}.{end}").write_text(f"{words}\n" * 60)
+        Path(f"{pairs}-valid.{end}").write_text(f"{words} {words}\n" * 6)
     small = ["tokenizer.vocab_size=30", "model.size=null", "model.d_model=16", "model.num_heads=2",
              "model.d_ff=8", "model.num_encoder_layers=1", "model.num_decoder_layers=3",
              "training.max_steps=200", "training.evaluate_every=200",

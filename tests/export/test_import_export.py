@@ -171,10 +171,15 @@ def test_a_model_goes_on_learning_pairs_in_the_form_that_it_knows(
         assert -score.log_prob / score.num_tokens == pytest.approx(float(loss), abs=1e-5)
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs))
-    files = {"file": str(path)}
+    held_out = tmp_path / "held-out.tsv"
+    held_out.write_text("".join(f"{tgt}\t{src}\n" for src, tgt in pairs))
     content = {
         "init_from": str(tmp_path / "ours"),
-        "data": {"train": files, "valid": files, "max_length": 30},
+        "data": {
+            "train": {"file": str(path)},
+            "valid": {"file": str(held_out)},
+            "max_length": 30,
+        },
         "training": {"max_steps": 1, "device": "cpu", "schedule": {"learning_rate": 1e-3}},
         "evaluation": {"decode_sentences": 0},
     }
