@@ -11,6 +11,7 @@ import heedful
 from engine_models import TEXTS, all_scores, model_of
 from heedful.engines.engine import Settings
 from heedful.errors import UserError
+from heedful.export.hf import export_hf
 from heedful.inference.ensembles import ensemble
 from heedful.inference.forms import make_form, open_form
 
@@ -72,6 +73,7 @@ def test_language_models_write_together_and_as_far_as_the_shortest() -> None:
     [
         ([("gpt2", {})], None, "another kind"),
         ([("vaswani2017", {"tie_embeddings": "none", "tgt_vocab_size": 41})], None, "41 tokens"),
+        ([("vaswani2017", {"tie_embeddings": "none", "src_vocab_size": 39})], None, "39 tokens"),
         ([("bart", {})], [1.0], "1 weights for 2 models"),
         ([("bart", {})], [1e23, 5e-324], "comparable numbers"),
         ([("bart", {})], [1.0, -2.0], "above 0, not -2"),
@@ -95,6 +97,103 @@ def test_other_tokenizers_of_the_same_size_are_refused(models: list[Any]) -> Non
         ensemble([models[0], other])
     with pytest.raises(UserError, match="at least one model"):
         ensemble([])
+
+
+def mean_log_probs(models: list[Any], weights: list[float], *ids: torch.Tensor) -> torch.Tensor:
+    """(T, V) of one text: by whole passes of each net."""
+    with torch.no_grad():
+        probs = [model.net(*ids)[0].double().softmax(-1) for model in models]
+    return sum(p * w for p, w in zip(probs, weights, strict=True)).div(sum(weights)).log()
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 5.0, 2.0]])
+def test_targets_are_scored_by_the_mean_of_probabilities(
+    models: list[Any], weights: list[float]
+) -> None:
+    """By `score`, `teacher_forced` and the engine, as the search scores what it finds."""
+    joint = ensemble(models, weights)
+    sources, targets = TEXTS, TEXTS[::-1]
+    log_probs, right, rows = [], 0, []
+    for source, target in zip(sources, targets, strict=True):
+        tokenizer = joint.tokenizer
+        row, ids = (tokenizer.encode_target(tokenizer.encode(text)) for text in (source, target))
+        read = torch.tensor([[*joint.ids.start, *ids[:-1]]])
+        found = mean_log_probs(models, weights, torch.tensor([row]), read)
+        log_probs.append(found[range(len(ids)), ids].tolist())
+        right += int((found.argmax(-1) == torch.tensor(ids)).sum())
+        rows.append((row, ids[:-1]))
+    wanted, count = [sum(parts) for parts in log_probs], sum(map(len, log_probs))
+    assert [each.log_prob for each in joint.score(sources, targets)] == pytest.approx(wanted)
+    alone = models[0].score(sources, targets)
+    assert [each.log_prob for each in alone] != pytest.approx(wanted, abs=1e-2)
+    found = joint.teacher_forced(sources, targets)
+    assert found["perplexity"] == pytest.approx(math.exp(-sum(wanted) / count))
+    assert found["token_accuracy"] == pytest.approx(right / count)
+    told = joint.engine.log_probs(*map(list, zip(*rows, strict=True)), joint.asked([rows[0][0]]))
+    assert [each.tolist() for each in told] == [pytest.approx(parts) for parts in log_probs]
+
+
+def test_texts_are_scored_by_the_mean_of_probabilities() -> None:
+    """Also texts that are longer than the shortest of the nets."""
+    pair, weights = [model_of("gpt2"), model_of("llama", max_length=20)], [2.0, 1.0]
+    joint = ensemble(pair, weights)
+    rows = joint.prompt_ids(TEXTS)
+    wanted = []
+    for row in rows:
+        found = mean_log_probs(pair, weights, torch.tensor([row[:-1]]))
+        wanted.append(float(found[range(len(row) - 1), row[1:]].sum()))
+    assert max(map(len, rows)) <= 20
+    assert [each.log_prob for each in joint.score(TEXTS)] == pytest.approx(wanted)
+    assert all(each.log_prob > -math.inf for each in joint.score([" ".join(TEXTS)]))
+
+
+def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
+    joint = ensemble(models)
+    wanted = joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)
+    for model in models:
+        model.net.train()
+    assert (joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)) == wanted
+    assert not any(model.net.training for model in models)
+
+
+COMBINED = {  # what an ensemble does with all of its models
+    "asked", "generate", "generations", "in_turn", "score", "stream", "teacher_forced",
+    "translate", "window_sums",
+}  # fmt: skip
+SHARED = {  # what all models of an ensemble have alike, or the first has for all
+    "batches", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer", "ids", "kind",
+    "leave_out", "length_limit", "options", "prompt_ids", "rows_of", "src_tokenizer",
+    "tgt_tokenizer", "tokenizer", "usual",
+}  # fmt: skip
+REFUSED: dict[str, Any] = {
+    "device": lambda joint, path: joint.device,
+    "eager": lambda joint, path: joint.eager,
+    "embed": lambda joint, path: joint.embed(TEXTS),
+    "net": lambda joint, path: joint.net,
+    "reader": lambda joint, path: joint.reader("states"),
+    "save": lambda joint, path: joint.save(path / "model"),
+    "vectors": lambda joint, path: joint.vectors(TEXTS),
+    "a draft": lambda joint, path: joint.generate(TEXTS, beam_size=1, draft=joint),
+    "a draft of another": lambda joint, path: model_of(joint.card.architecture).generate(
+        TEXTS, beam_size=1, draft=joint
+    ),
+    "another ensemble": lambda joint, path: ensemble([joint, joint]),
+    "a form": lambda joint, path: make_form(joint, path, "float32"),
+    "an export": lambda joint, path: export_hf(joint, path / "hf"),
+}
+
+
+@pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])
+def test_nothing_is_answered_for_the_first_model_alone(name: str, tmp_path: Path) -> None:
+    """Whatever a model offers is combined, the same for all models, or refused by name."""
+    joint = ensemble([model_of(name), model_of(name)])
+    offered = {attribute for attribute in dir(joint) if not attribute.startswith("_")}
+    offered -= {*vars(joint)}
+    assert offered <= COMBINED | SHARED | {*REFUSED}, "decide what an ensemble does with it"
+    for what, use in REFUSED.items():
+        with pytest.raises(UserError, match=r"an ensemble (has no net|takes no draft)"):
+            use(joint, tmp_path)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()], what
 
 
 def test_a_draft_is_refused_not_taken_for_the_first_model_alone(models: list[Any]) -> None:

@@ -1,16 +1,18 @@
 """Several nets of one vocabulary as one engine: the mean of their probabilities is searched."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from heedful.data.collate import Batch
 from heedful.engines.decoding import Decoding, Listed
 from heedful.engines.eager import Eager
-from heedful.engines.engine import Asked
+from heedful.engines.engine import Asked, Settings
 from heedful.errors import UserError
 
 
@@ -20,7 +22,7 @@ class _Decodings:
     def __init__(self, parts: Sequence[Decoding], weights: Sequence[float]) -> None:
         self.parts = parts
         self.longest = min(part.longest for part in parts)
-        self._log_weights = [math.log(weight / sum(weights)) for weight in weights]
+        self.weights = weights
 
     def follow(self, parents: Int[Tensor, "B W"]) -> None:
         """As `Decoding.follow`."""
@@ -35,11 +37,10 @@ class _Decodings:
     def next_log_probs(
         self, prefixes: Int[Tensor, "N t"], state: "_Decodings"
     ) -> Float[Tensor, "N V"]:
-        """log Σ wᵢ pᵢ, the weights divided by their sum."""
+        """The log of the weighted mean of the nets' probabilities."""
         assert state is self
-        weighted = zip(self.parts, self._log_weights, strict=True)
-        found = [part.next_log_probs(prefixes, part) + weight for part, weight in weighted]
-        return torch.stack(found).logsumexp(0)
+        found = [part.next_log_probs(prefixes, part) for part in self.parts]
+        return log_of_mean(found, self.weights)
 
 
 class Ensemble(Eager):
@@ -51,11 +52,14 @@ class Ensemble(Eager):
     """
 
     name = "ensemble"
-    reads = frozenset[str]()
+    reads = frozenset({"scores"})
 
     def __init__(self, nets: Sequence[Eager], weights: Sequence[float] | None = None) -> None:
-        super().__init__(nets[0].net, min(net.max_length for net in nets))
+        settings = Settings(nets[0].settings.threads)
+        modules = nn.ModuleList([net.net for net in nets])
+        super().__init__(modules, min(net.max_length for net in nets), settings=settings)
         self.nets = list(nets)
+        self.two_stacks = nets[0].two_stacks
         self.weights = [1.0] * len(self.nets) if weights is None else list(weights)
         if len(self.weights) != len(self.nets):
             raise UserError(f"{len(self.weights)} weights for {len(self.nets)} models")
@@ -66,6 +70,15 @@ class Ensemble(Eager):
                     f"weights must be finite, comparable numbers above 0, not {weight:g}"
                 )
         self.weights = [weight / largest for weight in self.weights]  # whose sum is finite
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids the output of each net has."""
+        return self.nets[0].vocab_size
+
+    @cached_property
+    def _weights_of_step(self) -> int:
+        return sum(net._weights_of_step for net in self.nets)
 
     def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
         """Nothing that one net alone could give; raises UserError for a draft."""
@@ -87,3 +100,17 @@ class Ensemble(Eager):
         assert listed is None, "an ensemble has no shortlist"
         opened = [net.open(rows, start, capacity, beams) for net in self.nets]
         return opened[0][0], _Decodings([state for _, state in opened], self.weights)
+
+    def log_probs_of(self, batch: Batch) -> Callable[[slice], Float[Tensor, "n V"]]:
+        """As `Eager.log_probs_of`, of the mean of the nets' probabilities."""
+        functions = [net.log_probs_of(batch) for net in self.nets]
+        return lambda rows: log_of_mean([of(rows) for of in functions], self.weights)
+
+
+def log_of_mean(
+    log_probs: Sequence[Float[Tensor, "N V"]], weights: Sequence[float]
+) -> Float[Tensor, "N V"]:
+    """log Σ wᵢ pᵢ, the weights divided by their sum."""
+    shares = [math.log(weight / sum(weights)) for weight in weights]
+    parts = [part + share for part, share in zip(log_probs, shares, strict=True)]
+    return torch.stack(parts).logsumexp(0)

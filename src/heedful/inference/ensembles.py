@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from heedful.errors import UserError
 from heedful.inference.generator import Generator
@@ -14,10 +14,12 @@ AnyGenerator = TypeVar("AnyGenerator", bound=Generator)
 def ensemble(
     models: Sequence[AnyGenerator], weights: Sequence[float] | None = None
 ) -> AnyGenerator:
-    """A model that writes what several of one vocabulary find likeliest together.
+    """A model that generates and scores with several models of one vocabulary.
 
-    At each step it has the weighted mean of their probabilities (Sutskever et al. 2014, sec. 3.6).
-    Options that no call gives, and limits of length, are the first model's. It runs in torch.
+    Each token has the weighted mean of their probabilities (Sutskever et al. 2014, sec. 3.6), in
+    searches and in `score`, `teacher_forced` and `window_sums` alike. Options that no call gives,
+    and limits of length, are the first model's. It runs in torch. It has no net of its own: what
+    needs one (`embed`, `save`, `export`, a draft and more) raises UserError.
 
     Args:
         models: translators or language models, each of its own architecture and size.
@@ -38,10 +40,18 @@ def ensemble(
             raise UserError(f"model {number} of the ensemble {reason} than the first")
     engine = Ensemble([model.eager for model in models], weights)
     joint = copy.copy(first)
+    joint.net, joint._open_net = None, _no_net
     joint.engine = engine
     longest = min(model.config.max_length for model in models)
     joint.config = replace(first.config, max_length=longest)
     return joint
+
+
+def _no_net() -> tuple[Any, Any]:
+    raise UserError(
+        "an ensemble has no net of its own: it generates and scores; for anything else (such as "
+        "embed, save, export, a draft, another ensemble) give one of its models"
+    )
 
 
 def _unlike(first: Generator, other: Generator) -> str | None:
@@ -50,6 +60,8 @@ def _unlike(first: Generator, other: Generator) -> str | None:
         return f"is of another kind ({other.kind})"
     if other.eager.vocab_size != first.eager.vocab_size:
         return f"has another vocabulary ({other.eager.vocab_size} tokens)"
+    if _source_size(other.config) < _source_size(first.config):
+        return f"has another source vocabulary ({_source_size(other.config)} tokens)"
     if other.has_tokenizer and first.has_tokenizer:
         for side in ("src", "tgt"):
             one, two = (getattr(model, f"{side}_tokenizer") for model in (first, other))
@@ -58,3 +70,9 @@ def _unlike(first: Generator, other: Generator) -> str | None:
     if (other.ids.start, other.end_ids()) != (first.ids.start, first.end_ids()):
         return "has other marks of start and end"
     return None
+
+
+def _source_size(config: Any) -> int:
+    """How many ids the net's table of sources, or of texts, has."""
+    size: int = getattr(config, "src_vocab_size", None) or config.vocab_size
+    return size
