@@ -27,6 +27,8 @@ MAY_CHANGE = (
     "training.max_minutes",
     "training.early_stopping",
     "training.log_every",
+    "training.checkpoint_every",
+    "training.checkpoint_every_minutes",
     "training.tensorboard",
     "evaluation.num_samples",
 )
@@ -232,7 +234,17 @@ class Training(Strict):
         "this share of merges, unigram draws by probability to this power; null: one way",
     )
     clip_norm: float | None = Field(1.0, gt=0, description="of the whole gradient; null: none")
-    evaluate_every: int = Field(500, ge=1, description="steps; a checkpoint is written each time")
+    evaluate_every: int = Field(
+        500, ge=1, description="steps between evaluations; a checkpoint is saved at each"
+    )
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="steps between further checkpoints, to resume from; null: none"
+    )
+    checkpoint_every_minutes: float | None = Field(
+        30.0,
+        gt=0,
+        description="a further checkpoint is saved where the last is older than this; null: none",
+    )
     log_every: int = Field(20, ge=1, description="steps")
     early_stopping: int | None = Field(
         None, ge=1, description="evaluations without a better one, then the run ends; null: never"

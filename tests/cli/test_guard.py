@@ -54,7 +54,7 @@ def test_a_run_that_is_told_to_end_saves(commands, tmp_path: Path, number: signa
     done = commands.train(recipe, tmp_path / "run", kill={"interrupt_at": 2, "signal": number})
     assert "stopped and saved" in done.err
     assert done.code == 130
-    assert (tmp_path / "run/checkpoints/interrupted-00000002").is_dir()
+    assert (tmp_path / "run/checkpoints/interim-00000002").is_dir()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

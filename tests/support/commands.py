@@ -123,6 +123,7 @@ class Commands:
                 "path": regular expression of its target, "when": "before" | "inside" | "after",
                 "nth": 1}; or {"interrupt_at": step}, which is Ctrl-C after that step, or another
                 "signal", which the process was started to ignore if "ignored".
+                Or {"interrupt_decoding": nth}, SIGTERM as held-out text is decoded.
             file_limit: bytes that a file may have: a full disk.
             whole: with what most tests leave out (`run_whole`).
         """
@@ -241,6 +242,8 @@ def _arm(kill: dict[str, Any]) -> None:
         if kill.get("ignored"):
             signal.signal(number, signal.SIG_IGN)
         _interrupt_at(kill["interrupt_at"], number)
+    if "interrupt_decoding" in kill:
+        _interrupt_decoding(kill["interrupt_decoding"])
     if "call" not in kill:
         return
     import heedful.zoo.saved
@@ -279,6 +282,21 @@ def _half(call: str, path: Path, real: Any, arguments: Any, options: Any) -> Non
         assert call == "save_file"
         real(*arguments, **options)
         os.truncate(path, path.stat().st_size // 2)
+
+
+def _interrupt_decoding(nth: int) -> None:
+    from heedful.tasks.translation import Translation
+
+    real, left = Translation.decode, nth
+
+    def decode(self: Any, *arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *arguments)
+
+    Translation.decode = decode  # type: ignore[method-assign]
 
 
 def _interrupt_at(step: int, number: int) -> None:

@@ -103,7 +103,7 @@ def test_of_a_killed_start_only_files_of_the_run_are_removed(commands, recipe, t
 
 
 def test_copies_of_checkpoints_stay_when_others_are_pruned(tmp_path):
-    kept = ("step-00000001-good", "step-best", "interrupted-mine", "steps-1")
+    kept = ("step-00000001-good", "step-best", "interim-mine", "steps-1")
     for name in kept:
         (tmp_path / name).mkdir()
     checkpoints = Checkpoints(tmp_path, keep=1)

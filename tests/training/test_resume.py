@@ -82,7 +82,7 @@ def assert_whole_log(out, reference):
 @pytest.mark.parametrize(
     ("seed", "changes"),
     [
-        (1, {}),
+        (1, {"training__checkpoint_every": 2}),
         (2, {"training__gradient_accumulation": 2}),
         (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
         (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
@@ -188,7 +188,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(commands, whole, tmp_path):
         assert (stopped.code, stopped.signal) == (130, 0), stopped
         line = stopped.err.splitlines()
         assert line == [f"stopped and saved; go on with: heedful train {out} --resume"]
-        assert (out / f"checkpoints/interrupted-{step:08d}/training.safetensors").is_file()
+        assert (out / f"checkpoints/interim-{step:08d}/training.safetensors").is_file()
     # The line that was printed, typed.
     words = line[0].partition("heedful ")[2].split()
     ended = commands.run(*words, "--quiet")
@@ -201,15 +201,32 @@ def test_ctrl_c_saves_and_says_how_to_go_on(commands, whole, tmp_path):
     assert_same_files(out / LAST, reference / LAST, ("model.safetensors", "training.safetensors"))
 
 
+def test_sigterm_in_an_evaluation_leaves_it_and_the_resumed_run_makes_it(commands, whole, tmp_path):
+    recipe, reference, _ = whole()
+    out = tmp_path / "run"
+    for nth in (2, 1):  # that of step 6, and again where it is made first of all
+        stopped = go_on(commands, recipe, out, {"interrupt_decoding": nth})
+        assert (stopped.code, stopped.signal) == (130, 0), stopped
+        evaluated = [e.step for e in read_log(out / "log.jsonl") if isinstance(e, Evaluated)]
+        assert evaluated == [3]
+        newest = Checkpoints(out / "checkpoints", 3).newest()
+        assert newest == out / "checkpoints/interim-00000006"
+    assert go_on(commands, recipe, out).code == 0
+    assert_same_files(out, reference)
+    assert_same_checkpoints(out, reference)
+    evaluated = [e.step for e in read_log(out / "log.jsonl") if isinstance(e, Evaluated)]
+    assert evaluated == [3, 6, 9, 12]
+
+
 def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path):
     recipe, reference, _ = whole()
     out = tmp_path / "run"
     assert go_on(commands, recipe, out, {"interrupt_at": 5}).code == 130
-    saved = out / "checkpoints/interrupted-00000005"
+    saved = out / "checkpoints/interim-00000005"
     before = tree(saved)
-    point = at("replace", r"interrupted-00000005$", "before")
+    point = at("replace", r"interim-00000005$", "before")
     # The checkpoint of this step is there: it is neither removed nor written again.
-    Checkpoints(out / "checkpoints", 3).save(5, torch.nn.Linear(1, 1), {}, {}, interrupted=True)
+    Checkpoints(out / "checkpoints", 3).save(5, torch.nn.Linear(1, 1), {}, {}, interim=True)
     assert tree(saved) == before
     assert go_on(commands, recipe, out, point).code == 0
     assert_same_files(out, reference)

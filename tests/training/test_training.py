@@ -22,7 +22,7 @@ from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.synthetic import Synthetic
 from heedful.training.checkpoint import Checkpoints, average_weights
-from heedful.training.events import Evaluated, RunFinished, StepDone
+from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, StepDone
 from heedful.training.loggers import read_log
 from heedful.training.optimizer import make_optimizer, optimizer_tensors
 from heedful.zoo.names import weights_of
@@ -523,6 +523,43 @@ def test_a_checkpoint_of_another_version_is_told(tmp_path):
     state.write_text(json.dumps(json.loads(state.read_text()) | {"new_field": 1}))
     with pytest.raises(UserError, match="another version of heedful"):
         trainer.resume()
+
+
+@pytest.mark.parametrize(
+    ("keys", "saved"),
+    [
+        ({"checkpoint_every": 2}, [2, 4, 6]),
+        ({"checkpoint_every": 3, "evaluate_every": 6}, [3, 6]),
+        ({"checkpoint_every_minutes": 1.0}, [6]),
+    ],
+)
+def test_checkpoints_between_evaluations_are_resumed_from_and_not_averaged(
+    tmp_path, monkeypatch, keys, saved
+):
+    clock = itertools.count(step=10)  # seconds; a step looks at it once
+    monkeypatch.setattr("heedful.training.trainer.time.perf_counter", lambda: next(clock))
+    calls = itertools.count(1)
+
+    def loss(net, batch):
+        if next(calls) == 8:
+            raise InterruptedError
+        return batch_loss(net, batch)
+
+    store, plan = pairs([(3, 2), (4, 5), (2, 9)]), [[0], [1], [2]]
+    keys = settings(**{"max_steps": 10, "evaluate_every": 100, "log_every": 100} | keys)
+    whole, _ = trainer_of(small_net(), store, plan, keys, tmp_path / "whole")
+    whole.run()
+    killed, seen = trainer_of(small_net(), store, plan, keys, tmp_path / "parts", loss=loss)
+    with pytest.raises(InterruptedError):
+        killed.run()
+    assert [event.step for event in seen.of(CheckpointSaved)] == saved
+    evaluations = {event.step for event in seen.of(Evaluated)}
+    assert {int(path.name[5:]) for path in killed.checkpoints.to_average()} <= evaluations
+    resumed, _ = trainer_of(small_net(), store, plan, keys, tmp_path / "parts")
+    assert resumed.resume() == saved[-1]
+    resumed.run()
+    for name, weight in weights_of(whole.net).items():
+        assert torch.equal(weight, weights_of(resumed.net)[name]), name
 
 
 def test_resume_without_a_checkpoint_begins(tmp_path):

@@ -1,9 +1,9 @@
 """A run's checkpoints: everything that the next step depends on, and the weights to average.
 
 `step-N/` holds the weights and, in the newest, the state of optimizer, random numbers and place in
-the data. The last few, or the best, are kept for averaging. `interrupted-N/` is written when a run
-is stopped between two regular checkpoints, and goes once the next regular one stands, so that a run
-that was interrupted averages the same checkpoints as one that was not.
+the data. The last few, or the best, are kept for averaging. `interim-N/` is written between two
+regular checkpoints, when a run is interrupted or as often as its recipe says, and removed once the
+next checkpoint stands: it is there to resume from, and never averaged.
 """
 
 import re
@@ -23,7 +23,7 @@ from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
 _TRAINING = "training.safetensors"
 _STATE = "state.json"
-_NAME = re.compile(r"(step|interrupted)-\d{8,}")
+_NAME = re.compile(r"(step|interim)-\d{8,}")
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Checkpoints:
         tensors: dict[str, Tensor],
         state: dict[str, Any],
         *,
-        interrupted: bool = False,
+        interim: bool = False,
     ) -> Path:
         """Write one; those that it makes superfluous are removed only once it stands."""
-        path = self.directory / f"{'interrupted' if interrupted else 'step'}-{step:08d}"
+        path = self.directory / f"{'interim' if interim else 'step'}-{step:08d}"
 
         def fill(directory: Path) -> None:
             save_tensors(directory / WEIGHTS, weights_of(net))
             save_tensors(directory / _TRAINING, tensors)
             write_json(directory / _STATE, state)
 
-        if not (path / _TRAINING).is_file():  # else interrupted again before the next step
+        if not (path / _TRAINING).is_file():  # else saved again before the next step
             write_directory(path, fill, owns=(WEIGHTS, _TRAINING, _STATE))
         self._prune(path)
         return path
@@ -94,7 +94,7 @@ class Checkpoints:
         for other in self._all():
             if other == newest:
                 continue
-            if other.name.startswith("interrupted"):
+            if other.name.startswith("interim"):
                 shutil.rmtree(other)
             else:
                 (other / _TRAINING).unlink(missing_ok=True)

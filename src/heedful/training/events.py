@@ -99,7 +99,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint of `step` is whole on disk; `kind` says why it is kept ("last", "best", ...)."""
+    """A checkpoint of `step` is whole on disk: "regular", saved by an evaluation, or "interim"."""
 
     step: int
     path: str

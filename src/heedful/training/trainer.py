@@ -5,13 +5,11 @@ is evaluated are handed to it.
 """
 
 import math
-import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -34,6 +32,7 @@ from heedful.training.events import (
     StepDone,
     StopReason,
 )
+from heedful.training.interruption import EvaluationInterrupted, Interruption
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
 from heedful.training.schedules import LearningRate
@@ -146,7 +145,7 @@ class Trainer:
         self.device = next(self.net.parameters()).device
         self._begin_window()
         self._plan: tuple[int, Sequence[Any]] = (-1, [])
-        self._stop_asked = False
+        self.interruption = Interruption()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # 1 from the first step on that ends the run.
         self._has_failed = torch.zeros((), device=self.device)
@@ -179,27 +178,50 @@ class Trainer:
 
     def run(self) -> StopReason:
         """Train until an end is reached or the run is interrupted; says which."""
-        with self._interruptible():
+        with self.interruption.handled():
             self._begin_window()
-            while (reason := self._end()) is None:
-                self._step()
-                step = self.state.step
-                if step == 1:  # from now on there is a model to use
-                    self._keep()
-                if step % self.settings.log_every == 0:
-                    self._report_steps()
-                if step % self.settings.evaluate_every == 0:
-                    self._evaluate()
-                elif step in self.compare_at:
-                    self._compare()
+            self._saved_at = time.perf_counter()
+            try:
+                reason = self._train()
+            except EvaluationInterrupted:
+                reason = "interrupted"
             if reason == "interrupted":
-                self._report_steps()
                 if self.state.best_step < 0:  # no evaluation yet: the newest
+                    self._report_steps()
                     self._keep()
-                self._save(interrupted=True)
-            elif self.state.evaluated_step != self.state.step:
-                self._evaluate()
+                self._save_interim()
         return reason
+
+    def _train(self) -> StopReason:
+        """Steps, evaluations and checkpoints up to an end."""
+        settings, state = self.settings, self.state
+        if state.step and state.step % settings.evaluate_every == 0 and not self._is_evaluated():
+            self._evaluate()  # an interruption has left it
+        while (reason := self._end()) is None:
+            self._step()
+            if state.step == 1:  # from now on there is a model to use
+                self._keep()
+            if state.step % settings.log_every == 0:
+                self._report_steps()
+            if state.step % settings.evaluate_every == 0:
+                self._evaluate()
+                continue
+            if state.step in self.compare_at:
+                self._compare()
+            if self._is_checkpoint_due():
+                self._save_interim()
+        if reason != "interrupted" and not self._is_evaluated():
+            self._evaluate()
+        return reason
+
+    def _is_evaluated(self) -> bool:
+        return self.state.evaluated_step == self.state.step
+
+    def _is_checkpoint_due(self) -> bool:
+        steps, minutes = self.settings.checkpoint_every, self.settings.checkpoint_every_minutes
+        if steps is not None and self.state.step % steps == 0:
+            return True
+        return minutes is not None and time.perf_counter() - self._saved_at >= 60 * minutes
 
     def _keep(self) -> None:
         """Write the weights down as the model."""
@@ -222,7 +244,7 @@ class Trainer:
         patience = settings.early_stopping
         if patience is not None and state.evaluations_since_best >= patience:
             return "early_stopping"
-        return "interrupted" if self._stop_asked else None
+        return "interrupted" if self.interruption.is_asked else None
 
     def _step(self) -> None:
         """One optimizer step over some batches, normalised by the targets of all.
@@ -320,13 +342,14 @@ class Trainer:
         self._report_steps()
         self._count_time()
         self.net.eval()
-        found = self.work.evaluate()
+        with self.interruption.leaves_evaluation():
+            found = self.work.evaluate()
         if not math.isfinite(found.loss):
             raise self._stopped(f"step {self.state.step}: the held-out loss is {found.loss:.4g}")
         return found
 
     def _compare(self) -> None:
-        """Evaluate for whoever compares; the run goes on as if nobody had looked."""
+        """Evaluate for the listeners alone; not made again where an interruption leaves it."""
         with self._judged_weights():
             self._emit_evaluated(self._look(), is_best=False)
         self._begin_window()
@@ -358,15 +381,22 @@ class Trainer:
         del values["value"]
         self.emit(Evaluated(state.step, state.epoch, state.seconds, **values, is_best=is_best))
 
-    def _save(self, *, interrupted: bool = False) -> None:
+    def _save_interim(self) -> None:
+        """Save a checkpoint between two evaluations, to go on from; not one to average."""
+        self._report_steps()
+        self._save(interim=True)
+        self._begin_window()
+
+    def _save(self, *, interim: bool = False) -> None:
         self._count_time()
         tensors = optimizer_tensors(self.net, self.optimizer) | generator_states(self.device)
         tensors |= scaler_tensors(self.scaler)
         tensors |= {} if self.average is None else self.average.tensors()
         path = self.checkpoints.save(
-            self.state.step, self.net, tensors, asdict(self.state), interrupted=interrupted
+            self.state.step, self.net, tensors, asdict(self.state), interim=interim
         )
-        kind = "interrupted" if interrupted else "regular"
+        self._saved_at = time.perf_counter()
+        kind = "interim" if interim else "regular"
         self.emit(CheckpointSaved(self.state.step, str(path), kind))
 
     def _seconds(self) -> float:
@@ -383,27 +413,3 @@ class Trainer:
             f"{problem}; {kept}; try a lower training.schedule.learning_rate, more warmup_steps, "
             "clip_norm 1.0, or precision fp32"
         )
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C ends the run after its step; a second ends it at once.
-
-        So do SIGTERM and SIGHUP, unless the caller ignores them (nohup).
-        """
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self._stop_asked:
-                raise KeyboardInterrupt
-            self._stop_asked = True
-
-        try:
-            signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            heeded = [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
-            before = {each: signal.signal(each, ask) for each in heeded}
-        except ValueError:  # not in the main thread: there the caller decides
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
