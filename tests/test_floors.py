@@ -13,6 +13,7 @@ FLOORS = [
     {"errors", "lazy", "nested_keys", "progress", "task_keys"},
     {"plugins", "files"},
     {"config", "options"},
+    {"recipe_changes"},
     {"recipe_files"},
     {"parts"},
     {"models"},

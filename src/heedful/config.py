@@ -3,7 +3,6 @@
 How one is read, and what is said of a wrong one, is in `recipe_files.py`.
 """
 
-import json
 from functools import reduce
 from operator import getitem
 from typing import Annotated, Any, Literal, Self
@@ -14,24 +13,12 @@ from pydantic_core import to_jsonable_python
 
 from heedful import plugins
 from heedful.errors import UserError
-from heedful.nested_keys import flatten, keys_of, put, set_keys
+from heedful.nested_keys import keys_of, put, set_keys
 from heedful.plugins import Registry, nearest
 from heedful.task_keys import BUILT_IN, TaskKeys
 
 # Metrics that need no decoded text, and whether higher is better; macro_f1 is of classification.
 OWN_METRICS = {"loss": False, "token_accuracy": True, "accuracy": True, "macro_f1": True}
-# What a run may have otherwise when it goes on: its ends, and how it is looked at.
-MAY_CHANGE = (
-    "training.max_steps",
-    "training.max_epochs",
-    "training.max_minutes",
-    "training.early_stopping",
-    "training.log_every",
-    "training.checkpoint_every",
-    "training.checkpoint_every_minutes",
-    "training.tensorboard",
-    "evaluation.num_samples",
-)
 
 
 class Strict(BaseModel):
@@ -443,16 +430,3 @@ def default_values(task: str) -> dict[str, Any]:
         if not key.is_section
     }
     return {**shared, **task_keys(task).defaults}
-
-
-def changed_keys(before: Recipe, now: Recipe) -> list[str]:
-    """Dotted names of the keys whose values differ, with both values.
-
-    What a recipe says of the loss that is right (`expect`) is no part of how it is trained.
-    """
-    old, new = (flatten(one.model_dump(mode="json", exclude={"expect"})) for one in (before, now))
-    return [
-        f"{key} ({json.dumps(old.get(key))} -> {json.dumps(new.get(key))})"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]

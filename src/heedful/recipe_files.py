@@ -15,11 +15,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from heedful.config import MAY_CHANGE, Recipe
+from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.files import read_text
 from heedful.nested_keys import keys_of, put
 from heedful.plugins import SHIPPED, nearest
+from heedful.recipe_changes import MAY_CHANGE
 
 RECIPES = Path(__file__).parent / "recipes"
 _LARGEST = 4 << 20  # bytes of a recipe

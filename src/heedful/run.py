@@ -16,7 +16,7 @@ import torch
 
 import heedful
 from heedful import plugins
-from heedful.config import MAY_CHANGE, Recipe, changed_keys
+from heedful.config import Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
@@ -29,6 +29,7 @@ from heedful.inference import (
     parameter_count,
     save_description,
 )
+from heedful.recipe_changes import MAY_CHANGE, changed_keys
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.tasks.distillation import (
     Distilled,

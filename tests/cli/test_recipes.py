@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import heedful
 from commands import assert_refused, tiny
 from heedful import plugins
-from heedful.config import Recipe, changed_keys, default_values, task_keys
+from heedful.config import Recipe, default_values, task_keys
 from heedful.errors import UserError
 from heedful.nested_keys import keys_of
 from heedful.plugins import nearest
+from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import RECIPES, describe, load_recipe, parse_recipe, shipped_recipes
 from heedful.tasks.translation import MadePairs
 
