@@ -36,7 +36,7 @@ help:
 	@echo "make test-benchmarks  run the benchmarks on toy sizes: for a change of benchmarks/ (minutes)"
 	@echo "make fuzz    wrong and hostile input over every verb, counted (a quarter of an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
-	@echo "make bench-decoding  only decoding speed, against transformers and CTranslate2"
+	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
 	@echo "make docs    write the pages of docs that scripts make"
 	@echo "make setup   only install, into $(VENV)"
@@ -76,6 +76,7 @@ fuzz: $(STAMP)
 
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)
+	$(INSTALL) -e '.[peers]'
 	$(BIN)/python benchmarks/parameters.py
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/synthetic.py
@@ -85,7 +86,6 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/long_texts.py
 ifneq ($(DATA),)
-	$(INSTALL) -e '.[bench]'
 	$(BIN)/python benchmarks/multi30k.py --data '$(DATA)/multi30k'
 	$(BIN)/python benchmarks/tatoeba.py --data '$(DATA)/tatoeba'
 	$(BIN)/python benchmarks/shakespeare.py --data '$(DATA)/tinyshakespeare'
@@ -94,6 +94,7 @@ ifneq ($(DATA),)
 endif
 
 bench-decoding: $(STAMP)
+	$(INSTALL) -e '.[peers]'
 	$(BIN)/python benchmarks/decoding.py
 
 # Comparisons of settings with each other, hours of training; more rows: experiments/ablation.py --help.

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import argument_parser, command_line, median_rates, table, write_results
+from common import (
+    argument_parser,
+    command_line,
+    interleaved,
+    medians,
+    ratio,
+    table,
+    write_results,
+)
 from heedful.parts.attention import attend
 from heedful.parts.dropout import Dropout
 from heedful.parts.heads import OutputHead
@@ -24,12 +32,13 @@ def main() -> None:
     torch.manual_seed(0)
     rows, data = [], {}
     for name, cases in choices().items():
-        rates = median_rates(cases, rounds=2 if arguments.quick else 51)
-        milliseconds = {case: 1000 / rate for case, rate in rates.items()}
+        rates = interleaved(cases, rounds=2 if arguments.quick else 51)
+        milliseconds = {case: 1000 / rate for case, rate in medians(rates).items()}
         data[name] = milliseconds
         (ours, taken), *others = milliseconds.items()
         for other, time in others:
-            rows.append((name, ours, f"{taken:.2f}", other, f"{time:.2f}", f"{time / taken:.1f}"))
+            times = ratio(rates[ours], rates[other])
+            rows.append((name, ours, f"{taken:.2f}", other, f"{time:.2f}", times))
     header = ("choice", "what runs", "ms", "instead of", "ms", "times as long")
     write_results(
         "choices",
@@ -37,7 +46,8 @@ def main() -> None:
         [
             f"Medians at the sizes of a small model: {BATCH} sentences of {LENGTH} tokens, width "
             f"{WIDTH} in {HEADS} heads, {VOCAB:,} vocabulary entries; forward and backward unless "
-            "said.",
+            "said. The last column is the median of the ratios of paired rounds: below 1, what "
+            "runs is slower than its alternative.",
             table(header, rows),
         ],
         {"milliseconds": data},
@@ -69,7 +79,7 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
             return backward(attend(q, k, v, mask.bias(torch.float32), drop)[0])
 
         def fused(q: Tensor = q, k: Tensor = k, v: Tensor = v, p: float = p) -> float:
-            return backward(F.scaled_dot_product_attention(q, k, v, mask.bias(q.dtype), p))
+            return backward(F.scaled_dot_product_attention(q, k, v, None, p, is_causal=True))
 
         name = f"attention in training, {str(dtype).removeprefix('torch.')}, dropout {p:g}"
         found[name] = {"plain products": plain, "fused kernel": fused}

@@ -1,8 +1,9 @@
 """The command where a model was optimised: how soon it answers, and what memory long files take.
 
 A model of the tiny size with random weights, run by CTranslate2 in int8. One sentence is translated
-from the start of the process to its end, by `heedful translate`, by CTranslate2 in a script of its
-own, and by nothing but `import torch`; then files of sentences of random lengths are.
+from the start of the process to its end, by `heedful translate` and by CTranslate2 in a script of
+its own; then files of sentences of random lengths are. The script's workers, threads and batches
+for files are chosen by `common.fastest` on a file of other sentences.
 """
 
 import json
@@ -12,29 +13,45 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import argument_parser, command_line, table, whole, write_results
-from decoding import SHAPES, SMALL, Shape, tune, write_model
+from common import (
+    argument_parser,
+    command_line,
+    fastest,
+    paired_ratio,
+    table,
+    whole,
+    write_results,
+)
+from decoding_systems import SHAPES, SMALL, Shape, tune, write_model
+from heedful.engines.folder import cores
 
+# From standard input to standard output; a file is read whole, and its lines are sorted there.
 BY_HAND = """
 import json, sys, ctranslate2, tokenizers
-model, form = sys.argv[1:]
+model, form, new, workers, threads, unit, size = sys.argv[1:]
 with open(f"{model}/tokenizer.json") as file:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(json.load(file)["tokenizer"]))
-translator = ctranslate2.Translator(form, compute_type="int8", intra_threads=1)
-tokens = tokenizer.encode(sys.stdin.read(), add_special_tokens=False).tokens
-source = [*tokens, tokenizer.id_to_token(2)]
-[found] = translator.translate_batch([source], beam_size=1, max_decoding_length=20)
-ids = [tokenizer.token_to_id(token) for token in found.hypotheses[0]]
-print(tokenizer.decode(ids))
+layout = {"inter_threads": int(workers), "intra_threads": int(threads)}
+translator = ctranslate2.Translator(form, compute_type="int8", **layout)
+lines = sys.stdin.read().splitlines()
+encoded = tokenizer.encode_batch(lines, add_special_tokens=False)
+end = tokenizer.id_to_token(2)
+batches = {"max_batch_size": int(size), "batch_type": unit}
+options = {"beam_size": 1, "max_decoding_length": int(new)}
+found = translator.translate_batch([[*e.tokens, end] for e in encoded], **options, **batches)
+ids = [[tokenizer.token_to_id(token) for token in each.hypotheses[0]] for each in found]
+print("\\n".join(tokenizer.decode_batch(ids)))
 """
 # Starts a command, from a process that is small: a child is counted with what its parent held.
 START = """
 import json, os, subprocess, sys, time
 began = time.perf_counter()
-process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+with open(sys.argv[1], "w") as out:
+    process = subprocess.Popen(sys.argv[2:], stdout=out, stderr=subprocess.DEVNULL)
 _, status, used = os.wait4(process.pid, 0)
 seconds = time.perf_counter() - began
 process.returncode = os.waitstatus_to_exitcode(status)
@@ -44,99 +61,163 @@ print(json.dumps(found))
 sys.exit(process.returncode)
 """
 NEW_TOKENS = 4  # of each sentence of a file
+OURS, BY_SCRIPT = "heedful translate", "CTranslate2 by hand"
+BATCHES = (("examples", 16), ("examples", 32), ("examples", 64), ("tokens", 512), ("tokens", 1024))
+Used = dict[str, float]  # what a process used
 
 
 def main() -> None:
     """Measure, and write the page."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=9, help="the median is over these")
+    parser.add_argument("--rounds", type=int, default=9, help="of starts")
+    parser.add_argument("--file-rounds", type=int, default=3, help="of files")
     arguments = parser.parse_args()
     quick = arguments.quick
-    rounds, shape = (1, SMALL["quick"]) if quick else (arguments.rounds, SHAPES["tiny"])
+    shape = SMALL["quick"] if quick else SHAPES["tiny"]
+    rounds = (1, 1) if quick else (arguments.rounds, arguments.file_rounds)
     sizes = (10, 100) if quick else (10_000, 100_000)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         words = write_model(shape, folder)
-        asked = {"engines": ["ctranslate2"], "precisions": ["int8"]}
-        tune(folder / "ours", shape, 1, words, asked)
-        starts = measured_starts(folder, words, rounds, unmeasured=0 if quick else 1)
-        files = {size: measured_file(folder, shape, words, size) for size in sizes}
+        tune(folder / "ours", shape, 1, words, {"engines": ["ctranslate2"], "precisions": ["int8"]})
+        starts = measured_starts(folder, words, rounds[0], unmeasured=0 if quick else 1)
+        layout = chosen_layout(folder, shape, words, quick=quick)
+        files = {
+            size: measured_files(folder, shape, words, size, layout, rounds[1]) for size in sizes
+        }
+    content = {"starts": starts, "files": {str(size): each for size, each in files.items()}}
     write_results(
         "command",
         "The command: its start, and its memory",
-        sections(starts, files, rounds),
-        {"rounds": rounds, "starts": starts, "files": {str(n): each for n, each in files.items()}},
+        sections(starts, files, rounds, layout),
+        {"rounds": rounds, "by_hand_on_files": layout, **content},
         directory=arguments.results,
         command=command_line(),
         packages=("ctranslate2", "tokenizers"),
     )
 
 
+def translate(folder: Path, *flags: str) -> list[str]:
+    """The command as a process."""
+    words = [sys.executable, "-c", "from heedful.cli import main; main()", "translate"]
+    return [*words, str(folder / "ours"), *flags]
+
+
+def by_hand(folder: Path, new: int, layout: list[str]) -> list[str]:
+    """The script as a process: workers, threads, unit and size of batches."""
+    form = folder / "by_hand" / "engines" / "ctranslate2" / "int8"
+    return [sys.executable, "-c", BY_HAND, str(folder / "ours"), str(form), str(new), *layout]
+
+
 def measured_starts(
     folder: Path, words: list[str], rounds: int, unmeasured: int
-) -> dict[str, dict[str, float]]:
-    """Of each command the medians, all of them in turn, after rounds that are not measured."""
-    model, form = folder / "ours", folder / "by_hand" / "engines" / "ctranslate2" / "int8"
-    python = sys.executable
+) -> dict[str, list[Used]]:
+    """What each command used by round, all of them in turn, after rounds that are not measured."""
     cases = {
-        "heedful translate": [python, "-c", "from heedful.cli import main; main()", "translate"],
-        "CTranslate2 by hand": [python, "-c", BY_HAND, str(model), str(form)],
-        "import torch": [python, "-c", "import torch"],
+        OURS: translate(folder, "--beam", "1", "--max-new-tokens", "20"),
+        # One sentence at the tiny size is fastest with one thread (docs/results/decoding.md).
+        BY_SCRIPT: by_hand(folder, 20, ["1", "1", "examples", "1"]),
     }
-    cases["heedful translate"] += [str(model), "--beam", "1", "--max-new-tokens", "20"]
-    sentence = " ".join(words[:15])  # and 20 new tokens
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    source = folder / "sentence"
+    source.write_text(" ".join(words[:15]) + "\n", encoding="utf-8")  # and 20 new tokens
+    found: dict[str, list[Used]] = {name: [] for name in cases}
     for _ in range(unmeasured + rounds):
         for name, case in cases.items():
-            found[name].append(resources(case, sentence))
-    return {
-        name: {key: statistics.median(each[key] for each in some[unmeasured:]) for key in some[0]}
-        for name, some in found.items()
+            found[name].append(used(case, source))
+    return {name: some[unmeasured:] for name, some in found.items()}
+
+
+def chosen_layout(folder: Path, shape: Shape, words: list[str], *, quick: bool) -> list[str]:
+    """How the script is fastest with a file."""
+    source = folder / "others"
+    write_sentences(source, shape, words, 20 if quick else 4_000, seed=2)
+    layouts = sorted({(cores(), 1), (1, cores())})
+    tried = [
+        [str(workers), str(threads), unit, str(size)]
+        for workers, threads in layouts[: 1 if quick else None]
+        for unit, size in BATCHES[: 1 if quick else None]
+    ]
+
+    def run(layout: list[str]) -> float:
+        used(by_hand(folder, NEW_TOKENS, layout), source)
+        return 1.0
+
+    return tried[fastest([partial(run, layout) for layout in tried])]
+
+
+def measured_files(
+    folder: Path, shape: Shape, words: list[str], size: int, layout: list[str], rounds: int
+) -> dict[str, list[Used]]:
+    """What so many sentences take in each round, from file to file."""
+    source = folder / "in"
+    write_sentences(source, shape, words, size, seed=1)
+    cases = {
+        OURS: translate(folder, "--max-new-tokens", str(NEW_TOKENS)),
+        BY_SCRIPT: by_hand(folder, NEW_TOKENS, layout),
     }
-
-
-def measured_file(folder: Path, shape: Shape, words: list[str], size: int) -> dict[str, float]:
-    """What so many sentences take, from file to file."""
-    draw = random.Random(1)
-    lines = (
-        " ".join(draw.choices(words, k=draw.randint(1, shape.prompt - 1))) for _ in range(size)
-    )
-    (folder / "in").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    verb = ["translate", str(folder / "ours"), "--max-new-tokens", str(NEW_TOKENS)]
-    files = ["-i", str(folder / "in"), "-o", str(folder / "out")]
-    code = "from heedful.cli import main; main()"
-    found = resources([sys.executable, "-c", code, *verb, *files], "")
-    with (folder / "out").open(encoding="utf-8") as out:
-        assert sum(1 for _ in out) == size
+    found: dict[str, list[Used]] = {name: [] for name in cases}
+    for number in range(rounds):
+        for name in list(cases)[:: 1 if number % 2 else -1]:
+            found[name].append(used(cases[name], source, folder / "out"))
+            with (folder / "out").open(encoding="utf-8") as out:
+                assert sum(1 for _ in out) == size
     return found
 
 
-def resources(command: list[str], given: str) -> dict[str, float]:
-    """Of a process from its start to its end: seconds, those of the processor, most MiB held."""
-    started = [sys.executable, "-c", START, *command]
-    done = subprocess.run(started, input=f"{given}\n", capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
+def write_sentences(path: Path, shape: Shape, words: list[str], count: int, seed: int) -> None:
+    """A file of sentences of random lengths."""
+    draw = random.Random(seed)
+    lines = (
+        " ".join(draw.choices(words, k=draw.randint(1, shape.prompt - 1))) for _ in range(count)
+    )
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def used(command: list[str], source: Path, out: Path = Path(os.devnull)) -> Used:
+    """Seconds, seconds of the processor and most MiB held, of a process from start to end."""
+    words = [sys.executable, "-c", START, str(out), *command]
+    with source.open(encoding="utf-8") as stdin:
+        done = subprocess.run(words, stdin=stdin, capture_output=True, text=True, check=True)
+    found: Used = json.loads(done.stdout)
     return found
 
 
 def sections(
-    starts: dict[str, dict[str, float]], files: dict[int, dict[str, float]], rounds: int
+    starts: dict[str, list[Used]],
+    files: dict[int, dict[str, list[Used]]],
+    rounds: tuple[int, int],
+    layout: list[str],
 ) -> list[str]:
     """The page."""
-    heads = ["", "seconds", "of the processor", "MiB at most"]
+    heads = ["", "seconds", "of the processor", "MiB at most", "heedful's seconds over these"]
 
-    def row(name: str, each: dict[str, float]) -> list[Any]:
-        values = each["seconds"], each["processor seconds"]
-        return [name, *(f"{value:.2f}" for value in values), whole(each["MiB"])]
+    def row(name: str, each: list[Used], ours: list[Used]) -> list[Any]:
+        seconds, processor, memory = (
+            statistics.median(one[key] for one in each)
+            for key in ("seconds", "processor seconds", "MiB")
+        )
+        times = paired_ratio([one["seconds"] for one in ours], [one["seconds"] for one in each])
+        return [name, f"{seconds:.2f}", f"{processor:.2f}", whole(memory), f"{times:.2f}"]
 
     return [
         "A model of the tiny size with random weights, optimised: CTranslate2 in int8.",
         "## One sentence, from the start of the process to its end",
-        table(heads, [row(name, each) for name, each in starts.items()]),
-        f"Medians of {rounds} rounds, all in turn; files were read before.",
+        table(heads, [row(name, each, starts[OURS]) for name, each in starts.items()]),
+        f"Medians of {rounds[0]} rounds, all in turn; files were read before. The ratio is the "
+        "median of the ratios within a round.",
         "## Files of sentences of random lengths",
-        table(heads, [row(f"{size:,} sentences", each) for size, each in files.items()]),
-        f"From file to file, {NEW_TOKENS} new tokens each.",
+        table(
+            heads,
+            [
+                row(f"{size:,} sentences, {name}", each, of[OURS])
+                for size, of in files.items()
+                for name, each in of.items()
+            ],
+        ),
+        f"From file to file, {NEW_TOKENS} new tokens each, medians of {rounds[1]} rounds. By hand: "
+        "the tokenizer's `encode_batch`, one call of `translate_batch` with all lines, "
+        f"`decode_batch`; {layout[0]}×{layout[1]} workers × threads and batches of {layout[3]} "
+        f"{layout[2]}, which were fastest on other sentences.",
     ]
 
 

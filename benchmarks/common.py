@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from heedful.inference.optimizing import _STAY as STAY
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 
@@ -115,36 +117,62 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """The rates of each case in rounds in which every case runs once: A B, B A, A B, ...
 
-    A case gives the units of work that it did; its rate is those over its seconds. What disturbs
-    the machine for a while so disturbs all cases alike. One round before is not counted.
+    A case returns the units of work that it did; its rate is those over its seconds. A temporary
+    slowdown of the machine so affects all cases alike. A first round is not counted.
 
     Args:
-        rounds: at least so many.
-        least: seconds of a case in a round. One that is sooner done runs again until they are
-            over, and its first time is not counted: other cases' threads may still be at an end.
-        lasting: seconds that all rounds take at least.
+        rounds: the minimum number of rounds.
+        least: seconds of a case in a round. A shorter case is repeated until they are over, and
+            its first call is not counted: the threads of the case before may still be spinning.
+        lasting: the minimum number of seconds of all rounds together.
     """
     rates: dict[str, list[float]] = {name: [] for name in cases}
     order, number, began = list(cases), 0, time.perf_counter()
     while number <= rounds or time.perf_counter() - began < lasting:
         for name in order:
             units, seconds = _timed(cases[name])
-            if seconds < least:
-                units, seconds = 0.0, 0.0
-                while seconds < least:
-                    more = _timed(cases[name])
-                    units, seconds = units + more[0], seconds + more[1]
+            rate = _rate(cases[name], least) if seconds < least else units / seconds
             if number:
-                rates[name].append(units / seconds)
+                rates[name].append(rate)
         order.reverse()
         number += 1
     return rates
 
 
-def median_rates(cases: dict[str, Callable[[], float]], *, rounds: int) -> dict[str, float]:
-    """The median of each case's `interleaved` rates."""
-    found = interleaved(cases, rounds=rounds)
-    return {name: statistics.median(rates) for name, rates in found.items()}
+def fastest(
+    cases: Sequence[Callable[[], float]], *, rounds: int | None = None, least: float = 0.1
+) -> int:
+    """The index of the case with the best median rate; all systems choose their settings by it.
+
+    As in `heedful optimize`: one call that is not counted, then as many rounds in turn as there, in
+    each of which a case that is far behind the best is left out of those that follow.
+
+    Args:
+        rounds: default: as many as `heedful optimize` takes.
+        least: seconds of a case in a round.
+    """
+    rates: list[list[float]] = [[] for _ in cases]
+    left = list(range(len(cases)))
+    for share in STAY[:rounds]:
+        if len(left) == 1:
+            break
+        for index in left:
+            if not rates[index]:
+                cases[index]()
+            rates[index].append(_rate(cases[index], least))
+        medians = {index: statistics.median(rates[index]) for index in left}
+        best = max(medians.values())
+        left = [index for index in left if medians[index] >= share * best]
+    return max(left, key=lambda index: statistics.median(rates[index] or [0.0]))
+
+
+def _rate(case: Callable[[], float], least: float = 0.0) -> float:
+    """Units of work a second, of as many calls as take `least` seconds."""
+    units, seconds = _timed(case)
+    while seconds < least:
+        more = _timed(case)
+        units, seconds = units + more[0], seconds + more[1]
+    return units / seconds
 
 
 def _timed(case: Callable[[], float]) -> tuple[float, float]:
@@ -153,14 +181,19 @@ def _timed(case: Callable[[], float]) -> tuple[float, float]:
     return units, time.perf_counter() - began
 
 
-def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+def medians(rates: dict[str, list[float]]) -> dict[str, float]:
+    """The median of each case's rates."""
+    return {name: statistics.median(each) for name, each in rates.items()}
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The median of the ratios round by round, in which both met the same machine."""
-    return f"{statistics.median(a / b for a, b in zip(ours, theirs, strict=True)):.2f}"
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def ratio(ours: float | None, theirs: float | None) -> str:
-    """How many times as fast ours is; a dash where one was not measured."""
-    return "–" if not ours or not theirs else f"{ours / theirs:.2f}"
+def ratio(ours: Sequence[float] | None, theirs: Sequence[float] | None) -> str:
+    """How many times as fast ours is, by `paired_ratio`; a dash where one was not measured."""
+    return f"{paired_ratio(ours, theirs):.2f}" if ours and theirs else "–"
 
 
 def whole(value: float | None) -> str:

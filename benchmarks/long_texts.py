@@ -1,23 +1,32 @@
 """Long texts: what a sliding window costs as a text grows, and what a token costs late in a text.
 
-Memory is the largest that a fresh process ever held, less what it held before the layer ran.
+One causal layer: heedful's with a window and without, and one written with torch's fused causal
+kernel (`scaled_dot_product_attention(is_causal=True)`). Times are measured in turn in one process;
+memory is the largest that a fresh process ever held, less what it held before the layer ran.
 """
 
-import json
 import math
 import resource
 import statistics
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import argument_parser, command_line, table, write_results
+from common import (
+    argument_parser,
+    command_line,
+    interleaved,
+    medians,
+    paired_ratio,
+    table,
+    write_results,
+)
 from heedful.parts.attention import Attention
 from heedful.parts.tokens import Span, Tokens
 from heedful.parts.visibility import Visibility
@@ -25,65 +34,97 @@ from heedful.zoo import llama
 
 WIDTH, HEADS, WINDOW = 256, 8, 256
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-FULL_LENGTHS = (512, 1024, 2048, 4096, 8192)  # the weights of 16k would take 8 GiB a pass
+KINDS = {"window": "window", "full": "full", "fused": "full by torch's fused causal kernel"}
+# The longest text of a kind. Where the weights of attention are formed, those of 16k take 8 GiB.
+LONGEST = {"full": 8192}
 CONTEXTS = (256, 1024, 4096)
 DECODER = {"d_model": 512, "num_heads": 8, "num_layers": 8, "d_ff": 1408, "vocab_size": 8000}
+Layers = dict[str, dict[str, dict[str, Any]]]  # kind, length, measure
 
 
 def main() -> None:
-    """Measure each layer in a process of its own, then decoding, and write the page."""
+    """Measure the layers and decoding, and write the page."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--one", nargs=2, metavar=("KIND", "LENGTH"), help="one layer, as JSON")
-    parser.add_argument("--rounds", type=int, default=15, help="the median is over these")
+    parser.add_argument("--one", nargs=2, metavar=("KIND", "LENGTH"), help="memory of one layer")
+    parser.add_argument("--rounds", type=int, default=5, help="the minimum number of rounds")
+    parser.add_argument("--seconds", type=float, default=10, help="of the rounds of a length")
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(layer(arguments.one[0], int(arguments.one[1]), arguments.rounds)))
+        print(memory(arguments.one[0], int(arguments.one[1])))
         return
-    rounds = 1 if arguments.quick else arguments.rounds
-    of = {"window": LENGTHS, "full": FULL_LENGTHS}
+    timing = {"rounds": arguments.rounds, "lasting": arguments.seconds}
+    lengths, longest, contexts = LENGTHS, LONGEST, CONTEXTS
     if arguments.quick:
-        of = {"window": (64, 128), "full": (64,)}
-    layers: dict[str, dict[str, dict[str, float]]] = {"window": {}, "full": {}}
-    for kind, found in layers.items():
-        for length in of[kind]:
-            often = rounds * min(8, max(1, 4096 // length))  # short ones are soon disturbed
-            words = [sys.executable, __file__, "--one", kind, str(length), "--rounds", str(often)]
+        timing = {"rounds": 1}
+        lengths, longest, contexts = (64, 128), {"full": 64}, (32, 64)
+    layers: Layers = {kind: {} for kind in KINDS}
+    for length in lengths:
+        kinds = [kind for kind in KINDS if length <= longest.get(kind, length)]
+        rates = interleaved({kind: layer(kind, length) for kind in kinds}, **timing)
+        for kind in kinds:
+            seconds = [1 / rate for rate in rates[kind]]
+            words = [sys.executable, __file__, "--one", kind, str(length)]
             done = subprocess.run(words, capture_output=True, text=True, check=True)
-            found[str(length)] = json.loads(done.stdout)
-            print(kind, length, found[str(length)])
-    decoding = decode((32, 64) if arguments.quick else CONTEXTS, rounds)
+            layers[kind][str(length)] = {
+                "seconds": 1 / medians(rates)[kind],
+                "seconds_by_round": seconds,
+                "bytes": int(done.stdout),
+            }
+        print(length, {kind: layers[kind][str(length)]["seconds"] for kind in kinds}, flush=True)
+    decoding = decode(contexts, timing)
     write_results(
         "long_texts",
         "Long texts",
-        sections(layers, decoding, rounds),
-        {"rounds": rounds, "layers": layers, "decoding": decoding},
+        sections(layers, decoding, timing),
+        {"timing": timing, "layers": layers, "decoding": decoding},
         directory=arguments.results,
         command=command_line(),
     )
     (arguments.results / "long_texts.svg").write_text(figure(layers), encoding="utf-8")
 
 
-def layer(kind: str, length: int, rounds: int) -> dict[str, float]:
-    """Seconds and bytes of one causal layer, forward and backward."""
+class FusedAttention(nn.Module):
+    """The same projections around torch's fused causal kernel."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention output (B, T, D)."""
+        split = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        heads = F.scaled_dot_product_attention(*split, is_causal=True)
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+def layer(kind: str, length: int) -> Callable[[], float]:
+    """Forward and backward of one causal layer over a text: one unit of work a call."""
     torch.manual_seed(0)
-    attention = Attention(WIDTH, HEADS, window=WINDOW if kind == "window" else None)
     x = torch.randn(1, length, WIDTH, requires_grad=True)
+    if kind == "fused":
+        net: Any = FusedAttention(WIDTH, HEADS)
+    else:
+        attention = Attention(WIDTH, HEADS, window=WINDOW if kind == "window" else None)
+        places = Span(torch.arange(length)[None])
 
-    def run() -> None:
-        attention(x, causal(length)).sum().backward()
+        def net(x: Tensor) -> Tensor:
+            return attention(x, Visibility(places, places, causal=True))
 
-    warm = Attention(WIDTH, HEADS, window=WINDOW)
-    warm(x[:, :512].detach().requires_grad_(), causal(min(length, 512)))
+    def run() -> float:
+        net(x).sum().backward()
+        return 1.0
+
+    return run
+
+
+def memory(kind: str, length: int) -> int:
+    """The bytes that the first run of a layer adds to the most that this process ever held."""
+    layer(kind, min(length, 512))()  # what torch itself takes
+    run = layer(kind, length)
     before = peak_bytes()
     run()
-    taken = peak_bytes() - before
-    return {"seconds": median_seconds(run, rounds), "bytes": taken}
-
-
-def causal(length: int) -> Visibility:
-    """No token sees those after it."""
-    places = Span(torch.arange(length)[None])
-    return Visibility(places, places, causal=True)
+    return peak_bytes() - before
 
 
 def peak_bytes() -> int:
@@ -92,88 +133,88 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def median_seconds(run: Any, rounds: int) -> float:
-    """Of a function, one call before not counted."""
-    run()
-    times = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
 @torch.inference_mode()
-def decode(contexts: tuple[int, ...], rounds: int) -> dict[str, dict[str, float]]:
+def decode(contexts: tuple[int, ...], timing: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Seconds of one token after so many others, and of the reading that attention must do."""
     config = llama.Config(**DECODER, max_length=2 * max(contexts))
     net = llama.build(config).eval()
-    found = {}
+    cases: dict[str, Callable[[], float]] = {}
     for context in contexts:
         cache = net.start(1, capacity=context + 2)
         ids = torch.randint(8, config.vocab_size, (1, context + 1))
         net.decode(Tokens.of(ids[:, :context]), cache)
         last = Tokens(ids[:, -1:], torch.full((1, 1), context))
 
-        def token(cache: Any = cache, last: Tokens = last, context: int = context) -> None:
+        def token(cache: Any = cache, last: Tokens = last, context: int = context) -> float:
             net.head(net.decode(last, cache))
             cache.rewind(context)
+            return 1.0
 
         shape = (1, config.num_heads, 1, config.d_model // config.num_heads)
         query = torch.randn(shape)
         stored = [store.transpose(1, 2).chunk(2, dim=1) for store in cache.stores]
 
-        def read(stored: Any = stored, query: Tensor = query) -> None:
+        def read(stored: Any = stored, query: Tensor = query) -> float:
             for keys, values in stored:
                 F.scaled_dot_product_attention(query, keys, values)
+            return 1.0
 
+        cases |= {f"token {context}": token, f"reading {context}": read}
+    least = 0.0 if timing["rounds"] == 1 else 0.1
+    rates = interleaved(cases, least=least, **timing)
+    found: dict[str, dict[str, Any]] = {}
+    for context in contexts:
+        token_rates, reading_rates = rates[f"token {context}"], rates[f"reading {context}"]
+        pairs = zip(token_rates, reading_rates, strict=True)
         found[str(context)] = {
-            "token_seconds": median_seconds(token, 20 * rounds),
-            "reading_seconds": median_seconds(read, 20 * rounds),
+            "token_seconds": 1 / statistics.median(token_rates),
+            "reading_seconds": 1 / statistics.median(reading_rates),
+            "rest_seconds_by_round": [1 / token - 1 / reading for token, reading in pairs],
         }
-        print("decoding", context, found[str(context)])
+        print("decoding", context, found[str(context)]["token_seconds"], flush=True)
     return found
 
 
 def sections(
-    layers: dict[str, dict[str, dict[str, float]]],
-    decoding: dict[str, dict[str, float]],
-    rounds: int,
+    layers: Layers, decoding: dict[str, dict[str, Any]], timing: dict[str, Any]
 ) -> list[str]:
     """The page."""
-    rows = []
+    rows, ratios = [], window_ratios(layers)
     for length, window in layers["window"].items():
-        full = layers["full"].get(length)
+        of = [layers[kind].get(length) for kind in KINDS]
         rows.append(
             [
                 f"{int(length):,}",
-                f"{1e3 * window['seconds']:.1f}",
+                *(f"{1e3 * one['seconds']:.1f}" if one else "–" for one in of),
+                f"{ratios[length]:.2f}",
                 f"{1e6 * window['seconds'] / int(length):.2f}",
-                f"{window['bytes'] / 2**20:.0f}",
-                f"{1e3 * full['seconds']:.1f}" if full else "–",
-                f"{full['bytes'] / 2**20:.0f}" if full else "–",
+                *(f"{one['bytes'] / 2**20:.0f}" if one else "–" for one in of),
             ]
         )
-    header = ["tokens", "window, ms", "µs a token", "MiB", "full, ms", "MiB"]
-    contexts = list(decoding)
-    first = decoding[contexts[0]]
-    base = first["token_seconds"] - first["reading_seconds"]
+    header = ["tokens", *(f"{name}, ms" for name in KINDS.values())]
+    header += ["window's rate over the best full one's", "window, µs a token"]
+    header += [f"{name}, MiB" for name in KINDS.values()]
+    first = next(iter(decoding.values()))["rest_seconds_by_round"]
     late = []
     for context, one in decoding.items():
-        rest = one["token_seconds"] - one["reading_seconds"]
+        rest = one["rest_seconds_by_round"]
         late.append(
             [
                 f"{int(context):,}",
                 f"{1e3 * one['token_seconds']:.2f}",
                 f"{1e3 * one['reading_seconds']:.2f}",
-                f"{1e3 * rest:.2f}",
-                f"{rest / base:.2f}",
+                f"{1e3 * statistics.median(rest):.2f}",
+                f"{paired_ratio(rest, first):.2f}",
             ]
         )
     return [
-        f"One causal layer (width {WIDTH}, {HEADS} heads, fp32), forward and backward; window "
-        f"{WINDOW} against all keys. Medians of {rounds} rounds, of more where the text is shorter "
-        "than 4,096; memory is the peak of a process.",
+        f"One causal layer (width {WIDTH}, {HEADS} heads, fp32, no dropout), forward and backward; "
+        f"a window of {WINDOW} against all keys, by heedful's own layer and by one written with "
+        "torch's fused causal kernel. All run in one process in turn, in "
+        f"{timing['rounds']} rounds or more, until {timing.get('lasting', 0):g} seconds are over. "
+        "Times are medians of the rounds, ratios medians of the ratios within a round; memory is "
+        "the peak of a process of its own.",
+        verdict(ratios),
         table(header, rows),
         "![Time and memory of a layer by length](long_texts.svg)",
         "One token after so many others, batch of 1 "
@@ -183,7 +224,29 @@ def sections(
     ]
 
 
-def figure(layers: dict[str, dict[str, dict[str, float]]]) -> str:
+def window_ratios(layers: Layers) -> dict[str, float]:
+    """By length the rate of the window over that of the fastest way to attend to all keys."""
+    found = {}
+    for length, window in layers["window"].items():
+        full = [layers[kind][length] for kind in ("full", "fused") if length in layers[kind]]
+        best = min(full, key=lambda one: one["seconds"])
+        found[length] = paired_ratio(best["seconds_by_round"], window["seconds_by_round"])
+    return found
+
+
+def verdict(ratios: dict[str, float]) -> str:
+    """From which length on the window is faster than the best full attention, and how much."""
+    slower = [f"{int(length):,} ({value:.2f})" for length, value in ratios.items() if value < 1]
+    faster = [f"{int(length):,} ({value:.2f})" for length, value in ratios.items() if value >= 1]
+    kinds = {"slower": slower, "as fast or faster": faster}
+    told = [f"{kind} at {', '.join(some)}" for kind, some in kinds.items() if some]
+    return (
+        "Against the fastest full attention of each length the window is "
+        f"{' and '.join(told)} tokens (in parentheses its rate over that of full attention)."
+    )
+
+
+def figure(layers: Layers) -> str:
     """Both measures by length on logarithmic axes, as a picture."""
     charts = [("seconds", "milliseconds", 1e3), ("bytes", "MiB", 1 / 2**20)]
     parts = [
@@ -196,9 +259,7 @@ def figure(layers: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def chart(
-    layers: dict[str, dict[str, dict[str, float]]], key: str, unit: str, scale: float, *, left: int
-) -> list[str]:
+def chart(layers: Layers, key: str, unit: str, scale: float, *, left: int) -> list[str]:
     """One measure: a line a kind, labelled at its end."""
     lines = {
         kind: [(int(length), max(one[key] * scale, 0.01)) for length, one in found.items()]
@@ -225,7 +286,7 @@ def chart(
         across, _ = at(x, 10.0**low)
         label = f"{x // 1024}k" if x >= 1024 else str(x)
         drawn.append(f'<text x="{across:.1f}" y="342" text-anchor="middle">{label}</text>')
-    for kind, color in (("full", "#c2410c"), ("window", "#1d4ed8")):
+    for kind, color in (("full", "#c2410c"), ("fused", "#15803d"), ("window", "#1d4ed8")):
         points = [at(x, y) for x, y in lines[kind]]
         if not points:
             continue

@@ -1,7 +1,9 @@
 """Training speed in tokens/s: heedful, torch.nn.Transformer and transformers' Marian, side by side.
 
 One optimizer step is forward, loss with label smoothing, backward, clipping and fused Adam. Tokens
-are those of source and target without padding. All train in one process, in turn.
+are those of source and target without padding. All train in one process, in turn. Marian's
+attention (eager or sdpa) is chosen for each size and precision by `common.fastest`, on other
+batches than those measured. No peer forms logits at padding.
 """
 
 import math
@@ -9,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from torch.nn import functional as F
 from common import (
     argument_parser,
     command_line,
+    fastest,
     installed,
-    median_rates,
+    interleaved,
+    medians,
     ratio,
     table,
     whole,
@@ -39,6 +43,8 @@ from heedful.zoo import vaswani2017
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT, SMOOTHING, CLIP, RATE, BETAS, EPS = 0.1, 0.1, 1.0, 1e-4, (0.9, 0.98), 1e-9
 PRECISIONS = ("fp32", "bf16")
+ATTENTIONS = ("eager", "sdpa")  # of transformers
+LEAST = 0.2  # seconds of a case in a round
 Case = Callable[[], float]
 
 
@@ -67,8 +73,8 @@ def main() -> None:
     """Measure every size and write the page."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--peers", default="torch,transformers", help="by commas; may be empty")
-    parser.add_argument("--rounds", type=int, default=9, help="the median is over these")
-    parser.add_argument("--steps", type=int, default=3, help="steps of each in each round")
+    parser.add_argument("--rounds", type=int, default=7, help="the median is over these")
+    parser.add_argument("--steps", type=int, default=2, help="steps of each in each round")
     arguments = parser.parse_args()
     peers = [peer for peer in arguments.peers.split(",") if peer]
     if not installed("transformers"):
@@ -77,11 +83,16 @@ def main() -> None:
     data = {}
     for name, size in (QUICK if arguments.quick else SIZES).items():
         torch.manual_seed(1)
-        batches = make_batches(size)
-        cases, parameters = make_cases(size, batches, ["heedful", *peers], steps)
-        rates = median_rates(cases, rounds=rounds)
-        data[name] = {"parameters": parameters, "tokens_per_second": rates}
-        print(name, {case: round(rate) for case, rate in rates.items()})
+        chosen = choose_attention(size, quick=arguments.quick) if "transformers" in peers else {}
+        cases, parameters = make_cases(size, ["heedful", *peers], steps, chosen)
+        rates = interleaved(cases, rounds=rounds, least=LEAST if not arguments.quick else 0.0)
+        data[name] = {
+            "parameters": parameters,
+            "marian_attention": chosen,
+            "tokens_per_second": medians(rates),
+            "tokens_per_second_by_round": rates,
+        }
+        print(name, chosen, {case: round(rate) for case, rate in medians(rates).items()})
     write_results(
         "training_speed",
         "Training speed",
@@ -93,9 +104,9 @@ def main() -> None:
     )
 
 
-def make_batches(size: Size) -> list[Batch]:
+def make_batches(size: Size, seed: int) -> list[Batch]:
     """Random ids, lengths uniform in the last quarter of the width."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     least = size.width - size.width // 4 + 1
     batches = []
     for _ in range(4):
@@ -109,22 +120,39 @@ def make_batches(size: Size) -> list[Batch]:
     return batches
 
 
+def choose_attention(size: Size, *, quick: bool) -> dict[str, str]:
+    """For each precision the attention with which Marian trains fastest, on batches of its own."""
+    batches = make_batches(size, seed=2)
+    chosen = {}
+    for precision in PRECISIONS:
+        cases = [
+            partial(take_steps, plain_step(Marian(size, attention), precision), cycle(batches), 1)
+            for attention in ATTENTIONS
+        ]
+        index = fastest(cases, rounds=1 if quick else None, least=0.0 if quick else LEAST)
+        chosen[precision] = ATTENTIONS[index]
+    return chosen
+
+
 def make_cases(
-    size: Size, batches: list[Batch], who: list[str], steps: int
+    size: Size, who: list[str], steps: int, attention: dict[str, str]
 ) -> tuple[dict[str, Case], dict[str, int]]:
     """For each implementation and precision a function that takes some steps; and its parameters.
 
-    The two precisions of one implementation train the same weights: autocast is the difference.
+    Each precision trains weights of its own; autocast is the difference.
+
+    Args:
+        attention: of Marian, by precision.
     """
+    batches = make_batches(size, seed=1)
     cases: dict[str, Case] = {}
     parameters = {}
-    for name in who:
-        net = MODELS[name](size)
+    for name, precision in product(who, PRECISIONS):
+        net = Marian(size, attention[precision]) if name == "transformers" else MODELS[name](size)
         parameters[name] = sum(parameter.numel() for parameter in net.parameters())
         stepper = heedful_step if name == "heedful" else plain_step
-        for precision in PRECISIONS:
-            step = stepper(net, precision)
-            cases[f"{name} {precision}"] = partial(take_steps, step, cycle(batches), steps)
+        step = stepper(net, precision)
+        cases[f"{name} {precision}"] = partial(take_steps, step, cycle(batches), steps)
     return cases, parameters
 
 
@@ -165,22 +193,15 @@ def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
 
 
 def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
-    """A step as one writes it for any module that gives logits."""
+    """A step as one writes it for any module that returns logits."""
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, betas=BETAS, eps=EPS, fused=True)
     net.train()
 
     def step(batch: Batch) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             assert batch.source is not None
-            logits = net(batch.source.ids, batch.tokens.ids).flatten(0, 1)
-            targets = torch.full((len(logits),), PAD)
-            targets[batch.places] = batch.targets
-            loss = F.cross_entropy(
-                logits,
-                targets,
-                ignore_index=PAD,
-                label_smoothing=SMOOTHING,
-            )
+            logits = net(batch.source.ids, batch.tokens.ids, batch.places)
+            loss = F.cross_entropy(logits, batch.targets, label_smoothing=SMOOTHING)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), CLIP)
         optimizer.step()
@@ -213,8 +234,9 @@ class TorchTransformer(nn.Module):
             batch_first=True,
         )
 
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        """Logits at every target place."""
+    def forward(self, src: Tensor, tgt: Tensor, places: Tensor) -> Tensor:
+        """Logits at the real target places. No real target token attends to padding behind it, so
+        the target needs no mask of its padding."""
         causal = nn.Transformer.generate_square_subsequent_mask(tgt.size(1)).isinf()
         states = self.transformer(
             self.embed(src),
@@ -222,10 +244,9 @@ class TorchTransformer(nn.Module):
             tgt_mask=causal,
             src_key_padding_mask=src == PAD,
             memory_key_padding_mask=src == PAD,
-            tgt_key_padding_mask=tgt == PAD,
             tgt_is_causal=True,
         )
-        return F.linear(states, self.embedding.weight)
+        return F.linear(states.flatten(0, 1)[places], self.embedding.weight)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Scaled embeddings plus positions."""
@@ -234,9 +255,9 @@ class TorchTransformer(nn.Module):
 
 
 class Marian(nn.Module):
-    """transformers' MarianMTModel, randomly initialised."""
+    """transformers' MarianMTModel, randomly initialized."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, attention: str) -> None:
         super().__init__()
         from transformers import MarianConfig, MarianMTModel
 
@@ -260,13 +281,16 @@ class Marian(nn.Module):
             eos_token_id=EOS,
             decoder_start_token_id=BOS,
             forced_eos_token_id=None,
+            use_cache=False,
         )
-        self.model = MarianMTModel(config)
+        self.net = MarianMTModel(config)
+        self.net.set_attn_implementation(attention)
 
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        """Logits at every target place."""
-        found = self.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt)
-        logits: Tensor = found.logits
+    def forward(self, src: Tensor, tgt: Tensor, places: Tensor) -> Tensor:
+        """Logits at the real target places."""
+        states = self.net.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt)
+        real = states.last_hidden_state.flatten(0, 1)[places]
+        logits: Tensor = self.net.lm_head(real) + self.net.final_logits_bias
         return logits
 
 
@@ -289,7 +313,6 @@ def heedful_model(size: Size) -> nn.Module:
 MODELS: dict[str, Callable[[Size], nn.Module]] = {
     "heedful": heedful_model,
     "torch": TorchTransformer,
-    "transformers": Marian,
 }
 LABELS = {
     "heedful": "heedful",
@@ -301,6 +324,7 @@ LABELS = {
 def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> list[str]:
     """The page: how, the rates, the ratios."""
     rates = {size: found["tokens_per_second"] for size, found in data.items()}
+    rounds_of = {size: found["tokens_per_second_by_round"] for size, found in data.items()}
     speed = [
         [f"{LABELS[name]}, {p}", *(whole(rates[size].get(f"{name} {p}")) for size in data)]
         for name in who
@@ -309,7 +333,10 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
     compared = [
         [
             f"{LABELS[name]}, {p}",
-            *(ratio(rates[s].get(f"heedful {p}"), rates[s].get(f"{name} {p}")) for s in data),
+            *(
+                ratio(each.get(f"heedful {p}"), each.get(f"{name} {p}"))
+                for each in rounds_of.values()
+            ),
         ]
         for name in who[1:]
         for p in PRECISIONS
@@ -322,9 +349,20 @@ def sections(data: dict[str, Any], who: list[str], rounds: int, steps: int) -> l
         "Tokens of source and target, without padding, in a second of whole optimizer steps: "
         f"forward, loss with label smoothing {SMOOTHING}, backward, clipping, fused Adam; dropout "
         f"{DROPOUT} on sub-layers, attention weights and hidden units. Random ids, lengths uniform "
-        "in the last quarter of the width. All run in one process in turn; each figure is the "
-        f"median of {rounds} rounds of {steps} steps."
+        "in the last quarter of the width. All run in one process in turn. Rates are the medians "
+        f"of {rounds} rounds of {steps} steps, ratios the medians of the ratios within a round. "
+        "heedful takes the steps of its trainer, with the trainer's checks and counts. The peers "
+        "compute logits only at real targets."
     )
+    if "transformers" in who:
+        attentions = "; ".join(
+            f"{size}: " + ", ".join(f"{p} {a}" for p, a in found["marian_attention"].items())
+            for size, found in data.items()
+        )
+        how += (
+            " Marian runs with the attention (eager or sdpa) that was fastest on other batches, in "
+            f"as many rounds as `heedful optimize` takes ({attentions})."
+        )
     size_header = ["size", "D", "heads", "layers a side", "F", "pairs", "width", "vocabulary"]
     return [
         how,

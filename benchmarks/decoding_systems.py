@@ -1,0 +1,409 @@
+"""What decoding is measured on: models, prompts, and every way to run each system."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ctranslate2
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+import heedful
+import heedful.files
+from common import installed
+from heedful.data.tokenizer import train_tokenizer
+from heedful.engines.threads import run_with
+from heedful.export.hf import export_hf
+from heedful.inference import GenerationIds, ModelCard, open_net
+from heedful.inference.forms import make_form
+from heedful.inference.optimizing import optimize
+from heedful.zoo import gpt2, marian
+from llama_peer import PRECISIONS, Context, LlamaCpp, write_gguf
+from training_speed import QUICK, SIZES, Size
+
+START, END = 0, 2
+# The system, and the package whose version is on the page.
+SYSTEMS = {
+    "eager": "heedful",
+    "optimised": "heedful",
+    "transformers": "transformers",
+    "ctranslate2": "ctranslate2",
+    "llama.cpp": "llama-cpp-python",
+}
+Rows = list[list[int]]
+Decode = Callable[[], Rows]
+
+
+class Shape(NamedTuple):
+    """A model and what it is given: tokens of each prompt, with the end that a source has; exactly
+    so many new ones; beams and batches that are measured."""
+
+    size: Size
+    prompt: int = 16
+    new: int = 20
+    beams: tuple[int, ...] = (1, 4)
+    batches: tuple[int, ...] = (1, 64)
+    is_translator: bool = True
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """What may not be written."""
+        return (0, 1, 3) if self.is_translator else ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt where prompts differ."""
+        return 2 * self.prompt - self.shortest
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest prompt where prompts differ; the mean is `prompt`."""
+        return self.prompt // 4
+
+    def settings(self) -> "list[Setting]":
+        """What is measured, prompts of different lengths in the largest batch, greedy."""
+        alike = [Setting(beam, batch) for beam in self.beams for batch in self.batches]
+        mixed = Setting(1, max(self.batches), mixed=True)
+        return sorted([*alike, *([mixed] if mixed.batch > 1 else [])])
+
+    def work(self, beam: int) -> tuple[float, float]:
+        """Multiplications for a token of the best output, and weights that a step reads."""
+        size, layers = self.size, self.size.num_layers
+        square, feedforward = size.d_model**2, 2 * size.d_model * size.d_ff
+        block = (6 if self.is_translator else 4) * square + feedforward
+        step = layers * block + size.d_model * size.vocab_size
+        source = layers * ((6 if self.is_translator else 4) * square + feedforward)
+        return beam * step + source * self.prompt / self.new, step
+
+
+class Setting(NamedTuple):
+    """A search, a batch, and whether its prompts are of different lengths."""
+
+    beam: int
+    batch: int
+    mixed: bool = False
+
+    def __str__(self) -> str:
+        search = "greedy" if self.beam == 1 else f"beam {self.beam}"
+        return f"{search}, batch {self.batch}{', mixed lengths' if self.mixed else ''}"
+
+
+SHAPES = {name: Shape(size) for name, size in SIZES.items()} | {
+    "gpt2": Shape(Size(768, 12, 12, 3072, 16, 32, 50_257), 32, 64, (1,), (1, 16), False)
+}
+SMALL = {
+    "quick": Shape(QUICK["quick"], beams=(1,)),
+    "quick gpt2": Shape(replace(QUICK["quick"], d_model=32), 8, 6, (1,), (2,), False),
+}
+
+
+class Variant(NamedTuple):
+    """One way to run a system: its settings, and what decodes given prompts.
+
+    Attributes:
+        on: for prompts a function that decodes them once.
+        detail: what else is set, where there is a choice.
+    """
+
+    precision: str
+    threads: int
+    workers: int
+    on: Callable[[Rows], Decode]
+    engine: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        layout = f"{self.precision} {self.workers}×{self.threads}"
+        return " ".join(word for word in (self.engine, layout, self.detail) if word)
+
+
+def write_model(shape: Shape, folder: Path) -> list[str]:
+    """Random weights as ours, for transformers, for CTranslate2 by hand and for llama.cpp; the
+    known words."""
+    size = shape.size
+    words = [f"w{number}" for number in range(size.vocab_size - 4)]
+    tokenizer = train_tokenizer([" ".join(words)], kind="word")
+    assert tokenizer.vocab_size == size.vocab_size
+    torch.manual_seed(1)
+    sizes = {"d_model": size.d_model, "num_heads": size.num_heads, "d_ff": size.d_ff}
+    config: Any
+    if shape.is_translator:
+        config = marian.Config(
+            src_vocab_size=size.vocab_size,
+            tgt_vocab_size=size.vocab_size,
+            num_encoder_layers=size.num_layers,
+            num_decoder_layers=size.num_layers,
+            activation="relu",
+            max_length=64,
+            **sizes,
+        )
+        ids = GenerationIds(start=(START,), end=(END,), never=shape.never)
+        name, net = "marian", marian.build(config)
+    else:
+        config = gpt2.Config(vocab_size=size.vocab_size, num_layers=size.num_layers, **sizes)
+        ids = GenerationIds(end=(END,))
+        name, net = "gpt2", gpt2.build(config)
+    model = open_net(net, config, ModelCard(name, "b", generation=ids), tokenizer)
+    model.save(folder / "ours")
+    export_hf(model, folder / "theirs")
+    for precision in ("float32", "int8"):
+        make_form(model, folder / "by_hand", precision)
+    if has_llama(shape):
+        exported = AutoModelForCausalLM.from_pretrained(folder / "theirs")
+        for precision in PRECISIONS:
+            write_gguf(exported, folder / f"{precision}.gguf", precision)
+    return words
+
+
+def has_llama(shape: Shape) -> bool:
+    """Whether llama.cpp runs the model: a decoder alone, and its packages are installed."""
+    is_here = installed("llama-cpp-python") and installed("gguf")
+    return is_here and not shape.is_translator
+
+
+def tune(
+    folder: Path, shape: Shape, beam: int, words: list[str], asked: dict[str, list[str]]
+) -> None:
+    """`heedful optimize` for one search, on texts of the prompts' length."""
+    model = heedful.load(folder, device="cpu", engine="eager")
+    model.card.options.update(beam_size=beam, max_new_tokens=shape.new)
+    count = shape.prompt - shape.is_translator
+    texts = [
+        " ".join(words[(at + k) % len(words)] for k in range(count))
+        for at in range(max(shape.batches))
+    ]
+    optimize(model, folder, texts, **asked)
+
+
+def prompts(shape: Shape, setting: Setting, seed: int) -> Rows:
+    """Random ids; of sources with the end."""
+    draw = torch.Generator().manual_seed(seed)
+    end = [END] if shape.is_translator else []
+    lengths = [shape.prompt] * setting.batch
+    if setting.mixed:
+        # From the shortest to the longest in equal steps, in a random order.
+        ordered = torch.linspace(shape.shortest, shape.longest, setting.batch).round().int()
+        lengths = ordered[torch.randperm(setting.batch, generator=draw)].tolist()
+    return [
+        [*torch.randint(4, shape.size.vocab_size, (n - len(end),), generator=draw).tolist(), *end]
+        for n in lengths
+    ]
+
+
+def systems(
+    folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]
+) -> dict[str, list[Variant]]:
+    """For each system every way to run it that is worth a try, with `counts` of threads."""
+    options = options_of(shape, setting.beam)
+    eager = []
+    for precision in ("float32", "bfloat16"):
+        for count in counts:
+            net = heedful.load(
+                folder / "ours", device="cpu", engine="eager", precision=precision, threads=count
+            )
+            eager.append(Variant(precision, count, 1, partial(ours, net, options)))
+    use: Any = "latency" if setting.batch == 1 else "throughput"
+    model = heedful.load(folder / "ours", use=use)
+    engine = model.engine or model.eager
+    layout = engine.precision, engine.settings.threads, engine.settings.workers
+    found = {
+        "eager": eager,
+        "transformers": [
+            Variant(precision, count, 1, partial(transformers_run, net, shape, setting.beam, count))
+            for precision in ("float32", "bfloat16")
+            for net in [transformers_net(folder, shape, precision)]
+            for count in counts
+        ],
+        "optimised": [Variant(*layout, partial(ours, model, options), engine.name)],
+        "ctranslate2": by_hand(folder, shape, setting, counts, engine),
+    }
+    if has_llama(shape):
+        found["llama.cpp"] = llama(folder, shape, setting, counts)
+    return found
+
+
+def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Rows], Decode]]:
+    """Each system in float32, whose outputs are compared; eager is the first."""
+    model = heedful.load(folder / "ours", device="cpu", engine="eager", precision="float32")
+    net = transformers_net(folder, shape, "float32")
+    opened = open_by_hand(folder, shape, "float32", 1, 1)
+    found = {
+        "eager": partial(ours, model, options_of(shape, beam)),
+        "transformers": partial(transformers_run, net, shape, beam, 1),
+        "ctranslate2": partial(by_hand_run, folder, shape, beam, opened, 0),
+    }
+    if has_llama(shape):
+        found["llama.cpp"] = partial(llama_exact, folder / "F32.gguf", shape)
+    return found
+
+
+def options_of(shape: Shape, beam: int) -> dict[str, Any]:
+    """The search as our options: exactly so many new tokens."""
+    options: dict[str, Any] = {"stop_rule": "beam_full"} if beam > 1 else {}
+    return options | {
+        "beam_size": beam,
+        "min_new_tokens": shape.new,
+        "max_new_tokens": shape.new,
+    }
+
+
+def ours(model: Any, options: dict[str, Any], rows: Rows) -> Decode:
+    """`generate` of ids."""
+    return lambda: list(model.generate(rows, **options))
+
+
+def transformers_net(folder: Path, shape: Shape, precision: str) -> Any:
+    """The exported model as transformers opens it."""
+    kind: Any = AutoModelForSeq2SeqLM if shape.is_translator else AutoModelForCausalLM
+    net = kind.from_pretrained(folder / "theirs", dtype=getattr(torch, precision)).eval()
+    net.generation_config.max_length = None  # max_new_tokens says it
+    return net
+
+
+def transformers_run(net: Any, shape: Shape, beam: int, threads: int, rows: Rows) -> Decode:
+    """`generate` with its cache and the same search; texts are padded on the left, sources on the
+    right."""
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), net.config.pad_token_id or 0)
+    mask = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        columns = slice(0, len(row)) if shape.is_translator else slice(longest - len(row), None)
+        ids[place, columns], mask[place, columns] = torch.tensor(row), 1
+
+    @torch.inference_mode()
+    def run() -> Rows:
+        with run_with(threads):
+            found = net.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                num_beams=beam,
+                do_sample=False,
+                max_new_tokens=shape.new,
+                min_new_tokens=shape.new,
+                length_penalty=1.0,
+                bad_words_ids=[[token] for token in shape.never] or None,
+                forced_eos_token_id=None,
+                pad_token_id=0,
+            )
+        return [row[-shape.new :] for row in found.tolist()]
+
+    return run
+
+
+def by_hand(
+    folder: Path, shape: Shape, setting: Setting, counts: Sequence[int], engine: Any
+) -> list[Variant]:
+    """CTranslate2 with one worker or a worker a core, in each precision of 8 bits that it has here,
+    by batches of several sizes.
+
+    An engine of ours that is open in a setting is called here too: two that read the same files
+    differ by some percent, by where their weights come to lie.
+    """
+    ours = {}
+    if engine.name == "ctranslate2":
+        opened_by_us = engine.precision, engine.settings.workers, engine.settings.threads
+        ours[opened_by_us] = engine._model
+    most = max(counts)
+    layouts = {(1, 1), (1, most)} | ({(most, 1)} if setting.batch > 1 else set())
+    found = []
+    for precision in eight_bit_precisions():
+        for workers, threads in sorted(layouts):
+            opened = ours.get((precision, workers, threads)) or open_by_hand(
+                folder, shape, precision, workers, threads
+            )
+            share = -(-setting.batch // workers)
+            for size in sorted({-(-share // parts) for parts in (1, 2, 4)}):
+                run = partial(by_hand_run, folder, shape, setting.beam, opened, size)
+                found.append(Variant(precision, threads, workers, run, detail=f"by {size}"))
+    return found
+
+
+def eight_bit_precisions() -> list[str]:
+    """int8, and int8_bfloat16 where the processor has it for CTranslate2."""
+    known = ctranslate2.get_supported_compute_types("cpu")
+    return [name for name in ("int8", "int8_bfloat16") if name in known]
+
+
+def open_by_hand(folder: Path, shape: Shape, precision: str, workers: int, threads: int) -> Any:
+    """A directory opened as CTranslate2's users do."""
+    kind = ctranslate2.Translator if shape.is_translator else ctranslate2.Generator
+    place = by_hand_place(folder, precision.split("_")[0])
+    layout = {"inter_threads": workers, "intra_threads": threads}
+    return kind(str(place), compute_type=precision, **layout)
+
+
+def by_hand_place(folder: Path, precision: str) -> Path:
+    """Where `write_model` wrote a form."""
+    return folder / "by_hand" / "engines" / "ctranslate2" / precision
+
+
+def by_hand_run(
+    folder: Path, shape: Shape, beam: int, opened: Any, batch_size: int, rows: Rows
+) -> Decode:
+    """One call, divided among the workers in batches of `batch_size`; 0: one batch."""
+    place = by_hand_place(folder, "int8")
+    name = "shared_vocabulary" if shape.is_translator else "vocabulary"
+    tokens: Sequence[str] = heedful.files.read_json(place / f"{name}.json")
+    number = {token: place for place, token in enumerate(tokens)}
+    words = [[tokens[i] for i in row] for row in rows]
+    options: dict[str, Any] = {
+        "max_batch_size": batch_size,
+        "beam_size": beam,
+        "return_end_token": True,
+    }
+
+    def translate() -> Rows:
+        found = opened.translate_batch(
+            words,
+            min_decoding_length=shape.new,
+            max_decoding_length=shape.new,
+            suppress_sequences=[[tokens[i]] for i in shape.never],
+            **options,
+        )
+        return [[number[token] for token in each.hypotheses[0]] for each in found]
+
+    def go_on() -> Rows:
+        found = opened.generate_batch(
+            words,
+            min_length=shape.new,
+            max_length=shape.new,
+            include_prompt_in_result=False,
+            **options,
+        )
+        return [each.sequences_ids[0] for each in found]
+
+    return translate if shape.is_translator else go_on
+
+
+def llama(folder: Path, shape: Shape, setting: Setting, counts: Sequence[int]) -> list[Variant]:
+    """llama.cpp in Q8_0 by threads, kind of attention, and place of keys and values."""
+    model = LlamaCpp(folder / "Q8_0.gguf")
+    found = []
+    for threads in counts:
+        for flash in (False, True):
+            for unified in (False, True) if setting.batch > 1 else (True,):
+                run = partial(
+                    llama_run, model, shape, threads=threads, flash=flash, unified=unified
+                )
+                detail = " ".join(
+                    name for name, is_on in {"flash": flash, "unified": unified}.items() if is_on
+                )
+                found.append(Variant("Q8_0", threads, 1, run, detail=detail))
+    return found
+
+
+def llama_run(model: LlamaCpp, shape: Shape, rows: Rows, **options: Any) -> Decode:
+    """Greedy decoding of all prompts as parallel sequences."""
+    capacity = max(map(len, rows)) + shape.new
+    context = Context(
+        model, sequences=len(rows), capacity=capacity, vocab_size=shape.size.vocab_size, **options
+    )
+    return lambda: context.generate(rows, shape.new, END)
+
+
+def llama_exact(path: Path, shape: Shape, rows: Rows) -> Decode:
+    """The same of float32 weights, keys and values."""
+    options = {"threads": 1, "flash": False, "unified": False, "exact": True}
+    return llama_run(LlamaCpp(path), shape, rows, **options)

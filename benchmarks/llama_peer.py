@@ -1,0 +1,163 @@
+"""llama.cpp as a peer: a GPT-2 of transformers as GGUF, and greedy decoding through its C API."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PRECISIONS = ("F32", "Q8_0")
+# Ours by theirs, in transformers' GPT-2 with `transformer.h.{layer}.` before names of a block.
+_BLOCK = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def write_gguf(net: Any, path: Path, precision: str) -> None:
+    """Write a `GPT2LMHeadModel` without a vocabulary; as llama.cpp's own converter does, matrices
+    in `precision`, and positions, norms and biases in float32."""
+    import gguf
+
+    config = net.config
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(config.n_layer)
+    writer.add_context_length(config.n_positions)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+    writer.add_head_count(config.n_head)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_file_type(getattr(gguf.LlamaFileType, _file_type(precision)))
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
+    kind = gguf.GGMLQuantizationType[precision]
+    for name, tensor in net.transformer.state_dict().items():
+        is_block = name.startswith("h.")
+        array = tensor.float().numpy()
+        if is_block and array.ndim == 2:  # (in, out) in transformers
+            array = np.ascontiguousarray(array.T)
+        quantized = array.ndim == 2 and name != "wpe.weight"
+        data = gguf.quantize(array, kind) if quantized else array
+        writer.add_tensor(_gguf_name(name), data, raw_dtype=kind if quantized else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _file_type(precision: str) -> str:
+    return {"F32": "ALL_F32", "Q8_0": "MOSTLY_Q8_0"}[precision]
+
+
+def _gguf_name(name: str) -> str:
+    """llama.cpp's name of a tensor of `GPT2Model`."""
+    stem, _, kind = name.rpartition(".")
+    if not stem.startswith("h."):
+        named = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}[stem]
+        return f"{named}.{kind}"
+    _, layer, part = stem.split(".", 2)
+    return f"blk.{layer}.{_BLOCK[part]}.{kind}"
+
+
+class LlamaCpp:
+    """A GGUF file opened for any number of contexts."""
+
+    def __init__(self, path: Path) -> None:
+        import llama_cpp
+
+        self.api = llama_cpp
+        self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        options = llama_cpp.llama_model_default_params()
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
+        assert self.model, f"llama.cpp refuses {path}"
+
+    def __del__(self) -> None:
+        self.api.llama_model_free(self.model)
+
+
+class Context:
+    """Greedy decoding of several sequences in parallel, each its own sequence of one batch.
+
+    Args:
+        capacity: tokens of a sequence at most.
+        flash: whether attention is by llama.cpp's flash attention.
+        unified: whether sequences share one buffer of keys and values.
+        exact: whether keys and values are kept in float32; default: float16, as llama.cpp does.
+    """
+
+    def __init__(
+        self,
+        model: LlamaCpp,
+        *,
+        sequences: int,
+        capacity: int,
+        vocab_size: int,
+        threads: int,
+        flash: bool,
+        unified: bool,
+        exact: bool = False,
+    ) -> None:
+        api = self.api = model.api
+        self.model = model  # which must outlive this
+        self.vocab_size = vocab_size
+        options = api.llama_context_default_params()
+        capacity = -(-capacity // 32) * 32
+        options.n_ctx = sequences * capacity
+        options.n_batch = options.n_ubatch = sequences * capacity
+        options.n_seq_max = options.n_outputs_max = sequences
+        options.n_threads = options.n_threads_batch = threads
+        options.flash_attn_type = int(flash)
+        options.kv_unified = unified
+        options.no_perf = True
+        if exact:
+            options.type_k = options.type_v = api.GGML_TYPE_F32
+        self.context = api.llama_init_from_model(model.model, options)
+        assert self.context, "llama.cpp refuses the context"
+        self.memory = api.llama_get_memory(self.context)
+        self.batch = api.llama_batch_init(sequences * capacity, 0, 1)
+
+    def __del__(self) -> None:
+        self.api.llama_batch_free(self.batch)
+        self.api.llama_free(self.context)
+
+    def generate(self, rows: Sequence[Sequence[int]], new: int, end: int) -> list[list[int]]:
+        """Exactly `new` greedy tokens behind each row; `end` is never written."""
+        self.api.llama_memory_clear(self.memory, False)
+        entries = [
+            (token, place, number, place == len(row) - 1)
+            for number, row in enumerate(rows)
+            for place, token in enumerate(row)
+        ]
+        written: list[list[int]] = [[] for _ in rows]
+        for step in range(new):
+            chosen = self._decode(entries, len(rows), end)
+            for out, token in zip(written, chosen, strict=True):
+                out.append(token)
+            entries = [
+                (token, len(row) + step, number, True)
+                for number, (row, token) in enumerate(zip(rows, chosen, strict=True))
+            ]
+        return written
+
+    def _decode(self, entries: list[tuple[int, int, int, bool]], count: int, end: int) -> list[int]:
+        """The likeliest next token of each sequence, after (token, position, sequence, is last)."""
+        batch = self.batch
+        batch.n_tokens = len(entries)
+        for index, (token, position, sequence, is_last) in enumerate(entries):
+            batch.token[index], batch.pos[index] = token, position
+            batch.n_seq_id[index], batch.logits[index] = 1, is_last
+            batch.seq_id[index][0] = sequence
+        status = self.api.llama_decode(self.context, batch)
+        assert status == 0, f"llama_decode: {status}"
+        found = self.api.llama_get_logits(self.context)
+        logits = np.ctypeslib.as_array(found, shape=(count, self.vocab_size))
+        logits[:, end] = -np.inf
+        chosen: list[int] = logits.argmax(1).tolist()
+        return chosen
