@@ -34,7 +34,7 @@ help:
 	@echo "make quick   lint and the laws of parts, models, search and training (a minute)"
 	@echo "make test    ruff, mypy and pytest"
 	@echo "make test-benchmarks  run the benchmarks on toy sizes: for a change of benchmarks/ (minutes)"
-	@echo "make fuzz    wrong and hostile input over every verb, counted (a quarter of an hour)"
+	@echo "make fuzz    600 uses of each kind of hostile input (half an hour)"
 	@echo "make bench   measure, and write docs/results (DATA=FOLDER of texts: the long runs too)"
 	@echo "make bench-decoding  only decoding speed, against transformers, CTranslate2 and llama.cpp"
 	@echo "make experiments DATA=FOLDER  compare settings with each other (hours of training)"
@@ -72,7 +72,7 @@ quick: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --hypothesis-profile=quick $(addprefix tests/,$(QUICK))
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python benchmarks/fuzz.py --jobs $(JOBS)
+	HEEDFUL_FUZZ=600 OMP_NUM_THREADS=1 $(PYTEST) --timeout 3600 tests/cli/test_hostile_input.py
 
 # Needs an otherwise idle machine: the figures are times.
 bench: $(STAMP)

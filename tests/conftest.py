@@ -45,7 +45,7 @@ settings.register_profile("quick", max_examples=10)  # make quick
 # Files whose tests take longest, each up to a minute.
 LONGEST = (
     *("test_compiled_forms.py", "test_compiled.py", "test_benchmarks.py", "test_readme.py"),
-    *("test_optimizing.py", "test_ctranslate2_spec.py", "test_fuzz.py"),
+    *("test_optimizing.py", "test_ctranslate2_spec.py", "test_hostile_input.py"),
 )
 
 

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -113,6 +114,7 @@ class Commands:
         kill: dict[str, Any] | None = None,
         file_limit: int | None = None,
         whole: bool = False,
+        first: Callable[[], object] | None = None,
     ) -> Outcome:
         """`heedful ARGUMENTS` in a new process.
 
@@ -126,11 +128,12 @@ class Commands:
                 Or {"interrupt_decoding": nth}, SIGTERM as held-out text is decoded.
             file_limit: bytes that a file may have: a full disk.
             whole: with what most tests leave out (`run_whole`).
+            first: called in the new process just before the command.
         """
         (self.scratch / "in").write_bytes(stdin)
         kill, began = kill or {}, time.monotonic()
         words = [str(argument) for argument in arguments]
-        given = (self.scratch, words, cwd or self.scratch, stdout, kill, file_limit, whole)
+        given = (self.scratch, words, cwd or self.scratch, stdout, kill, file_limit, whole, first)
         child = self.context.Process(target=_child, args=given)
         child.start()
         child.join(kill.get("seconds"))
@@ -209,6 +212,7 @@ def _child(
     kill: dict[str, Any],
     file_limit: int | None,
     whole: bool,
+    first: Callable[[], object] | None,
 ) -> None:
     os.chdir(cwd)
     default_signals()
@@ -230,6 +234,8 @@ def _child(
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
     _arm(kill)
     sys.argv = ["heedful", *arguments]
+    if first is not None:
+        first()
     from heedful.cli import main
 
     main()
