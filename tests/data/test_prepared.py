@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from heedful.data.columns import Columns, Report, open_columns, pack_ids, write_columns
-from heedful.data.prepared import content_key, prepared
+from heedful.data.prepared import FORMAT, content_key, prepared
 from heedful.errors import UserError
 
 
@@ -22,6 +22,12 @@ def fill(directory: Path) -> None:
 
 def never(directory: Path) -> None:
     raise AssertionError("prepared a second time")
+
+
+def test_another_format_has_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = prepared(tmp_path, {}, fill)
+    monkeypatch.setattr("heedful.data.prepared.FORMAT", FORMAT + 1)
+    assert prepared(tmp_path, {}, fill) != path
 
 
 def test_equal_keys_share_a_folder_and_what_is_other_has_its_own(tmp_path: Path) -> None:
@@ -76,7 +82,7 @@ def test_files_that_have_changed_since_are_refused(
 ) -> None:
     path = prepared(tmp_path, {}, fill)
     change(path)
-    with pytest.raises(UserError, match=r"have changed since \(.*\); remove the folder"):
+    with pytest.raises(UserError, match=r"have changed since \(.*\); heedful cache rm \w{20} rem"):
         prepared(tmp_path, {}, never)
 
 

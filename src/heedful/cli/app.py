@@ -11,7 +11,8 @@ from heedful.cli.before import add_verb
 MAKING = ("demo", "train", "distill")
 USING = ("translate", "generate", "fill", "classify", "embed")
 JUDGING = ("evaluate", "score", "average", "optimize", "verify", "info", "export")
-GROUPS = {"import": "import_", "recipes": "recipes"}  # verbs of verbs, and their modules
+# Verbs of verbs, and their modules.
+GROUPS = {"import": "import_", "recipes": "recipes", "cache": "cache"}
 VERBS = (*MAKING, *USING, *JUDGING, *GROUPS)
 
 

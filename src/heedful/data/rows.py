@@ -309,13 +309,21 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"cannot read {path}: {reason}; name a text file") from error
 
 
-def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[_Entry]:
+def format_of(path: Path) -> str:
+    """How a file is read, by its name: table, jsonl, tsv or text."""
     if is_table(path):
-        return _table(path, fields)
+        return "table"
     ending = Path(path.name.removesuffix(".gz")).suffix
-    if ending == ".jsonl":
+    return ending[1:] if ending in (".jsonl", ".tsv") else "text"
+
+
+def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iterator[_Entry]:
+    kind = format_of(path)
+    if kind == "table":
+        return _table(path, fields)
+    if kind == "jsonl":
         return _jsonl(path, fields)
-    if ending == ".tsv" and [*fields.values()] != [None]:
+    if kind == "tsv" and [*fields.values()] != [None]:
         return _tsv(path, list(fields.values()))
     if len(fields) > 1:
         raise UserError(

@@ -239,7 +239,9 @@ def sequence_distillation(
         report = Report(total, len(kept), noun="pairs")
         write_columns(directory / "train", Columns({"src": src, "tgt": tgt}, report))
 
-    data = data.learning_from(prepared(cache, key, fill))
+    models = [str(path) for path in (*forward, *listed(settings.backward))]
+    about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
+    data = data.learning_from(prepared(cache, key, fill, about))
     kept = len(data.splits["train"])
     if kept < total:
         say(f"           {total - kept:,} left out: too long, or without an end")

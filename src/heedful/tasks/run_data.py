@@ -1,7 +1,7 @@
 """What a run learns from and is judged by, once it is prepared."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.data.columns import Columns, Sequences, open_columns
+from heedful.data.prepared import Hold
 from heedful.data.tokenizer import Tokenizer
 
 
@@ -35,6 +36,7 @@ class Data:
     Attributes:
         start_id: what a decoder of two stacks reads first.
         outputs: the prepared folder of a teacher's outputs, where `train` is made of these.
+        holds: keep the folders from being removed while the data are used.
     """
 
     directory: Path
@@ -42,13 +44,15 @@ class Data:
     splits: dict[str, Columns]
     start_id: int
     outputs: Path | None = None
+    holds: tuple[Hold, ...] = field(default=(), repr=False, compare=False)
 
     def learning_from(self, outputs: Path | None) -> "Data":
         """The data with another `train`, where one is prepared in the folder `outputs`."""
         if outputs is None:
             return self
         train = open_columns(outputs / "train")
-        return replace(self, splits=self.splits | {"train": train}, outputs=outputs)
+        splits, holds = self.splits | {"train": train}, (*self.holds, Hold(outputs))
+        return replace(self, splits=splits, outputs=outputs, holds=holds)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -11,13 +11,12 @@ from typing import Any, ClassVar, get_args
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-import heedful
 from heedful.config import OWN_METRICS, Files, Recipe, Strict
 from heedful.data.collate import Batch
 from heedful.data.columns import open_columns, write_columns
 from heedful.data.encoding import TextColumn, encode_rows
-from heedful.data.prepared import content_key, prepared
-from heedful.data.rows import LABEL, Rows, drop_held_out, hold_out, split_tail
+from heedful.data.prepared import Hold, content_key, prepared
+from heedful.data.rows import LABEL, Rows, drop_held_out, format_of, hold_out, split_tail
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages, batch_loss, total
@@ -160,17 +159,19 @@ class Task(ABC):
         return {"max_length": data.max_length, "truncation": data.truncation}
 
     def key(self, origin: Origin) -> dict[str, Any]:
-        """All that prepared data depend on, as JSON."""
+        """All that prepared data depend on, as JSON: content of files, not their names."""
         recipe = self.recipe
         own = [tokenizer.content() for tokenizer in origin.tokenizers or ()]
         given = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
+        paths = {split: {*SOURCES} for split in SPLITS}
         return {
-            "heedful": heedful.__version__,
             "task": recipe.task,
             "plugins": content_key([Path(path) for path in recipe.plugins if SHIPPED not in path]),
-            "data": recipe.data.model_dump(exclude={"src_language", "tgt_language"}),
+            "data": recipe.data.model_dump(
+                exclude={"src_language": True, "tgt_language": True, "folder": True, **paths}
+            ),
             "files": [
-                content_key(listed(getattr(files, source)))
+                [[format_of(path), *content_key([path])] for path in listed(getattr(files, source))]
                 for files in split_files(recipe).values()
                 for source in SOURCES
             ],
@@ -202,7 +203,9 @@ class Task(ABC):
                 if side == "src" or tokenizer is not tokenizers[0]:
                     tokenizer.save(directory / f"{side}.json")
 
-        data = self.open(prepared(cache, self.key(origin), fill), origin.start_id)
+        files = [path for split in split_files(self.recipe).values() for path in split.paths()]
+        about = {"task": self.recipe.task, "files": files}
+        data = self.open(prepared(cache, self.key(origin), fill, about), origin.start_id)
         for name, summary in read_json(data.directory / "read.json").items():
             say(f"{'data.' + name:<10} {summary}")
         src, tgt = data.tokenizers
@@ -214,13 +217,15 @@ class Task(ABC):
 
     def open(self, directory: Path, start_id: int | None) -> Data:
         """Open the folder that `prepare` made; `start_id` as of `Origin`."""
+        hold = Hold(directory)
         src = Tokenizer.load(directory / "src.json")
         other = directory / "tgt.json"
         tgt = Tokenizer.load(other) if other.is_file() else src
         splits = {
             name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
         }
-        return Data(directory, (src, tgt), splits, tgt.bos_id if start_id is None else start_id)
+        start_id = tgt.bos_id if start_id is None else start_id
+        return Data(directory, (src, tgt), splits, start_id, holds=(hold,))
 
     def count(self, data: Data, split: str) -> int:
         """How many examples a split has."""

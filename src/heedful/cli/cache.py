@@ -1,0 +1,113 @@
+"""`heedful cache`: the prepared data that runs share."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import typer
+
+from heedful.cli.before import add_verb
+from heedful.cli.flags import Json
+from heedful.cli.shared import note, print_json
+from heedful.errors import UserError
+
+if TYPE_CHECKING:
+    from heedful.data.cache import Entry
+
+app = typer.Typer(
+    help="List and remove prepared data, which runs share (HEEDFUL_CACHE, or ~/.cache/heedful).",
+    no_args_is_help=True,
+)
+_DAY = 24 * 60 * 60  # seconds
+
+
+def list_entries(json: Json = False) -> None:
+    """List prepared data, the last used first: name, size, last use, task and files.
+
+    Example: heedful cache ls
+    """
+    from rich.filesize import decimal
+
+    from heedful.data.cache import cached, is_used
+    from heedful.data.prepared import cache_folder
+
+    directory = cache_folder()
+    entries = cached(directory)
+    used = [datetime.fromtimestamp(entry.used).astimezone() for entry in entries]
+    if json:
+        print_json(
+            [
+                {
+                    "name": entry.path.name,
+                    "bytes": entry.size,
+                    "last_used": when.isoformat(timespec="seconds"),
+                    "in_use": is_used(entry),
+                    **entry.about,
+                }
+                for entry, when in zip(entries, used, strict=True)
+            ]
+        )
+        return
+    for entry, when in zip(entries, used, strict=True):
+        last = "in use" if is_used(entry) else f"{when:%Y-%m-%d}"
+        task, files = entry.about.get("task", "?"), entry.about.get("files", [])
+        source = ", ".join(map(str, files)) or "generated"
+        typer.echo(f"{entry.path.name}  {decimal(entry.size):>9}  {last:<10}  {task}: {source}")
+    total = decimal(sum(entry.size for entry in entries))
+    typer.echo(f"{len(entries):,} in {directory}, {total}")
+
+
+def remove_entries(
+    names: list[str] | None = typer.Argument(
+        None, help="Names as `heedful cache ls` shows them, or their beginnings."
+    ),
+    everything: bool = typer.Option(False, "--all", help="Remove all prepared data."),
+    older_than: float | None = typer.Option(
+        None, min=0, metavar="DAYS", help="Remove what no run has opened for so many days."
+    ),
+) -> None:
+    """Remove prepared data. Data that a run is using are kept.
+
+    A run that is to go on prepares its data again where they were removed, which needs the text
+    that they were made of.
+
+    Example: heedful cache rm --older-than 30
+    """
+    from rich.filesize import decimal
+
+    from heedful.data.cache import cached, remove_entry, remove_unfinished_entries
+    from heedful.data.prepared import cache_folder
+
+    if sum((bool(names), everything, older_than is not None)) != 1:
+        raise UserError("give names (heedful cache ls), or --older-than DAYS, or --all")
+    directory = cache_folder()
+    entries = cached(directory)
+    if names:
+        asked = [_named(entries, name) for name in names]
+        entries = [entry for entry in entries if entry in asked]
+    elif older_than is not None:
+        oldest = datetime.now().timestamp() - older_than * _DAY
+        entries = [entry for entry in entries if entry.used <= oldest]
+    kept = []
+    for entry in entries:
+        if remove_entry(entry):
+            typer.echo(f"removed {entry.path.name}, {decimal(entry.size)}")
+        else:
+            kept.append(entry.path.name)
+    remove_unfinished_entries(directory)
+    if kept and names:
+        raise UserError(f"{', '.join(kept)}: in use by a run; remove it when the run has ended")
+    for name in kept:
+        note(f"{name} is in use by a run, and kept")
+
+
+def _named(entries: "list[Entry]", name: str) -> "Entry":
+    """The one entry whose name begins so."""
+    found = [entry for entry in entries if entry.path.name.startswith(name)]
+    if len(found) != 1:
+        problem = "several prepared data have names" if found else "no prepared data have a name"
+        raise UserError(f"{problem} that begins with {name!r}; heedful cache ls shows all names")
+    return found[0]
+
+
+add_verb(app, "ls", list_entries)
+add_verb(app, "rm", remove_entries)
