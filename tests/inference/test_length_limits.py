@@ -91,3 +91,21 @@ def test_a_prompt_that_the_draft_cannot_read_is_refused(name: str) -> None:
     model, draft = model_of(name), model_of(name, max_length=3)
     with pytest.raises(UserError, match="4 tokens, but the draft allows 3"):
         model.generate([[6, 7, 8, 9]], beam_size=1, draft=draft, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("last", [END, 7])
+@pytest.mark.parametrize("rule", ["optimal", "beam_full", "heuristic"])
+def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
+    rule: str, last: int
+) -> None:
+    model = translator("bart", 1)
+    model.card = replace(model.card, generation=GenerationIds((1,), (END,), never=(), last=last))
+    options = {"beam_size": 3, "num_return": 3, "stop_rule": rule, "min_new_tokens": 4}
+    for row, outputs in zip(
+        ROWS, model.generations(ROWS, max_new_tokens=4, **options), strict=True
+    ):
+        for found in outputs:
+            assert (len(found.ids), found.ids[-1], found.finished) == (4, last, last == END)
+            targets = [found.ids[:-1]]
+            [parts] = model.eager.log_probs([row], targets, model.asked([row]))
+            assert found.log_prob == pytest.approx(float(parts[:-1].sum()), abs=1e-4)

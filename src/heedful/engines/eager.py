@@ -228,6 +228,8 @@ class Eager:
                 stop=options.stop_rule or "optimal",
                 num_groups=options.num_groups,
                 diversity_penalty=options.diversity_penalty,
+                # The card's own token at the limit is certain, and wins over a forced end.
+                force_eos=None if asked.last is None else False,
                 **beams,
                 **common,
             )
