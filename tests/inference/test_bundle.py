@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import heedful
 from commands import tiny, tree
+from engine_models import model_of
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
@@ -226,6 +227,34 @@ def test_progress_counts_every_text(model):
     model.generations(TEXTS, batch_tokens=8, progress=seen.append)
     assert sum(seen) == len(TEXTS)
     assert len(seen) > 1
+
+
+class LowRank(torch.nn.Module):
+    """A linear with a low-rank term beside it (Hu et al. 2021)."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+        self.down = torch.nn.Parameter(torch.randn(2, linear.in_features))
+        self.up = torch.nn.Parameter(torch.zeros(linear.out_features, 2))
+
+    def forward(self, x):
+        return self.linear(x) + x @ self.down.T @ self.up.T
+
+
+def test_a_net_that_could_not_be_loaded_again_is_not_saved(tmp_path):
+    made = model_of("gpt2")
+    attention = made.net.decoder.blocks[0].self_attention.sublayer
+    attention.out = LowRank(attention.out)
+    with pytest.raises(UserError, match=r"has .*out\.(down|linear).* and not .*out\.weight"):
+        made.save(tmp_path / "wrapped")
+    attention.out = torch.nn.Linear(3, 5)
+    with pytest.raises(UserError, match=r"has .*attention.*out\.weight and not the shapes"):
+        made.save(tmp_path / "wrapped")
+    attention.out = torch.nn.Identity()
+    with pytest.raises(UserError, match=r"lacks .*attention.*out\.weight"):
+        made.save(tmp_path / "wrapped")
+    assert not [*tmp_path.iterdir()]
 
 
 # --- scoring --------------------------------------------------------------------------------

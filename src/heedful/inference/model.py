@@ -224,12 +224,14 @@ class SavedModel:
         """Write `config.json`, `model.safetensors` and the tokenizers, all of them or nothing.
 
         A model that is there is replaced. Raises UserError where the directory holds anything else,
-        or cannot be written.
+        or cannot be written, and for a net that could not be loaded again: one whose tensors are
+        not those of its architecture.
         """
         from heedful.zoo.names import weights_of
-        from heedful.zoo.saved import WEIGHTS, save_tensors
+        from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
 
         weights = weights_of(self.net)  # which opens the net, and so its Config
+        check_parameters(self.card.architecture, self.config, weights)
 
         def fill(beside: Path) -> None:
             save_description(self, beside)

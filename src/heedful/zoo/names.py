@@ -72,7 +72,7 @@ def from_hf(
     for slot in filled:
         slot.view.copy_(held[slot.theirs])
     if left:
-        notices.append(f"{where} has nothing for {_listed([*left])}: left as initialised")
+        notices.append(f"{where} has nothing for {listed([*left])}: left as initialised")
         source_net = drawn() if drawn is not None else net
         for ours in left:
             net.get_parameter(ours).copy_(source_net.get_parameter(ours))
@@ -219,7 +219,7 @@ def _recognise(
             f"{where} holds a tensor that the model has no place for: {min(unknown)}{more}{hint}"
         )
     if unused:
-        return held, [f"{where}: left out what the model has no place for: {_listed(unused)}"]
+        return held, [f"{where}: left out what the model has no place for: {listed(unused)}"]
     return held, []
 
 
@@ -248,12 +248,12 @@ def _rounded(slots: Sequence[_Slot], held: Mapping[str, Tensor], where: Path | s
         if torch.promote_types(stored, own) != own:
             rounded.setdefault((stored, own), []).append(slot.theirs)
     return [
-        f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {_listed(found)}"
+        f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {listed(found)}"
         for (stored, own), found in rounded.items()
     ]
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
+def listed(names: Sequence[str], most: int = 3) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(sorted(names)[:most]) + more
 

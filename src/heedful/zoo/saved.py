@@ -17,8 +17,8 @@ from heedful.errors import UserError
 from heedful.files import written
 from heedful.plugins import nearest
 from heedful.zoo import architecture
-from heedful.zoo.names import FLOATS, weights_of
-from heedful.zoo.sizes import check_memory, sizes_of
+from heedful.zoo.names import FLOATS, listed, weights_of
+from heedful.zoo.sizes import check_memory, meta_net, sizes_of
 
 WEIGHTS = "model.safetensors"
 LOCK = ".lock"  # stands beside them while a run works there, or after it was killed
@@ -143,6 +143,25 @@ def _check_sizes(name: str, config: Any, tensors: Mapping[str, Tensor], where: P
         raise UserError(
             f"{where}: a net of {parameters:,} parameters and tables of {tables:,} numbers is more "
             f"than {blame} another model"
+        )
+
+
+def check_parameters(name: str, config: Any, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that a net of the architecture could not be loaded from.
+
+    Raises UserError with the tensors that are not its own, by name or shape, as those of a linear
+    that was wrapped; and with those that are missing.
+    """
+    own = weights_of(meta_net(name, config, "model"))
+    shapes = {key: tensor.shape for key, tensor in own.items()}
+    extra = sorted(key for key, tensor in weights.items() if shapes.get(key) != tensor.shape)
+    missing = sorted(own.keys() - weights.keys())
+    if extra or missing:
+        problem = f"has {listed(extra)} and not" if extra else "lacks"
+        needed = listed(missing) if missing else "the shapes"
+        raise UserError(
+            f"cannot save the model: its net {problem} {needed} of a {name} with its "
+            "configuration; merge or unwrap the modules that were changed"
         )
 
 

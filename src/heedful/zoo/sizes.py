@@ -19,8 +19,8 @@ class Sizes(NamedTuple):
     tables: int
 
 
-def sizes_of(name: str, config: Any, where: str) -> Sizes:
-    """Build a net of an architecture on torch's meta device, which allocates nothing, and count.
+def meta_net(name: str, config: Any, where: str) -> nn.Module:
+    """A net of an architecture on torch's meta device, which allocates nothing.
 
     Raises UserError, which begins with `where`, for a tensor of more bytes than 64 bits count.
     """
@@ -31,6 +31,12 @@ def sizes_of(name: str, config: Any, where: str) -> Sizes:
         if "overflow" not in str(error):
             raise
         raise UserError(f"{where}: no memory holds such sizes: {error}") from None
+    return net
+
+
+def sizes_of(name: str, config: Any, where: str) -> Sizes:
+    """The size of a net of an architecture; raises UserError as `meta_net`."""
+    net = meta_net(name, config, where)
     parameters = sum(parameter.numel() for parameter in net.parameters())
     return Sizes(parameters, sum(buffer.numel() for buffer in net.buffers()))
 
