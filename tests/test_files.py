@@ -9,6 +9,7 @@ import pytest
 
 from heedful.errors import UserError
 from heedful.files import (
+    MODEL_FILES,
     check_new,
     check_writable,
     parse_json,
@@ -136,6 +137,19 @@ def test_where_something_is_nothing_new_goes(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError):
             check_new(path, **options)
+
+
+def test_a_folder_without_weights_is_no_model_to_replace(tmp_path: Path) -> None:
+    path = tmp_path / "app"
+    path.mkdir()
+    for name in ("config.json", "example.py"):
+        (path / name).write_text("the user's")
+        with pytest.raises(UserError, match="holds no model, so it is not replaced"):
+            check_new(path, overwrite=True, owns=MODEL_FILES)
+        with pytest.raises(UserError, match="holds no model"):
+            write_directory(path, fill("new"))
+    (path / "model.safetensors").touch()
+    check_new(path, overwrite=True, owns=MODEL_FILES)
 
 
 def test_a_file_that_cannot_be_written_is_told_before(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ MODEL_FILES = frozenset(
         *("engines", "example.py"),
     )
 )
+_WEIGHTS = {"model.safetensors", "model.bin"}  # of which every model has one
 LARGEST_TEXT = 512 << 20  # bytes of a file of settings: the largest tokenizers have a tenth
 _MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _LEFTOVER = re.compile(r"\..*\.\d+\.tmp")
@@ -213,7 +214,8 @@ def check_new(
 
     Args:
         overwrite: what is there may be replaced,
-        owns: where it holds nothing but entries of these names.
+        owns: where it holds nothing but entries of these names, and where they are those of a
+            model, a model's weights.
         source: what is read, and must never be replaced by what is made of it.
 
     Raises:
@@ -232,12 +234,15 @@ def check_new(
         raise UserError(f"{path} exists already; name a new directory, or give --overwrite")
     if source is not None and source.resolve().is_relative_to(path.resolve()):
         raise UserError(f"{path} holds what is read, and cannot be replaced; name another place")
-    others = [entry for entry in entries if entry not in owns and not is_leftover(entry)]
+    entries = [entry for entry in entries if not is_leftover(entry)]
+    others = [entry for entry in entries if entry not in owns]
     if others:
         raise UserError(
             f"{path} holds {others[0]}, which is no part of such a directory, so it is not"
             " replaced; name another place"
         )
+    if entries and owns is MODEL_FILES and not _WEIGHTS.intersection(entries):
+        raise UserError(f"{path} holds no model, so it is not replaced; name another place")
 
 
 def write_directory(
