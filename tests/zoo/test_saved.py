@@ -23,11 +23,11 @@ CONFIGS = settings(
 )
 
 
-def saved(name, config, folder):
+def saved(name, config, folder, **card):
     """A model with random weights, and where it is saved."""
     torch.manual_seed(0)
     model = open_net(
-        randomised(architecture(name).build(config)), config, ModelCard(name, "-"), None
+        randomised(architecture(name).build(config)), config, ModelCard(name, "-", **card), None
     )
     model.save(folder)
     return model
@@ -78,3 +78,19 @@ def test_a_damaged_size_is_one_line_or_changes_no_weight(name, tmp_path):
                 assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert len(messages) >= 4 * 3  # layers, widths and words
     assert not any("\n" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_labels": 2}, {"num_labels": None}, {"labels": ["a", "b"]}]
+)
+def test_labels_that_are_not_those_of_the_net_are_one_line(change, tmp_path):
+    config = config_of("bert", SIZES, {"head": "classify", "num_labels": 3})
+    saved("bert", config, tmp_path / "model", labels=("a", "b", "c"))
+    path = tmp_path / "model" / "config.json"
+    content = json.loads(path.read_text())
+    (content if "labels" in change else content["model"]).update(change)
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        UserError, match=r"config\.json names \d labels, but its model.num_labels is"
+    ):
+        load(tmp_path / "model", device="cpu")

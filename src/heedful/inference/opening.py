@@ -57,6 +57,12 @@ def load(
         tokenizers: list[Tokenizer | None] = [Tokenizer.load(path) for path in files]
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
+    num_labels = getattr(keys, "num_labels", None)
+    if card.labels and num_labels != len(card.labels):
+        raise UserError(
+            f"{directory / CONFIG} names {len(card.labels)} labels, but its model.num_labels is "
+            f"{num_labels}; it is damaged"
+        )
     opened = open_engine(
         directory,
         engine=engine,
