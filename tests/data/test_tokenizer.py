@@ -138,6 +138,34 @@ def test_case_and_normal_forms() -> None:
     assert nfkc_bytes.decode(nfkc_bytes.encode(" ①  x")) == " 1  x"
 
 
+HUGE_SIZES = """
+import resource, sys
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+for kind in ("bpe", "unigram", "wordpiece", "byte_bpe", "word", "char"):
+    for size in (2**24, 10**9):
+        try:
+            train_tokenizer(["a b"] * 9, kind=kind, vocab_size=size)
+        except UserError as error:
+            print(kind, size, error)
+        else:
+            assert kind in ("word", "char") and size == 2**24, kind  # sizes that they stay below
+"""
+
+
+def test_a_huge_vocabulary_is_refused_where_memory_is_limited() -> None:
+    """The library's trainers abort the process where they cannot allocate what was asked for."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HUGE_SIZES], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert sum("at most 16,777,216, not 1,000,000,000" in line for line in lines) == 6
+    assert sum("is more than the text gives" in line for line in lines) == 4
+    assert len(lines) == 10
+
+
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("extra", [(), EXTRA])
 def test_the_size_asked_for_is_the_size_got_or_refused(kind: str, extra: tuple[str, ...]) -> None:

@@ -21,6 +21,8 @@ Normalization = Literal["nfc", "nfkc", "none"]
 _SUBWORDS = ("bpe", "unigram", "wordpiece", "byte_bpe")
 _BYTES = ("byte_bpe", "byte")
 _UNK = SPECIALS[3]
+LARGEST_VOCABULARY = 1 << 24  # ids; the largest published tokenizers have 2^18
+_PIECES_OF_CHARACTER = 64  # normalization makes up to 18 of one; each can be a piece, and merged
 _TEMPLATES = {  # around one text, and around a pair
     "none": ("$A", "$A $B"),
     "bos": ("<s> $A", "<s> $A <s> $B"),
@@ -68,6 +70,8 @@ class Plan:
             raise UserError(
                 f"vocab_size {size} leaves no room beside the {num_specials} specials; raise it"
             )
+        if size is not None and size > LARGEST_VOCABULARY:
+            raise UserError(f"vocab_size must be at most {LARGEST_VOCABULARY:,}, not {size:,}")
         if self.keep_whitespace and kind == "word":
             raise UserError(
                 "tokenizer kind word is cut at whitespace and cannot keep it;"
@@ -198,8 +202,10 @@ def _normalizers(plan: Plan) -> list[Any]:
 
 def _trainer(backend: Backend, lines: list[str], plan: Plan) -> Any:
     kind = plan.kind
+    # The trainers allocate by vocab_size, and abort the process where they cannot.
+    most = 1_024 + len(plan.specials) + _PIECES_OF_CHARACTER * sum(map(len, lines))
     settings: dict[str, Any] = {
-        "vocab_size": 2**31 if plan.vocab_size is None else plan.vocab_size,
+        "vocab_size": min(plan.vocab_size or most, most),
         "special_tokens": list(plan.specials),
         "show_progress": is_shown() and sys.stderr.isatty(),
     }
