@@ -22,7 +22,7 @@ _CLASS_IDS: dict[str, dict[str, int]] = {
 # Which of them a decoder of two stacks begins with, and which must end with the end mark.
 _STARTS = {"bart": "eos", "marian": "pad", "pegasus": "pad", "t5": "pad"}
 _ENDS_BY_FORCE = ("bart", "marian", "pegasus")
-# Options of a generation, here and over there. Those that draw count where `do_sample` says so.
+# Options of a generation and their names in transformers. Those of sampling count with `do_sample`.
 _OPTIONS = {
     "beam_size": "num_beams",
     "length_penalty": "length_penalty",
@@ -37,13 +37,15 @@ _LEFT_OUT = ("min_length", "encoder_no_repeat_ngram_size", "begin_suppress_token
 def read_options(directory: HfDirectory) -> dict[str, Any]:
     """How a model generates where a call does not say: its own configuration, as over there."""
     rules = directory.generation_config or directory.config
-    options = {ours: rules[theirs] for ours, theirs in _OPTIONS.items() if rules.get(theirs)}
+    named = {ours: rules.get(theirs) for ours, theirs in _OPTIONS.items()}
+    options = {name: value for name, value in named.items() if value is not None}
     options = {"beam_size": 1, "stop_rule": _STOP_RULES[rules.get("early_stopping") or False]} | (
         options
     )
     if rules.get("do_sample") and options["beam_size"] == 1:
         drawn = {name: rules.get(name, usual) for name, usual in _DRAWING.items()}
-        options |= {name: value for name, value in drawn.items() if value}
+        drawn["top_k"] = drawn["top_k"] or None  # 0: no such rule
+        options |= {name: value for name, value in drawn.items() if value is not None}
     return options
 
 
@@ -144,6 +146,7 @@ def _options_there(model: Generator) -> dict[str, Any]:
     if options.draws:
         settings["do_sample"] = True
         settings |= {name: getattr(options, name) for name in _DRAWING}
+        settings["top_k"] = options.top_k or 0  # left out, transformers would take 50
     usual = {"num_beams": 1, "length_penalty": 1.0, "no_repeat_ngram_size": 0}
     return {key: value for key, value in settings.items() if value != usual.get(key)}
 
