@@ -174,6 +174,43 @@ def test_an_architecture_from_outside_is_imported_and_exported(tmp_path):
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "toy"
 
 
+REUSES = """
+from heedful import plugins
+from heedful.zoo import gpt2
+
+@plugins.architecture("{name}")
+class Reuses:
+    Config, HF = gpt2.Config, {format}
+    build, hf_names = staticmethod(gpt2.build), staticmethod(gpt2.hf_names)
+"""
+
+
+def test_a_plugin_of_a_format_that_is_read_already_is_imported_only_when_asked_for(tmp_path):
+    """heedful's own goes before a plugin's; of two plugins neither does."""
+    shared = "__import__('dataclasses').replace(gpt2.HF, model_type='shared')"
+    with registered_here():
+        for name, format in (("mine", "gpt2.HF"), ("one", shared), ("two", shared)):
+            path = tmp_path / f"reuses_{name}.py"
+            path.write_text(REUSES.format(name=name, format=format))
+            plugins.load_plugin(path)
+        config = gpt2.Config(vocab_size=9, d_model=4, num_heads=1, num_layers=1, max_length=8)
+        net = gpt2.build(config)
+        write_hf_directory(tmp_path / "gpt2", *net_to_hf("mine", config, net))
+        write_hf_directory(tmp_path / "shared", *net_to_hf("one", config, net))
+        chosen = [("gpt2", None, "gpt2"), ("gpt2", "mine", "mine"), ("shared", "two", "two")]
+        for number, (folder, wanted, expected) in enumerate(chosen):
+            out = tmp_path / f"out{number}"
+            model = import_hf(tmp_path / folder, out, architecture=wanted)
+            assert model.card.architecture == expected
+            assert model.card.plugins == (() if wanted is None else (f"reuses_{wanted}.py",))
+        with pytest.raises(UserError, match="one and two read the model type shared; choose one"):
+            import_hf(tmp_path / "shared", tmp_path / "out")
+        with pytest.raises(
+            UserError, match=r"llama does not read the model type gpt2; .*gpt2, mine"
+        ):
+            import_hf(tmp_path / "gpt2", tmp_path / "out", architecture="llama")
+
+
 def test_two_plugins_of_one_name_are_told_apart_by_none(tmp_path):
     """A model remembers a plugin by its file's name."""
     for folder in ("a", "b"):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 import heedful
 from commands import assert_refused, tree, write_recipe
@@ -466,6 +467,15 @@ def test_export_and_import(commands, models, opened, tmp_path):
     assert_refused(commands.run("generate", tmp_path / "bare", "-p", "a"), "no tokenizer")
 
 
+def test_export_writes_the_precision_that_is_asked_for(commands, models, tmp_path):
+    ended = commands.run(
+        "export", models["lm"], "--to", "hf", tmp_path / "hf", "--precision", "bfloat16"
+    )
+    assert ended.code == 0, ended.err
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch.bfloat16"}
+
+
 def test_distill_is_training_with_a_teacher(commands, tmp_path):
     recipe = write_recipe(tmp_path / "r.json", training__max_steps=2)
     assert commands.train(recipe, tmp_path / "2024").code == 0
@@ -549,7 +559,10 @@ BAD = [
     ("import hf lm made", b"", "no model_type"),
     ("import hf lm made --set head", b"", "write key=value"),
     ("import hf hf made --set width=3", b"", "unknown key width"),
+    ("import hf hf made --architecture llama", b"", "llama does not read the model type gpt2"),
     ("export lm --to hf lm", b"", "exists already"),
+    ("export lm --to hf --precision int8 made", b"", "must be float32, bfloat16, float16"),
+    ("export lm --to ctranslate2 --precision float16 made", b"", "must be float32, bfloat16, int8"),
 ]
 
 

@@ -89,7 +89,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     model = model_of("vaswani2017", norm_placement="output")
     with pytest.raises(UserError, match="norm_placement output"):
         export_ctranslate2(model, tmp_path / "out")
-    with pytest.raises(UserError, match="precision must be"):
+    with pytest.raises(UserError, match="must be float32, bfloat16, int8, not int3"):
         export_ctranslate2(model, tmp_path / "out", precision="int3")
     assert not list(tmp_path.iterdir())
 

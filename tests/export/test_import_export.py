@@ -5,11 +5,14 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from commands import tree
@@ -20,8 +23,12 @@ from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.prepared import cache_folder
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
+from heedful.export.ctranslate2 import export_ctranslate2
+from heedful.export.generation_ids import generation_to_hf, read_options
 from heedful.export.hf import export_hf, import_hf
-from heedful.inference import GenerationIds, load
+from heedful.export.hf_directory import HfDirectory
+from heedful.inference import GenerationIds, LanguageModel, ModelCard, load
+from heedful.options import DRAWING
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from hf_parity import assert_same_net, changed, random_hf
@@ -273,6 +280,105 @@ def test_what_is_not_taken_over_is_said(directories: dict[str, Path], tmp_path: 
     assert model.generate([[5, 6, 2]], max_new_tokens=3)
 
 
+OWN_OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "beam_size": st.integers(1, 4),
+        "length_penalty": st.floats(-2, 2) | st.just(0.0),
+        "no_repeat_ngram_size": st.integers(0, 3),
+        "repetition_penalty": st.floats(0, 2),
+        "stop_rule": st.sampled_from(["optimal", "beam_full", "heuristic"]),
+        "temperature": st.floats(0, 2) | st.just(0.0),
+        "top_k": st.integers(1, 60),
+        "top_p": st.floats(0, 1),
+        "min_p": st.floats(0, 1) | st.just(0.0),
+        "typical_p": st.floats(0, 1),
+    },
+)
+
+
+@given(own=OWN_OPTIONS)
+def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]) -> None:
+    """Any options of its card, zeros too."""
+
+    def settled(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        card = ModelCard("gpt2", "-", options=options)
+        model = LanguageModel(None, SimpleNamespace(vocab_size=9, max_length=9), card, None, None)
+        chosen = model.options()
+        left_open = set() if chosen.draws else {*DRAWING}  # which then are not looked at
+        if chosen.beam_size == 1:
+            left_open |= {"stop_rule"}
+        kept = {k: v for k, v in vars(chosen).items() if k not in left_open | {"draws", "rows"}}
+        if chosen.draws and kept["temperature"] is None:
+            kept["temperature"] = 1.0
+        return model, kept
+
+    if own.get("beam_size", 1) > 1:
+        own = {name: value for name, value in own.items() if name not in DRAWING}
+    model, before = settled(own)
+    content, generation = generation_to_hf(model, "gpt2")
+    written = json.loads(
+        json.dumps({"config": {"model_type": "gpt2"} | content, "gen": generation})
+    )
+    after = settled(read_options(HfDirectory(written["config"], written["gen"], {})))[1]
+    assert after == before
+
+
+def test_sampling_that_a_file_does_not_describe_is_that_of_transformers() -> None:
+    usual = transformers.GenerationConfig(do_sample=True)
+    read = read_options(HfDirectory({"model_type": "gpt2"}, {"do_sample": True}, {}))
+    defaults = {"temperature": 1.0, "top_k": 50} | {
+        name: value
+        for name in ("temperature", "top_k")
+        if (value := getattr(usual, name)) is not None
+    }
+    assert {name: read[name] for name in defaults} == defaults
+    assert read.keys() == {"beam_size", "stop_rule", *defaults}
+
+
+# --- precision ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bert", "mixtral"])
+def test_16_bit_exports_open_in_transformers_and_give_the_same(
+    name: str, precision: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = import_hf(directories[name], tmp_path / "ours")
+    export_hf(model, tmp_path / "hf", precision=precision)
+    dtype = getattr(torch, precision)
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    full = load_file(directories[name] / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {dtype}
+    assert all(torch.equal(weights[key], full[key].to(dtype)) for key in weights.keys() & full)
+    theirs = auto_class(name).from_pretrained(tmp_path / "hf", dtype="auto").eval()
+    assert theirs.dtype == dtype
+    back = import_hf(tmp_path / "hf", tmp_path / "back")
+    for ours, rounded in zip(model.net.parameters(), back.net.parameters(), strict=True):
+        assert torch.equal(ours.to(dtype).float(), rounded)
+    ids = torch.tensor([[5, 9, 11, 7]])
+    both = {"decoder_input_ids": ids} if name == "t5" else {}
+    with torch.no_grad():
+        theirs_out = theirs.float()(input_ids=ids, **both).logits
+        ours_out = back.net(ids, ids) if both else back.net(ids)
+    torch.testing.assert_close(ours_out, theirs_out, rtol=1e-4, atol=1e-4)
+
+
+def test_a_precision_that_a_format_cannot_hold_is_refused(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = import_hf(directories["gpt2"], tmp_path / "ours")
+    with pytest.raises(UserError, match="must be float32, bfloat16, float16, not int8"):
+        export_hf(model, tmp_path / "hf", precision="int8")
+    with pytest.raises(UserError, match="must be float32, bfloat16, int8, not float16"):
+        export_ctranslate2(model, tmp_path / "hf", precision="float16")
+    with torch.no_grad():
+        model.net.decoder.final_norm.weight[0] = 1e5
+    with pytest.raises(UserError, match=r"ln_f\.weight has values beyond float16"):
+        export_hf(model, tmp_path / "hf", precision="float16")
+    export_hf(model, tmp_path / "hf", precision="bfloat16")
+
+
 # --- labels ---------------------------------------------------------------------------------
 
 
@@ -355,6 +461,18 @@ def test_a_broken_directory_is_refused_and_nothing_is_written(
         import_hf(source, tmp_path / "out")
     assert "\n" not in str(error.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("function", ["undrawn_net", "from_hf", "open_net"])
+def test_a_mistake_of_ours_is_not_blamed_on_the_directory(
+    function: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any, **keys: Any) -> None:
+        raise TypeError("ours")
+
+    monkeypatch.setattr(f"heedful.export.hf.{function}", fails)
+    with pytest.raises(TypeError, match="ours"):
+        import_hf(directories["gpt2"], tmp_path / "out")
 
 
 def test_what_exists_is_replaced_only_when_asked_and_only_a_model(

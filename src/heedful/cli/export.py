@@ -16,7 +16,8 @@ def export(
         ..., help="hf: what transformers opens; ctranslate2: what that engine opens."
     ),
     precision: str = typer.Option(
-        "float32", help="Of the weights for CTranslate2: float32, bfloat16 or int8."
+        "float32",
+        help="Of the weights: float32, bfloat16, float16 (hf) or int8 (ctranslate2).",
     ),
     overwrite: Overwrite = False,
 ) -> None:
@@ -31,16 +32,15 @@ def export(
 
     Example: heedful export runs/novel --to hf novel-hf
     """
-    from heedful.export.ctranslate2 import check_precision, export_ctranslate2
-    from heedful.export.hf import export_hf
+    from heedful.export import ctranslate2, hf
     from heedful.files import MODEL_FILES, check_new
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
-    check_precision(precision)
+    (hf if to == "hf" else ctranslate2).check_precision(precision)
     opened = inference.load(model, device="cpu", engine="eager")
     if to == "hf":
-        export_hf(opened, out, overwrite=overwrite, say=note)
+        hf.export_hf(opened, out, precision=precision, overwrite=overwrite, say=note)
         typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
         return
-    export_ctranslate2(opened, out, precision=precision, overwrite=overwrite)
+    ctranslate2.export_ctranslate2(opened, out, precision=precision, overwrite=overwrite)
     typer.echo(f"{out}: a {opened.kind} for CTranslate2; see {out / 'example.py'}")

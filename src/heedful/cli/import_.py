@@ -27,6 +27,9 @@ def hf(
         metavar="KEY=VALUE",
         help="Override a key of the model, e.g. head=classify or num_labels=3.",
     ),
+    architecture: str | None = typer.Option(
+        None, help="Build this one. Default: heedful's own of the directory's model type."
+    ),
     overwrite: Overwrite = False,
 ) -> None:
     """Import a model in the Hugging Face format: weights, tokenizers, labels and ids.
@@ -39,7 +42,9 @@ def hf(
     from heedful.recipe_files import read_setting
 
     keys = dict(read_setting(setting, "head=classify") for setting in settings or [])
-    model = import_hf(directory, out, overwrite=overwrite, say=note, **keys)
+    model = import_hf(
+        directory, out, overwrite=overwrite, architecture=architecture, say=note, **keys
+    )
     count = inference.parameter_count(model.net)
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
 

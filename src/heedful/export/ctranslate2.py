@@ -85,7 +85,9 @@ def export_ctranslate2(
 def check_precision(precision: str) -> None:
     """Refuse what its weights cannot be kept in; raises UserError."""
     if precision not in PRECISIONS:
-        raise UserError(f"precision must be {', '.join(PRECISIONS)}, not {precision}")
+        raise UserError(
+            f"precision for CTranslate2 must be {', '.join(PRECISIONS)}, not {precision}"
+        )
 
 
 def _names(model: SavedModel) -> list[str]:

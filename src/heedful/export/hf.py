@@ -1,7 +1,8 @@
 """Whole models from and to directories in the Hugging Face format: net, text, labels, ids."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 from torch import nn
 
-from heedful import plugins
+from heedful import plugins, zoo
 from heedful.data.hf_tokenizers import read_tokenizer, write_tokenizer
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -30,7 +31,6 @@ from heedful.inference import (
     kind_of,
     open_net,
 )
-from heedful.zoo import architecture
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf, labels_to_hf
 from heedful.zoo.names import from_hf, to_hf
 from heedful.zoo.saved import make_config, undrawn_net
@@ -44,6 +44,7 @@ _TASKS: dict[type[SavedModel], str] = {
     Classifier: "classification",
     Embedder: "embedding",
 }
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SIDES = {"src": "source", "tgt": "target"}
 
@@ -53,6 +54,7 @@ def import_hf(
     out: str | Path,
     *,
     overwrite: bool = False,
+    architecture: str | None = None,
     say: Say = lambda line: None,
     **config_keys: object,
 ) -> AnyModel:
@@ -63,6 +65,8 @@ def import_hf(
 
     Args:
         overwrite: a model directory at `out` is replaced.
+        architecture: the one to build; default: heedful's own of the directory's model type, or
+            the only one of a plugin.
         say: told what was passed over, and what the directory lacks.
         config_keys: keys of our Config that win over the directory's, such as head="classify".
 
@@ -72,21 +76,14 @@ def import_hf(
     """
     directory, out = Path(directory), Path(out)
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=directory)
-    try:
-        found = read_hf_directory(directory)
-        made = net_from_hf(found, str(directory), **config_keys)
-        kind = kind_of(made.net)
-        src, tgt = _read_tokenizers(directory, kind)
+    found = read_hf_directory(directory)
+    made = net_from_hf(found, str(directory), architecture, **config_keys)
+    kind = kind_of(made.net)
+    src, tgt = _read_tokenizers(directory, kind)
+    with _reading_values(str(directory)):
         card, notices = _card(found, made, kind, tgt, directory)
-        model = open_net(made.net, made.config, card, src, tgt)
-        notices = [*made.notices, *notices, *_doubts(model, directory)]
-    except UserError:
-        raise
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise UserError(
-            f"{directory}: a value of its JSON files is of no kind that it may have "
-            f"({type(error).__name__}: {error}); it is damaged, or of a format that is not known"
-        ) from error
+    model = open_net(made.net, made.config, card, src, tgt)
+    notices = [*made.notices, *notices, *_doubts(model, directory)]
     model.save(out)
     for notice in notices:
         say(notice)
@@ -97,6 +94,7 @@ def export_hf(
     model: AnyModel,
     out: str | Path,
     *,
+    precision: str = "float32",
     overwrite: bool = False,
     say: Say = lambda line: None,
 ) -> None:
@@ -105,14 +103,21 @@ def export_hf(
     It holds `config.json` with ids and labels, `generation_config.json` for a model that writes,
     the weights, and the tokenizer's files. It is there whole or not at all.
 
+    Args:
+        precision: of the weights: one of `PRECISIONS`.
+
     Raises:
-        UserError: an architecture or a choice that the format has no place for; `out` holds
+        UserError: an architecture or a choice that the format has no place for; an unknown
+            precision, or a weight beyond float16; `out` holds
             something else (`overwrite`: than a model, which is replaced).
     """
     card = model.card
+    check_precision(precision)
     check_new(Path(out), overwrite=overwrite, owns=MODEL_FILES)
     net = model.net  # which brings its Config where it is yet to be opened
     content, tensors = net_to_hf(card.architecture, model.config, net)
+    content["torch_dtype"] = precision
+    tensors = {name: _cast(name, tensor, precision) for name, tensor in tensors.items()}
     if isinstance(model, Classifier):
         content |= labels_to_hf(model.labels)
     ids, generation = generation_to_hf(model, content["model_type"])
@@ -135,7 +140,7 @@ def export_hf(
             _complete_tokenizer(directory, model)
 
     write_hf_directory(Path(out), content, tensors, generation, write_text)
-    own = getattr(architecture(card.architecture), "HF", None)
+    own = getattr(zoo.architecture(card.architecture), "HF", None)
     if own is None or own.model_type != content["model_type"]:
         say(f"{card.architecture} is a {content['model_type']} there, of the same outputs")
     if not model.has_tokenizer:
@@ -147,6 +152,34 @@ def export_hf(
         )
 
 
+def check_precision(precision: str) -> None:
+    """Refuse what the weights of this format cannot be; raises UserError."""
+    if precision not in PRECISIONS:
+        raise UserError(
+            f"precision of the Hugging Face format must be {', '.join(PRECISIONS)}, not {precision}"
+        )
+
+
+def _cast(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
+    """A tensor in another precision; raises UserError where a value is too large for it."""
+    cast = tensor.to(PRECISIONS[precision])
+    if not cast.isfinite().all():
+        raise UserError(f"{name} has values beyond {precision}; export bfloat16 or float32")
+    return cast
+
+
+@contextmanager
+def _reading_values(where: str) -> Iterator[None]:
+    """Errors of the block are the user's: it reads values of JSON, which may be of any kind."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise UserError(
+            f"{where}: a value of its JSON files is of no kind that it may have "
+            f"({type(error).__name__}: {error}); it is damaged, or of a format that is not known"
+        ) from error
+
+
 class ImportedNet(NamedTuple):
     """A net of theirs as one of ours, and what is to be said of it."""
 
@@ -156,25 +189,21 @@ class ImportedNet(NamedTuple):
     notices: list[str]
 
 
-def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedNet:
+def net_from_hf(
+    directory: HfDirectory, where: str, wanted: str | None = None, **keys: object
+) -> ImportedNet:
     """Build and fill the net of a directory; `keys` of our Config win over its own.
+
+    `wanted`: the architecture to build; default: as `import_hf`.
 
     Raises:
         UserError: an unknown model type, a setting that we do not build, a tensor too many, too few
             or of the wrong shape.
     """
-    model_type = directory.config["model_type"]
-    names = plugins.architecture.names()
-    formats = {name: getattr(architecture(name), "HF", None) for name in names}
-    known = {format.model_type: name for name, format in formats.items() if format is not None}
-    if model_type not in known:
-        raise UserError(
-            f"{where}: the model type {model_type} is not known here; "
-            f"known: {', '.join(sorted(known))}"
-        )
-    name = known[model_type]
-    module = architecture(name)
-    found = config_keys_from_hf(module.HF, directory.config, where)
+    name = _architecture_of(directory.config["model_type"], wanted, where)
+    module = zoo.architecture(name)
+    with _reading_values(where):
+        found = config_keys_from_hf(module.HF, directory.config, where)
     config = make_config(name, found | keys, where)
     net = undrawn_net(name, config, directory.tensors, where)
 
@@ -187,16 +216,42 @@ def net_from_hf(directory: HfDirectory, where: str, **keys: object) -> ImportedN
     return ImportedNet(name, config, net.eval(), notices)
 
 
+def _architecture_of(model_type: str, wanted: str | None, where: str) -> str:
+    """The architecture that reads a model type: `wanted`, heedful's own, or the only plugin's."""
+    names = plugins.architecture.names()
+    formats = {name: getattr(zoo.architecture(name), "HF", None) for name in names}
+    types = {name: format.model_type for name, format in formats.items() if format is not None}
+    readers = [name for name, of in types.items() if of == model_type]
+    if not readers:
+        raise UserError(
+            f"{where}: the model type {model_type} is not known here; "
+            f"known: {', '.join(sorted(set(types.values())))}"
+        )
+    own = [name for name in readers if plugins.architecture.plugin_of(name) is None]
+    chosen = own or readers if wanted is None else [name for name in readers if name == wanted]
+    if not chosen:
+        raise UserError(
+            f"{where}: {wanted} does not read the model type {model_type}; "
+            f"architectures that do: {', '.join(readers)}"
+        )
+    if len(chosen) > 1:
+        raise UserError(
+            f"{where}: {' and '.join(chosen)} read the model type {model_type}; choose one of them "
+            "(--architecture)"
+        )
+    return chosen[0]
+
+
 def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """Their `config.json` and tensors; raises UserError where they have no place for ours.
 
     An architecture that is another one by some of its settings, or once its weights are put into
     another order, gives that one by `written_as`.
     """
-    module = architecture(name)
+    module = zoo.architecture(name)
     if hasattr(module, "written_as"):
         name, config, net = module.written_as(config, net)
-        module = architecture(name)
+        module = zoo.architecture(name)
     if not hasattr(module, "HF"):
         raise UserError(
             f"a model of the architecture {name} has no place in the Hugging Face format"
