@@ -14,6 +14,7 @@ from heedful.data.columns import (
     Counts,
     Report,
     Sequences,
+    join_columns,
     open_columns,
     pack_ids,
     write_columns,
@@ -211,3 +212,32 @@ def test_pairs_of_two_scripts_come_back_from_a_joint_tokenizer(kind: Any) -> Non
     for side, lines in texts.items():
         assert columns.report.counts[side].unknown == 0
         assert joint.decode_batch(ids_of(columns, side)) == list(map(joint.normalize, lines))
+
+
+@settings(deadline=None)
+@given(
+    parts=st.lists(st.lists(st.lists(st.integers(0, 9), min_size=1)), min_size=1, max_size=4),
+    vocab_size=st.sampled_from([10, 1 << 17]),
+)
+def test_parts_laid_end_to_end_are_the_files_of_the_whole(
+    parts: list[list[list[int]]], vocab_size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = [row for part in parts for row in part]
+    if not rows:
+        return
+    folder = tmp_path_factory.mktemp("columns")
+
+    def written(name: str, ids: list[list[int]]) -> Path:
+        columns = {"src": pack_ids(ids, vocab_size), "tgt": pack_ids(ids[::-1], vocab_size)}
+        write_columns(folder / name, Columns(columns, Report(len(ids), len(ids))))
+        return folder / name
+
+    names = [written(str(number), part) for number, part in enumerate(parts)]
+    join_columns(folder / "joined", names, Report(len(rows), len(rows)))
+    joined = open_columns(folder / "joined")
+    assert [ids.tolist() for ids in joined.sequences("src")] == rows
+    whole = {path.name: path.read_bytes() for path in written("whole", rows).iterdir()}
+    backwards = [row for part in parts for row in part[::-1]]
+    assert [ids.tolist() for ids in joined.sequences("tgt")] == backwards
+    for name in ("src.ids.npy", "src.offsets.npy", "columns.json"):
+        assert (folder / "joined" / name).read_bytes() == whole[name]

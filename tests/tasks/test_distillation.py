@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import heedful
 import heedful.parts.losses as losses
-from commands import tiny
+from commands import tiny, tree
 from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, train_step, write
 from heedful.config import Distillation
 from heedful.data.prepared import cache_folder
@@ -402,6 +402,37 @@ def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers
     learnt = [tgt for _, tgt in pairs_of(made)]
     assert left_out
     assert not [ids for ids in left_out if ids in learnt]
+
+
+def test_an_interruption_costs_one_shard_and_changes_no_byte(taught, monkeypatch, tmp_path):
+    master, make = taught
+    settings = {"beam_size": 2, "keep_targets": True, "backward": "nowhere"}
+    plain, asked, stops = type(master).generations, list[int](), list[int]()
+
+    def generations(self: Any, texts: Any, **options: Any) -> Any:
+        asked.append(len(texts))
+        if len(asked) in stops:
+            raise KeyboardInterrupt
+        return plain(self, texts, **options)
+
+    monkeypatch.setattr(type(master), "generations", generations)
+    monkeypatch.setattr("heedful.tasks.distillation.content_key", lambda paths: list("k"))
+    made = {}
+    for name, size, stops in (("at once", 1000, []), ("shards", 10, []), ("stopped", 10, [4, 12])):
+        monkeypatch.setattr("heedful.tasks.teacher_outputs.SHARD_ROWS", size)
+        monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / name))
+        asked.clear()
+        for _ in stops:
+            with pytest.raises(KeyboardInterrupt):
+                make(OtherTeachers((), [master]), **settings)
+        _, data = make(OtherTeachers((), [master]), **settings)
+        made[name] = tree(data.outputs)
+        # Twice all rows, and again the shards that were being made.
+        assert sum(asked) == 2 * 64 + sum(asked[stop - 1] for stop in stops)
+        assert max(asked) <= size
+        folders = [path for path in cache_folder().iterdir() if path.is_dir()]
+        assert len(folders) == 2  # the data and the pairs: the shards are removed
+    assert made["stopped"] == made["shards"] == made["at once"]
 
 
 def test_a_resumed_run_on_sequences_ends_the_same(teachers, tmp_path):

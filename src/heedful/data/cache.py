@@ -66,11 +66,16 @@ def remove_entry(entry: Entry) -> bool:
     with told("remove", path), (path / MANIFEST).open("r+b") as file:
         if not _locked(file.fileno()):
             return False
-        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        path.rename(aside)  # so that nobody sees a part of it
-        remove(aside)
-        path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
+        discard(path)
     return True
+
+
+def discard(path: Path) -> None:
+    """Remove a prepared folder that is not needed any more, with its lock; OSError as `rename`."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.rename(aside)  # so that nobody sees a part of it
+    remove(aside)
+    path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
 
 
 def remove_unfinished_entries(directory: Path) -> None:

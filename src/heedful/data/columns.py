@@ -189,8 +189,36 @@ def write_columns(directory: Path, columns: Columns) -> None:
         )
         for file, content in arrays.items():
             np.save(directory / f"{file}.npy", content, allow_pickle=False)
-    described = {"columns": list(columns.columns), "info": columns.info}
-    write_json(directory / _DESCRIPTION, described | {"report": asdict(columns.report)})
+    _describe(directory, list(columns.columns), columns.info, columns.report)
+
+
+def join_columns(directory: Path, parts: Sequence[Path], report: Report) -> None:
+    """Write the sequences of some folders of columns, laid end to end, into a new folder.
+
+    The files are those that `write_columns` would write of them all, with the ids of one part in
+    memory at a time.
+    """
+    directory.mkdir(parents=True)
+    names = list(open_columns(parts[0]).columns)
+    for name in names:
+        lengths = [open_columns(part).sequences(name).lengths for part in parts]
+        offsets = offsets_of(np.concatenate(lengths))
+        np.save(directory / f"{name}.offsets.npy", offsets, allow_pickle=False)
+        dtype = open_columns(parts[0]).sequences(name).ids.dtype
+        size = int(offsets[-1])
+        ids = np.lib.format.open_memmap(directory / f"{name}.ids.npy", "w+", dtype, (size,))
+        end = 0
+        for part in parts:
+            stored = open_columns(part).sequences(name).ids
+            begin, end = end, end + len(stored)
+            ids[begin:end] = stored
+        ids.flush()
+    _describe(directory, names, {}, report)
+
+
+def _describe(directory: Path, names: list[str], info: Mapping[str, Any], report: Report) -> None:
+    described = {"columns": names, "info": info, "report": asdict(report)}
+    write_json(directory / _DESCRIPTION, described)
 
 
 def open_columns(directory: Path) -> Columns:

@@ -10,6 +10,7 @@ translate back (Sennrich et al. 2016).
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.config import Distillation, Recipe
+from heedful.data.cache import discard
 from heedful.data.collate import Batch
-from heedful.data.columns import Columns, Report, pack_ids, write_columns
+from heedful.data.columns import Report, join_columns, open_columns
 from heedful.data.prepared import content_key, prepared
-from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import target_states
-from heedful.evaluation.metrics import sentence_chrf
 from heedful.inference import SavedModel, Translator
-from heedful.inference.generator import Generation
-from heedful.inference.model import Texts
 from heedful.inference.opening import expect, load
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
-from heedful.progress import work
 from heedful.tasks.classification import Classification
 from heedful.tasks.inputs import listed
 from heedful.tasks.run_data import Data
 from heedful.tasks.task import Say, Task
+from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 
@@ -199,8 +197,9 @@ def sequence_distillation(
 
     With `keep_targets` the pairs as they are follow, with `backward` its models' translations of
     their targets, each as the source of its target. All are made once for these models and kept in
-    `cache`. A text is left out, and counted, whose translation does not end within the model's
-    limit for it, or is too long: it would teach where to stop wrongly.
+    `cache`, in shards until all are made: an interruption costs one shard. A text is left out, and
+    counted, whose translation does not end within the model's limit for it, or is too long: it
+    would teach where to stop wrongly.
 
     Args:
         teacher: has the data's tokenizers.
@@ -221,83 +220,34 @@ def sequence_distillation(
         "nearest": settings.nearest,
         "max_length": longest,
     }
-    copies = 1 + len(others.forward) + len(others.backward) + settings.keep_targets
-    total = len(data.splits["train"]) * copies
+    passes = [Pass("teacher", teacher), *(Pass("forward", model) for model in others.forward)]
+    passes += [Pass("targets")] if settings.keep_targets else []
+    passes += [Pass("backward", model) for model in others.backward]
+    total = len(data.splits["train"]) * len(passes)
+    models = [str(path) for path in (*forward, *listed(settings.backward))]
+    about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
+    writer = ShardWriter(data, settings, longest, key, about, cache, say)
+    shards: list[Path] = []
 
     def fill(directory: Path) -> None:
-        found = _pairs(data, teacher, others, settings, say)
-        kept = [pair for pair in found if max(map(len, pair)) <= longest]
-        if not kept:
+        shards.extend(writer.write(passes))
+        parts = [shard / PAIRS for shard in shards]
+        num_kept = sum(len(open_columns(part)) for part in parts)
+        if not num_kept:
             raise UserError(
                 "distillation.teacher ends none of its translations within its length limit, so "
                 "there is nothing to learn from; train it longer, or use level word"
             )
-        src, tgt = (
-            pack_ids(side, tokenizer.vocab_size)
-            for side, tokenizer in zip(zip(*kept, strict=True), data.tokenizers, strict=True)
-        )
-        report = Report(total, len(kept), noun="pairs")
-        write_columns(directory / "train", Columns({"src": src, "tgt": tgt}, report))
+        join_columns(directory / "train", parts, Report(total, num_kept, noun="pairs"))
 
-    models = [str(path) for path in (*forward, *listed(settings.backward))]
-    about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
     data = data.learning_from(prepared(cache, key, fill, about))
+    for shard in shards:
+        with suppress(OSError):  # one that somebody removed already
+            discard(shard)
     kept = len(data.splits["train"])
     if kept < total:
         say(f"           {total - kept:,} left out: too long, or without an end")
     return data
-
-
-def _pairs(
-    data: Data, teacher: Translator, others: OtherTeachers, settings: Distillation, say: Say
-) -> list[tuple[list[int], list[int]]]:
-    """Ids of source and target, of whatever length: what `sequence_distillation` is made of."""
-    stores = [data.ids("train", side) for side in ("src", "tgt")]
-    sources, targets = ([store[i].tolist() for i in range(len(store))] for store in stores)
-    of_source, of_target = data.tokenizers
-    source_texts = of_source.decode_batch(sources)
-    target_texts = of_target.decode_batch(targets)
-
-    def outputs(model: Translator, given: Texts, wanted: list[str], name: str) -> list[Generation]:
-        """One for each text: the best, or with `nearest` the one most like what is wanted."""
-        size = settings.beam_size
-        say(f"{name:10} translates {len(given):,} texts, beam size {size}")
-        with work("translating", len(given)) as advance:
-            found = model.generations(
-                given,
-                beam_size=size,
-                num_return=size if settings.nearest else 1,
-                stop_rule="optimal",
-                too_long="leave_out",
-                progress=advance,
-            )
-        if not settings.nearest:
-            return [best for best, *_ in found]
-        return [_nearest(each, text) for each, text in zip(found, wanted, strict=True)]
-
-    def ids(found: list[Generation], by: Tokenizer) -> list[list[int]]:
-        """In ids of `by`; none for what came to no end."""
-        pairs = zip(found, by.encode_batch([each.text for each in found]), strict=True)
-        return [by.encode_target(own) if each.finished and own else [] for each, own in pairs]
-
-    first = outputs(teacher, sources, target_texts, "teacher")
-    there = [[each.ids if each.finished else [] for each in first]]
-    for each in others.forward:
-        there.append(ids(outputs(each, source_texts, target_texts, "teacher"), of_target))
-    pairs = [pair for each in there for pair in zip(sources, each, strict=True) if pair[1]]
-    if settings.keep_targets:
-        pairs += zip(sources, targets, strict=True)
-    for each in others.backward:
-        back = ids(outputs(each, target_texts, source_texts, "backward"), of_source)
-        pairs += [pair for pair in zip(back, targets, strict=True) if pair[0]]
-    return pairs
-
-
-def _nearest(outputs: list[Generation], wanted: str) -> Generation:
-    """The output that is most like `wanted` by chrF, of those that came to an end where any did."""
-    ended = [each for each in outputs if each.finished] or outputs[:1]
-    scores = sentence_chrf([each.text for each in ended], [wanted] * len(ended))
-    return ended[scores.index(max(scores))]
 
 
 def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
