@@ -217,6 +217,57 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         Attention(8, 4, num_kv_heads=3)
 
 
+LONG = 12
+LAWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((3,), {}),
+    ((4, 2), {}),
+    ((4, 1), {"window": 5}),
+    ((3,), {"scheme": "rotary", "scale": 1.0}),
+]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", [None, [LONG, 7]])
+@pytest.mark.parametrize(("heads", "options"), LAWS, ids=str)
+def test_long_texts_train_by_the_fused_kernel_with_the_same_gradients(
+    heads: tuple[int, ...],
+    options: dict[str, Any],
+    lengths: list[int] | None,
+    causal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = attention(*heads, dropout=0.0, **options).train()
+    ids = torch.zeros(B, LONG, dtype=torch.long)
+    tokens = Tokens.of(ids, None if lengths is None else torch.tensor(lengths))
+    x, upstream = random(B, LONG, D, seed=1).requires_grad_(), random(B, LONG, D, seed=2)
+    plain_calls: list[Any] = []
+    monkeypatch.setattr(
+        attention_module, "attend", lambda *given: plain_calls.append(given) or attend(*given)
+    )
+    found = []
+    for least in (10**9, 1):
+        monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", least)
+        plain_calls.clear()
+        out = module(x, Visibility.among(tokens, causal=causal))
+        assert bool(plain_calls) is (least > 1)
+        leaves = [x, *module.parameters()]
+        found.append([out, *torch.autograd.grad(out, leaves, upstream)])
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, **EXACT)
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"softcap": 1.0}, {"scheme": "buckets"}])
+def test_what_the_fused_kernel_cannot_train_takes_plain_products_at_any_length(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 1)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
+    module = attention(H, **options).train()
+    tokens = Tokens.of(torch.zeros(B, LONG, dtype=torch.long))
+    module(random(B, LONG, D), Visibility.among(tokens, causal=True)).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
 # Dropout
 
 

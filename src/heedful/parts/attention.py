@@ -16,6 +16,8 @@ from heedful.parts.visibility import Visibility
 
 # Queries that a sliding-window layer takes at a time, at least: fewer and the loop is what costs.
 _LOCAL_QUERIES = 128
+# Attention weights of a head from which on the fused kernel trains faster on a CPU (docs/log.md).
+_FUSED_WEIGHTS = 256 * 256
 
 
 def attend(
@@ -144,7 +146,7 @@ class MultiHead(nn.Module):
         by itself what may be seen, and no bias is formed, each has a copy of the key head.
         """
         length, repeats = query.size(2), self.num_heads // self.num_kv_heads
-        forms_weights, dtype = self._forms_weights(query), query.dtype
+        forms_weights, dtype = self._forms_weights(query, key), query.dtype
         plain = self.position_scores is None and self.window is None and not forms_weights
         causal, bias = plain and visible.is_causal_alone, None
         if causal and repeats > 1:
@@ -174,14 +176,19 @@ class MultiHead(nn.Module):
         """The position scheme, where it is one that adds to the scores."""
         return None if isinstance(self.position, RotaryPositions) else self.position
 
-    def _forms_weights(self, query: Tensor) -> bool:
-        """Whether to run plain products: on a CPU when training, and for capped scores.
+    def _forms_weights(self, query: Tensor, key: Tensor) -> bool:
+        """Whether to run plain products: for capped scores, and on a CPU where they train faster.
 
-        There the fused kernel's backward pass is slow in 16 bits, and has no kernel of its own with
-        dropout; in fp32 without dropout it is faster but less exact (docs/log.md).
+        On a CPU the fused kernel has no backward pass of its own with dropout or for a bias that
+        is learned, and for short texts its backward pass is slow in 16 bits.
         """
-        trains = query.requires_grad and torch.is_grad_enabled()
-        return self.softcap is not None or (query.device.type == "cpu" and trains)
+        if self.softcap is not None:
+            return True
+        if query.device.type != "cpu" or not (query.requires_grad and torch.is_grad_enabled()):
+            return False
+        drops = self.training and self.dropout.p > 0
+        is_short = query.size(2) * key.size(2) < _FUSED_WEIGHTS
+        return drops or is_short or self.position_scores is not None
 
 
 class Attention(MultiHead):
