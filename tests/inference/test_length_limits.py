@@ -1,15 +1,19 @@
 """Outputs at the length limit of a net, by every search, against passes over whole texts."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from engine_models import model_of
+from heedful.engines.engine import Settings
 from heedful.errors import UserError
 from heedful.inference import GenerationIds
+from heedful.inference.card import Limits
 from heedful.inference.ensembles import ensemble
+from heedful.inference.forms import make_form, open_form
 
 END, LONGEST = 2, 10
 ROWS = [[6, 7, 8], [9, 10]]
@@ -109,3 +113,23 @@ def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
             targets = [found.ids[:-1]]
             [parts] = model.eager.log_probs([row], targets, model.asked([row]))
             assert found.log_prob == pytest.approx(float(parts[:-1].sum()), abs=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["eager", "ctranslate2"])
+def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(engine: str, tmp_path: Path) -> None:
+    """Whatever runs it: CTranslate2 fails, or writes more than the limit beside a longer prompt."""
+    model = model_of("bart")
+    model.card = replace(model.card, limits=Limits(factor=1.0, offset=3))
+    if engine == "ctranslate2":
+        model.engine = open_form(
+            tmp_path, make_form(model, tmp_path, "float32"), "float32", Settings(1)
+        )
+    rows = [[6, 7, 8, 9], [10], [6, 7]]
+    assert len(model.generate(rows, beam_size=1, min_new_tokens=4)) == 3
+    for draws in ({}, {"temperature": 1.0}):
+        with pytest.raises(UserError, match="prompt 12 may have 4 new tokens"):
+            model.generate(rows, beam_size=1, min_new_tokens=5, first_number=11, **draws)
+    with pytest.raises(UserError, match="prompt 1 may have 2 new tokens"):
+        model.generate(rows, beam_size=1, min_new_tokens=3, max_new_tokens=2)
+    with pytest.raises(UserError, match="prompt 1 may have 4 new tokens"):
+        next(model.stream(rows[1], min_new_tokens=5))

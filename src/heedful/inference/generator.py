@@ -257,10 +257,18 @@ class Generator(SavedModel):
             of_all = self._asked_of_all(options)
             self._last_asked = of_all if options.draft is None else None  # a draft may be large
         prefixes = None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers]
+        limits = [self.length_limit(row, options) for row in rows]
+        if options.min_new_tokens > (shortest := min(limits, default=options.min_new_tokens)):
+            place = limits.index(shortest)
+            raise UserError(
+                f"prompt {numbers[place] + options.first_number} may have {shortest} new "
+                f"tokens, but min_new_tokens is {options.min_new_tokens}: ask for fewer, or set "
+                "max_new_tokens"
+            )
         return Asked(
             **of_all,
             decode=self._decode,
-            limits=[self.length_limit(row, options) for row in rows],
+            limits=limits,
             numbers=numbers,
             prefixes=prefixes,
             seeds=options.seeds(numbers),
