@@ -1,9 +1,11 @@
 """Differences between two recipes of one run, and which of them a resumed run may have."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from heedful.config import Recipe
+from heedful.errors import UserError
 from heedful.nested_keys import flatten
 
 # Keys on which no step depends: when a run ends, and how it is shown and saved.
@@ -18,6 +20,68 @@ MAY_CHANGE = (
     "training.tensorboard",
     "evaluation.num_samples",
 )
+
+
+# Keys that a resumed run may change where that is asked for; its other steps stay as they were.
+# What a checkpoint or its place in the data depends on (sizes, text, batches, seed) is not of them.
+CHANGES_STEPS = (
+    "training.device",
+    "training.precision",
+    "training.gradient_accumulation",
+    "training.optimizer.betas",
+    "training.optimizer.eps",
+    "training.optimizer.weight_decay",
+    "training.schedule.name",
+    "training.schedule.learning_rate",
+    "training.schedule.warmup_steps",
+    "training.schedule.final_fraction",
+    "training.label_smoothing",
+    "training.r_drop",
+    "training.word_dropout",
+    "training.clip_norm",
+    "training.evaluate_every",
+    "training.average_last",
+    "training.average_of",
+)
+
+
+def check_changes(before: Recipe, now: Recipe, asked: Collection[str], where: str) -> None:
+    """Refuse a recipe that a run in `where` cannot go on with.
+
+    Args:
+        asked: keys, or sections of keys, that are to be changed.
+
+    Raises:
+        UserError: a changed key on which steps depend and which was not asked for, or cannot be
+            changed.
+    """
+    refused, may_be_asked = [], True
+    for change in changed_keys(before, now):
+        key = name_of(change)
+        is_asked = any(key == other or key.startswith(f"{other}.") for other in asked)
+        if key in MAY_CHANGE or (key in CHANGES_STEPS and is_asked):
+            continue
+        refused.append(change)
+        may_be_asked = may_be_asked and key in CHANGES_STEPS
+    if refused:
+        way_out = (
+            "resume with its own recipe.yaml, or give the changed keys with --set"
+            if may_be_asked
+            else "start a new run, or resume with its own recipe.yaml"
+        )
+        raise UserError(
+            f"cannot resume {where} with another recipe; changed: {', '.join(refused)}; {way_out}"
+        )
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The changes on which steps depend between two recipes as JSON."""
+    return [c for c in changed_values(before, now) if name_of(c) not in MAY_CHANGE]
+
+
+def name_of(change: str) -> str:
+    """The key of one of `changed_keys`."""
+    return change.partition(" ")[0]
 
 
 def changed_keys(before: Recipe, now: Recipe) -> list[str]:

@@ -6,7 +6,7 @@ report. Its data are prepared in a cache that runs share.
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from heedful.inference import (
     parameter_count,
     save_description,
 )
-from heedful.recipe_changes import MAY_CHANGE, changed_keys
+from heedful.recipe_changes import changed_settings, check_changes
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.tasks.distillation import (
     Distilled,
@@ -94,6 +94,7 @@ def train(
     out: str | Path,
     *,
     resume: bool = False,
+    changes: Collection[str] = (),
     listeners: Sequence[Listener] = (),
     say: Say = lambda line: None,
     command: str = "heedful.train",
@@ -103,6 +104,8 @@ def train(
     Args:
         recipe: a `Recipe`, the path of one, or the name of a shipped one.
         resume: go on from the newest checkpoint in `out`.
+        changes: keys that may differ from the run's recipe though its steps depend on them; what
+            differs is noted in the log and the report.
         listeners: are given every event; the log (and TensorBoard's files) are written anyway.
         say: is given lines on what the data hold.
 
@@ -116,6 +119,8 @@ def train(
     device = choose_device(recipe.training.device)
     with RunFolder(out, resume=resume) as folder:
         with folder.undone_on_error():
+            if resume:
+                check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
             run = _start(recipe, folder, device, resume, say)
             step = (run.resumed_from or 0) if resume else None
             log: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
@@ -326,6 +331,7 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
                 device=str(run.model.device),
                 total_steps=run.total_steps,
                 resumed_from=run.resumed_from,
+                changes=_changes_on_resume(out / "log.jsonl", recipe) if run.resumed_from else [],
                 unit=run.task.unit,
                 unigram_entropy=run.unigram_entropy,
             )
@@ -344,21 +350,19 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
     return reason, scores
 
 
+def _changes_on_resume(log: Path, recipe: dict[str, Any]) -> list[str]:
+    """How settings on which steps depend differ from those of the session before."""
+    starts = [event for event in read_log(log) if isinstance(event, RunStarted)]
+    return changed_settings(starts[-1].recipe, recipe) if starts else []
+
+
 def _open_folder(recipe: Recipe, folder: RunFolder, precision: str, resume: bool) -> None:
-    """A new folder with the recipe in it, or one whose recipe is still the same."""
+    """Prepare a new folder with the recipe in it, or that of a run to resume."""
     out = folder.path
-    saved = out / "recipe.yaml"
     if not resume:
         folder.claim(precision)
-        _save_recipe(recipe, saved)
+        _save_recipe(recipe, out / "recipe.yaml")
         return
-    changed = changed_keys(load_recipe(saved), recipe)
-    refused = [key for key in changed if key.split(" ")[0] not in MAY_CHANGE]
-    if refused:
-        raise UserError(
-            f"cannot resume {out} with another recipe; changed: {', '.join(refused)}; "
-            "start a new run, or resume with its own recipe.yaml"
-        )
     remove_unfinished(out)
     if Checkpoints(out / "checkpoints", keep=1).newest():
         load_tensors(BestModel(out).path)  # needed at the end

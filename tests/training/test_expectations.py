@@ -17,7 +17,7 @@ from heedful.recipe_files import load_recipe, parse_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone
 from heedful.training.loggers import read_log
-from heedful.training.verdict import Expectations, general_verdicts
+from heedful.training.verdict import Expectations, general_verdicts, verdicts
 
 BAND = {"step": 4, "low": 1.5, "high": 2.0}
 
@@ -39,6 +39,19 @@ def test_a_loss_is_within_a_band_or_on_a_side_of_it(loss: float, word: str) -> N
     assert line.startswith(f"is it right? step 4: loss {loss:.3f} is {word} 1.5 to 2")
     assert ("heedful verify" in line) == (word != "within")
     assert said(loss, step=2) == []
+
+
+def test_bands_are_not_held_against_a_run_whose_settings_changed() -> None:
+    recipe, evaluated = {"expect": [BAND]}, Evaluated(4, 0, 1.0, 1.7, 9.0, 0.5)
+    for changes, count in (([], 1), (["training.clip_norm (1.0 -> 0.5)"], 0)):
+        resumed = RunStarted(recipe, 1, 1, 1, "cpu", 9, resumed_from=2, changes=changes)
+        events = [RunStarted(recipe, 1, 1, 1, "cpu", 9), resumed, evaluated]
+        assert len([v for v in verdicts(events, Path("run")) if "within" in v.text]) == count
+        lines: list[str] = []
+        listener = Expectations([Expectation(**BAND)], lines.append)
+        for event in events:
+            listener.on(event)
+        assert len(lines) == count
 
 
 def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:

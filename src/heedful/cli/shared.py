@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,13 @@ def note(text: str) -> None:
 
 
 def run_recipe(
-    recipe: "Recipe", folder: Path, console: "Console", *, resume: bool = False, again: str = ""
+    recipe: "Recipe",
+    folder: Path,
+    console: "Console",
+    *,
+    resume: bool = False,
+    changes: Sequence[str] = (),
+    again: str = "",
 ) -> "Result":
     """Train into a folder, with a progress bar unless the console is quiet.
 
@@ -49,6 +56,7 @@ def run_recipe(
             recipe,
             folder,
             resume=resume,
+            changes=changes,
             listeners=[] if console.quiet else [bar],
             say=console.print,
             command=shlex.join(["heedful", *sys.argv[1:]]),

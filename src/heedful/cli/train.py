@@ -20,9 +20,10 @@ def train(
     """Train a model as a recipe says.
 
     The folder must be new or empty. It holds the best model so far at any time, the log,
-    checkpoints, and at the end a report. Ctrl-C saves; --resume goes on exactly. Given a run's
-    folder in place of a recipe, that folder is the default of --out; of a recipe.yaml that no run
-    wrote, the default is named by the folder that it is in.
+    checkpoints, and at the end a report. Ctrl-C saves; --resume goes on exactly. With --set a
+    resumed run takes another learning rate, clipping or precision from there on, which the log and
+    the report then note. Given a run's folder in place of a recipe, that folder is the default of
+    --out; of a recipe.yaml that no run wrote, the default is named by the folder that it is in.
 
     Example: heedful train translation --set data.train.src=a.en --set data.train.tgt=a.de
     """
@@ -30,7 +31,9 @@ def train(
 
     folder = out or _default_folder(recipe_path(recipe))
     console = make_console(quiet=quiet)
-    result = run_recipe(load_recipe(recipe, settings or []), folder, console, resume=resume)
+    loaded = load_recipe(recipe, settings or [])
+    changes = [setting.partition("=")[0] for setting in settings or []]
+    result = run_recipe(loaded, folder, console, resume=resume, changes=changes)
     report_result(result, console)
 
 

@@ -18,6 +18,8 @@ from heedful.errors import UserError
 class RunStarted:
     """A session of a run begins; `resumed_from` is the step that it goes on from.
 
+    `changes` are settings on which steps depend that differ from those before `resumed_from`, as
+    "key (old -> new)": the steps are then not those of one recipe.
     `unit` is what `num_train` and `num_valid` count. `unigram_entropy` is that of the training
     targets, in nats a target: the loss of a model that knows their frequencies alone.
     """
@@ -29,6 +31,7 @@ class RunStarted:
     device: str
     total_steps: int | None
     resumed_from: int | None = None
+    changes: list[str] = field(default_factory=list)
     unit: str = "examples"
     unigram_entropy: float | None = None
     event: Literal["run_started"] = "run_started"

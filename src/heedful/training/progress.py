@@ -105,6 +105,8 @@ class ProgressBar:
             f"{event.num_parameters:,} parameters on {event.device};"
             f" {event.num_train:,} training and {event.num_valid:,} held-out {event.unit}{again}"
         )
+        for change in event.changes:
+            self._print(f"changed from here on: {change}")
         if self._console.is_terminal:
             self._progress = self._bar()
             done = event.resumed_from or 0

@@ -140,7 +140,8 @@ class _Run:
         self.timed = [e for e in events if isinstance(e, StepDone | Evaluated | RunFinished)]
         self.steps = [e for e in self.timed if isinstance(e, StepDone)]
         self.evaluations = evaluations = [e for e in self.timed if isinstance(e, Evaluated)]
-        self.start = _last([e for e in events if isinstance(e, RunStarted)])
+        self.starts = [e for e in events if isinstance(e, RunStarted)]
+        self.start = _last(self.starts)
         self.end = _last([e for e in self.timed if isinstance(e, RunFinished)])
         self.best = _last([e for e in evaluations if e.is_best] or evaluations)
         # Whose samples are shown: the best, or the last that has any.

@@ -5,6 +5,7 @@ is evaluated are handed to it.
 """
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -407,9 +408,18 @@ class Trainer:
         self._since = time.perf_counter()
 
     def _stopped(self, problem: str) -> UserError:
-        path = self.checkpoints.newest()
+        path, settings = self.checkpoints.newest(), self.settings
+        schedule, changes = settings.schedule, []
+        if schedule.learning_rate is None:
+            changes.append(f"training.schedule.warmup_steps={2 * schedule.warmup_steps}")
+        else:
+            changes.append(f"training.schedule.learning_rate={schedule.learning_rate / 10:g}")
+        if settings.clip_norm is None or settings.clip_norm > 1:
+            changes.append("training.clip_norm=1.0")
+        if self.precision != "fp32":
+            changes.append("training.precision=fp32")
+        command = ["heedful", "train", str(self.checkpoints.directory.parent)]
+        command += ["--resume"] if path else []
+        command += [word for change in changes for word in ("--set", change)]
         kept = f"the last good checkpoint is {path}" if path else "no checkpoint was written yet"
-        return UserError(
-            f"{problem}; {kept}; try a lower training.schedule.learning_rate, more warmup_steps, "
-            "clip_norm 1.0, or precision fp32"
-        )
+        return UserError(f"{problem}; {kept}; try: {shlex.join(command)}")

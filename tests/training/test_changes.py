@@ -1,0 +1,117 @@
+"""Resuming with other settings: which are allowed, and where that is noted."""
+
+import shlex
+
+import pytest
+
+from commands import assert_refused, assert_same_checkpoints, tree, write_recipe
+from heedful.training.events import Evaluated, RunStarted, StepDone
+from heedful.training.loggers import read_log
+from heedful.training.verdict import verdicts
+
+# Beyond a step the learning rate is infinite, unless the recipe asks for a low one.
+DIVERGES = """
+import math
+
+from heedful import plugins
+
+
+@plugins.schedule("diverges_after_{step}")
+def diverges(settings, **_):
+    low = settings.learning_rate < 0.005
+    return lambda step: settings.learning_rate if low or step <= {step} else 1e38
+"""
+WIDE = [{"step": step, "low": 0.0, "high": 99.0} for step in (3, 9)]
+
+
+def starts_of(out):
+    return [event for event in read_log(out / "log.jsonl") if isinstance(event, RunStarted)]
+
+
+def steps_of(out):
+    return [event.step for event in read_log(out / "log.jsonl") if isinstance(event, StepDone)]
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_the_advice_after_a_divergence_works_as_it_is_printed(commands, tmp_path, step):
+    """Before a checkpoint it begins again; after one it goes on from there."""
+    plugin, out = tmp_path / f"diverges{step}.py", tmp_path / "a run"
+    plugin.write_text(DIVERGES.format(step=step))
+    recipe = write_recipe(
+        tmp_path / "recipe.json",
+        plugins=[str(plugin)],
+        training__schedule={"name": f"diverges_after_{step}", "learning_rate": 0.01},
+        training__clip_norm=None,
+        training__log_every=1,
+    )
+    diverged = commands.train(recipe, out)
+    assert_refused(diverged, f"step {step + 2}: the loss is nan", "try: heedful train ")
+    words = shlex.split(diverged.err.partition("heedful ")[2])
+    assert ("--resume" in words) == (step > 3)
+    ended = commands.run(*words)
+    assert ended.code == 0, ended.err
+    assert steps_of(out) == list(range(1, 13))
+    last = starts_of(out)[-1]
+    if step > 3:
+        assert last.resumed_from == 6
+        assert last.changes == [
+            "training.clip_norm (null -> 1.0)",
+            "training.schedule.learning_rate (0.01 -> 0.001)",
+        ]
+        assert "changed from here on: training.clip_norm (null -> 1.0)" in ended.out
+        page = (out / "report.html").read_text(encoding="utf-8")
+        assert "Changed from step 6 on: training.clip_norm (null -&gt; 1.0), " in page
+    else:
+        assert (last.resumed_from, last.changes) == (None, [])
+
+
+def test_changed_settings_stay_with_the_run_and_end_its_bands(commands, tmp_path):
+    recipe, out = write_recipe(tmp_path / "recipe.json", expect=WIDE), tmp_path / "run"
+    assert commands.train(recipe, out, kill={"interrupt_at": 7}).code == 130
+    change = ("--set", "training.precision=bf16")
+    kill = {"call": "replace", "path": r"checkpoints/step-00000009$", "when": "before"}
+    assert commands.train(recipe, out, "--resume", *change, kill=kill).signal == 9
+    assert commands.train(out, out, "--resume", kill={"interrupt_at": 8}).code == 130
+    ended = commands.train(out, out, "--resume")
+    assert ended.code == 0, ended.err
+    noted = [(start.resumed_from, start.changes) for start in starts_of(out)]
+    changes = ['training.precision ("fp32" -> "bf16")']
+    assert [entry for entry in noted if entry[1]] == [(7, changes)]
+    assert "bf16" in (out / "report.html").read_text(encoding="utf-8")
+    events = read_log(out / "log.jsonl")
+    assert [event.step for event in events if isinstance(event, Evaluated)] == [3, 6, 9, 12]
+    assert not [verdict for verdict in verdicts(events, out) if "within" in verdict.text]
+    # The recipe that it began with is another one now.
+    refused = commands.train(recipe, out, "--resume")
+    assert_refused(refused, 'training.precision ("bf16" -> "fp32")', "with --set")
+
+
+def test_a_setting_that_is_set_back_at_the_same_step_is_no_change(commands, tmp_path):
+    recipe = write_recipe(tmp_path / "recipe.json")
+    for out in ("whole", "changed"):
+        assert commands.train(recipe, tmp_path / out, kill={"interrupt_at": 7}).code == 130
+    for value in (0.5, 1.0):
+        change = ("--set", f"training.clip_norm={value}")
+        kill = {"call": "replace", "path": r"checkpoints/step-00000009$", "when": "before"}
+        resumed = commands.train(
+            recipe, tmp_path / "changed", "--resume", *change, kill=kill if value < 1 else None
+        )
+        assert (resumed.code, resumed.signal) == ((-1, 9) if value < 1 else (0, 0)), resumed.err
+    assert commands.train(recipe, tmp_path / "whole", "--resume").code == 0
+    assert [start.changes for start in starts_of(tmp_path / "changed")] == [[], []]
+    assert_same_checkpoints(tmp_path / "whole", tmp_path / "changed")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["model.d_model=32", "data.max_length=9", "tokenizer.kind=char", "training.batch_sentences=8"],
+)
+def test_a_setting_that_no_checkpoint_fits_is_refused_and_nothing_changes(
+    commands, tmp_path, setting
+):
+    recipe, out = write_recipe(tmp_path / "recipe.json"), tmp_path / "run"
+    assert commands.train(recipe, out, kill={"interrupt_at": 2}).code == 130
+    before = tree(out)
+    refused = commands.train(recipe, out, "--resume", "--set", setting)
+    assert_refused(refused, "cannot resume", setting.partition("=")[0], "start a new run")
+    assert tree(out) == before
