@@ -33,37 +33,23 @@ TWO = {
     "num_decoder_layers": 1,
     "max_length": 16,
 }
-# Beside every architecture as it is.
+# Beside every architecture as it is: a variant for each mechanism and each kind of output. Options
+# that only change sizes, biases or activations are held by test_laws.py and by parity.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    ("gpt2", {"bias": False, "tie_embeddings": False}),
     ("gpt3", {"window": 2}),
-    ("gpt3", {"window": None, "scale_scores": False, "qkv_bias": False}),
     ("llama", {"num_kv_heads": 2, "rope_layout": "interleaved"}),
-    ("llama", {"num_kv_heads": 1, "rope_scaling": {"type": "llama3"}}),
     ("mistral", {"window": 2, "num_kv_heads": 2, "head_dim": 6}),
-    ("mistral", {"window": 3, "num_layers": 1, "num_kv_heads": 4}),
     ("gemma3", {"window": 3, "score_softcap": 4.0, "logit_softcap": 9.0}),
     ("bert", {"head": "classify", "num_labels": 3}),
     ("bert", {"head": "none"}),
-    ("roberta", {"tie_embeddings": False}),
-    ("roberta", {"head": "classify"}),
     ("distilbert", {"positions": "sinusoidal"}),
-    ("distilbert", {"positions": "sinusoidal", "head": "classify"}),
-    ("distilbert", {"head": "none"}),
     ("modernbert", {"global_every": 2, "window": 4}),
-    ("modernbert", {"head": "classify", "num_labels": 3}),
     ("modernbert", {"head": "none"}),
     ("t5", {"activation": "geglu_tanh", "tie_embeddings": False}),
-    ("vaswani2017", {"norm_placement": "pre", "tie_embeddings": "none", "activation": "gelu"}),
     (
         "vaswani2017",
         {"norm_placement": "output", "positions": "learned", "tie_embeddings": "decoder"},
     ),
-    (
-        "vaswani2017",
-        {"bias": False, "num_decoder_layers": 3, "dropout": 0.0, "positions": "rotary"},
-    ),
-    ("vaswani2017", {"num_encoder_layers": 2, "num_decoder_layers": 2}),
 ]
 ZOO = [*((name, {}) for name in ARCHITECTURES), *VARIANTS]
 # To train each of them would take too long.
@@ -117,12 +103,16 @@ PLACED = [name for name in SCHEMES if name != "none"]
 
 @pytest.mark.parametrize(("number", "scheme"), list(enumerate(PLACED)))
 def test_every_position_scheme_passes(number: int, scheme: str) -> None:
-    single = Single(scheme, windows=WINDOWS[number % 3])
-    reader, head = ("classifier", "classes") if number % 2 else ("states", "none")
-    for kind, net in (("decoder", decoder(single)), (reader, encoder(single, head))):
-        report = verify(net, fresh=False, overfit=False)
-        assert report.ok, str(report)
-        assert skips(report) == {*SKIPPED[kind], "initial loss", "one batch overfits"}
+    single = Single(scheme, windows=WINDOWS[number // 3 % 3])
+    kinds = {
+        "decoder": lambda: decoder(single),
+        "classifier": lambda: encoder(single, "classes"),
+        "states": lambda: encoder(single, "none"),
+    }
+    kind = [*kinds][number % 3]  # of each family of schemes there are several
+    report = verify(kinds[kind](), fresh=False, overfit=False)
+    assert report.ok, str(report)
+    assert skips(report) == {*SKIPPED[kind], "initial loss", "one batch overfits"}
 
 
 def test_without_positions_encoders_fail_and_causality_can_stand_in_for_them() -> None:
