@@ -134,6 +134,20 @@ def test_a_decoder_with_two_start_ids_reads_both_before_a_scored_target() -> Non
     assert found != pytest.approx([each.log_prob for each in before], rel=1e-3)
 
 
+def test_a_target_is_cut_to_what_fits_behind_the_start_ids_and_keeps_its_end() -> None:
+    model = model_of("vaswani2017")
+    [start], [end] = model.ids.start, model.ids.end
+    model.card.__dict__["generation"] = GenerationIds((7, start), (end,))
+    longest, long = model.config.max_length - 1, " ".join(TEXTS * 9)
+    ids = model.tgt_tokenizer.encode(long)[: longest - 1]
+    source = model.src_tokenizer.encode_target(model.src_tokenizer.encode(TEXTS[0]))
+    [found] = model.score([TEXTS[0]], [long], too_long="truncate")
+    assert found.num_tokens == longest
+    assert found.log_prob == pytest.approx(float(reference(model, source, ids).sum()), rel=1e-4)
+    with pytest.raises(UserError, match=f"target line 1 has .*allows {longest}"):
+        model.score([TEXTS[0]], [long])
+
+
 def test_a_long_texts_windows_score_each_token_once_with_at_least_half_the_context(
     models: dict[str, Any],
 ) -> None:

@@ -202,7 +202,7 @@ class Prover:
         if isinstance(model, Translator):
             ends, tokenizer = set(model.end_ids()), model.tgt_tokenizer
             given = written if answers is None else tokenizer.encode_batch(list(answers))
-            longest = model.config.max_length - 1
+            longest = model.config.max_length - len(model.ids.start)
             self._targets = [[i for i in row if i not in ends][:longest] for row in given]
         self._by_net = _Found(written, self._numbers(self.eager))
 

@@ -189,13 +189,24 @@ class SavedModel:
                 )
 
     def check_lengths(
-        self, rows: list[list[int]], what: str, too_long: TooLong, first_number: int = 1
+        self,
+        rows: list[list[int]],
+        what: str,
+        too_long: TooLong,
+        first_number: int = 1,
+        *,
+        longest: int | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Refuse, empty or cut in place what is longer than the net allows.
 
-        Of what is cut a last special stays.
+        A special token at the end of a row that is cut stays.
+
+        Args:
+            longest: most tokens of a row; default: the net's length.
+            tokenizer: of the rows; default: the source's.
         """
-        longest = self.config.max_length
+        longest, tokenizer = longest or self.config.max_length, tokenizer or self._src_tokenizer
         for number, ids in enumerate(rows, first_number):
             if len(ids) <= longest:
                 continue
@@ -209,7 +220,7 @@ class SavedModel:
                 self.leave_out(told)
                 ids.clear()
                 continue
-            specials = self.src_tokenizer.special_ids if self.has_tokenizer else frozenset()
+            specials = frozenset() if tokenizer is None else tokenizer.special_ids
             suffix = ids[-1:] if ids[-1] in specials else []
             ids[longest - len(suffix) :] = suffix
             self.num_truncated += 1

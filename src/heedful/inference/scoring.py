@@ -142,12 +142,18 @@ def _encode_pairs(
         raise UserError(f"{len(sources)} sources but {len(targets)} targets")
     if not sources:
         raise UserError("there are no pairs to score")
-    sides = []
-    for what, tokenizer, texts in (
-        ("source line", model.src_tokenizer, sources),
-        ("target line", model.tgt_tokenizer, targets),
+    sides, longest = [], model.config.max_length
+    # The decoder reads its start ids and the target without its last token.
+    for what, tokenizer, texts, most in (
+        ("source line", model.src_tokenizer, sources, longest),
+        (
+            "target line",
+            model.tgt_tokenizer,
+            targets,
+            longest + 1 - len(start_ids(model.ids.start)),
+        ),
     ):
         ids = [tokenizer.encode_target(line) for line in tokenizer.encode_batch(list(texts))]
-        model.check_lengths(ids, what, too_long)
+        model.check_lengths(ids, what, too_long, longest=most, tokenizer=tokenizer)
         sides.append(pack_ids(ids, tokenizer.vocab_size))
     return sides[0], sides[1]
