@@ -92,7 +92,7 @@ def test_details_by_hand() -> None:
     assert scores["ter"].details == {"num_edits": 1, "reference_length": 5}
 
 
-@pytest.mark.parametrize("code", ["zh", "zh-CN", "zh_Hans", "cmn", "ZH"])
+@pytest.mark.parametrize("code", ["zh", "zh-CN", "zh_Hans", "cmn", "zho", "ZH"])
 def test_chinese_is_tokenised_by_character(code: str) -> None:
     hypotheses, references = ["我今天去学校了。"], ["我昨天去学校了。"]
     scores = corpus_scores(hypotheses, references, trg_lang=code)
@@ -101,6 +101,27 @@ def test_chinese_is_tokenised_by_character(code: str) -> None:
     assert 0 < scores["bleu"].value < 100
     assert "asian:yes" in scores["ter"].signature
     assert scores["ter"].value == pytest.approx(100 / 8)  # one character of eight
+
+
+@pytest.mark.parametrize("code", ["ja", "jpn", "ja-JP", "ko", "kor", "de"])
+def test_ter_counts_characters_in_japanese_and_words_elsewhere(code: str) -> None:
+    hypotheses, references = ["今日は学校へ行く。 yes"], ["昨日は学校へ行く。 yes"]
+    is_japanese = code.startswith("j")
+    expected = TER(normalized=is_japanese, asian_support=is_japanese)
+    score = corpus_scores(hypotheses, references, trg_lang=code, metrics=["ter"])["ter"]
+    assert score.value == expected.corpus_score(hypotheses, [references]).score
+    assert score.signature == str(expected.get_signature())
+
+
+@pytest.mark.parametrize(("code", "short"), [("zho", "zh"), ("jpn", "ja"), ("kor", "ko")])
+def test_codes_of_three_letters_are_tokenised_as_those_of_two(code: str, short: str) -> None:
+    def outcome(language: str) -> object:
+        try:
+            return corpus_scores(["我 a"], ["我 b"], trg_lang=language, metrics=["bleu"])
+        except UserError as error:  # the tokenizer's package is not there
+            return str(error)
+
+    assert outcome(code) == outcome(short) != outcome("de")
 
 
 def test_exact_match_forgives_white_space_alone() -> None:

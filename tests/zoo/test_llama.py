@@ -275,3 +275,20 @@ def test_a_scaling_keeps_all_its_values_in_plain_keys() -> None:
     assert config.rope_scaling == YarnScaling(4.0, 9)
     assert asdict(config)["rope_scaling"] == OURS_YARN | {"original_length": 9}
     assert make_config("llama", json.loads(json.dumps(asdict(config)))) == config
+
+
+@pytest.mark.parametrize("factor", [0.5, 4.0])
+@pytest.mark.parametrize("over", [None, 0.7, 1.0])
+@pytest.mark.parametrize("under", [None, 0.5, 1.0])
+def test_yarn_scales_attention_as_transformers_where_a_file_says_no_factor(
+    factor: float, over: float | None, under: float | None
+) -> None:
+    """For every subset of the two numbers that the factor follows from."""
+    both = {"mscale": over, "mscale_all_dim": under}
+    scaling = YARN | {"factor": factor, ORIGINAL: 16}
+    scaling |= {key: value for key, value in both.items() if value is not None}
+    config = transformers.LlamaConfig(**LLAMA.sizes, rope_parameters=scaling)
+    ours = rotary_module(LLAMA.read(**config.to_dict()))
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    assert ours.factor == pytest.approx(theirs.attention_scaling)
+    torch.testing.assert_close(ours.table, theirs.inv_freq)

@@ -8,6 +8,7 @@ import torch
 from heedful.errors import UserError
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import drawn_net, make_config, undrawn_net
+from heedful.zoo.sizes import check_memory
 from parity_cases import CASES
 
 
@@ -73,3 +74,22 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
 def test_a_net_that_no_memory_holds_is_refused_before_it_is_made(size: dict[str, int]) -> None:
     with pytest.raises(UserError, match="GiB to be trained"):
         drawn_net("gpt2", make_config("gpt2", {**STACK, "d_model": 2**12, **size}))
+
+
+@pytest.mark.parametrize(("device", "place"), [("cpu", "machine"), ("cuda", "GPU")])
+def test_memory_is_that_of_the_place_where_a_net_is_trained(
+    device: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, gradients and two averages; the host of a GPU holds the weights alone."""
+    config = make_config("gpt2", STACK)
+    weights = sum(tensor.numel() for tensor in weights_of(drawn_net("gpt2", config)).values())
+    memory = {"host": 4 * weights if device == "cuda" else 16 * weights, "gpu": 16 * weights}
+    monkeypatch.setattr("heedful.zoo.sizes._host_memory", lambda: memory["host"])
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (0, memory["gpu"]))
+    check_memory("gpt2", config, torch.device(device))
+    for kind in ("gpu", "host") if device == "cuda" else ("host",):
+        memory[kind] -= 1
+        lacking = "machine" if kind == "host" else place
+        with pytest.raises(UserError, match=f"GiB to be trained, and this {lacking} has"):
+            check_memory("gpt2", config, torch.device(device))
+        memory[kind] += 1
