@@ -181,7 +181,7 @@ def _begin(task: Task, out: Path, device: torch.device, say: Say) -> _Parts:
     origin = origin_of(recipe.tokenizer.path, source, teacher)
     data = task.prepare(cache_folder(), origin, say)
     torch.manual_seed(recipe.training.seed)
-    model = build(task, data, source, teacher)
+    model = build(task, data, source, teacher, device)
     if source is not None:
         take_over(model, source, say, str(recipe.init_from), out)
     if teacher is not None:
@@ -211,7 +211,7 @@ def _reopen(task: Task, out: Path, device: torch.device) -> _Parts | None:
     directory, *outputs = directories
     data = task.open(directory, facts.start_id)
     data = data.learning_from(outputs[0] if outputs else None)
-    model = opened_again(out, data)
+    model = opened_again(out, data, device)
     teacher = None
     if recipe.distillation.level == "word":
         teacher = _opened(recipe.distillation.teacher, str(device))

@@ -4,6 +4,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from heedful import plugins
 from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
@@ -46,11 +48,15 @@ def _is_imported(source: SavedModel | None) -> bool:
 
 
 def build(
-    task: Task, data: Data, source: SavedModel | None, teacher: SavedModel | None
+    task: Task,
+    data: Data,
+    source: SavedModel | None,
+    teacher: SavedModel | None,
+    device: torch.device,
 ) -> SavedModel:
-    """The run's model, with weights as drawn."""
+    """The run's model, with weights as drawn; `device`: where it will be trained."""
     name, config = model_config(task, data, source, teacher)
-    net = drawn_net(name, config)
+    net = drawn_net(name, config, device)
     card = task.card(data, name)
     if source is not None and _is_imported(source):
         # An imported model's outputs go on to begin and end as it was trained.
@@ -61,12 +67,12 @@ def build(
     return open_net(net, config, card, *data.tokenizers)
 
 
-def opened_again(directory: Path, data: Data) -> SavedModel:
+def opened_again(directory: Path, data: Data, device: torch.device) -> SavedModel:
     """The model of a run's folder, with weights yet to be set from a checkpoint."""
     content = read_object(directory / CONFIG)
     card = ModelCard.from_dict(content)
     config = make_config(card.architecture, content["model"], str(directory / CONFIG))
-    net = drawn_net(card.architecture, config)
+    net = drawn_net(card.architecture, config, device)
     return open_net(net, config, card, *data.tokenizers)
 
 
