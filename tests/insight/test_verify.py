@@ -376,6 +376,44 @@ def test_nothing_of_the_net_is_changed() -> None:
     assert bool((grads["tokens.weight"] == 3.0).all())
 
 
+class Counting(OneStack):
+    """Counts its passes in training mode, as batch normalisation does."""
+
+    def __init__(self) -> None:
+        super().__init__("decoder")
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, *args: Any, **keys: Any) -> Any:
+        self.passes += float(self.training)
+        return super().forward(*args, **keys)
+
+
+def test_statistics_of_passes_in_training_are_put_back() -> None:
+    net = Counting()
+    verify(net, causal=True, overfit=False)
+    assert net.passes == 0
+
+
+class SmallLeak(OneStack):
+    """A zero of the later tokens is added, with a gradient of 1e-6."""
+
+    def leaked(self, x: Tensor, states: Tensor, real: Tensor) -> Tensor:
+        return x + 1e-6 * (x - x.detach()).sum(1, keepdim=True)
+
+
+def test_a_gradient_from_the_future_fails_however_small_it_is() -> None:
+    report = verify(SmallLeak("decoder"), causal=True, overfit=False)
+    assert failures(report) == FLAWS["decoder"]["hidden gradient from the future"]
+
+
+def test_equal_matrices_that_are_no_embeddings_are_no_failure() -> None:
+    net = OneStack("decoder")
+    net.first, net.second = nn.Linear(4, 4), nn.Linear(4, 4)
+    net.second.load_state_dict(net.first.state_dict())
+    report = verify(net, causal=True, overfit=False)
+    assert failures(report) <= {"gradient flow"}  # neither is used
+
+
 def test_the_same_net_gives_the_same_report() -> None:
     assert verify(TwoStacks(), overfit=False) == verify(TwoStacks(), overfit=False)
 
