@@ -93,7 +93,7 @@ KEYS = {  # a key, its value, and what the line says
     "training.max_steps ": (0, "unknown key training.max_steps ; did you mean max_steps?"),
     "task": ("translate", "task: unknown value translate; did you mean translation?"),
     "tokenizer.kind": ("bpee", "tokenizer.kind: unknown value bpee; did you mean bpe?"),
-    "training.precision": ("fp16", "training.precision: unknown value fp16; did you mean"),
+    "training.precision": ("fp8", "training.precision: unknown value fp8; did you mean"),
     "training.schedule.name": ("cosin", "unknown value cosin; did you mean cosine?"),
     "training.optimizer.name": ("adamww", "unknown value adamww; did you mean adamw?"),
     "evaluation.metric": ("blue", "unknown value blue; did you mean"),
