@@ -35,8 +35,6 @@ from heedful.zoo import llama
 WIDTH, HEADS, WINDOW = 256, 8, 256
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 KINDS = {"window": "window", "full": "full", "fused": "full by torch's fused causal kernel"}
-# The longest text of a kind. Where the weights of attention are formed, those of 16k take 8 GiB.
-LONGEST = {"full": 8192}
 CONTEXTS = (256, 1024, 4096)
 DECODER = {"d_model": 512, "num_heads": 8, "num_layers": 8, "d_ff": 1408, "vocab_size": 8000}
 Layers = dict[str, dict[str, dict[str, Any]]]  # kind, length, measure
@@ -53,15 +51,14 @@ def main() -> None:
         print(memory(arguments.one[0], int(arguments.one[1])))
         return
     timing = {"rounds": arguments.rounds, "lasting": arguments.seconds}
-    lengths, longest, contexts = LENGTHS, LONGEST, CONTEXTS
+    lengths, contexts = LENGTHS, CONTEXTS
     if arguments.quick:
         timing = {"rounds": 1}
-        lengths, longest, contexts = (64, 128), {"full": 64}, (32, 64)
+        lengths, contexts = (64, 128), (32, 64)
     layers: Layers = {kind: {} for kind in KINDS}
     for length in lengths:
-        kinds = [kind for kind in KINDS if length <= longest.get(kind, length)]
-        rates = interleaved({kind: layer(kind, length) for kind in kinds}, **timing)
-        for kind in kinds:
+        rates = interleaved({kind: layer(kind, length) for kind in KINDS}, **timing)
+        for kind in KINDS:
             seconds = [1 / rate for rate in rates[kind]]
             words = [sys.executable, __file__, "--one", kind, str(length)]
             done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -70,7 +67,7 @@ def main() -> None:
                 "seconds_by_round": seconds,
                 "bytes": int(done.stdout),
             }
-        print(length, {kind: layers[kind][str(length)]["seconds"] for kind in kinds}, flush=True)
+        print(length, {kind: layers[kind][str(length)]["seconds"] for kind in KINDS}, flush=True)
     decoding = decode(contexts, timing)
     write_results(
         "long_texts",
@@ -181,14 +178,14 @@ def sections(
     """The page."""
     rows, ratios = [], window_ratios(layers)
     for length, window in layers["window"].items():
-        of = [layers[kind].get(length) for kind in KINDS]
+        of = [layers[kind][length] for kind in KINDS]
         rows.append(
             [
                 f"{int(length):,}",
-                *(f"{1e3 * one['seconds']:.1f}" if one else "–" for one in of),
+                *(f"{1e3 * one['seconds']:.1f}" for one in of),
                 f"{ratios[length]:.2f}",
                 f"{1e6 * window['seconds'] / int(length):.2f}",
-                *(f"{one['bytes'] / 2**20:.0f}" if one else "–" for one in of),
+                *(f"{one['bytes'] / 2**20:.0f}" for one in of),
             ]
         )
     header = ["tokens", *(f"{name}, ms" for name in KINDS.values())]
@@ -228,7 +225,7 @@ def window_ratios(layers: Layers) -> dict[str, float]:
     """By length the rate of the window over that of the fastest way to attend to all keys."""
     found = {}
     for length, window in layers["window"].items():
-        full = [layers[kind][length] for kind in ("full", "fused") if length in layers[kind]]
+        full = [layers[kind][length] for kind in ("full", "fused")]
         best = min(full, key=lambda one: one["seconds"])
         found[length] = paired_ratio(best["seconds_by_round"], window["seconds_by_round"])
     return found

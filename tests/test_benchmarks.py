@@ -445,15 +445,14 @@ def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
 
 def test_long_texts(bench: Bench, tmp_path: Path) -> None:
     page, data = bench("long_texts")
-    for kind, lengths in {"window": {"64", "128"}, "full": {"64"}, "fused": {"64", "128"}}.items():
-        assert data["layers"][kind].keys() == lengths
-        assert all(found["seconds"] > 0 for found in data["layers"][kind].values())
+    assert data["layers"].keys() == {"window", "full", "fused"}
+    for of in data["layers"].values():
+        assert of.keys() == {"64", "128"}
+        assert all(found["seconds"] > 0 for found in of.values())
     assert set(data["decoding"]) == {"32", "64"}
-    [longest] = [line for line in page.splitlines() if line.startswith("| 128 |")]
-    assert longest.split(" | ")[2] == "–", "a text is too long for plain products"
     assert "(long_texts.svg)" in page
     picture = ElementTree.parse(tmp_path / "results/long_texts.svg").getroot()
-    assert len(picture.findall("{*}circle")) == 2 * 5  # measures, lengths of the three kinds
+    assert len(picture.findall("{*}circle")) == 2 * 6  # measures, lengths of the three kinds
 
 
 def test_long_texts_compare_the_window_with_the_fastest_full_attention(
@@ -467,7 +466,7 @@ def test_long_texts_compare_the_window_with_the_fastest_full_attention(
 
     layers = {
         "window": {"8": measured([2.0, 2.0, 2.0]), "1024": measured([2.0, 4.0, 2.0])},
-        "full": {"8": measured([9.0, 9.0, 9.0])},
+        "full": {"8": measured([9.0, 9.0, 9.0]), "1024": measured([8.0, 8.0, 8.0])},
         "fused": {"8": measured([1.0, 1.0, 3.0]), "1024": measured([4.0, 6.0, 5.0])},
     }
     ratios = long_texts.window_ratios(layers)
