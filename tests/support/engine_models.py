@@ -29,7 +29,8 @@ def model_of(name: str, **keys: Any) -> Any:
     ids = GenerationIds()
     if name != "bert":
         ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))
-    card = ModelCard(name, "test", labels=("good", "bad"), generation=ids)
+    labels = ("good", "bad") if keys.get("head") == "classify" else ()
+    card = ModelCard(name, "test", labels=labels, generation=ids)
     return open_net(net, config, card, tokenizer)
 
 
