@@ -36,7 +36,10 @@ def circle(count: int, length: int = 8, seed: int = 0) -> list[str]:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "train.txt"
-    path.write_text("\n".join(circle(60, 6)) + "\n", encoding="utf-8")
+    # The last ones, which are held out, count down: none of them is also learnt from.
+    lines = circle(60, 6)
+    lines[54:] = [" ".join(line.split()[::-1]) for line in lines[54:]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
@@ -180,7 +183,7 @@ def test_a_text_of_unknown_words_is_left_out(text: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(("too_long", "count"), [("drop", 58), ("truncate", 60)])
 def test_long_texts(text: Path, tmp_path: Path, too_long: str, count: int) -> None:
     lines = text.read_text().splitlines()
-    lines[1] = lines[58] = " ".join(CIRCLE * 3)
+    lines[1], lines[58] = " ".join(CIRCLE * 3), " ".join(CIRCLE[::-1] * 3)
     text.write_text("\n".join(lines) + "\n")
     data = {"train": {"text": str(text)}, "max_length": 10, "truncation": too_long}
     job = ready(tmp_path / "data", data=data)
@@ -215,7 +218,8 @@ def stories(count: int, seed: int) -> list[str]:
 
 def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
     for seed, name in enumerate(("train", "valid", "test")):
-        (tmp_path / name).write_text("\n".join(stories(60, seed)) + "\n")
+        end = " too\n" if name == "train" else "\n"
+        (tmp_path / name).write_text("".join(line + end for line in stories(60, seed)))
     files = {f"data__{name}": {"text": str(tmp_path / name)} for name in ("train", "valid", "test")}
     recipe = tiny(
         "masked_lm",
