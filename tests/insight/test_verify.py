@@ -376,24 +376,6 @@ def test_nothing_of_the_net_is_changed() -> None:
     assert bool((grads["tokens.weight"] == 3.0).all())
 
 
-class Counting(OneStack):
-    """Counts its passes in training mode, as batch normalisation does."""
-
-    def __init__(self) -> None:
-        super().__init__("decoder")
-        self.register_buffer("passes", torch.zeros(()))
-
-    def forward(self, *args: Any, **keys: Any) -> Any:
-        self.passes += float(self.training)
-        return super().forward(*args, **keys)
-
-
-def test_statistics_of_passes_in_training_are_put_back() -> None:
-    net = Counting()
-    verify(net, causal=True, overfit=False)
-    assert net.passes == 0
-
-
 class SmallLeak(OneStack):
     """A zero of the later tokens is added, with a gradient of 1e-6."""
 
