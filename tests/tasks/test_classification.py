@@ -87,7 +87,9 @@ def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path, me
 def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str) -> None:
     long = ("cat " * 30, "beast")
     train_file = write_tsv(tmp_path / "train.tsv", [*examples(20), long])
-    test_file = write_tsv(tmp_path / "test.tsv", [("hen", "bird"), long, ("cod", "fish")])
+    test_file = write_tsv(
+        tmp_path / "test.tsv", [("hen", "bird"), (f"{long[0]} cat", long[1]), ("cod", "fish")]
+    )
     job = ready(
         tmp_path / "data",
         train_file,
@@ -183,12 +185,14 @@ def test_pairs_are_learnt_and_named_as_pairs(tmp_path: Path, name: str) -> None:
         return found
 
     fields = {"text_field": 1, "pair_field": 2, "label_field": 3}
+    splits = {"train": rows(60), "valid": rows(20), "test": rows(20)}
+    splits["train"] = [(f"{first} then", *rest) for first, *rest in splits["train"]]  # others
     files = {
-        f"data__{split}": {"file": write_tsv(tmp_path / f"{split}.tsv", rows(count)), **fields}
-        for split, count in (("train", 60), ("valid", 20), ("test", 20))
+        f"data__{split}": {"file": write_tsv(tmp_path / f"{split}.tsv", examples), **fields}
+        for split, examples in splits.items()
     }
     changes = {**LEARNS, **files, "model__architecture": name}
-    recipe = recipe_of("", **changes, training__max_steps=60, training__evaluate_every=60)
+    recipe = recipe_of("", **changes, training__max_steps=150, training__evaluate_every=150)
     found = train(recipe, tmp_path / "run")
     assert found.scores is not None
     assert found.scores.values()["accuracy"] == 1
