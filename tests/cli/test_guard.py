@@ -143,6 +143,11 @@ def test_what_is_listed_may_be_json(commands) -> None:
     assert json.loads(commands.run("info", "--json").out)["torch"] == torch.__version__
 
 
-def test_memory_that_is_not_there_is_one_line(commands, tmp_path) -> None:
-    recipe = write_recipe(tmp_path / "recipe.json", model__d_model=2**30)
-    assert_refused(commands.train(recipe, tmp_path / "run"), "not enough memory")
+def test_memory_that_is_not_there_is_one_line() -> None:
+    """Where a tensor is allocated; the size of a model is checked before."""
+    code = "import torch; from heedful.cli.guard import guarded; "
+    code += "guarded(lambda **options: torch.empty(2**60))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: not enough memory")
+    assert done.stderr.count("\n") == 1

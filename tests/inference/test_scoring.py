@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine_models import TEXTS, VOCAB, model_of
 from heedful.errors import UserError
-from heedful.evaluation import likelihood
+from heedful.evaluation import target_scores
 from heedful.inference import GenerationIds
 
 WRITERS = ["vaswani2017", "t5", "gpt2", "llama"]
@@ -104,7 +104,7 @@ def test_distributions_over_the_vocabulary_are_formed_a_bounded_number_at_a_time
 ) -> None:
     model = models[name]
     whole = model.score(*([TEXTS] * (2 if name in TWO_STACKS else 1)))
-    monkeypatch.setattr(likelihood, "SCORED_ROWS", 3)
+    monkeypatch.setattr(target_scores, "SCORED_ROWS", 3)
     sizes: list[int] = []
     hook = model.net.head.out.register_forward_hook(
         lambda module, given, logits: sizes.append(logits[..., 0].numel())

@@ -18,7 +18,7 @@ from heedful.engines.engine import Asked, Settings
 from heedful.engines.folder import SHORTLIST
 from heedful.engines.packed import pack
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import log_softmax
+from heedful.evaluation.target_scores import log_softmax
 from heedful.files import read_object
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.request import read_request

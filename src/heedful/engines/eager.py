@@ -25,7 +25,7 @@ from heedful.engines.engine import Asked, Settings
 from heedful.engines.shortlist import Shortlist
 from heedful.engines.threads import run_with, threads_for, weights_of_step
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import TargetScores, log_softmax, score_targets, target_states
+from heedful.evaluation.target_scores import TargetScores, log_softmax, score_targets, target_states
 from heedful.generation.constrained import constrained_beam_search
 from heedful.generation.context import Rule
 from heedful.generation.hypotheses import Hypothesis

@@ -21,7 +21,8 @@ from heedful.data.rows import LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.labels import confusion, label_scores, per_label
-from heedful.evaluation.likelihood import target_loss, target_states, total
+from heedful.evaluation.likelihood import target_loss, total
+from heedful.evaluation.target_scores import target_states
 from heedful.files import write_text
 from heedful.inference import Classifier, ModelCard
 from heedful.parts.losses import LossSum

@@ -26,7 +26,7 @@ from heedful.data.collate import Batch
 from heedful.data.columns import Report, join_columns, open_columns
 from heedful.data.prepared import content_key, prepared
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import target_states
+from heedful.evaluation.target_scores import target_states
 from heedful.inference import SavedModel, Translator
 from heedful.inference.opening import expect, load
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy

@@ -19,7 +19,8 @@ from heedful.data.encoding import TextColumn
 from heedful.data.plans import pack_rows, plan_held_out
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import averages, target_states
+from heedful.evaluation.likelihood import averages
+from heedful.evaluation.target_scores import target_states
 from heedful.inference import MaskedLanguageModel
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
