@@ -372,7 +372,7 @@ def test_weights_of_another_model(commands, model):
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     content = struct.pack("<Q", len(header)) + header + bytes(4)
     (model / "model.safetensors").write_bytes(content)
-    refuse_uses(commands, model, "model.safetensors", "no place for: w")
+    refuse_uses(commands, model, "model.safetensors", "2 layers are more than its 1 tensors")
 
 
 def test_foreign_descriptions_and_tokenizers(commands, model):

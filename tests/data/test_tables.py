@@ -204,10 +204,12 @@ def test_prepared_data_are_of_what_a_folder_holds(tmp_path: Path) -> None:
 
 
 def test_a_translator_learns_from_tables(tmp_path: Path) -> None:
+    def pairs(lines: list[str]) -> Any:
+        return pa.table({"translation": [{"en": line, "de": line[::-1]} for line in lines]})
+
     lines = ["the cat sat", "a dog ran", "hello world"]
-    table = pa.table({"translation": [{"en": line, "de": line[::-1]} for line in lines] * 5})
-    train_path = written(tmp_path / "t", table, "two shards")
-    valid = written(tmp_path / "v", table)
+    train_path = written(tmp_path / "t", pairs(lines * 5), "two shards")
+    valid = written(tmp_path / "v", pairs(["the dog sat", "a cat ran"]))
     names = {"src_field": "translation.en", "tgt_field": "translation.de"}
     content = {
         "task": "translation",

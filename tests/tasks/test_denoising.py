@@ -186,12 +186,17 @@ def test_a_killed_run_ends_the_same(kind, tmp_path):
 
 
 def test_a_model_learns_to_repair(tmp_path):
-    # Four texts that differ in every word: what is left says what is missing.
-    lines = ["a b c d e f", "g h i j k l", "m n o p q r", "s t u v w x"] * 12
-    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+    # Pairs of four phrases that share no word: the rest of a phrase determines what is missing.
+    phrases = ["a b c d e f", "g h i j k l", "m n o p q r", "s t u v w x"]
+    pairs = {(i, j): f"{phrases[i]} {phrases[j]}" for i in range(4) for j in range(4)}
+    texts = [text for (i, j), text in pairs.items() if j == (i + 1) % 4]
+    others = [text for text in pairs.values() if text not in texts]
+    for name, lines in (("lines", others * 4), ("held-out", texts)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     recipe = recipe_of(
         tmp_path,
         data__train__text=str(tmp_path / "lines"),
+        data__valid__text=str(tmp_path / "held-out"),
         model={"architecture": "vaswani2017", **TWO_STACKS, "d_model": 48, "dropout": 0.0},
         model__num_encoder_layers=1,
         model__num_decoder_layers=1,
@@ -204,7 +209,7 @@ def test_a_model_learns_to_repair(tmp_path):
     event = [e for e in read_log(tmp_path / "run/log.jsonl") if isinstance(e, Evaluated)][-1]
     assert event.token_accuracy > 0.9
     assert any("<mask>" in sample.source for sample in event.samples)
-    assert all(sample.reference in lines for sample in event.samples)
+    assert all(sample.reference in texts for sample in event.samples)
     assert any(sample.output == sample.reference for sample in event.samples)
 
 
