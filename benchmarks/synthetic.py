@@ -10,6 +10,10 @@ from runs import QUICK, RUNS, Run, finished_run, recipe_note
 
 NAMES = ("copy", "reverse", "sort", "copy-varied")
 THRESHOLD = 0.995
+FEW = [
+    f"data.generated.num_{split}={count}"
+    for split, count in (("train", 200), ("valid", 20), ("test", 20))
+]
 
 
 def main() -> None:
@@ -17,7 +21,7 @@ def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--runs", type=Path, default=RUNS / "synthetic", help="folder of the runs")
     arguments = parser.parse_args()
-    settings = QUICK if arguments.quick else []
+    settings = [*QUICK, *FEW] if arguments.quick else []
     found = {name: finished_run(name, arguments.runs / name, settings) for name in NAMES}
     data = {name: describe(name, run) for name, run in found.items()}
     write_results(

@@ -223,7 +223,8 @@ def text(tmp_path: Path) -> Path:
     folder.mkdir()
     for file, count in (("train", 40), ("val", 6), ("test_2016_flickr", 5)):
         for language, words in WORDS.items():
-            lines = [f"{words} {number}\n" for number in range(count)]
+            # What stands in a held-out text, too, would be left out of the training text.
+            lines = [f"{words} {file} {number}\n" for number in range(count)]
             # Read by what they hold, not by their names: plain text will do.
             (folder / f"{file}.{language}.gz").write_bytes(gzip.compress("".join(lines).encode()))
     return folder
