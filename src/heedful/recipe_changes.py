@@ -20,8 +20,6 @@ MAY_CHANGE = (
     "training.tensorboard",
     "evaluation.num_samples",
 )
-
-
 # Keys that a resumed run may change where that is asked for; its other steps stay as they were.
 # What a checkpoint or its place in the data depends on (sizes, text, batches, seed) is not of them.
 CHANGES_STEPS = (
@@ -71,6 +69,25 @@ def check_changes(before: Recipe, now: Recipe, asked: Collection[str], where: st
         )
         raise UserError(
             f"cannot resume {where} with another recipe; changed: {', '.join(refused)}; {way_out}"
+        )
+
+
+def check_started(started: dict[str, Any], now: Recipe, where: str) -> None:
+    """Refuse a recipe.yaml that was edited since the run in `where` began.
+
+    Args:
+        started: the recipe as JSON with which the run was last started.
+
+    Raises:
+        UserError: a changed key that no resumed run may change.
+    """
+    may_change = {*MAY_CHANGE, *CHANGES_STEPS}
+    changes = changed_values(started, now.model_dump(mode="json"))
+    refused = [change for change in changes if name_of(change) not in may_change]
+    if refused:
+        raise UserError(
+            f"cannot resume {where}: its recipe.yaml was edited since it began; changed: "
+            f"{', '.join(refused)}; put the old values back, or start a new run"
         )
 
 

@@ -29,7 +29,7 @@ from heedful.inference import (
     parameter_count,
     save_description,
 )
-from heedful.recipe_changes import changed_settings, check_changes
+from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.tasks.distillation import (
     Distilled,
@@ -121,6 +121,8 @@ def train(
         with folder.undone_on_error():
             if resume:
                 check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
+                for event in _starts(out / "log.jsonl")[-1:]:
+                    check_started(event.recipe, recipe, str(out))
             run = _start(recipe, folder, device, resume, say)
             step = (run.resumed_from or 0) if resume else None
             log: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
@@ -352,8 +354,14 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
 
 def _changes_on_resume(log: Path, recipe: dict[str, Any]) -> list[str]:
     """How settings on which steps depend differ from those of the session before."""
-    starts = [event for event in read_log(log) if isinstance(event, RunStarted)]
+    starts = _starts(log)
     return changed_settings(starts[-1].recipe, recipe) if starts else []
+
+
+def _starts(log: Path) -> list[RunStarted]:
+    """The events of all sessions' starts; none where there is no log yet."""
+    events = read_log(log) if log.is_file() else []
+    return [event for event in events if isinstance(event, RunStarted)]
 
 
 def _open_folder(recipe: Recipe, folder: RunFolder, precision: str, resume: bool) -> None:

@@ -65,6 +65,26 @@ def test_the_advice_after_a_divergence_works_as_it_is_printed(commands, tmp_path
         assert (last.resumed_from, last.changes) == (None, [])
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "is_noted"),
+    [("d_model: 16", "d_model: 32", False), ("learning_rate: 0.01", "learning_rate: 0.02", True)],
+)
+def test_an_edited_recipe_of_a_run_is_refused_or_noted(commands, tmp_path, old, new, is_noted):
+    recipe, out = write_recipe(tmp_path / "recipe.json"), tmp_path / "run"
+    assert commands.train(recipe, out, kill={"interrupt_at": 7}).code == 130
+    path = out / "recipe.yaml"
+    content = path.read_text()
+    assert content.count(old) == 1
+    path.write_text(content.replace(old, new))
+    ended = commands.run("train", out, "--resume")
+    if is_noted:
+        assert ended.code == 0, ended.err
+        key, before, now = "training.schedule.learning_rate", 0.01, 0.02
+        assert starts_of(out)[-1].changes == [f"{key} ({before} -> {now})"]
+    else:
+        assert_refused(ended, "recipe.yaml was edited", "model.d_model (16 -> 32)")
+
+
 def test_changed_settings_stay_with_the_run_and_end_its_bands(commands, tmp_path):
     recipe, out = write_recipe(tmp_path / "recipe.json", expect=WIDE), tmp_path / "run"
     assert commands.train(recipe, out, kill={"interrupt_at": 7}).code == 130
