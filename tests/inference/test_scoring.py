@@ -25,6 +25,8 @@ def models() -> dict[str, Any]:
 
 def reference(model: Any, row: list[int], target: list[int]) -> torch.Tensor:
     """Log-probabilities in fp64 of a target, or of a text but for its first token, alone."""
+    if not target and len(row) < 2:  # nothing stands before the only token
+        return torch.zeros(0)
     with torch.inference_mode():
         if not target:
             logits = model.net(torch.tensor([row[:-1]]))[0]
