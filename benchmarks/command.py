@@ -112,7 +112,7 @@ def by_hand(folder: Path, new: int, layout: list[str]) -> list[str]:
 def measured_starts(
     folder: Path, words: list[str], rounds: int, unmeasured: int
 ) -> dict[str, list[Used]]:
-    """What each command used by round, all of them in turn, after rounds that are not measured."""
+    """Resources that each command used, by round; all run in turn, after unmeasured rounds."""
     cases = {
         OURS: translate(folder, "--beam", "1", "--max-new-tokens", "20"),
         # One sentence at the tiny size is fastest with one thread (docs/results/decoding.md).

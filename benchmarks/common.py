@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine, the versions, fair timing, and results as pages."""
+"""Shared by all benchmarks: machine facts, versions, fair timing, and results as pages."""
 
 import argparse
 import json

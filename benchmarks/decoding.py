@@ -181,7 +181,7 @@ def recorded(
 def shares(
     shape: Shape, setting: Setting, made: Variant, rate: float, limits: dict[str, float]
 ) -> dict[str, float]:
-    """Of the machine's limits: bytes of weights that are read, and multiplications."""
+    """Shares of the machine's limits: bytes of weights read, and multiplications."""
     products, weights = shape.work(setting.beam)
     bytes_of_a_weight = {"float32": 4, "bfloat16": 2}.get(made.precision, 1)
     read = weights * bytes_of_a_weight * min(made.workers, setting.batch) / setting.batch

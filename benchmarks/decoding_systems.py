@@ -1,4 +1,4 @@
-"""What decoding is measured on: models, prompts, and every way to run each system."""
+"""Models and prompts for decoding speed, and every way to run each system."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
     @property
     def never(self) -> tuple[int, ...]:
-        """What may not be written."""
+        """Ids that are never generated."""
         return (0, 1, 3) if self.is_translator else ()
 
     @property

@@ -129,7 +129,7 @@ def apart(net: nn.Module, ids: Tensor) -> float:
 
 @torch.no_grad()
 def estimates(net: nn.Module, ids: Tensor, count: int) -> list[float]:
-    """What its own evaluation gives, drawn `count` times."""
+    """nanoGPT's own loss estimate, drawn `count` times."""
     net.eval()
     return [
         float(np.mean([float(loss(net, *anywhere(ids))) for _ in range(ESTIMATE_BATCHES)]))

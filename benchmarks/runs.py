@@ -144,7 +144,7 @@ def progress_table(run: Run) -> str:
 
 
 def translation_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """What the benchmarks of translation take."""
+    """A parser with the arguments of the translation benchmarks."""
     parser = argument_parser(description)
     parser.add_argument("--data", type=Path, help="folder of the text; not for a finished run")
     parser.add_argument("--run", type=Path, default=RUNS / name, help="folder of the run")
