@@ -65,6 +65,22 @@ def written(named: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, for a library that writes temporary files of its own.
+
+    Their names are not ours, so that a killed process would leave them behind; the folder's name
+    is, and `remove_unfinished` and the next writer of `path` remove it with all that it holds.
+    """
+    path = Path(os.path.realpath(path))
+    folder = path.with_name(f".{path.name}.folder.{os.getpid()}.tmp")
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        remove(folder)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """An open binary file that takes the place of `path` once the block has ended without error.
 

@@ -52,7 +52,7 @@ def assert_same_files(out, reference, names=RESULTS):
 def assert_same_end(out, reference):
     assert_same_files(out, reference)
     assert_same_checkpoints(out, reference)
-    assert not list(out.rglob("*.tmp"))
+    assert not list(out.rglob(".*tmp*"))
     assert_whole_log(out, reference)
 
 
@@ -157,6 +157,7 @@ POINTS = {
         at("replace", r"run/model\.safetensors$", "after", 2),
     ],
     "end": [
+        at("save_file", r"run/\.model\.safetensors", "inside"),
         at("replace", r"run/scores\.json$", "before"),
         at("replace", r"run/scores\.json$", "after"),
         at("replace", r"run/test\.output\.txt$", "before"),

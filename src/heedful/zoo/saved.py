@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
-from heedful.files import written
+from heedful.files import scratch_folder, written
 from heedful.plugins import nearest
 from heedful.zoo import architecture
 from heedful.zoo.names import FLOATS, listed, weights_of
@@ -51,12 +51,14 @@ def save_tensors(
 ) -> None:
     """Write tensors to one safetensors file, whole or not at all."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with written(path) as beside:
+    with written(path) as beside, scratch_folder(path) as folder:
+        file = folder / path.name
         try:
-            save_file(content, beside, metadata=metadata)
-            beside.chmod(0o644)  # the library makes files that only their owner can read
+            save_file(content, file, metadata=metadata)
         except SafetensorError as error:
             raise OSError(str(error)) from None
+        file.chmod(0o644)  # the library makes files that only their owner can read
+        file.replace(beside)
 
 
 def facts_of(path: Path) -> dict[str, Any]:
