@@ -1,5 +1,6 @@
 """A net that is opened or imported is built without drawing weights that are then overwritten."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from heedful.errors import UserError
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import drawn_net, make_config, undrawn_net
-from heedful.zoo.sizes import check_memory
+from heedful.zoo.sizes import _host_memory, check_memory
 from parity_cases import CASES
 
 
@@ -93,3 +94,11 @@ def test_memory_is_that_of_the_place_where_a_net_is_trained(
         with pytest.raises(UserError, match=f"GiB to be trained, and this {lacking} has"):
             check_memory("gpt2", config, torch.device(device))
         memory[kind] += 1
+
+
+def test_memory_is_no_more_than_the_limit_of_the_control_group(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    whole = _host_memory(limit)
+    for content, memory in (("max\n", whole), (f"{2 * whole}\n", whole), ("4096\n", 4096)):
+        limit.write_text(content)
+        assert _host_memory(limit) == memory

@@ -1,6 +1,7 @@
 """The size of a net before it is made, and whether there is memory for it."""
 
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,9 +58,17 @@ def check_memory(name: str, config: Any, device: torch.device) -> None:
             )
 
 
-def _host_memory() -> int:
-    """Bytes of memory that the host has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes of memory that the process may have: the host's, or fewer in a container.
+
+    Args:
+        limit: the file with the limit of the control group; "max" where there is none.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(memory, int(limit.read_text()))
+    except (OSError, ValueError):
+        return memory
 
 
 # Functions whose result has the shape that their arguments broadcast to.
