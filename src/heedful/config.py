@@ -384,6 +384,13 @@ class Recipe(Strict):
                 f"the schedule {training.schedule.name} ends with the run: give training.max_steps "
                 "or max_epochs"
             )
+        for name, field in Data.model_fields.items() if self.data.valid.paths() else ():
+            is_set = getattr(self.data, name) != field.default
+            if name in ("hold_out", "valid_fraction") and is_set:
+                raise UserError(
+                    f"data.{name} says how much of data.train is held out, but data.valid is "
+                    "given; leave one of them out"
+                )
         if training.optimizer.name == "adam" and training.optimizer.weight_decay:
             raise UserError("training.optimizer: weight_decay is not Adam's; set name to adamw")
         if training.r_drop and self.distillation.teacher and self.distillation.level == "word":

@@ -108,6 +108,27 @@ def test_a_recipe_file_is_named_where_it_sets_the_key(tmp_path: Path) -> None:
         load_recipe(path)
 
 
+@pytest.mark.parametrize(
+    ("task", "key", "train", "value"),
+    [
+        ("translation", "hold_out", {"src": "a", "tgt": "b"}, 5),
+        ("classification", "hold_out", {"file": "a.tsv"}, 5),
+        ("language_modelling", "valid_fraction", {"text": "a"}, 0.2),
+    ],
+)
+def test_a_share_of_the_training_data_beside_held_out_data_is_refused(
+    task: str, key: str, train: dict[str, str], value: float
+) -> None:
+    recipe: dict[str, Any] = {"task": task, "training": {"max_steps": 1}}
+    recipe["data"] = {"train": train, key: value}
+    parse_recipe(recipe)
+    recipe["data"]["valid"] = train
+    with pytest.raises(UserError, match=rf"data\.{key} says how much .* but data\.valid is given"):
+        parse_recipe(recipe)
+    del recipe["data"][key]
+    parse_recipe(recipe)
+
+
 def test_a_teacher_s_settings_without_a_teacher_are_refused(tmp_path: Path) -> None:
     recipe = parse_recipe(tiny(distillation={"temperature": 3.0}))
     with pytest.raises(UserError, match=r"distillation\.temperature is set but distillation\.t"):
