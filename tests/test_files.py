@@ -19,6 +19,7 @@ from heedful.files import (
     write_directory,
     write_json,
     write_text,
+    written,
 )
 
 pytestmark = pytest.mark.whole
@@ -37,6 +38,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         fail_half_way()
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_folders_made_for_a_file_that_is_not_written_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("new/inner/file", "old/inner/file"):
+        with pytest.raises(ZeroDivisionError), written(tmp_path / name):
+            1 / 0  # noqa: B018
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+    with written(tmp_path / "new/inner/file") as beside:
+        beside.touch()
+    assert (tmp_path / "new/inner/file").is_file()
 
 
 def test_a_link_still_leads_to_what_was_written(tmp_path: Path) -> None:

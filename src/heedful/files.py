@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -47,6 +47,7 @@ def written(named: Path) -> Iterator[Path]:
         return
     path = Path(os.path.realpath(named))  # what a link leads to is replaced, not the link
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    made = missing_folders(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path)
@@ -62,6 +63,7 @@ def written(named: Path) -> Iterator[Path]:
         raise cannot_write(path, error) from None
     finally:
         remove(beside)
+        remove_empty(made)
 
 
 @contextmanager
@@ -299,6 +301,18 @@ def remove_unfinished(directory: Path) -> None:
 def is_leftover(name: str) -> bool:
     """Whether a name is that of a temporary file or directory of `written`."""
     return _LEFTOVER.fullmatch(name) is not None
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """The folder and those above it that are not there, the innermost first."""
+    return [one for one in (folder, *folder.parents) if not one.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders that are empty, in this order; others, and those that are gone, stay so."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def remove(entry: Path) -> None:

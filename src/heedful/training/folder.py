@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -12,7 +12,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 import heedful
 from heedful.errors import UserError
-from heedful.files import cannot_write, is_leftover, read_object, remove, write_json
+from heedful.files import (
+    cannot_write,
+    is_leftover,
+    missing_folders,
+    read_object,
+    remove,
+    remove_empty,
+    write_json,
+)
 from heedful.training.checkpoint import Checkpoints
 from heedful.zoo.saved import LOCK, WEIGHTS, step_of
 
@@ -106,7 +114,7 @@ class RunFolder:
         lock = self.path / LOCK
         self._lock, self._made = FileLock(lock), list[Path]()
         try:
-            self._made += [one for one in (self.path, *self.path.parents) if not one.exists()]
+            self._made += missing_folders(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
             lock.write_text(f"{os.getpid()}\n")
@@ -117,7 +125,7 @@ class RunFolder:
                 "give another --out"
             ) from None
         except OSError as error:
-            _remove_empty(self._made)
+            remove_empty(self._made)
             raise cannot_write(self.path, error) from None
         self._before = self._own()
         return self
@@ -126,7 +134,7 @@ class RunFolder:
         (self.path / LOCK).unlink(missing_ok=True)
         self._lock.release()
         if kind is not None:
-            _remove_empty(self._made)
+            remove_empty(self._made)
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -165,10 +173,4 @@ class RunFolder:
     def _remove(self, own: Iterable[Path]) -> None:
         for path in own:
             remove(path)
-        _remove_empty([self.path / name for name in _SUBFOLDERS])
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:  # the innermost first
-        with suppress(OSError):  # something of others' is in it, or it was never made
-            folder.rmdir()
+        remove_empty([self.path / name for name in _SUBFOLDERS])
