@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
 from heedful.inference import parameter_count
+from heedful.parts.attention import MultiHead
+from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.residual import CentredRMSNorm
 from heedful.zoo import architecture
@@ -57,6 +59,7 @@ class Case:
         tied: a tensor that older files hold too -> the one that it repeats and that we write.
         buffers: tensors that older files hold and that are no weights.
         optional: tensors that a file may lack.
+        own_dropouts: keys of our Config for dropout that is not there, or elsewhere, over there.
         lengths: of the texts; with a window long ones, whose queries are taken in several parts.
     """
 
@@ -78,6 +81,7 @@ class Case:
     tied: dict[str, str]
     buffers: dict[str, Tensor] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
+    own_dropouts: tuple[str, ...] = ()
     lengths: tuple[int, ...] = (7, 3, 11, 1)
 
     @property
@@ -157,6 +161,28 @@ class Laws:
         for key in self.case.kept:
             assert getattr(back.config, key) == getattr(model.config, key), key
         self.assert_same(back, found.net, seed)
+
+    @torch.no_grad()
+    def test_dropout_acts_in_training_where_theirs_does(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At the rate of its place: in its stead stands a function of value and rate."""
+
+        def bend(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
+            return x - p * x.sin() if training else x
+
+        monkeypatch.setattr(nn.functional, "dropout", bend)
+        monkeypatch.setattr(Dropout, "forward", lambda part, x: bend(x, part.p, part.training))
+        monkeypatch.setattr(MultiHead, "_forms_weights", lambda *_: True)
+        config = self.case.net().config
+        keys = [each.name for each in fields(config) if "dropout" in each.name]
+        rates = {key: 0.2 * number for number, key in enumerate(keys, 1)}
+        config = replace(config, **rates | dict.fromkeys(self.case.own_dropouts, 0.0))
+        net = randomised(self.case.module.build(config))
+        found = ImportedNet(self.case.name, config, net, [])
+        model = exported(found, tmp_path, self.case.hf_class)
+        self.assert_same(model, net)
+        self.assert_same(model.train(), net.train())
 
     def test_each_tensor_must_be_there_in_its_shape_and_no_other(self) -> None:
         found = self.case.net()

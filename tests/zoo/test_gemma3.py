@@ -69,6 +69,7 @@ GEMMA3 = DecoderCase(
         "'dynamic'": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         "window": {"sliding_window": None},
     },
+    own_dropouts=("dropout",),
     other_class="Gemma3ForSequenceClassification",
     impossible={"rope_layout": {"rope_layout": "interleaved"}},
     # Table 1 for those from 4B on, there rounded; of the others the files' own.

@@ -109,6 +109,7 @@ LLAMA = DecoderCase(
             "rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.25}
         },
     },
+    own_dropouts=("dropout",),
     other_class="LlamaForSequenceClassification",
     impossible={
         "rope_scaling: Input tag 'dynamic' found using 'type' does not match": {

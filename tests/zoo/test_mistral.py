@@ -52,6 +52,7 @@ MISTRAL = DecoderCase(
         "'dynamic'": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         "window must be at least 1": {"sliding_window": 0},
     },
+    own_dropouts=("dropout",),
     other_class="MistralForSequenceClassification",
     published={"7b": 7_241_732_096, "7b-v0.2": 7_241_732_096, "7b-v0.3": 7_248_023_552},
     tying={"tie_word_embeddings": True},

@@ -37,6 +37,7 @@ MIXTRAL = DecoderCase(
     kept=("sliding_window", "router_aux_loss_coef"),
     left_out={"head_dim": None, "max_length": 131072, "balance_weight": 0.001},
     not_built=by_key(hidden_act="tanh", router_jitter_noise=0.1),
+    own_dropouts=("dropout",),
     other_class="MixtralForSequenceClassification",
     impossible={"top_k 9 is above num_experts 8": {"top_k": 9}},
     published={"8x7b": 46_702_792_704, "8x22b": 140_620_634_112},

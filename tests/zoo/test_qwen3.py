@@ -27,6 +27,7 @@ QWEN3 = DecoderCase(
     | {"d_ff": 22016, "max_length": 32768, "tie_embeddings": False, "rope_base": 10000.0},
     not_built=by_key(hidden_act="tanh", use_sliding_window=True)
     | {"layer_types has sliding_attention": {"layer_types": ["sliding_attention"]}},
+    own_dropouts=("dropout",),
     other_class="Qwen3ForSequenceClassification",
     published={
         "0.6b": 596_049_920,
