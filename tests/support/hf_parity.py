@@ -59,7 +59,7 @@ class Case:
         tied: a tensor that older files hold too -> the one that it repeats and that we write.
         buffers: tensors that older files hold and that are no weights.
         optional: tensors that a file may lack.
-        own_dropouts: keys of our Config for dropout that is not there, or elsewhere, over there.
+        own_dropouts: keys of our Config for dropout that theirs has nowhere.
         lengths: of the texts; with a window long ones, whose queries are taken in several parts.
     """
 

@@ -35,7 +35,6 @@ DISTILBERT = EncoderCase(
     head_dropouts=(0, 0.2),
     kept=("num_labels",),
     not_built=by_key(activation="other", sinusoidal_pos_embds="other"),
-    own_dropouts=("dropout",),
     other_class="DistilBertForQuestionAnswering",
     published={"base": millions(66, 0.5)},
     beyond=lambda config: -(config.d_model**2 + 3 * config.d_model + config.vocab_size),  # the head

@@ -67,7 +67,6 @@ MODERNBERT = EncoderCase(
             "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
         },
     },
-    own_dropouts=("dropout", "attention_dropout"),
     other_class="ModernBertForTokenClassification",
     published={"base": millions(149, 1), "large": millions(395, 1)},
     counted=transformers.ModernBertForMaskedLM,

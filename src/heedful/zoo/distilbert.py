@@ -28,6 +28,7 @@ class Config:
 
     Args:
         positions: learned, as the teacher's; sinusoidal: a table that is not trained.
+        dropout: on embeddings and the feed-forward's outputs, as in the authors' code.
     """
 
     vocab_size: Annotated[int, Hf("vocab_size")] = 30522
@@ -57,6 +58,9 @@ def build(config: Config) -> EncoderOnly:
     # The norms' epsilon is no choice in their format either.
     norm = partial(nn.LayerNorm, eps=1e-12)
     net = encoder_only(config, norm=norm, classifier={"activation": "relu"})
+    block: Any
+    for block in net.encoder.blocks:
+        block.self_attention.dropout.p = 0.0
     if config.positions == "sinusoidal":
         # They stay, and are a parameter all the same, since their files hold the table.
         table = net.get_parameter("embedding.positions.weight").requires_grad_(False)

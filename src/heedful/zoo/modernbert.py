@@ -31,6 +31,8 @@ class Config:
         window: tokens beside its own that a query of a local layer sees, half of them on each side.
         global_every: the layers of this number and its multiples, counted from 0, are global.
         rope_base: of the global layers; local_rope_base: of the others.
+        dropout: on embeddings and hidden units.
+        attention_dropout: on attention's weights and outputs.
         head_activation: of either head.
     """
 
@@ -74,10 +76,14 @@ def build(config: Config) -> EncoderOnly:
         norm=norm,
         attention={"bias": False, "out_bias": False, "dropout": config.attention_dropout},
         layer=LAYERS.attention(config, config.window // 2 + 1),  # its own token counted
-        mlp={"bias": False},
+        mlp={"bias": False, "dropout": config.dropout},
         final_norm=True,
     )
     encoder.blocks[0].self_attention.norm = nn.Identity()  # type: ignore[method-assign]
+    block: Any
+    for block in encoder.blocks:
+        block.self_attention.dropout.p = config.attention_dropout
+        block.feedforward.dropout.p = 0.0
     activation = config.head_activation
     keys = {"bias": False, "norm": norm(config.d_model), "activation": activation}
     head: Keys = {"head_activation": activation, "head_bias": False, "classifier": keys}
