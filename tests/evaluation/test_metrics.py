@@ -18,6 +18,7 @@ from heedful.evaluation.metrics import (
     corpus_scores,
     exact_match,
     perplexity,
+    sentence_chrf,
     tokenized_lowercase_bleu,
 )
 
@@ -68,6 +69,15 @@ def test_scores_and_signatures_are_those_of_sacrebleu() -> None:
         assert scores[name].value == expected.score
         assert scores[name].name == expected.name
         assert scores[name].signature == str(metric.get_signature())
+
+
+def test_each_line_by_itself_has_the_score_of_its_own_reference() -> None:
+    expected = [
+        CHRF().corpus_score([line], [[reference]]).score
+        for line, reference in zip(HYPOTHESES, REFERENCES, strict=True)
+    ]
+    assert sentence_chrf(HYPOTHESES, REFERENCES) == pytest.approx(expected)
+    assert len(set(expected)) == len(HYPOTHESES)
 
 
 def test_capitals_are_forgiven_as_sacrebleu_forgives_them() -> None:
