@@ -117,27 +117,29 @@ def test_a_step_between_reports_never_waits(tmp_path, name, clip, optimizer):
 
 
 class Generators:
-    """Stands for the module of a device, as `torch.mps` and `torch.cuda`."""
+    """Stands for the module of a device: `torch.mps`, or `torch.cuda`, which asks of which GPU."""
 
-    def __init__(self) -> None:
-        self.state, self.seed = torch.arange(4), 0
+    def __init__(self, asked: tuple[torch.device, ...]) -> None:
+        self.state, self.seed, self.asked = torch.arange(4), 0, asked
 
-    def get_rng_state(self) -> torch.Tensor:
+    def get_rng_state(self, *device: torch.device) -> torch.Tensor:
+        assert device == self.asked
         return self.state
 
-    def set_rng_state(self, state: torch.Tensor) -> None:
+    def set_rng_state(self, state: torch.Tensor, *device: torch.device) -> None:
+        assert device == self.asked
         self.state = state
 
     def manual_seed(self, seed: int) -> None:
         self.seed = seed
 
 
-def test_the_generator_of_an_mps_device_is_saved_and_put_back(monkeypatch):
-    there = Generators()
+@pytest.mark.parametrize("device", [torch.device("mps"), torch.device("cuda", 1)], ids=str)
+def test_the_generator_of_a_device_is_saved_and_put_back(device, monkeypatch):
+    there = Generators((device,) if device.type == "cuda" else ())
     monkeypatch.setattr(torch, "get_device_module", lambda device: there)
-    device = torch.device("mps")
     states = generator_states(device)
-    assert set(states) == {"generator.cpu", "generator.mps"}
+    assert set(states) == {"generator.cpu", f"generator.{device.type}"}
     there.state = torch.zeros(4)
     restore_generators(states, device)
     assert torch.equal(there.state, torch.arange(4))
