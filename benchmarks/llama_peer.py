@@ -1,6 +1,13 @@
-"""llama.cpp as a peer: a GPT-2 of transformers as GGUF, and greedy decoding through its C API."""
+"""llama.cpp as a peer: a GPT-2 of transformers as GGUF, and greedy decoding through its C API.
+
+It runs in a process of its own, `python llama_peer.py FILE`, as its users run it: the threads of
+other engines in one process with it cost it time.
+"""
 
 import ctypes
+import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +72,63 @@ def _gguf_name(name: str) -> str:
 
 
 class LlamaCpp:
+    """A GGUF file opened in another process, for any number of contexts."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, __file__, str(path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, *question: Any) -> Any:
+        """The process's answer to a question (`_serve`); raises EOFError where it has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        pickle.dump(question, self._process.stdin)
+        self._process.stdin.flush()
+        return pickle.load(self._process.stdout)
+
+    def __del__(self) -> None:
+        self._process.communicate()  # the end of its input ends it
+
+
+class Context:
+    """Greedy decoding of several sequences in parallel; the arguments are those of `_Context`."""
+
+    def __init__(self, model: LlamaCpp, **options: Any) -> None:
+        self.model = model
+        self.number = model.ask("open", options)
+
+    def __del__(self) -> None:
+        self.model.ask("close", self.number)
+
+    def generate(self, rows: Sequence[Sequence[int]], new: int, end: int) -> list[list[int]]:
+        """As `_Context.generate`."""
+        found: list[list[int]] = self.model.ask("generate", self.number, rows, new, end)
+        return found
+
+
+def _serve(path: Path) -> None:
+    """Answer questions from standard input: open, close, and generate with a context."""
+    model, contexts = _Model(path), dict[int, _Context]()
+    number = 0
+    while True:
+        try:
+            what, *given = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        answer: Any = None
+        if what == "open":
+            number += 1
+            contexts[number] = _Context(model, **given[0])
+            answer = number
+        elif what == "close":
+            del contexts[given[0]]
+        else:
+            answer = contexts[given[0]].generate(*given[1:])
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+class _Model:
     """A GGUF file opened for any number of contexts."""
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +146,7 @@ class LlamaCpp:
         self.api.llama_model_free(self.model)
 
 
-class Context:
+class _Context:
     """Greedy decoding of several sequences in parallel, each its own sequence of one batch.
 
     Args:
@@ -94,7 +158,7 @@ class Context:
 
     def __init__(
         self,
-        model: LlamaCpp,
+        model: _Model,
         *,
         sequences: int,
         capacity: int,
@@ -161,3 +225,7 @@ class Context:
         logits[:, end] = -np.inf
         chosen: list[int] = logits.argmax(1).tolist()
         return chosen
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]))
