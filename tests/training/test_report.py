@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import rc_context
 
 from heedful.training.charts import (
     HEIGHT,
@@ -355,3 +356,10 @@ def test_marking_loses_no_text(reference: str, output: str) -> None:
     for text, parts in zip((reference, output), differences(reference, output), strict=True):
         assert "".join(part for part, _ in parts) == text
         assert any(differs for _, differs in parts) <= (reference != output)
+
+
+def test_a_chart_does_not_depend_on_the_users_settings_of_matplotlib() -> None:
+    chart = Chart("t", [Series("s", [(1, 2.0), (2, 1.0)])]).drawable()
+    drawn = draw(chart)
+    with rc_context({"axes.facecolor": "red", "patch.force_edgecolor": True, "lines.marker": "x"}):
+        assert draw(chart) == drawn

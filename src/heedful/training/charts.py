@@ -82,14 +82,13 @@ class Chart:
 
 def draw(chart: Chart) -> str:
     """The `<svg>` of a chart that is `drawable` and has a curve."""
-    from matplotlib import rc_context
+    from matplotlib import style
     from matplotlib.figure import Figure
 
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of its cache
-    with (
-        rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "path.simplify": False}),
-        warnings.catch_warnings(),
-    ):
+    own = {"svg.fonttype": "none", "svg.hashsalt": "report", "path.simplify": False}
+    # After matplotlib's defaults: a user's matplotlibrc does not change a report.
+    with style.context(["default", own]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that its own font lacks, which the page's has
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
         figure.patch.set_visible(False)
