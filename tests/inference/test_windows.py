@@ -1,17 +1,20 @@
 """Prompts that come in windows: outputs in their order, and no more held than was begun."""
 
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice, pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from heedful.data.tokenizer import train_tokenizer
 from heedful.engines.engine import Engine, Settings
 from heedful.errors import UserError
 from heedful.generation import Hypothesis
 from heedful.inference import Limits, ModelCard, Translator
+from heedful.inference.model import by_length, split_among
 
 WORDS = [f"w{number}" for number in range(40)]
 TOKENIZER = train_tokenizer([" ".join(WORDS)], kind="word")
@@ -101,8 +104,32 @@ def test_batches_are_of_similar_length_and_as_large_as_the_engine_was_measured(
     engine.settings = Settings(1, 2, batch_tokens=40)
     model.generations(texts, beam_size=1)
     assert sum(engine.batches) == 90
-    assert engine.batches[0] == 4  # of ten tokens, the end counted
-    assert sorted(engine.batches[:-1]) == engine.batches[:-1]
+    assert engine.batches[:2] == [4, 4]  # of ten tokens, the end counted
     engine.batches.clear()
     model.generations(texts, beam_size=1, batch_tokens=20)
     assert engine.batches[0] == 2  # who calls knows better
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 12), max_size=60),
+    budget=st.integers(1, 50),
+    workers=st.integers(1, 4),
+)
+def test_workers_have_batches_of_equal_work_within_the_budget(
+    lengths: list[int], budget: int, workers: int
+) -> None:
+    rows = [[5] * length for length in lengths]
+    whole = [*by_length(rows, budget, workers)]
+    batches = split_among(workers, whole)
+    assert sorted(chain(*batches)) == [row for row, length in enumerate(lengths) if length]
+    for batch in batches:
+        longest = max(lengths[row] for row in batch)
+        assert len(batch) == 1 or len(batch) * longest <= budget
+    for batch in whole:
+        parts = split_among(workers, [batch])
+        assert len(parts) == min(workers, len(batch))
+        for one, other in pairwise(parts):  # each row of the other is no longer than one of these
+            assert len(one) - len(other) in (0, 1)
+            assert all(lengths[a] >= lengths[b] for a, b in zip(one, other, strict=False))
+            assert all(lengths[b] >= lengths[a] for a, b in zip(one[1:], other, strict=False))

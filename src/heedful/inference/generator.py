@@ -15,7 +15,7 @@ from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
 from heedful.inference.card import GenerationIds, ModelCard
-from heedful.inference.model import SavedModel, Texts, by_length, shared
+from heedful.inference.model import SavedModel, Texts, by_length, split_among
 from heedful.options import Options
 
 _SEEDS = 2**31
@@ -168,9 +168,11 @@ class Generator(SavedModel):
         """Most new tokens for a prompt."""
         raise NotImplementedError
 
-    def batches(self, rows: Sequence[Sequence[int]], options: Options) -> Iterator[list[int]]:
-        """Numbers of the prompts that are worked on together, the longest first."""
-        return by_length(rows, options.row_tokens)
+    def batches(
+        self, rows: Sequence[Sequence[int]], options: Options, workers: int = 1
+    ) -> Iterator[list[int]]:
+        """Numbers of the prompts that all workers have at a time, the longest first."""
+        return by_length(rows, options.row_tokens, workers)
 
     def end_ids(self) -> list[int]:
         """What ends a text; raises UserError for a net without an end mark."""
@@ -211,7 +213,7 @@ class Generator(SavedModel):
         if len(rows) == 1 and rows[0]:
             batches = [[0]]
         else:
-            batches = shared(self.batches(rows, options), workers)
+            batches = split_among(workers, self.batches(rows, options, workers))
         begun: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
         for places in batches:
             chosen = [rows[place] for place in places]

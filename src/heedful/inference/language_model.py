@@ -55,17 +55,19 @@ class LanguageModel(Generator):
 
         return window_sums(self, texts, **sizes)
 
-    def batches(self, rows: Sequence[Sequence[int]], options: Options) -> Iterator[list[int]]:
+    def batches(
+        self, rows: Sequence[Sequence[int]], options: Options, workers: int = 1
+    ) -> Iterator[list[int]]:
         """Prompts that fit with what is written behind them; others with those equally long."""
         new = options.max_new_tokens or _NEW_TOKENS
         fitting = [row if len(row) + new <= self.config.max_length else [] for row in rows]
         # By the memory that they will need.
         sizes = [range(len(row) + new) if row else () for row in fitting]
-        yield from super().batches(sizes, options)
+        yield from super().batches(sizes, options, workers)
         by_size: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
             if not fitting[number]:
                 by_size.setdefault(len(row), []).append(number)
-        count = max(1, options.row_tokens // self.config.max_length)
+        count = workers * max(1, options.row_tokens // self.config.max_length)
         for numbers in by_size.values():
             yield from (numbers[place : place + count] for place in range(0, len(numbers), count))

@@ -276,25 +276,28 @@ def save_description(model: SavedModel, directory: Path) -> None:
     write_json(directory / CONFIG, content)
 
 
-def by_length(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
+def by_length(rows: Sequence[Sequence[int]], budget: int, workers: int = 1) -> Iterator[list[int]]:
     """Numbers of rows of similar length together, the longest first; empty rows are left out.
 
-    So the most memory that is needed is known at once.
+    So the most memory that is needed is known at once. Each of the workers gets a part of every
+    batch (`split_among`), of at most `budget` padded tokens or a single row.
     """
     lengths = [len(ids) for ids in rows]
     real = filter(lengths.__getitem__, range(len(rows)))
     order = sorted(real, key=lengths.__getitem__, reverse=True)
     while order:
-        count = max(1, budget // lengths[order[0]])
+        count = workers * max(1, budget // lengths[order[0]])
         yield order[:count]
         order = order[count:]
 
 
-def shared(batches: Iterable[list[int]], workers: int) -> list[list[int]]:
-    """Batches for every worker: fewer than there are workers are divided among them."""
-    known = list(batches)
-    parts = -(-workers // max(1, len(known)))
-    return [each[k::parts] for each in known for k in range(min(parts, len(each)))]
+def split_among(workers: int, batches: Iterable[list[int]]) -> list[list[int]]:
+    """One batch for each worker out of every batch, its rows taken in turn.
+
+    Neighbours in a batch of `by_length` are of similar length, so that all workers have equal work
+    and are done together. A batch of fewer rows than there are workers gives as many of one row.
+    """
+    return [batch[k::workers] for batch in batches for k in range(min(workers, len(batch)))]
 
 
 def in_batches(
@@ -311,7 +314,7 @@ def in_batches(
     found = np.zeros((len(rows), width), np.float32)
     workers = runner.settings.workers
     budget = batch_tokens or runner.settings.batch_tokens or USUAL["batch_tokens"]
-    batches = shared(by_length(rows, budget), workers)
+    batches = split_among(workers, by_length(rows, budget, workers))
     pool = ThreadPoolExecutor(workers)
     try:
         each = pool.map if workers > 1 else map

@@ -46,7 +46,7 @@ _ALONE = 64  # texts together where nothing runs side by side
 # Of each round of timing: the share of the best rate, by medians so far, to stay in.
 _STAY = (0.7, 0.7, 0.9, 0.9, 0.9, 0.9)
 _SHORTEST, _LONGEST = 0.1, 2.0  # seconds of one: again from the first text, and no further text
-_BATCHES = (16, 32, 64)  # prompts of mean length that are worked on together
+_BATCHES = (8, 16, 32, 64)  # prompts of mean length that are worked on together
 _NEW_TOKENS = 32  # that a language model goes on with
 
 Progress = Callable[[str, int, int], None]
