@@ -26,7 +26,7 @@ from common import (
     whole,
     write_results,
 )
-from decoding_systems import SHAPES, SMALL, Shape, tune, write_model
+from decoding_systems import SHAPES, SMALL, Setting, Shape, prompts, tune, write_model
 from heedful.engines.folder import cores
 
 # From standard input to standard output; a file is read whole, and its lines are sorted there.
@@ -79,7 +79,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         words = write_model(shape, folder)
-        tune(folder / "ours", shape, 1, words, {"engines": ["ctranslate2"], "precisions": ["int8"]})
+        asked = {"engines": ["ctranslate2"], "precisions": ["int8"]}
+        setting = Setting(1, max(shape.batches), mixed=True)
+        tune(folder / "ours", shape, setting, prompts(shape, setting, seed=2), words, asked)
         starts = measured_starts(folder, words, rounds[0], unmeasured=0 if quick else 1)
         layout = chosen_layout(folder, shape, words, quick=quick)
         files = {

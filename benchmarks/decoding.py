@@ -2,7 +2,7 @@
 
 Same random weights (a Marian of each size, and a GPT-2 of 124 M), the same prompts, exactly so many
 new tokens. Each system's threading, precision and batches are chosen by `common.fastest` on other
-prompts than those measured (ours: by `heedful optimize`, on other texts); then all run in turn.
+prompts than those measured (ours: by `heedful optimize`, on the same others); then all run in turn.
 Greedy outputs in float32 are compared, and the rates are held against what this machine reads and
 multiplies at most.
 """
@@ -80,17 +80,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             words = write_model(shape, folder)
-            beam = None
+            tuned = None
             for setting in shape.settings():
                 began = time.perf_counter()
-                if setting.beam != beam:
-                    beam = setting.beam
-                    tune(folder / "ours", shape, beam, words, asked)
-                    seconds[f"{name}, {'greedy' if beam == 1 else f'beam {beam}'}"] = (
-                        time.perf_counter() - began
-                    )
+                largest = setting._replace(batch=max(shape.batches))
+                if largest != tuned:
+                    tuned = largest
+                    tune(folder / "ours", shape, tuned, prompts(shape, tuned, TUNED), words, asked)
+                    seconds[f"{name}, {tuned.search}"] = time.perf_counter() - began
                 rows = prompts(shape, setting, MEASURED)
-                if beam == 1:
+                if setting.beam == 1:
                     agreement[f"{name}, {setting}"] = agreements(folder, shape, rows)
                 rates, chosen = measure(folder, shape, setting, rows, timing)
                 records += recorded(name, shape, setting, rates, chosen, limits)

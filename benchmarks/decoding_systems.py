@@ -85,9 +85,15 @@ class Setting(NamedTuple):
     batch: int
     mixed: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def search(self) -> str:
+        """The search and, where prompts differ in length, that they do."""
         search = "greedy" if self.beam == 1 else f"beam {self.beam}"
-        return f"{search}, batch {self.batch}{', mixed lengths' if self.mixed else ''}"
+        return f"{search}, mixed lengths" if self.mixed else search
+
+    def __str__(self) -> str:
+        search, *mixed = self.search.split(", ")
+        return ", ".join([search, f"batch {self.batch}", *mixed])
 
 
 SHAPES = {name: Shape(size) for name, size in SIZES.items()} | {
@@ -164,16 +170,17 @@ def has_llama(shape: Shape) -> bool:
 
 
 def tune(
-    folder: Path, shape: Shape, beam: int, words: list[str], asked: dict[str, list[str]]
+    folder: Path,
+    shape: Shape,
+    setting: Setting,
+    rows: Rows,
+    words: list[str],
+    asked: dict[str, list[str]],
 ) -> None:
-    """`heedful optimize` for one search, on texts of the prompts' length."""
+    """`heedful optimize` for one search, on prompts as text."""
     model = heedful.load(folder, device="cpu", engine="eager")
-    model.card.options.update(beam_size=beam, max_new_tokens=shape.new)
-    count = shape.prompt - shape.is_translator
-    texts = [
-        " ".join(words[(at + k) % len(words)] for k in range(count))
-        for at in range(max(shape.batches))
-    ]
+    model.card.options.update(beam_size=setting.beam, max_new_tokens=shape.new)
+    texts = [" ".join(words[token - 4] for token in row if token != END) for row in rows]
     optimize(model, folder, texts, **asked)
 
 
