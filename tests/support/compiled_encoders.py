@@ -21,7 +21,7 @@ from heedful.engines.engine import Settings
 
 ENCODERS = {"bert": "classify", "roberta": "mlm", "distilbert": "classify", "modernbert": "mlm"}
 COMPILED = "int8"  # in the one compilation: float32 has nothing that it has not
-CLOSE = {"float32": 1e-4, "bfloat16": 0.5, "int8": 0.5}  # of the norm; random nets are sharp
+CLOSE = {"float32": 1e-4, "int8": 0.5, "bfloat16": 0.5}  # of the norm; random nets are sharp
 FLIPPED = 0.01  # where a rounding to int8 falls to the other side
 REQUESTS = 40
 
@@ -44,14 +44,15 @@ class Exported:
 
 
 def graphs() -> None:
-    """What is exported from texts of some lengths answers for others, in every family.
+    """Graphs exported from texts of some lengths answer for others, in every family.
 
-    With one layer, but for the family whose layers differ.
+    With one layer, but for the family whose layers differ. bfloat16 has no code of its own for a
+    family: one is enough.
     """
     draw = random.Random(2)
     for name, head in ENCODERS.items():
         model = model_of(name, head=head, **({} if name == "modernbert" else one_layer(name)))
-        for precision in CLOSE:
+        for precision in [*CLOSE][: 3 if name == "bert" else 2]:
             engine = exported(model, precision)
             for _ in range(4):
                 hold_engine(engine, model.eager, random_rows(draw, 30), draw, CLOSE[precision])
