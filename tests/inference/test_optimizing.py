@@ -16,7 +16,7 @@ from engine_models import saved
 from heedful.engines.engine import Settings
 from heedful.engines.folder import Choice, Record, cores
 from heedful.errors import UserError
-from heedful.inference import forms
+from heedful.inference import forms, optimizing
 from heedful.inference.optimizing import optimize
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
@@ -134,6 +134,19 @@ def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
     assert told[-1] == ("measuring", 6, 6)
     assert record_of(folder)["engines"] == {}
     assert model.engine is None
+
+
+@pytest.mark.parametrize(("count", "step"), [(1, 1), (5, 1), (12, 1), (36, 3)])
+def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
+    folder, monkeypatch, count, step
+) -> None:
+    timed: list[Any] = []
+    monkeypatch.setattr(optimizing, "_rate", lambda model, parts, choice: timed.append(parts) or 1)
+    texts = [f"{number}" for number in range(count)]
+    model = heedful.load(folder, device="cpu", engine="eager")
+    optimize(model, folder, texts, engines=["eager"], uses=["latency"], threads=[1])
+    singles = [[text] for text in texts[::step]]
+    assert timed == [singles[:1], singles] * 6  # the first call is no measure
 
 
 def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) -> None:
