@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine_models import model_of
+from heedful.engines.eager import Eager
 from heedful.engines.engine import Settings
 from heedful.errors import UserError
 from heedful.inference import GenerationIds
@@ -74,6 +75,18 @@ def test_a_draft_of_fewer_positions_leaves_the_output_as_it_is(
     options: dict[str, Any] = {} if asked is None else {"max_new_tokens": asked}
     plain = model.generate(ROWS, beam_size=1, **options)
     assert model.generate(ROWS, beam_size=1, draft=draft, **options) == plain
+
+
+@pytest.mark.parametrize("name", ["gpt2", *TWO_STACKS])
+@pytest.mark.parametrize(("positions", "runs"), [(LONGEST, [1, 3, 3, 3]), (6, [1, 3, 3, 1, 1, 1])])
+def test_a_draft_of_the_same_weights_is_always_right_as_far_as_its_positions(
+    name: str, positions: int, runs: list[int]
+) -> None:
+    """A call of the model gives the two tokens that were proposed, and one more."""
+    model, row = translator(name, 1), [6]
+    call = model.asked([row], beam_size=1, max_new_tokens=LONGEST, num_draft_tokens=2)
+    call = call._replace(draft=(Eager(model.net, positions), model.ids.start))
+    assert [len(run) for run, _ in model.eager.runs(row, call)] == runs
 
 
 @pytest.mark.parametrize("draft_length", [8, 48])
