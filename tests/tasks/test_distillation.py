@@ -1,5 +1,7 @@
 """Distillation: the three losses, what a student takes from its teacher, and runs that learn so."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import sentence_chrf
+from heedful.progress import Advance, shown_by
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import (
@@ -405,9 +408,17 @@ def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers
 
 
 def test_an_interruption_costs_one_shard_and_changes_no_byte(taught, monkeypatch, tmp_path):
+    """What is told of the work is all rows of all passes, those that were there already too."""
     master, make = taught
     settings = {"beam_size": 2, "keep_targets": True, "backward": "nowhere"}
     plain, asked, stops = type(master).generations, list[int](), list[int]()
+    told: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def show(what: str, total: int) -> Iterator[Advance]:
+        parts: list[int] = []
+        yield parts.append
+        told.append((what, total, sum(parts)))
 
     def generations(self: Any, texts: Any, **options: Any) -> Any:
         asked.append(len(texts))
@@ -425,7 +436,9 @@ def test_an_interruption_costs_one_shard_and_changes_no_byte(taught, monkeypatch
         for _ in stops:
             with pytest.raises(KeyboardInterrupt):
                 make(OtherTeachers((), [master]), **settings)
-        _, data = make(OtherTeachers((), [master]), **settings)
+        with shown_by(show):
+            _, data = make(OtherTeachers((), [master]), **settings)
+        assert told.pop() == ("translating", 3 * 64, 3 * 64)
         made[name] = tree(data.outputs)
         # Twice all rows, and again the shards that were being made.
         assert sum(asked) == 2 * 64 + sum(asked[stop - 1] for stop in stops)
