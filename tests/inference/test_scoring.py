@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_models import TEXTS, VOCAB, model_of
+from heedful.data.collate import Batch
+from heedful.engines.eager import Eager
 from heedful.errors import UserError
 from heedful.evaluation import target_scores
 from heedful.inference import GenerationIds
@@ -62,6 +64,26 @@ def test_a_score_depends_on_neither_the_batch_nor_its_size(
     assert [each.num_tokens for each in found] == [len(each) for each in alone]
     expected = [float(each.sum()) for each in alone]
     assert [each.log_prob for each in found] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("batch_tokens", [1, 40, 10**6])
+def test_a_scored_batch_has_at_most_the_tokens_asked_for_or_those_of_the_longest_text(
+    models: dict[str, Any], name: str, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes, plain = models[name], [], Eager.target_scores
+
+    def noted(engine: Eager, batch: Batch) -> Any:
+        sides = [batch.tokens] if batch.source is None else [batch.tokens, batch.source]
+        sizes.append(sum(side.ids.numel() for side in sides))
+        return plain(engine, batch)
+
+    monkeypatch.setattr(Eager, "target_scores", noted)
+    texts, num_sides = TEXTS * 3, 2 if name in TWO_STACKS else 1
+    model.score(*[texts] * num_sides, batch_tokens=batch_tokens)
+    longest = num_sides * max(len(row) + 1 for row in model.src_tokenizer.encode_batch(texts))
+    assert max(sizes) <= max(batch_tokens, longest)
+    assert (len(sizes) == 1) is (batch_tokens == 10**6)
 
 
 @pytest.mark.parametrize("name", WRITERS)
