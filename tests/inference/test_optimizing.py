@@ -136,16 +136,25 @@ def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
     assert model.engine is None
 
 
-@pytest.mark.parametrize(("count", "step"), [(1, 1), (5, 1), (12, 1), (36, 3)])
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [
+        (1, [0]),
+        (5, [0, 1, 2, 3, 4]),
+        (12, [*range(12)]),
+        (23, [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21]),
+        (36, [*range(0, 36, 3)]),
+    ],
+)
 def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
-    folder, monkeypatch, count, step
+    folder, monkeypatch, count, chosen
 ) -> None:
     timed: list[Any] = []
     monkeypatch.setattr(optimizing, "_rate", lambda model, parts, choice: timed.append(parts) or 1)
     texts = [f"{number}" for number in range(count)]
     model = heedful.load(folder, device="cpu", engine="eager")
     optimize(model, folder, texts, engines=["eager"], uses=["latency"], threads=[1])
-    singles = [[text] for text in texts[::step]]
+    singles = [[texts[number]] for number in chosen]
     assert timed == [singles[:1], singles] * 6  # the first call is no measure
 
 

@@ -278,7 +278,8 @@ class _Bench:
     ) -> list[tuple[Use, Choice, float]]:
         """The median rate of each setting over rounds in turn; who is far behind leaves."""
         model = self.model
-        singles = [[text] for text in texts[:: max(1, len(texts) // _SINGLES)][:_SINGLES]]
+        count = min(_SINGLES, len(texts))
+        singles = [[texts[number * len(texts) // count]] for number in range(count)]
         rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
         medians: dict[tuple[Use, Choice], float] = {}
         left, done = settings, 0
