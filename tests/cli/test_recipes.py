@@ -142,7 +142,8 @@ def small(name, folder):
         if split == "train" or recipe.data.model_dump()[split]["src"] is not None:
             changes |= {f"data.{split}.{side}": texts[side] for side in ("src", "tgt")}
             texts = held_out
-    return changes | DECODED | {"data.hold_out": 5}
+    has_valid = "data.valid.src" in changes
+    return changes | DECODED | ({} if has_valid else {"data.hold_out": 5})
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"rhyme", "translation-student"}))

@@ -50,7 +50,9 @@ def file(tmp_path: Path) -> str:
 
 
 def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
-    changes = {"data__train": {"file": file}, "data__hold_out": 10, **changes}
+    changes = {"data__train": {"file": file}, **changes}
+    if not changes.get("data__valid"):
+        changes["data__hold_out"] = 10
     if init_from is not None:
         changes["model"] = {}
     recipe = tiny("classification", **changes)
