@@ -105,14 +105,14 @@ def finished_run(
     return Run(directory, load_recipe(directory), evaluations, ends[-1])
 
 
-def run_facts(run: Run, name: str, data_names: dict[str, str]) -> dict[str, object]:
-    """How the run was trained, for a page."""
+def run_facts(run: Run, name: str, data_names: dict[str, str], note: str = "") -> dict[str, object]:
+    """How the run was trained, for a page; the note tells of its machine."""
     settings = "".join(f" --set {key}={value}" for key, value in data_names.items())
     return {
         "Trained by": f"`heedful train {name}{settings}`",
         "Recipe": recipe_note(run, name),
         "Training": f"{run.minutes:.1f} minutes, evaluations included; {run.end.step:,} steps, "
-        f"precision {run.recipe.training.precision}",
+        f"precision {facts_of_run(run.directory).precision}{note and f'; {note}'}",
         "Parameters": f"{parameter_count(run.model().net):,}",
         "heedful": heedful.__version__,
     }
@@ -148,6 +148,9 @@ def translation_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argument_parser(description)
     parser.add_argument("--data", type=Path, help="folder of the text; not for a finished run")
     parser.add_argument("--run", type=Path, default=RUNS / name, help="folder of the run")
+    parser.add_argument(
+        "--note", default="", help="printed beside the minutes of a run: on what it was trained"
+    )
     return parser
 
 
@@ -164,7 +167,8 @@ def translation_run(
         [f"{key}={arguments.data / file}" for key, file in files.items()] if not finished else []
     )
     run = finished_run(name, arguments.run, [*settings, *(QUICK if arguments.quick else [])])
-    return run, run_facts(run, name, {key: f"DATA/{file}" for key, file in files.items()})
+    names = {key: f"DATA/{file}" for key, file in files.items()}
+    return run, run_facts(run, name, names, arguments.note)
 
 
 def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> dict[str, Any]:
