@@ -56,7 +56,9 @@ def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str,
     runs = best.engine or best.eager
     detail = f"{runs.name}, sorted, {runs.settings.batch_tokens} tokens"
     run = partial(ours, best, None, {})
-    found = {"heedful optimised": [Variant(runs.precision, runs.settings.threads, 1, detail, run)]}
+    settings = runs.settings
+    best_run = Variant(runs.precision, settings.threads, settings.workers, detail, run)
+    found = {"heedful optimised": [best_run]}
     for precision in ("float32", "bfloat16"):
         model = heedful.load(folder / "ours", device="cpu", engine="eager", precision=precision)
         found[f"heedful eager, {precision}"] = [
