@@ -6,12 +6,14 @@ memory is the largest that a fresh process ever held, less what it held before t
 """
 
 import math
+import re
 import resource
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,13 +61,10 @@ def main() -> None:
     for length in lengths:
         rates = interleaved({kind: layer(kind, length) for kind in KINDS}, **timing)
         for kind in KINDS:
-            seconds = [1 / rate for rate in rates[kind]]
-            words = [sys.executable, __file__, "--one", kind, str(length)]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
             layers[kind][str(length)] = {
                 "seconds": 1 / medians(rates)[kind],
-                "seconds_by_round": seconds,
-                "bytes": int(done.stdout),
+                "seconds_by_round": [1 / rate for rate in rates[kind]],
+                "bytes": memory_of_process(kind, length),
             }
         print(length, {kind: layers[kind][str(length)]["seconds"] for kind in KINDS}, flush=True)
     decoding = decode(contexts, timing)
@@ -115,6 +114,13 @@ def layer(kind: str, length: int) -> Callable[[], float]:
     return run
 
 
+def memory_of_process(kind: str, length: int) -> int:
+    """`memory` in a process of its own."""
+    words = [sys.executable, __file__, "--one", kind, str(length)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
 def memory(kind: str, length: int) -> int:
     """The bytes that the first run of a layer adds to the most that this process ever held."""
     layer(kind, min(length, 512))()  # what torch itself takes
@@ -125,9 +131,15 @@ def memory(kind: str, length: int) -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever held."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """The most memory that this process ever held.
+
+    Linux counts in `ru_maxrss` also what the process that started this one held.
+    """
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    [kibibytes] = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    return int(kibibytes) * 1024
 
 
 @torch.inference_mode()

@@ -456,6 +456,20 @@ def test_long_texts(bench: Bench, tmp_path: Path) -> None:
     assert len(picture.findall("{*}circle")) == 2 * 6  # measures, lengths of the three kinds
 
 
+def test_the_memory_of_a_layer_does_not_depend_on_that_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import long_texts  # type: ignore[import-not-found]
+
+    small = long_texts.memory_of_process("full", 2048)
+    large = b"\1" * (1 << 30)  # more than torch and the layer take
+    again = long_texts.memory_of_process("full", 2048)
+    assert len(large) == 1 << 30
+    assert min(small, again) > 10 << 20
+    assert abs(small - again) < small / 2
+
+
 def test_long_texts_compare_the_window_with_the_fastest_full_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
