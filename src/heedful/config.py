@@ -384,9 +384,9 @@ class Recipe(Strict):
                 f"the schedule {training.schedule.name} ends with the run: give training.max_steps "
                 "or max_epochs"
             )
-        for name, field in Data.model_fields.items() if self.data.valid.paths() else ():
-            is_set = getattr(self.data, name) != field.default
-            if name in ("hold_out", "valid_fraction") and is_set:
+        for name in ("hold_out", "valid_fraction"):
+            is_set = getattr(self.data, name) != Data.model_fields[name].default
+            if is_set and self.data.valid.paths():
                 raise UserError(
                     f"data.{name} says how much of data.train is held out, but data.valid is "
                     "given; leave one of them out"
