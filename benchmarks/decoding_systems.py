@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 import heedful
 import heedful.files
 from common import installed
+from heedful.backends.torch.threads import run_with
 from heedful.data.tokenizer import train_tokenizer
-from heedful.engines.threads import run_with
+from heedful.deploy.convert import make_form
+from heedful.deploy.optimize import optimize
 from heedful.export.hf import export_hf
-from heedful.inference import GenerationIds, ModelCard, open_net
-from heedful.inference.forms import make_form
-from heedful.inference.optimizing import optimize
+from heedful.pipelines import GenerationIds, ModelCard, open_net
 from heedful.zoo import gpt2, marian
 from llama_peer import PRECISIONS, Context, LlamaCpp, write_gguf
 from training_speed import QUICK, SIZES, Size

@@ -31,10 +31,10 @@ from common import (
     write_results,
 )
 from encoding_systems import Encode, Rows, Variant, Vectors, systems, write_forms
+from heedful.backends.manifest import cores
 from heedful.data.tokenizer import train_tokenizer
-from heedful.engines.folder import cores
-from heedful.inference import ModelCard, open_net
-from heedful.inference.optimizing import ENGINES, optimize
+from heedful.deploy.optimize import ENGINES, optimize
+from heedful.pipelines import ModelCard, open_net
 from heedful.zoo import bert
 
 SHORTEST, LONGEST, TEXTS = 8, 128, 64

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import heedful
 from common import installed
-from heedful.engines.engine import Settings
-from heedful.engines.threads import run_with
+from heedful.backends.base import Settings
+from heedful.backends.torch.threads import run_with
+from heedful.deploy.convert import make_form
 from heedful.export.hf import export_hf
 from heedful.files import read_json
-from heedful.inference.forms import make_form
-from heedful.inference.model import by_length
+from heedful.pipelines.base import by_length
 
 BUDGETS = (512, 1024)  # padded tokens of a batch
 Rows = list[list[int]]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from heedful.engines.folder import cores
-from heedful.engines.threads import run_with
+from heedful.backends.manifest import cores
+from heedful.backends.torch.threads import run_with
 
 REPEATS = 8
 

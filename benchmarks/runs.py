@@ -14,7 +14,7 @@ from common import argument_parser, command_line, facts, table, write_results
 from heedful.config import Recipe
 from heedful.data.prepared import cache_folder
 from heedful.evaluation.metrics import corpus_scores
-from heedful.inference import Translator, load, parameter_count
+from heedful.pipelines import Translator, load, parameter_count
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import load_recipe
 from heedful.run import train

@@ -14,7 +14,7 @@ import torch
 
 from common import argument_parser, command_line, facts, installed, table, write_results
 from heedful.data.columns import open_columns
-from heedful.inference import parameter_count
+from heedful.pipelines import parameter_count
 from nanogpt import ESTIMATE_BATCHES, WINDOWS, estimates, losses_of_peer, split_text
 from runs import RUNS, Run, finished_run
 

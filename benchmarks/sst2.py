@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 import heedful
 from common import argument_parser, command_line, facts, machine, table, write_results
 from heedful.files import read_json
-from heedful.inference import Classifier, parameter_count
+from heedful.pipelines import Classifier, parameter_count
 from heedful.recipe_files import load_recipe
 from runs import RUNS, Run, finished_run
 

@@ -34,13 +34,13 @@ from common import (
     whole,
     write_results,
 )
+from heedful.backends.manifest import cores, place_of
 from heedful.cli.lines import input_chunks
 from heedful.cli.optimize import optimize
-from heedful.engines.folder import cores, place_of
+from heedful.deploy.convert import make_form, open_form
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import read_json, write_json
-from heedful.inference import Translator, parameter_count
-from heedful.inference.forms import make_form, open_form
+from heedful.pipelines import Translator, parameter_count
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import load_recipe
 from heedful.training.events import score_label

@@ -27,7 +27,7 @@ Windows are kept to step by step: a prompt longer than a layer's window runs in 
 def render() -> str:
     """The page as it should be now; AssertionError where a net that runs gives something else."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from engine_cases import CLOSE, TRIED, outcome, random_net
+    from backend_cases import CLOSE, TRIED, outcome, random_net
     from heedful.zoo import ARCHITECTURES
 
     lines = []

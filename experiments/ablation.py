@@ -25,7 +25,7 @@ sys.path.append(str(HERE.parent / "benchmarks"))
 
 from common import argument_parser, command_line, machine, table, versions, write_results
 from heedful.evaluation.metrics import corpus_scores
-from heedful.inference import Translator, parameter_count
+from heedful.pipelines import Translator, parameter_count
 from heedful.training.events import CheckpointSaved, Evaluated, Event
 from runs import QUICK, Run, finished_run
 from significance import NOTE, p_text, significance

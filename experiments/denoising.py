@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import heedful
 from common import argument_parser, command_line, facts, table, write_results
 from heedful.evaluation.metrics import corpus_scores
-from heedful.inference import parameter_count
+from heedful.pipelines import parameter_count
 from runs import RUNS, Run, finished_run
 
 PAIRS = 2_900

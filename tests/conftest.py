@@ -23,8 +23,9 @@ ANNOTATED = (
     "generation",
     "evaluation",
     "insight",
-    "engines",
-    "inference",
+    "backends",
+    "pipelines",
+    "deploy",
     "export",
 )
 # Directories and files of tests that run with the annotated shapes of these packages checked, which
@@ -33,9 +34,14 @@ SHAPES_CHECKED = (
     *("parts", "data", "evaluation", "models/test_laws.py", "models/test_packed.py"),
     *("generation/test_search.py", "generation/test_sampling.py", "generation/test_logits.py"),
     *("generation/test_constrained.py", "generation/test_diverse_beam.py"),
-    *("insight/test_verify.py", "inference/test_forms.py", "zoo/test_gemma3.py"),
+    *("insight/test_verify.py", "deploy/test_convert.py", "zoo/test_gemma3.py"),
     *("zoo/test_modernbert.py", "zoo/test_t5.py", "zoo/test_vaswani2017.py", "zoo/test_undrawn.py"),
-    *("engines/test_coverage.py", "export/test_import_export.py", "tasks/test_inputs.py"),
+    *(
+        "backends/test_coverage.py",
+        "pipelines/test_scoring.py",
+        "export/test_import_export.py",
+        "tasks/test_inputs.py",
+    ),
     *("tasks/test_masking.py", "tasks/test_noise.py", "tasks/test_classification.py"),
     *("tasks/test_denoising.py", "tasks/test_distillation.py"),
 )
@@ -67,7 +73,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """`optimize` measures each setting on its texts once a round, and not again for a while."""
-    monkeypatch.setattr("heedful.inference.optimizing._SHORTEST", 0.0)
+    monkeypatch.setattr("heedful.deploy.optimize._SHORTEST", 0.0)
 
 
 @pytest.fixture(scope="session")

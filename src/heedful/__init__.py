@@ -27,7 +27,7 @@ __all__ = [  # noqa: RUF022
 if TYPE_CHECKING:
     from heedful.errors import UserError
     from heedful.export.hf import export_hf, import_hf
-    from heedful.inference import (
+    from heedful.pipelines import (
         Classifier,
         Embedder,
         LanguageModel,
@@ -44,7 +44,7 @@ __getattr__ = lazily(
     {
         "errors": ("UserError",),
         "export.hf": ("export_hf", "import_hf"),
-        "inference": (
+        "pipelines": (
             *("Classifier", "Embedder", "LanguageModel", "MaskedLanguageModel", "Translator"),
             *("ensemble", "load"),
         ),

@@ -21,7 +21,7 @@ from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
 from heedful.files import plain_name, read_text, remove_unfinished, write_text
-from heedful.inference import (
+from heedful.pipelines import (
     SavedModel,
     Translator,
     choose_device,

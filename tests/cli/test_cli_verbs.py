@@ -22,7 +22,7 @@ from heedful import plugins
 from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
-from heedful.inference import GenerationIds, ModelCard, open_net
+from heedful.pipelines import GenerationIds, ModelCard, open_net
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_models import TEXTS, model_of
+from backend_models import TEXTS, model_of
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.ctranslate2 import export_ctranslate2

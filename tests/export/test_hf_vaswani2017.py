@@ -11,7 +11,7 @@ import transformers
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
-from heedful.inference import GenerationIds, ModelCard, open_net
+from heedful.pipelines import GenerationIds, ModelCard, open_net
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from hf_parity import CLOSE, randomised

@@ -27,8 +27,8 @@ from heedful.export.ctranslate2 import export_ctranslate2
 from heedful.export.generation_ids import generation_to_hf, read_options
 from heedful.export.hf import export_hf, import_hf
 from heedful.export.hf_directory import HfDirectory
-from heedful.inference import GenerationIds, LanguageModel, ModelCard, load
 from heedful.options import DRAWING
+from heedful.pipelines import GenerationIds, LanguageModel, ModelCard, load
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from hf_parity import assert_same_net, changed, random_hf

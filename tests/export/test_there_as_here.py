@@ -11,8 +11,8 @@ import transformers
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
-from heedful.inference import GenerationIds, ModelCard, open_net
-from heedful.inference.nets import AnyModel
+from heedful.pipelines import GenerationIds, ModelCard, open_net
+from heedful.pipelines.nets import AnyModel
 from heedful.recipe_files import RECIPES, load_recipe
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config

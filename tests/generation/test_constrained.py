@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine_models import TEXTS, model_of
+from backend_models import TEXTS, model_of
 from heedful.errors import UserError
 from heedful.generation.constrained import constrained_beam_search
 from heedful.generation.context import Context

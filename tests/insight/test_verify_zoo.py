@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from heedful.cli.app import make_app
 from heedful.errors import UserError
-from heedful.inference import ModelCard, open_net
 from heedful.insight import verify
 from heedful.insight.verify import checks_of
 from heedful.parts.cache import Cache
 from heedful.parts.tokens import Tokens
 from heedful.parts.visibility import Visibility
+from heedful.pipelines import ModelCard, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
 from single_stacks import SCHEMES, Single, decoder, encoder

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import heedful
-from engine_models import model_of
+from backend_models import model_of
 from heedful.parts.layout import inputs_first
 from heedful.zoo import vaswani2017
 

@@ -14,10 +14,10 @@ import torch
 
 import heedful
 from architectures import one_layer
-from engine_models import TEXTS, VOCAB, model_of
-from heedful.engines.compiled import CompiledFacts
-from heedful.engines.compiled_encoder import CompiledEncoder, encoder_facts, encoder_parts
-from heedful.engines.engine import Settings
+from backend_models import TEXTS, VOCAB, model_of
+from heedful.backends.aot.decoder import CompiledFacts
+from heedful.backends.aot.encoder import CompiledEncoder, encoder_facts, encoder_parts
+from heedful.backends.base import Settings
 
 ENCODERS = {"bert": "classify", "roberta": "mlm", "distilbert": "classify", "modernbert": "mlm"}
 COMPILED = "int8"  # in the one compilation: float32 has nothing that it has not
@@ -101,7 +101,7 @@ def answers(engine: Any) -> Iterator[np.ndarray]:
 
 def make(folder: Path) -> None:
     """Compile, prove and measure a classifier, and keep what its graphs answer before Inductor."""
-    from heedful.inference.optimizing import optimize
+    from heedful.deploy.optimize import optimize
 
     model_of("bert", head="classify", num_layers=1).save(folder)
     model = heedful.load(folder, device="cpu", engine="eager")

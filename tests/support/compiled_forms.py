@@ -18,17 +18,17 @@ from torch.nn import functional as F
 import compiled_encoders
 import heedful
 from architectures import one_layer
-from engine_models import TEXTS, VOCAB, model_of
-from heedful.engines.compiled import KERNEL
-from heedful.engines.engine import Settings
-from heedful.engines.packed import pack, pack_int8
+from backend_models import TEXTS, VOCAB, model_of
+from heedful.backends.aot.decoder import KERNEL
+from heedful.backends.aot.kernels import pack, pack_int8
+from heedful.backends.base import Settings
 
 REQUESTS, SENTENCES = 60, 10_000
 
 
 def make(folder: Path, name: str) -> None:
     """Compile, prove and measure a model of an architecture; hold the kernels against torch."""
-    from heedful.inference import optimizing
+    from heedful.deploy import optimize as optimizing
 
     optimizing._SHORTEST = 0.0  # as the fixture `brief`, in both folders
     optimize = optimizing.optimize
@@ -150,7 +150,7 @@ def hold_beside_ctranslate2(model: Any) -> None:
     """CTranslate2, imported later and with kernels of torch's names, writes what it should."""
     if find_spec("ctranslate2") is None:
         return
-    from heedful.inference.forms import make_form, open_form
+    from heedful.deploy.convert import make_form, open_form
 
     rows = [[5, 6, 7], [8, 9]]
     asked = model.asked(rows, beam_size=1, max_new_tokens=8)

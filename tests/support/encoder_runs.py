@@ -13,7 +13,7 @@ from heedful import plugins
 from heedful.config import Recipe, task_keys
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.evaluation.likelihood import batch_loss
-from heedful.inference import ModelCard, open_net
+from heedful.pipelines import ModelCard, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import Distilled

@@ -15,11 +15,11 @@ import option_space
 from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
-from heedful.inference import parameter_count
 from heedful.parts.attention import MultiHead
 from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.residual import CentredRMSNorm
+from heedful.pipelines import parameter_count
 from heedful.zoo import architecture
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf
 from heedful.zoo.names import from_hf

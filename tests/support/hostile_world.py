@@ -10,8 +10,9 @@ import torch
 
 from commands import tiny, write_recipe
 from heedful.data.tokenizer import train_tokenizer
+from heedful.deploy import optimize as optimizing
 from heedful.export.hf import export_hf
-from heedful.inference import GenerationIds, ModelCard, load, open_net, optimizing
+from heedful.pipelines import GenerationIds, ModelCard, load, open_net
 from heedful.run import train
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config

@@ -13,11 +13,11 @@ for _name in (
     *("pygments.lexers.data", "pygments.styles.default"),
     *(f"heedful.{name}" for name in ("run", "cli.app", "training.progress", "tasks.synthetic")),
     *(f"heedful.{name}" for name in ("zoo.vaswani2017", "engines.coverage", "engines.decoding")),
-    *(f"heedful.{name}" for name in ("inference.optimizing", "training.report", "cli.lines")),
+    *(f"heedful.{name}" for name in ("deploy.optimize", "training.report", "cli.lines")),
     *(f"heedful.{name}" for name in ("engines.eager", "generation.search", "cli.flags")),
     *("ctranslate2",) * (find_spec("ctranslate2") is not None),
 ):
     import_module(_name)
 sys.modules["heedful.training.report"].pages().get_template("report.html.j2")
-sys.modules["heedful.inference.optimizing"]._SHORTEST = 0.0  # as the fixture `brief`
+sys.modules["heedful.deploy.optimize"]._SHORTEST = 0.0  # as the fixture `brief`
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from encoder_runs import LEARNS, Ready, saved, tiny, words
 from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.rows import read_rows
 from heedful.errors import UserError
-from heedful.inference import Classifier
+from heedful.pipelines import Classifier
 from heedful.run import train
 from heedful.tasks.classification import labels_of
 from heedful.tasks.run_data import Origin

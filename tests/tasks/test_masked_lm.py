@@ -15,7 +15,7 @@ from encoder_runs import LEARNS, Ready, random_net, saved, tiny, words
 from heedful.data.collate import Batch
 from heedful.data.columns import Sequences, pack_ids
 from heedful.errors import UserError
-from heedful.inference import MaskedLanguageModel, ModelCard, open_net
+from heedful.pipelines import MaskedLanguageModel, ModelCard, open_net
 from heedful.run import train
 from heedful.tasks.masked_lm import Masking, masked_batch
 from heedful.tasks.run_data import PlannedRows

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from architectures import SIZES, config_of, configs_of
 from heedful.errors import UserError
-from heedful.inference import ModelCard, load, open_net
+from heedful.pipelines import ModelCard, load, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.names import weights_of
 from option_space import alone, assert_same, randomised, texts_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import NewFolder, Overwrite
 from heedful.errors import UserError
 
@@ -33,7 +33,7 @@ def average(
     from heedful.zoo.saved import WEIGHTS
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=run)
-    model = inference.load(run, device="cpu", engine="eager")
+    model = pipelines.load(run, device="cpu", engine="eager")
     folders = checkpoints or Checkpoints(run / "checkpoints", keep=1).regular()
     if not folders:
         raise UserError(f"{run} keeps no checkpoints; name some with --checkpoint")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import JsonLines, spread
 from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
 from heedful.errors import UserError
@@ -29,7 +29,7 @@ def classify(
     Example: echo 'What a film!' | heedful classify runs/reviews --scores
     """
     chunks = input_chunks(given.input)
-    classifier = given.open(model, inference.Classifier, "classify")
+    classifier = given.open(model, pipelines.Classifier, "classify")
     first, paired = 1, False
     with line_writer(given.output) as write, given.progress("classifying") as progress:
         for chunk in chunks:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.shared import make_console, run_recipe
 from heedful.errors import UserError
 
@@ -30,7 +30,7 @@ def demo(
     console = make_console()
     if not (out / "scores.json").is_file():
         _train(out, console)
-    model = inference.load(out)
+    model = pipelines.load(out)
     if model.card.task != "dates":
         raise UserError(f"{out} holds a model of the task {model.card.task}; give another --out")
     _show_score(out, console)
@@ -100,7 +100,7 @@ def _show_groups(out: Path, console: "Console") -> None:
     console.print(table)
 
 
-def _show_examples(model: "inference.Translator", console: "Console") -> None:
+def _show_examples(model: "pipelines.Translator", console: "Console") -> None:
     """Phrases that no training example had, beside what they mean."""
     from rich.table import Table
     from rich.text import Text
@@ -116,7 +116,7 @@ def _show_examples(model: "inference.Translator", console: "Console") -> None:
     console.print(table)
 
 
-def _ask(model: "inference.Translator", console: "Console") -> None:
+def _ask(model: "pipelines.Translator", console: "Console") -> None:
     """Answer dates that are typed, until an empty line."""
     console.print("\nOr type a date here, in any of the five languages (Enter alone ends).")
     while True:

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli import lines
 from heedful.cli.flags import spread
 from heedful.cli.lines import Filter, tell_counts
@@ -33,7 +33,7 @@ def embed(
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: the file's name must end in .npy or .jsonl")
     chunks = lines.input_chunks(given.input)
-    opened: Any = given.open(model, inference.SavedModel, "embed")
+    opened: Any = given.open(model, pipelines.SavedModel, "embed")
     too_long = "truncate" if given.truncate else "error"
     bar = lines.progress_bar("embedding", shown=output is not None)
     parts = []

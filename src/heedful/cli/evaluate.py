@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import Device, Json, ModelFolder, Truncate, spread
 from heedful.cli.lines import progress_bar, read_parallel, read_whole
 from heedful.cli.shared import make_console, print_json
@@ -70,21 +70,21 @@ def evaluate(
     given = [src is not None or ref is not None, text is not None, labelled is not None]
     if sum(given) != 1 or (src is None) != (ref is None):
         raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
-    opening = partial(inference.load, model, device=device, engine="eager")  # after the files
+    opening = partial(pipelines.load, model, device=device, engine="eager")  # after the files
     outputs: list[str] | None = None
     ranked: Entries = []
     entries: Entries = []
     if text is not None:
         content = read_whole(text)
-        language_model = inference.expect(opening(), inference.LanguageModel, "evaluate --text")
+        language_model = pipelines.expect(opening(), pipelines.LanguageModel, "evaluate --text")
         found = _of_text(language_model, content, text)
     elif labelled is not None:
         fields = {"text": text_field, "label": label_field, "pair": pair_field}
-        classifier = inference.expect(opening(), inference.Classifier, "evaluate --labelled")
+        classifier = pipelines.expect(opening(), pipelines.Classifier, "evaluate --labelled")
         outputs, found, ranked, entries = _of_labels(classifier, labelled, fields)
     elif src is not None and ref is not None:
         lines = read_parallel(src, ref)
-        translator = inference.expect(opening(), inference.Translator, "evaluate --src")
+        translator = pipelines.expect(opening(), pipelines.Translator, "evaluate --src")
         options["too_long"] = "truncate" if truncate else "error"
         target = language or translator.card.tgt_language
         outputs, found, ranked, entries = _of_pairs(translator, *lines, options, metrics, target)
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def _of_pairs(
-    translator: "inference.Translator",
+    translator: "pipelines.Translator",
     sources: list[str],
     references: list[str],
     options: dict[str, Any],
@@ -132,7 +132,7 @@ def _of_pairs(
     return outputs, {**search, **scores.to_dict(), **forced}, ranked, entries
 
 
-def _of_text(model: "inference.LanguageModel", content: str, path: Path) -> dict[str, Any]:
+def _of_text(model: "pipelines.LanguageModel", content: str, path: Path) -> dict[str, Any]:
     """All of a text, each token told from those before it, at least half the net's length."""
     ids = model.prompt_ids([content])
     if len(ids[0]) < 2:
@@ -147,7 +147,7 @@ def _of_text(model: "inference.LanguageModel", content: str, path: Path) -> dict
     }
 
 
-def _of_labels(model: "inference.Classifier", path: Path, fields: dict[str, str | None]) -> Judged:
+def _of_labels(model: "pipelines.Classifier", path: Path, fields: dict[str, str | None]) -> Judged:
     import numpy as np
 
     from heedful.data.rows import LABEL, read_rows

@@ -4,7 +4,7 @@ from typing import Literal
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import ModelFolder, NewFolder, Overwrite
 from heedful.cli.shared import note
 
@@ -37,7 +37,7 @@ def export(
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
     (hf if to == "hf" else ctranslate2).check_precision(precision)
-    opened = inference.load(model, device="cpu", engine="eager")
+    opened = pipelines.load(model, device="cpu", engine="eager")
     if to == "hf":
         hf.export_hf(opened, out, precision=precision, overwrite=overwrite, say=note)
         typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")

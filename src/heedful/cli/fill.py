@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import JsonLines, spread
 from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
 from heedful.errors import UserError
@@ -34,7 +34,7 @@ def fill(
     if text and given.input is not None:
         raise UserError("give --text or --input, not both")
     chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(given.input)
-    filler = given.open(model, inference.MaskedLanguageModel, "fill")
+    filler = given.open(model, pipelines.MaskedLanguageModel, "fill")
     number = 0
     with line_writer(given.output) as write:
         for chunk in chunks:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli import lines
 from heedful.cli.flags import JsonLines, ModelFolder, spread
 from heedful.cli.lines import Filter, tell_counts
@@ -45,18 +45,18 @@ def generate(
         raise UserError("--whole-file is of --input or stdin; leave it or --prompt out")
     # A missing file is told before a model is loaded.
     chunks = _prompts(prompt, given.input, whole_file)
-    generator = given.open(model, inference.Generator, "generate")
+    generator = given.open(model, pipelines.Generator, "generate")
     draft = options.get("draft")
     if draft not in (None, "lookup"):
-        opened = inference.load(str(draft), device=given.device, engine="eager")
-        options["draft"] = inference.expect(opened, inference.Generator, "--draft")
+        opened = pipelines.load(str(draft), device=given.device, engine="eager")
+        options["draft"] = pipelines.expect(opened, pipelines.Generator, "--draft")
     options["too_long"] = given.too_long
     _write(generator, chunks, options, json, given)
     tell_counts(generator, "sources")
 
 
 def _write(
-    model: "inference.Generator",
+    model: "pipelines.Generator",
     chunks: Iterator[list[str]],
     options: dict[str, Any],
     json: bool,

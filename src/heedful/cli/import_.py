@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.before import add_verb
 from heedful.cli.flags import NewFolder, Overwrite
 from heedful.cli.shared import note
@@ -45,7 +45,7 @@ def hf(
     model = import_hf(
         directory, out, overwrite=overwrite, architecture=architecture, say=note, **keys
     )
-    count = inference.parameter_count(model.net)
+    count = pipelines.parameter_count(model.net)
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
 
 

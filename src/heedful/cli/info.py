@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import Json
 from heedful.cli.shared import print_json
 
@@ -43,7 +43,7 @@ def _installation() -> dict[str, str]:
     torch = version("torch")
     device = "cpu"
     if not torch.endswith("+cpu"):  # only torch itself knows what it finds here
-        device = str(inference.choose_device("auto"))
+        device = str(pipelines.choose_device("auto"))
     return {
         "heedful": heedful.__version__,
         "torch": torch,
@@ -57,24 +57,24 @@ def _installation() -> dict[str, str]:
 def _model(path: Path) -> dict[str, str]:
     from dataclasses import asdict
 
-    model = inference.load(path, device="cpu", engine="eager")
+    model = pipelines.load(path, device="cpu", engine="eager")
     card = model.card
     rows = {
         "kind": model.kind,
         "architecture": card.architecture,
         "task": card.task,
         **_text(model),
-        "parameters": f"{inference.parameter_count(model.net):,}",
+        "parameters": f"{pipelines.parameter_count(model.net):,}",
     }
     for name, part in model.net.named_children():
-        rows[f"  {name}"] = f"{inference.parameter_count(part):,}"
+        rows[f"  {name}"] = f"{pipelines.parameter_count(part):,}"
     keys = {name: str(value) for name, value in asdict(model.config).items()}
     return rows | _engines(path) | keys
 
 
 def _engines(path: Path) -> dict[str, str]:
     """What else runs the model, and how."""
-    from heedful.engines.folder import Record
+    from heedful.backends.manifest import Record
 
     record = Record.read(path)
     if record is None:
@@ -93,20 +93,20 @@ def _engines(path: Path) -> dict[str, str]:
     return rows
 
 
-def _text(model: "inference.SavedModel") -> dict[str, str]:
+def _text(model: "pipelines.SavedModel") -> dict[str, str]:
     """What goes in and what comes out."""
     card, rows = model.card, {}
-    if isinstance(model, inference.Translator):
+    if isinstance(model, pipelines.Translator):
         rows["languages"] = f"{card.src_language or '?'} → {card.tgt_language or '?'}"
         rows["output limit"] = f"{card.limits.factor:g} x source + {card.limits.offset} tokens"
     elif card.src_language:
         rows["language"] = card.src_language
-    if isinstance(model, inference.Classifier):
+    if isinstance(model, pipelines.Classifier):
         rows["labels"] = ", ".join(model.labels)
     if not model.has_tokenizer:
         return rows | {"tokenizer": "none: lists of ids alone"}
     joint = model.src_tokenizer is model.tgt_tokenizer
     sides = [model.src_tokenizer] if joint else [model.src_tokenizer, model.tgt_tokenizer]
     named = " and ".join(f"{tokenizer.kind} of {tokenizer.vocab_size:,}" for tokenizer in sides)
-    shared = " (joint)" if joint and isinstance(model, inference.Translator) else ""
+    shared = " (joint)" if joint and isinstance(model, pipelines.Translator) else ""
     return rows | {"tokenizer": named + shared}

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import Device, Output, Truncate
 from heedful.errors import UserError
 from heedful.options import TooLong
 
-Kind = TypeVar("Kind", bound="inference.SavedModel")
+Kind = TypeVar("Kind", bound="pipelines.SavedModel")
 CHUNK = 1_024
 _BLOCK = 1 << 20
 _LONGEST = 1_000_000  # characters of a line for a model
@@ -63,15 +63,15 @@ class Filter:
     def open(self, model: Path, kind: type[Kind], verb: str) -> Kind:
         """The model, of a kind that the verb needs: for many texts from a file, else for one."""
         how = {name: getattr(self, name) for name in ("device", "engine", "precision", "threads")}
-        opened = inference.load(model, **how, use="throughput" if self.input else "latency")
-        return inference.expect(opened, kind, verb)
+        opened = pipelines.load(model, **how, use="throughput" if self.input else "latency")
+        return pipelines.expect(opened, kind, verb)
 
     def progress(self, what: str) -> AbstractContextManager[Callable[..., None]]:
         """A progress bar where stdout is not the output."""
         return progress_bar(what, shown=self.output is not None)
 
 
-def tell_counts(model: "inference.SavedModel", what: str) -> None:
+def tell_counts(model: "pipelines.SavedModel", what: str) -> None:
     """Tell how many texts were cut, and how many have no output."""
     if model.num_truncated:
         typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)

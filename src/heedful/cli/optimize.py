@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import ModelFolder
 from heedful.cli.lines import progress_bar, read_parallel
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
-    from heedful.inference.optimizing import Findings
+    from heedful.deploy.optimize import Findings
 
 _SHOWN = 6  # settings of each use in the table
 
@@ -64,11 +64,11 @@ def optimize(
     """
     if ref is not None and src is None:
         raise UserError("--ref goes with --src: give both files")
-    from heedful.engines.ctranslate2_spec import PRECISIONS
-    from heedful.inference.optimizing import ENGINES, USES, check_asked, optimize
+    from heedful.backends.ctranslate2.conversion import PRECISIONS
+    from heedful.deploy.optimize import ENGINES, USES, check_asked, optimize
 
     check_asked(engine or (), precision or (), threads or ())
-    opened = inference.load(model, device="cpu", engine="eager")
+    opened = pipelines.load(model, device="cpu", engine="eager")
     held_out = _held_out(model, src, ref)
     with progress_bar("") as told:
         findings = optimize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import ModelFolder, spread
 from heedful.cli.lines import Filter, input_chunks, line_writer, read_parallel
 from heedful.errors import UserError
@@ -34,18 +34,18 @@ def score(
         raise UserError("give --src and --tgt for a translator, or --input for a language model")
     if src is None or tgt is None:
         chunks = input_chunks(given.input)
-        opened = inference.load(model, device=given.device, engine="eager")
-        if isinstance(opened, inference.Translator):
+        opened = pipelines.load(model, device=given.device, engine="eager")
+        if isinstance(opened, pipelines.Translator):
             raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
-        inference.expect(opened, inference.LanguageModel, "score")
+        pipelines.expect(opened, pipelines.LanguageModel, "score")
         with line_writer(given.output) as write:
             for chunk in chunks:
                 for line, found in zip(chunk, opened.score(chunk), strict=True):
                     write(_row(line, found, per_token))
         return
     sources, targets = read_parallel(src, tgt)
-    opened = inference.load(model, device=given.device, engine="eager")
-    inference.expect(opened, inference.Translator, "score with --src and --tgt")
+    opened = pipelines.load(model, device=given.device, engine="eager")
+    pipelines.expect(opened, pipelines.Translator, "score with --src and --tgt")
     pairs = opened.score(sources, targets, too_long="truncate" if given.truncate else "error")
     with line_writer(given.output) as write:
         for pair in pairs:
@@ -53,7 +53,7 @@ def score(
             write(f"{value:.6f}")
 
 
-def _row(line: str, found: "inference.TextScore", per_token: bool) -> str:
+def _row(line: str, found: "pipelines.TextScore", per_token: bool) -> str:
     if not found.num_tokens:
         return "nan\tnan\tnan"
     mean = found.log_prob / found.num_tokens

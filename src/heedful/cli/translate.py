@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from heedful import inference
+from heedful import pipelines
 from heedful.cli.flags import spread
 from heedful.cli.lines import Filter, input_chunks, line_writer, tell_counts
 from heedful.errors import UserError
@@ -63,11 +63,11 @@ def translate(
 
 def _opened(
     models: list[Path], weights: list[float] | None, given: Filter
-) -> "inference.Translator":
+) -> "pipelines.Translator":
     """The model, or several as one."""
     if len(models) > 1:
         if given.engine not in ("auto", "eager"):
             raise UserError(f"several models run eager alone; leave out --engine {given.engine}")
         given = replace(given, engine="eager")
-    opened = [given.open(each, inference.Translator, "translate") for each in models]
-    return opened[0] if len(opened) == 1 and not weights else inference.ensemble(opened, weights)
+    opened = [given.open(each, pipelines.Translator, "translate") for each in models]
+    return opened[0] if len(opened) == 1 and not weights else pipelines.ensemble(opened, weights)

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from heedful.engines.ctranslate2_engine import HEAD
-from heedful.engines.ctranslate2_spec import PRECISIONS
+from heedful.backends.ctranslate2.conversion import PRECISIONS
+from heedful.backends.ctranslate2.runtime import HEAD
+from heedful.deploy.convert import write_form
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, check_new, write_directory, write_json
-from heedful.inference import Classifier, Generator, SavedModel, Translator
-from heedful.inference.forms import write_form
+from heedful.pipelines import Classifier, Generator, SavedModel, Translator
 
 EXAMPLE = "example.py"
 _HEAD = '''"""{what}: `python example.py < FILE`. Needs ctranslate2, tokenizers{more}."""

@@ -5,7 +5,7 @@ from typing import Any
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.hf_directory import CONFIG, GENERATION_CONFIG, HfDirectory
-from heedful.inference import GenerationIds, Generator, Translator
+from heedful.pipelines import GenerationIds, Generator, Translator
 
 # The ids that transformers' own class of a model type stands for where no file says any.
 _CLASS_IDS: dict[str, dict[str, int]] = {

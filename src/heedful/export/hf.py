@@ -18,7 +18,7 @@ from heedful.errors import UserError
 from heedful.export.generation_ids import generation_to_hf, read_generation_ids, read_options
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
 from heedful.files import MODEL_FILES, check_new, read_json, write_json
-from heedful.inference import (
+from heedful.pipelines import (
     AnyModel,
     Classifier,
     Embedder,

@@ -34,8 +34,8 @@ class LengthScore:
 
     `average`: log p / length^penalty. `gnmt`: log p / ((5 + length) / 6)^penalty (Wu et al. 2016,
     "Google's Neural Machine Translation System", equation 14, whose coverage term is in
-    `heedful.engines.coverage`). `none`: log p. The penalty may be any number: 0 scores as `none`
-    does, below 0 favours short hypotheses.
+    `heedful.backends.torch.coverage`). `none`: log p. The penalty may be any number: 0 scores as
+    `none` does, below 0 favours short hypotheses.
     """
 
     normalization: Normalization | str = "average"

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from heedful.engines.decoding import Decoding
+from heedful.backends.torch.state import Decoding
 from heedful.insight.checks import Failed, Seen, Skipped, asks, distance
 from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe

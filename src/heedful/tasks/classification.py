@@ -24,8 +24,8 @@ from heedful.evaluation.labels import confusion, label_scores, per_label
 from heedful.evaluation.likelihood import target_loss, total
 from heedful.evaluation.target_scores import target_states
 from heedful.files import write_text
-from heedful.inference import Classifier, ModelCard
 from heedful.parts.losses import LossSum
+from heedful.pipelines import Classifier, ModelCard
 from heedful.progress import work
 from heedful.tasks.inputs import (
     given_files,

@@ -24,8 +24,8 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages
 from heedful.files import write_text
-from heedful.inference import GenerationIds, Limits, ModelCard, Translator
 from heedful.parts.losses import LossSum
+from heedful.pipelines import GenerationIds, Limits, ModelCard, Translator
 from heedful.tasks.inputs import training_plan
 from heedful.tasks.masked_lm import example_rng, shown
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise

@@ -27,9 +27,9 @@ from heedful.data.columns import Report, join_columns, open_columns
 from heedful.data.prepared import content_key, prepared
 from heedful.errors import UserError
 from heedful.evaluation.target_scores import target_states
-from heedful.inference import SavedModel, Translator
-from heedful.inference.opening import expect, load
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
+from heedful.pipelines import SavedModel, Translator
+from heedful.pipelines.loading import expect, load
 from heedful.tasks.classification import Classification
 from heedful.tasks.inputs import listed
 from heedful.tasks.run_data import Data

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from heedful.errors import UserError
 from heedful.files import write_json
-from heedful.inference import SavedModel
+from heedful.pipelines import SavedModel
 from heedful.tasks.task import Say
 from heedful.zoo.saved import OF_WORDS, copy_matching
 

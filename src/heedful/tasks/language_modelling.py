@@ -16,9 +16,9 @@ from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.likelihood import averages
 from heedful.files import write_text
-from heedful.inference import GenerationIds, LanguageModel, ModelCard
-from heedful.inference.scoring import window_sums
 from heedful.parts.losses import LossSum
+from heedful.pipelines import GenerationIds, LanguageModel, ModelCard
+from heedful.pipelines.scoring import window_sums
 from heedful.tasks.run_data import Data, Origin
 from heedful.tasks.task import FinalScores, Keys, TextTask
 from heedful.training.events import Sample

@@ -21,9 +21,9 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages
 from heedful.evaluation.target_scores import target_states
-from heedful.inference import MaskedLanguageModel
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
+from heedful.pipelines import MaskedLanguageModel
 from heedful.tasks.inputs import training_plan
 from heedful.tasks.run_data import Data, PlannedRows
 from heedful.tasks.task import HELD_OUT_SEED, EncoderTask, FinalScores, Keys, TextTask

@@ -11,8 +11,8 @@ from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import read_object
-from heedful.inference import ModelCard, SavedModel, Translator, open_net
-from heedful.inference.model import CONFIG
+from heedful.pipelines import ModelCard, SavedModel, Translator, open_net
+from heedful.pipelines.base import CONFIG
 from heedful.tasks.init_from import VOCABULARIES
 from heedful.tasks.run_data import Data, Origin
 from heedful.tasks.task import Task

@@ -21,8 +21,8 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages, batch_loss, total
 from heedful.files import read_json, write_json
-from heedful.inference import ModelCard
 from heedful.parts.losses import LossSum
+from heedful.pipelines import ModelCard
 from heedful.plugins import SHIPPED, metric
 from heedful.recipe_files import wrong_key
 from heedful.task_keys import ALL, TEXTS, TaskKeys

@@ -10,9 +10,9 @@ from heedful.data.columns import Columns, Report, pack_ids, write_columns
 from heedful.data.prepared import prepared
 from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.metrics import sentence_chrf
-from heedful.inference import Translator
-from heedful.inference.generator import Generation
-from heedful.inference.model import Texts
+from heedful.pipelines import Translator
+from heedful.pipelines.base import Texts
+from heedful.pipelines.text_generation import Generation
 from heedful.progress import work
 from heedful.tasks.run_data import Data
 from heedful.tasks.task import Say

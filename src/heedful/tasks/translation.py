@@ -17,7 +17,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores
 from heedful.files import write_json, write_text
-from heedful.inference import Limits, ModelCard, Translator
+from heedful.pipelines import Limits, ModelCard, Translator
 from heedful.plugins import metric
 from heedful.progress import work
 from heedful.tasks.inputs import (

@@ -1,0 +1,1 @@
+"""Backends of a model: token ids in, token ids out."""

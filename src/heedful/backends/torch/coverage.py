@@ -1,0 +1,60 @@
+"""How much of its source each beam has attended to: the coverage penalty of a beam search."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.backends.torch.state import Decoding
+
+
+class Coverage:
+    """A decoding of two stacks that adds up what each beam attends to. It is the search's `State`.
+
+    A beam's score is changed by β Σᵢ log(min(Σⱼ pᵢⱼ, 1)) (Wu et al. 2016, "Google's Neural Machine
+    Translation System", equation 14), where pᵢⱼ is the attention to source token i at step j: the
+    mean over the heads of the decoder's last layer.
+
+    Args:
+        decoding: of B sources of S tokens, with nothing but these read.
+        weight: β.
+    """
+
+    def __init__(self, decoding: Decoding, weight: float) -> None:
+        self.decoding, self.weight = decoding, weight
+        self._attention: Any = decoding.net.decoder.blocks[-1].cross_attention.sublayer
+        memory = decoding.cache.cross[-1]
+        self._sums = torch.zeros(len(memory), 1, memory.size(2), device=memory.device)
+
+    def follow(self, parents: Int[Tensor, "B W"]) -> None:
+        """As `Decoding.follow`."""
+        self.decoding.follow(parents)
+        self._sums = self._sums.gather(1, parents[..., None].expand(-1, -1, self._sums.size(2)))
+
+    def select(self, sentences: Int[Tensor, "M"]) -> None:
+        """As `Decoding.select`."""
+        self.decoding.select(sentences)
+        self._sums = self._sums[sentences]
+
+    def next_log_probs(
+        self, prefixes: Int[Tensor, "N t"], state: "Coverage"
+    ) -> Float[Tensor, "N V"]:
+        """As `Decoding.next_log_probs`."""
+        assert state is self
+        with self._attention.register_forward_pre_hook(self._add, with_kwargs=True):
+            return self.decoding.next_log_probs(prefixes, self.decoding)
+
+    def penalties(self) -> Float[Tensor, "N"]:
+        """What is added to the score of an output that ends after each row."""
+        covered = self._sums.clamp(torch.finfo(self._sums.dtype).tiny, 1).log()
+        real = self.decoding.cache.source_real
+        if real is not None:
+            covered = covered * real[:, None]
+        return self.weight * covered.sum(-1).flatten()
+
+    def _add(self, attention: Any, given: tuple[Tensor], inputs: dict[str, Any]) -> None:
+        """Add the attention of each row's last token; `inputs` are as of `CrossAttention`."""
+        weights = attention.weights(*given, inputs["visible"], inputs["projected"])
+        of_rows = weights.float().mean(1).unflatten(1, (self._sums.size(1), -1))
+        self._sums = self._sums + of_rows[:, :, -1]

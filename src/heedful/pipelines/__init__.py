@@ -1,0 +1,61 @@
+"""Saved models opened for use: what one does with a net and its tokenizers, one file a kind.
+
+None of the names imports torch by itself: a model opens its net when it is needed.
+"""
+
+from typing import TYPE_CHECKING
+
+from heedful.lazy import lazily
+
+if TYPE_CHECKING:
+    from heedful.pipelines.base import SavedModel, save_description
+    from heedful.pipelines.encoders import (
+        Classification,
+        Classifier,
+        Embedder,
+        MaskedLanguageModel,
+    )
+    from heedful.pipelines.ensembles import ensemble
+    from heedful.pipelines.language_model import LanguageModel
+    from heedful.pipelines.loading import AnyModel, expect, load
+    from heedful.pipelines.metadata import GenerationIds, Limits, ModelCard
+    from heedful.pipelines.nets import choose_device, kind_of, open_net, parameter_count
+    from heedful.pipelines.text_generation import Generator, TextScore
+    from heedful.pipelines.translation import Translator
+
+_NAMES = {
+    "metadata": ("GenerationIds", "Limits", "ModelCard"),
+    "encoders": ("Classification", "Classifier", "Embedder", "MaskedLanguageModel"),
+    "ensembles": ("ensemble",),
+    "text_generation": ("Generator", "TextScore"),
+    "language_model": ("LanguageModel",),
+    "base": ("SavedModel", "save_description"),
+    "nets": ("choose_device", "kind_of", "open_net", "parameter_count"),
+    "loading": ("AnyModel", "expect", "load"),
+    "translation": ("Translator",),
+}
+
+__all__ = [
+    "AnyModel",
+    "Classification",
+    "Classifier",
+    "Embedder",
+    "GenerationIds",
+    "Generator",
+    "LanguageModel",
+    "Limits",
+    "MaskedLanguageModel",
+    "ModelCard",
+    "SavedModel",
+    "TextScore",
+    "Translator",
+    "choose_device",
+    "ensemble",
+    "expect",
+    "kind_of",
+    "load",
+    "open_net",
+    "parameter_count",
+    "save_description",
+]
+__getattr__ = lazily(__name__, _NAMES)

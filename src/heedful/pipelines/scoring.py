@@ -1,0 +1,159 @@
+"""Log-probabilities of given texts, by teacher forcing: of targets given sources, and of texts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+
+from heedful.backends.torch.eager import Eager, start_ids
+from heedful.data.collate import Batch, collate_pairs, collate_windows
+from heedful.data.columns import Sequences, pack_ids
+from heedful.data.plans import HELD_OUT_TOKENS, plan_evaluation, plan_held_out
+from heedful.errors import UserError
+from heedful.evaluation.likelihood import averages
+from heedful.options import TooLong
+from heedful.parts.losses import LossSum
+from heedful.pipelines.base import Texts
+from heedful.pipelines.language_model import LanguageModel
+from heedful.pipelines.text_generation import Generator, TextScore
+from heedful.pipelines.translation import Translator
+
+
+class TextSums(NamedTuple):
+    """Sums over the targets of each of N texts.
+
+    Attributes:
+        log_probs: natural log-probability; 0 for a text without targets.
+        tokens: number of targets.
+        correct: number of targets that were the most likely token.
+    """
+
+    log_probs: Float64[np.ndarray, " N"]
+    tokens: Int64[np.ndarray, " N"]
+    correct: Int64[np.ndarray, " N"]
+
+    def scores(self) -> list[TextScore]:
+        """One for each text."""
+        columns = self.log_probs.tolist(), self.tokens.tolist()
+        return [TextScore(*row) for row in zip(*columns, strict=True)]
+
+    def total(self) -> LossSum:
+        """Sums over all texts."""
+        loss = torch.tensor(-self.log_probs.sum())
+        correct = torch.tensor(self.correct.sum())
+        return LossSum(loss, loss, correct, int(self.tokens.sum()))
+
+
+def text_sums(model: Generator, batches: Iterable[Batch], num_texts: int) -> TextSums:
+    """Sums over the targets of batches, by the text that `indices` has for their row."""
+    engine = model.engine
+    scorer = engine if isinstance(engine, Eager) and "scores" in engine.reads else model.eager
+    sums = TextSums(np.zeros(num_texts), *(np.zeros(num_texts, np.int64) for _ in range(2)))
+    for batch in batches:
+        scores = scorer.target_scores(batch)
+        texts = batch.indices[batch.places.numpy() // batch.tokens.ids.size(1)]
+        np.add.at(sums.log_probs, texts, scores.log_probs.cpu().double().numpy())
+        np.add.at(sums.tokens, texts, 1)
+        np.add.at(sums.correct, texts, scores.correct.cpu().numpy())
+    return sums
+
+
+def score_pairs(
+    model: Translator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    too_long: TooLong,
+    batch_tokens: int | None = None,
+) -> TextSums:
+    """Sums over the tokens of each target given its source, EOS included."""
+    pairs = _encode_pairs(model, sources, targets, too_long)
+    batches = _pair_batches(model, pairs, _checked(batch_tokens))
+    return text_sums(model, batches, len(sources))
+
+
+def teacher_forced(
+    model: Translator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
+) -> dict[str, float]:
+    """Perplexity and token accuracy of the targets given their sources."""
+    found = score_pairs(model, sources, targets, too_long=too_long).total()
+    if not found.tokens:
+        raise UserError("all pairs are left out: each has a side that is longer than the model's")
+    mean = averages(found)
+    return {name: mean[name] for name in ("perplexity", "token_accuracy")}
+
+
+def score_texts(
+    model: LanguageModel, texts: Texts, stride: int | None, batch_tokens: int | None = None
+) -> list[TextScore]:
+    """Log-probability of each text; see `LanguageModel.score`."""
+    context = model.config.max_length
+    stride = max(1, context // 2) if stride is None else stride
+    packed = pack_ids(model.prompt_ids(texts), model.config.vocab_size)
+    return _window_sums(model, packed, context, stride, batch_tokens).scores()
+
+
+def window_sums(model: LanguageModel, texts: Sequences, *, context: int, stride: int) -> LossSum:
+    """Loss and correct tokens over all of some texts, by windows that overlap."""
+    return _window_sums(model, texts, context, stride).total()
+
+
+def _window_sums(
+    model: LanguageModel,
+    texts: Sequences,
+    context: int,
+    stride: int,
+    batch_tokens: int | None = None,
+) -> TextSums:
+    max_tokens = _checked(batch_tokens)
+    plan = plan_evaluation(texts.lengths, context=context, stride=stride, max_tokens=max_tokens)
+    batches = (collate_windows(texts, item, isolate=False, pad_id=0) for item in plan)
+    return text_sums(model, batches, len(texts))
+
+
+def _checked(batch_tokens: int | None) -> int:
+    """Padded tokens of a batch."""
+    if batch_tokens is not None and batch_tokens < 1:
+        raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")
+    return batch_tokens or HELD_OUT_TOKENS
+
+
+def _pair_batches(
+    model: Translator, pairs: tuple[Sequences, Sequences], max_tokens: int
+) -> Iterator[Batch]:
+    """Batches of the pairs in which neither side was left out."""
+    lengths = [side.lengths for side in pairs]
+    kept = np.flatnonzero(np.minimum(*lengths))
+    for rows in plan_held_out(*(side[kept] for side in lengths), max_tokens=max_tokens):
+        yield collate_pairs(
+            *pairs,
+            kept[rows],
+            start_ids=start_ids(model.ids.start),
+            pad_id=model.tgt_tokenizer.pad_id,
+        )
+
+
+def _encode_pairs(
+    model: Translator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
+) -> tuple[Sequences, Sequences]:
+    if len(sources) != len(targets):
+        raise UserError(f"{len(sources)} sources but {len(targets)} targets")
+    if not sources:
+        raise UserError("there are no pairs to score")
+    sides, longest = [], model.config.max_length
+    # The decoder reads its start ids and the target without its last token.
+    for what, tokenizer, texts, most in (
+        ("source line", model.src_tokenizer, sources, longest),
+        (
+            "target line",
+            model.tgt_tokenizer,
+            targets,
+            longest + 1 - len(start_ids(model.ids.start)),
+        ),
+    ):
+        ids = [tokenizer.encode_target(line) for line in tokenizer.encode_batch(list(texts))]
+        model.check_lengths(ids, what, too_long, longest=most, tokenizer=tokenizer)
+        sides.append(pack_ids(ids, tokenizer.vocab_size))
+    return sides[0], sides[1]

@@ -1,0 +1,106 @@
+"""The coverage penalty finds what an exhaustive search by equation 14 of Wu et al. 2016 finds."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from backend_models import TEXTS, all_scores, model_of, saved
+from heedful.errors import UserError
+from heedful.options import Options
+from heedful.pipelines.ensembles import ensemble
+
+LONGEST, PENALTY = 3, 0.7
+
+
+def scores_of(model: Any, row: list[int], beta: float) -> dict[tuple[int, ...], float]:
+    """The score of every output, by the last layer's attention to the source, from what its
+    projections gave in a pass over whole outputs."""
+    layer, seen = model.net.decoder.blocks[-1].cross_attention.sublayer, {}
+
+    def log_probs_of(source: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        with ExitStack() as hooks:
+            for name in ("q", "kv"):
+                hook = lambda module, given, out, name=name: seen.update({name: out})  # noqa: E731
+                hooks.enter_context(getattr(layer, name).register_forward_hook(hook))
+            log_probs = model.net(source, ids).log_softmax(-1)
+        heads, width = layer.num_heads, layer.head_dim
+        scale = 1 if layer.scale == 1 else width**-0.5  # T5 scales the weights instead
+        query, key = seen["q"], seen["kv"][..., : heads * width]
+        parts = zip(query.split(width, -1), key.split(width, -1), strict=True)
+        attention = torch.stack([(q @ k.mT * scale).softmax(-1) for q, k in parts]).mean(0)
+        return log_probs, beta * attention.sum(1).clamp(max=1).log().sum(-1)
+
+    return all_scores(model, row, LONGEST, PENALTY, log_probs_of)
+
+
+@pytest.mark.parametrize("name", ["vaswani2017", "t5"])
+def test_the_search_finds_the_best_of_all(name: str) -> None:
+    """In batches of unlike sources; the best of the greatest weight is not that of none."""
+    model = model_of(name)
+    rows = model.prompt_ids(TEXTS[:2])
+    best = []
+    for beta in (0.0, 0.3, 5.0):
+        found = model.generations(
+            rows, beam_size=1500, num_return=3, max_new_tokens=LONGEST, length_penalty=PENALTY,
+            coverage_penalty=beta,
+        )  # fmt: skip
+        for row, outputs in zip(rows, found, strict=True):
+            scores = scores_of(model, row, beta)
+            wanted = sorted(scores, key=lambda ids: -scores[ids])[:3]
+            assert [tuple(each.ids) for each in outputs] == wanted
+            for output in outputs:
+                assert output.score == pytest.approx(scores[tuple(output.ids)], abs=1e-5)
+        best.append([outputs[0].ids for outputs in found])
+    assert best[0] != best[-1]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("stop_rule", ["optimal", "beam_full", "heuristic"])
+def test_scores_of_every_search_are_of_the_equation(stop_rule: str, groups: int) -> None:
+    """Whatever was found, alone or in a batch; a weight of zero changes nothing."""
+    model = model_of("marian")
+    options: dict[str, Any] = {
+        "beam_size": 4, "num_return": 4, "num_groups": groups, "max_new_tokens": LONGEST,
+        "length_penalty": PENALTY, "stop_rule": stop_rule,
+    }  # fmt: skip
+    assert model.generations(TEXTS, coverage_penalty=0.0, **options) == model.generations(
+        TEXTS, **options
+    )
+    found = model.generations(TEXTS, coverage_penalty=2.0, **options)
+    for text, row, outputs in zip(TEXTS, model.prompt_ids(TEXTS), found, strict=True):
+        [alone] = model.generations([text], coverage_penalty=2.0, **options)
+        assert [each.ids for each in alone] == [each.ids for each in outputs]
+        scores = scores_of(model, row, 2.0)
+        for output in outputs:
+            assert output.score == pytest.approx(scores[tuple(output.ids)], abs=1e-5)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_weights_out_of_range_are_refused(weight: float) -> None:
+    with pytest.raises(UserError, match="coverage_penalty must be"):
+        Options(coverage_penalty=weight)
+
+
+def test_what_has_no_coverage_refuses_it() -> None:
+    model = model_of("marian")
+    asked = {"coverage_penalty": 0.2, "max_new_tokens": 3}
+    for options in ({"beam_size": 1}, {"beam_size": 4, "require": ["cat"]}):
+        with pytest.raises(UserError, match="needs a beam search without required"):
+            model.generate(TEXTS, **options, **asked)
+    with pytest.raises(UserError, match="an ensemble takes no coverage_penalty"):
+        ensemble([model, model]).generate(TEXTS, beam_size=2, **asked)
+    with pytest.raises(UserError, match="is of a source"):
+        model_of("gpt2").generate(TEXTS, beam_size=2, **asked)
+
+
+def test_engines_without_it_run_eager(tmp_path, caplog) -> None:
+    import heedful
+
+    model = saved("marian", tmp_path / "model")
+    opened = heedful.load(tmp_path / "model", engine="ctranslate2")
+    asked = {"beam_size": 4, "max_new_tokens": 5, "coverage_penalty": 0.5}
+    assert opened.generations(TEXTS, **asked) == model.generations(TEXTS, **asked)
+    assert "it has no coverage_penalty" in caplog.text

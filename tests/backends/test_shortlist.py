@@ -1,0 +1,188 @@
+"""Shortlists: IBM Model 1 against its definition, lists that hold what they must, files."""
+
+import json
+import math
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from backend_models import TEXTS, VOCAB, model_of
+from heedful.backends import shortlist
+from heedful.backends.base import Settings
+from heedful.backends.ctranslate2.runtime import write_vocabulary_map
+from heedful.backends.manifest import FOLDER, SHORTLIST, Record, digest, place_of
+from heedful.backends.shortlist import Shortlist, make_shortlist
+from heedful.data.tokenizer import train_tokenizer
+from heedful.deploy.convert import Prover, make_form, open_form
+from heedful.deploy.optimize import Findings, _Bench
+from heedful.errors import UserError
+from heedful.generation import beam_search
+from heedful.pipelines import load
+from heedful.pipelines.loading import tokenizer_files
+
+PAIRS = [([0, 1], [0, 1, 1]), ([0, 2], [0, 2]), ([1], [1]), ([2, 2, 0], [3, 2, 0])]
+
+
+def model_1(pairs: list[tuple[list[int], list[int]]], rounds: int) -> dict[tuple[int, int], float]:
+    """By the definition: loops over links, in probabilities of each source word; 9 is empty."""
+    with_empty = [([*source, 9], target) for source, target in pairs]
+    together = {link for source, target in with_empty for link in product(source, target)}
+    chance = {link: 1 / sum(other[0] == link[0] for other in together) for link in together}
+    for _ in range(rounds):
+        expected = dict.fromkeys(together, 0.0)
+        for source, target in with_empty:
+            for word in target:
+                total = math.fsum(chance[s, word] for s in source)
+                for s in source:
+                    expected[s, word] += chance[s, word] / total
+        of = {s: math.fsum(v for (o, _), v in expected.items() if o == s) for s, _ in together}
+        chance = {link: value / of[link[0]] for link, value in expected.items()}
+    return chance
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_em_is_ibm_model_1(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortlist, "_CHUNK", chunk)
+    codes, chance = shortlist._translations(PAIRS, source_size=9, target_size=4)
+    found = {divmod(int(code), 4): value for code, value in zip(codes, chance, strict=True)}
+    assert found == pytest.approx(model_1(PAIRS, shortlist.ITERATIONS))
+
+
+def test_lists_hold_the_likeliest_the_frequent_and_what_they_must() -> None:
+    made = make_shortlist(PAIRS, 9, 6, always=[5], frequent=1, each=1)
+    assert made.always.tolist() == [0, 5]  # token 0 and 1 are equally frequent: the first
+    assert [made.of(source).tolist() for source in range(4)] == [[0], [1], [2], []]
+    assert made.words([1, 1, 2]).tolist() == [0, 1, 2, 5]
+    assert made.recall(PAIRS) == pytest.approx(8 / 9)  # all but token 3
+    assert make_shortlist(PAIRS, 9, 6, shared=True, each=1).of(3).tolist() == [3]
+    assert make_shortlist(PAIRS, 9, 6, frequent=9, each=9).recall(PAIRS) == 1
+    with pytest.raises(UserError, match="there are none"):
+        make_shortlist([([], [1])], 9, 6)
+
+
+def test_a_file_holds_the_same_and_a_damaged_or_foreign_one_is_refused(tmp_path: Path) -> None:
+    made, path = make_shortlist(PAIRS, 9, 6), tmp_path / "list.safetensors"
+    made.save(path, "ours")
+    again = Shortlist.load(path, "ours")
+    assert all(np.array_equal(made.of(source), again.of(source)) for source in range(9))
+    assert np.array_equal(made.always, again.always)
+    with pytest.raises(UserError, match="other tokenizers than the model's"):
+        Shortlist.load(path, "theirs")
+    Shortlist(made.always, made.starts, made.tokens + 6, 6).save(path, "ours")
+    with pytest.raises(UserError, match="do not fit"):
+        Shortlist.load(path, "ours")
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(UserError, match="no whole shortlist"):
+        Shortlist.load(path, "ours")
+
+
+def test_the_map_of_ctranslate2_names_tokens() -> None:
+    made = Shortlist(np.array([0]), np.array([0, 2, 2]), np.array([1, 2]), 3)
+    assert list(made.vocabulary_map(["a", "b"], ["x", "y", "z"])) == ["\tx\n", "a\ty z\n"]
+
+
+@pytest.mark.parametrize("options", [{"beam_size": 1}, {"beam_size": 3, "num_return": 2}])
+def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -> None:
+    """As a search by whole passes, of each source alone, over a soft-max of its list."""
+    model = model_of("vaswani2017")
+    [start], [end] = model.ids.start, model.ids.end
+    starts = np.arange(0, 4 * VOCAB + 1, 4)
+    drawn = np.random.default_rng(1).integers(4, VOCAB, 4 * VOCAB)
+    model.shortlist = made = Shortlist(np.array([end, 3]), starts, drawn, VOCAB)
+    rows = [[5, 6, 7, 8, 2], [9, 2], [5, 12, 2]]
+    asked = model.asked(rows, max_new_tokens=7, **options)
+    found = model.eager.outputs(rows, asked)
+    for row, outputs in zip(rows, found, strict=True):
+        words = torch.tensor(made.words(row))
+
+        def listed(
+            prefixes: torch.Tensor, row: list[int] = row, words: torch.Tensor = words
+        ) -> torch.Tensor:
+            logits = model.net(torch.tensor([row] * len(prefixes)), prefixes)[:, -1]
+            every = torch.full_like(logits, -torch.inf)
+            every[:, words] = logits[:, words]
+            return every.log_softmax(-1)
+
+        with torch.no_grad():
+            wanted = beam_search(
+                listed, [[start]], eos_id=end, max_new_tokens=7,
+                stop="beam_full" if options["beam_size"] == 1 else "optimal",
+                force_eos=False, **options,
+            )[0]  # fmt: skip
+        assert [one.ids for one in outputs] == [one.ids for one in wanted]
+        assert [one.score for one in outputs] == pytest.approx([one.score for one in wanted])
+        assert {token for one in outputs for token in one.ids} <= set(words.tolist())
+    asked = model.asked(rows, max_new_tokens=7, shortlist=False, **options)
+    free = model.eager.outputs(rows, asked)
+    assert [one[0].ids for one in free] != [one[0].ids for one in found]
+
+
+def test_ctranslate2_writes_what_eager_writes_of_the_same_list(tmp_path: Path) -> None:
+    """Of single rows: of a batch it may write what any of its sources can become."""
+    model = model_of("vaswani2017")
+    facts = make_form(model, tmp_path, "float32")
+    marks = {model.tokenizer.unk_id, model.tokenizer.bos_id, model.tokenizer.eos_id}
+    always = np.array(sorted(marks))  # it puts them on every list
+    made = Shortlist(always, np.arange(0, 201, 5), np.arange(200) % 37 + 3, 40)
+    write_vocabulary_map(made, place_of(tmp_path, "ctranslate2", "float32"))
+    model.shortlist = made
+    engine = open_form(tmp_path, facts, "float32", Settings(1))
+    differ = 0
+    for row in np.random.default_rng(0).integers(6, 40, (6, 4)).tolist():
+        asked, free = (
+            model.asked([row], beam_size=1, max_new_tokens=9, shortlist=listed)
+            for listed in (True, False)
+        )
+        [[ours]], [[theirs]] = model.eager.outputs([row], asked), engine.outputs([row], asked)
+        assert ours.ids == theirs.ids
+        assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-3)
+        assert [token for run, _ in engine.runs(row, asked) for token in run] == ours.ids
+        [[without]] = engine.outputs([row], free)
+        assert without.ids == model.eager.outputs([row], free)[0][0].ids
+        differ += without.ids != ours.ids
+    assert differ
+
+
+def test_a_model_is_opened_with_its_shortlist_and_not_with_another_models(tmp_path: Path) -> None:
+    model = model_of("vaswani2017")
+    model.save(tmp_path)
+    assert load(tmp_path).shortlist is None
+    size = model.tokenizer.vocab_size
+    made, path = make_shortlist(PAIRS, size, size), tmp_path / FOLDER / SHORTLIST
+    path.parent.mkdir()
+    made.save(path, digest(tokenizer_files(tmp_path)))
+    assert load(tmp_path).eager.shortlist.words([1]).tolist() == made.words([1]).tolist()
+    # Trained on other text, with as many tokens.
+    other = train_tokenizer(["other words"], kind="char", vocab_size=None)
+    other.save(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match="make it again"):
+        load(tmp_path)
+
+
+def test_required_phrases_are_listed_whatever_the_source() -> None:
+    model = model_of("vaswani2017")
+    marks = np.array([model.tokenizer.eos_id])
+    nothing = np.zeros(41, np.int64)
+    model.shortlist = Shortlist(marks, nothing, np.array([], np.int64), 40)
+    asked = model.asked([[6, 7, 8]], require=[[30, 31]], beam_size=2, max_new_tokens=6)
+    [[best, *_]] = model.eager.outputs([[6, 7, 8]], asked)
+    assert (30, 31) in pairwise(best.ids)
+    assert math.isfinite(best.log_prob)
+
+
+def test_a_list_that_an_engine_cannot_have_is_told_and_eager_has_it(tmp_path: Path) -> None:
+    model = model_of("vaswani2017")
+    model.save(tmp_path)
+    facts = make_form(model, tmp_path, "float32")
+    place = place_of(tmp_path, "ctranslate2", "float32")
+    names = json.loads((place / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    names[7] = "of one"
+    (place / "shared_vocabulary.json").write_text(json.dumps(names), encoding="utf-8")
+    findings = Findings(Record.new(tmp_path, "Translator"))
+    forms = {("ctranslate2", "float32"): facts}
+    bench = _Bench(model, tmp_path, tmp_path, 100, lambda *told: None, findings, forms)
+    assert bench.shortlist(PAIRS, Prover(model, TEXTS)) is model.shortlist is not None
+    assert "blanks" in findings.refused["a shortlist in ctranslate2"]

@@ -1,0 +1,124 @@
+"""Engines on the command line: taken by themselves, asked for by name, refused in one line."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_models import TEXTS, saved
+from commands import Commands, assert_refused
+from heedful.backends.manifest import Record
+
+LINES = ("\n".join(TEXTS) + "\n").encode()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: Any) -> Path:
+    """Directories of three kinds, with their forms."""
+    root: Path = tmp_path_factory.mktemp("models")
+    saved("vaswani2017", root / "translator", ("float32", "int8"))
+    saved("gpt2", root / "novel")
+    saved("bert", root / "classes", head="classify")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "more"),
+    [
+        ("translate", "translator", ("--beam", 1, "--max-new-tokens", 12, "--scores")),
+        ("generate", "novel", ("--max-new-tokens", 12, "--json")),
+        ("generate", "novel", ("--max-new-tokens", 12)),
+        ("classify", "classes", ("--scores",)),
+    ],
+)
+def test_a_verb_says_the_same_by_the_engine(
+    commands: Commands, models: Path, verb: str, name: str, more: tuple[Any, ...]
+) -> None:
+    said = []
+    for engine in ("auto", "ctranslate2", "eager"):
+        done = commands.run(verb, models / name, *more, "--engine", engine, stdin=LINES)
+        assert done.code == 0, done.err
+        assert "eager" not in done.err
+        # The last digits of scores may differ.
+        said.append(re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.2f}", done.out))
+    assert said[0] == said[1] == said[2]
+    assert len(set(said[0].splitlines())) > 1
+
+
+def test_embeddings_are_near(commands: Commands, models: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    for engine in ("auto", "eager"):
+        out = tmp_path / f"{engine}.npy"
+        done = commands.run("embed", models / "classes", "-o", out, "--engine", engine, stdin=LINES)
+        assert done.code == 0, done.err
+    found = [np.load(tmp_path / f"{engine}.npy") for engine in ("auto", "eager")]
+    assert np.allclose(*found, atol=1e-4)
+
+
+def test_what_an_engine_lacks_runs_eager_and_is_said_once(commands: Commands, models: Path) -> None:
+    options = ("--min-p", 0.1, "--seed", 1, "--max-new-tokens", 8)
+    done = commands.run("generate", models / "novel", *options, stdin=LINES)
+    eager = commands.run("generate", models / "novel", *options, "--engine", "eager", stdin=LINES)
+    assert done.out == eager.out
+    assert done.err.count("min_p") == 1
+    drawn = commands.run(
+        "generate", models / "novel", "--temperature", 1, "--max-new-tokens", 8, stdin=LINES
+    )
+    assert (drawn.code, drawn.err) == (0, "")  # no seed was asked for: the engine draws
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--engine", "compiled"), "has no engine compiled"),
+        (("--engine", "quick"), "engine must be auto, eager"),
+        (("--precision", "bfloat16", "--engine", "ctranslate2"), "only in float32, int8"),
+        (("--threads", 9_999), "threads must be from 1 to"),
+    ],
+)
+def test_what_is_not_there_is_one_line(
+    commands: Commands, models: Path, options: tuple[Any, ...], words: str
+) -> None:
+    done = commands.run("translate", models / "translator", *options, stdin=LINES)
+    assert_refused(done, words)
+
+
+def test_a_damaged_form_is_told_and_auto_runs_the_net(commands, models, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(models / "translator", model)
+    vocabulary = model / "engines" / "ctranslate2" / "int8" / "shared_vocabulary.json"
+    asked = ("translate", model, "--max-new-tokens", 3, "--precision", "int8")
+    for text in ("[", "[]", '["a"]'):
+        vocabulary.write_text(text)
+        assert_refused(commands.run(*asked, stdin=LINES), "int8")
+    record = Record.read(models / "translator")
+    record.with_files(models / "translator" / "engines").write(model)
+    assert_refused(commands.run(*asked, stdin=LINES), vocabulary, "not as it was written")
+    weights = model / "engines" / "ctranslate2" / "float32" / "model.bin"
+    assert "eager" not in commands.run(*asked[:4], stdin=LINES).err
+    weights.write_bytes(weights.read_bytes()[:-1])
+    done = commands.run(*asked[:4], stdin=LINES)
+    assert done.code == 0
+    assert "runs eager" in done.err
+
+
+def test_info_shows_the_engines(commands: Commands, models: Path) -> None:
+    done = commands.run("info", models / "translator")
+    assert "ctranslate2 4" in done.out
+    assert "(float32, int8)" in done.out
+
+
+def test_a_description_without_what_an_engine_needs_is_told(
+    commands: Commands, tmp_path: Path
+) -> None:
+    saved("vaswani2017", tmp_path)
+    path = tmp_path / "config.json"
+    description = json.loads(path.read_text(encoding="utf-8"))
+    del description["model"]["max_length"]
+    path.write_text(json.dumps(description), encoding="utf-8")
+    refused = commands.run("translate", tmp_path, stdin=b"a\n")
+    assert_refused(refused, "not written by heedful: no model.max_length")

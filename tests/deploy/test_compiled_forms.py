@@ -1,0 +1,92 @@
+"""A compiled net answers as the net itself does, and compiles nothing where it is used."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import heedful
+from backend_models import model_of
+from heedful.backends import manifest
+from heedful.backends.aot import compile as compiling
+from heedful.errors import UserError
+
+PROGRAM = Path(__file__).parent.parent / "support" / "compiled_forms.py"
+
+
+def run(*arguments: object, program: Path = PROGRAM, **environment: str) -> None:
+    command = [sys.executable, str(program), *map(str, arguments)]
+    kept = os.environ | environment
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=kept)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a writer and a reader that were optimised; the one compilation of all tests."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    place = tmp_path_factory.mktemp("compiled")
+    # A third sooner; and without trial compilations for every set of vector instructions.
+    sooner = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    run("make", place, **sooner)
+    return place
+
+
+@pytest.fixture(scope="module")
+def writer(made: Path) -> Path:
+    return made / "writer"
+
+
+@pytest.mark.timeout(300)
+def test_another_process_compiles_nothing_and_answers_as_the_nets(made: Path) -> None:
+    """Texts of any length, batch and number of beams; there is no compiler for it to call."""
+    run("use", made, PATH="")
+
+
+@pytest.mark.timeout(120)
+def test_graphs_of_every_encoder_answer_as_the_net_for_texts_of_any_length() -> None:
+    run(program=PROGRAM.with_name("compiled_encoders.py"))
+
+
+def test_what_was_compiled_for_something_else_is_said(
+    writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = shutil.copytree(writer, tmp_path / "model")
+    assert heedful.load(place, engine="compiled").engine.name == "compiled"
+    record = place / "engines" / "engines.json"
+    content = json.loads(record.read_text())
+    content["engines"]["compiled"]["version"] = "2.12.0"
+    content["files"] = {}
+    record.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"made with torch 2\.12\.0, this is .*heedful optimize"):
+        heedful.load(place, engine="compiled")
+    assert heedful.load(place).engine is None
+    monkeypatch.setattr(manifest, "version", lambda name: "2.12.0")
+    (place / "engines/compiled/float32/graphs.pt2").write_bytes(b"no package")
+    with pytest.raises(UserError, match="is no whole package"):
+        heedful.load(place, engine="compiled")
+    with pytest.raises(UserError, match="runs on the CPU"):
+        heedful.load(place, engine="compiled", device="cuda")
+
+
+def test_what_it_lacks_is_said(writer: Path) -> None:
+    model, rows = heedful.load(writer, engine="compiled"), [[5, 6, 7], [8]]
+    asked = model.asked(rows, draft="lookup", beam_size=1, max_new_tokens=4)
+    assert model.engine.lacks(rows, asked) == ["it has no draft"]
+
+
+def test_without_a_compiler_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise compiling.InvalidCxxCompiler
+
+    monkeypatch.setattr(compiling, "get_cpp_compiler", missing)
+    with pytest.raises(UserError, match=r"no C\+\+ compiler: install one.*g\+\+"):
+        compiling.compile_net(model_of("gpt2").net, 16, tmp_path, "float32", lambda *told: None)
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,247 @@
+"""Forms of models are made, proven and opened, and hold for what they were made for alone."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import heedful
+from backend_models import TEXTS, model_of, saved
+from heedful.backends import manifest
+from heedful.backends.base import Settings
+from heedful.backends.ctranslate2.runtime import CTranslate2
+from heedful.backends.manifest import Choice, Record, Weights
+from heedful.deploy.convert import Proof, Prover, open_form
+from heedful.errors import UserError
+from heedful.pipelines import Translator
+
+
+@pytest.fixture
+def translator(tmp_path: Path) -> tuple[Path, Any]:
+    """A translator's directory with its form."""
+    directory = tmp_path / "model"
+    return directory, saved("vaswani2017", directory)
+
+
+def change(directory: Path, **keys: Any) -> None:
+    """Say something else in the record."""
+    path = directory / "engines" / "engines.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | keys), encoding="utf-8")
+
+
+def test_a_model_with_a_form_runs_by_it_and_eager_goes_back(translator: Any) -> None:
+    directory, model = translator
+    fast = heedful.load(directory)
+    assert isinstance(fast, Translator)
+    assert isinstance(fast.engine, CTranslate2)
+    assert fast.engine.settings == Settings(1)
+    options = {"beam_size": 1, "max_new_tokens": 12}
+    assert fast.translate(TEXTS, **options) == model.translate(TEXTS, **options)
+    assert heedful.load(directory, engine="eager").engine is None
+    assert heedful.load(directory, threads=1).engine.settings.threads == 1
+    assert heedful.load(directory, engine="ctranslate2", precision="float32").engine is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("gpt2", {}), ("bert", {"head": "classify"}), ("bert", {"head": "mlm"})]
+)
+def test_each_kind_opens_as_what_it_is(name: str, keys: Any, tmp_path: Path) -> None:
+    model = saved(name, tmp_path / "model", **keys)
+    fast = heedful.load(tmp_path / "model")
+    assert type(fast) is type(model)
+    assert fast.engine is not None
+    assert np.allclose(fast.vectors(TEXTS), model.vectors(TEXTS), atol=1e-4)
+    if keys.get("head") == "classify":
+        assert [f.label for f in fast.classify(TEXTS)] == [f.label for f in model.classify(TEXTS)]
+    if keys.get("head") == "mlm":  # what the engine lacks is the net's
+        assert fast.engine.reads == {"states"}
+
+
+def test_the_best_of_each_use_is_taken(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    saved("vaswani2017", directory, ("float32", "int8"))
+    record = Record.read(directory)
+    assert record is not None
+    best = {
+        "latency": Choice("ctranslate2", "int8", threads=1),
+        "throughput": Choice("eager", "float32"),
+    }
+    replace(record, best=best).write(directory)  # type: ignore[arg-type]
+    assert heedful.load(directory).engine.precision == "int8"
+    assert heedful.load(directory, use="throughput").engine is None
+    named = heedful.load(directory, use="throughput", engine="ctranslate2", precision="float32")
+    assert named.engine.precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"heedful": "0.0.1"}, "made by heedful 0.0.1"),
+        ({"instruction_set": "z80"}, "made for z80"),
+        ({"weights": {"sha256": "0", "size": 1, "mtime_ns": 1}}, "other weights"),
+        ({"cores": "many"}, "cores"),
+    ],
+)
+def test_what_was_made_for_something_else_is_left_and_said(
+    keys: dict[str, Any], words: str, translator: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, _ = translator
+    change(directory, **keys)
+    assert heedful.load(directory).engine is None
+    [message] = [record.getMessage() for record in caplog.records]
+    assert words in message
+    assert "heedful optimize" in message
+    with pytest.raises(UserError, match=words):
+        heedful.load(directory, engine="ctranslate2")
+    with pytest.raises(UserError, match=words):
+        heedful.load(directory, precision="int8")
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ("3.1.0", r"made with ctranslate2 4\.\S+, this is 3\.1\.0"),
+        (None, r"pip install 'heedful\[fast\]'"),
+    ],
+)
+def test_an_engine_of_another_version_or_none_is_said(
+    found: str | None, words: str, translator: Any, monkeypatch: Any
+) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise manifest.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(manifest, "version", version)
+    with pytest.raises(UserError, match=words):
+        heedful.load(translator[0], engine="ctranslate2")
+    assert heedful.load(translator[0]).engine is None
+
+
+def test_other_weights_of_the_same_size_are_seen_and_a_copy_is_not_read_anew(
+    translator: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    directory, _ = translator
+    shutil.copytree(directory, tmp_path / "copy", copy_function=shutil.copyfile)
+    assert heedful.load(tmp_path / "copy").engine is not None
+    monkeypatch.setattr(Weights, "of", lambda path: pytest.fail("the file was read"))
+    assert heedful.load(directory).engine is not None
+    monkeypatch.undo()
+    weights = directory / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(UserError, match="other weights"):
+        heedful.load(directory, engine="ctranslate2")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "compiled"}, "no engine compiled"),
+        ({"precision": "int8"}, "no ctranslate2 in int8, only in float32"),
+        ({"threads": 10_000}, "threads must be from 1 to"),
+        ({"engine": "eager", "precision": "int8"}, "no int8"),
+        ({"engine": "fastest"}, "engine must be"),
+        ({"precision": "int3"}, "precision must be"),
+    ],
+)
+def test_what_is_not_there_is_refused(options: dict[str, Any], words: str, translator: Any) -> None:
+    with pytest.raises(UserError, match=words):
+        heedful.load(translator[0], **options)
+
+
+def test_a_model_without_forms_runs_eager_unless_one_is_named(tmp_path: Path) -> None:
+    model_of("gpt2").save(tmp_path)
+    assert heedful.load(tmp_path).engine is None
+    assert str(next(heedful.load(tmp_path, precision="bfloat16").net.parameters()).dtype).endswith(
+        "bfloat16"
+    )
+    for options in ({"engine": "ctranslate2"}, {"precision": "int8"}):
+        with pytest.raises(UserError, match="heedful optimize"):
+            heedful.load(tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_an_optimised_model_is_saved_exported_and_joined_as_any_other(
+    tmp_path: Path,
+) -> None:
+    """Its net and Config are opened when something needs them."""
+    saved("bart", tmp_path / "model")
+    options = {"beam_size": 1, "max_new_tokens": 9}
+    wanted = heedful.load(tmp_path / "model", engine="eager").translate(TEXTS, **options)
+    heedful.load(tmp_path / "model").save(tmp_path / "again")
+    assert heedful.load(tmp_path / "again").translate(TEXTS, **options) == wanted
+    heedful.export_hf(heedful.load(tmp_path / "model"), tmp_path / "hf")
+    assert (tmp_path / "hf" / "model.safetensors").is_file()
+    joint = heedful.ensemble([heedful.load(tmp_path / "model")])
+    assert joint.translate(TEXTS, **options) == wanted
+
+
+# --- proofs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "metric"),
+    [
+        ("vaswani2017", {}, "bleu"),
+        ("llama", {}, "perplexity"),
+        ("mistral", {"window": 30}, "perplexity"),
+        ("bert", {"head": "classify"}, "accuracy"),
+        ("bert", {"head": "none"}, "likeness"),
+    ],
+)
+def test_a_form_in_float32_is_proven_and_a_spoilt_one_is_not(
+    name: str, keys: Any, metric: str, tmp_path: Path
+) -> None:
+    model = saved(name, tmp_path, ("float32", "int8"), **keys)
+    answers = {"bleu": TEXTS, "accuracy": ["good", "bad", "bad", "good"]}.get(metric)
+    prover = Prover(model, TEXTS, answers)
+    record = Record.read(tmp_path)
+    assert record is not None
+    facts = record.engines["ctranslate2"].facts
+    proof = prover.prove(open_form(tmp_path, facts, "float32", Settings(1)))
+    assert proof.metric == metric
+    assert proof.fails() is None
+    assert proof.same == 1
+    assert proof.eager == pytest.approx(proof.engine, rel=1e-4)
+    rough = prover.prove(open_form(tmp_path, facts, "int8", Settings(1)))
+    assert rough.difference > 1e-4
+    with torch.no_grad():  # other weights than the form's
+        for parameter in model.net.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    spoilt = Prover(model, TEXTS, answers)
+    assert spoilt.prove(open_form(tmp_path, facts, "float32", Settings(1))).fails()
+
+
+def test_a_form_may_lose_its_tolerance_and_no_more() -> None:
+    proof = Proof("int8", "bleu", 38.0, 37.8, 100, 0.9, 0.05)
+    assert proof.fails() is None
+    assert "may lose 0.1" in str(proof.fails(0.1))
+    worse = Proof("int8", "perplexity", 5.0, 5.1, 100, 0.9, 0.05)
+    assert worse.loss == pytest.approx(2)
+    assert "perplexity 5.1 where the net has 5" in str(worse.fails())
+    assert "writes 10% of the outputs otherwise" in str(replace(proof, precision="float32").fails())
+
+
+def test_a_tie_may_be_broken_either_way(translator: Any) -> None:
+    """Two tokens that the net itself finds equally likely."""
+    _, model = translator
+    prover = Prover(model, TEXTS)
+    place, row = 0, prover._rows[0]
+    ours = prover._by_net.outputs[place]
+    other = [*ours[:-1], (ours[-1] + 1) % 40]
+    assert not prover._is_same(row, ours, other)
+    with torch.no_grad():
+        model.net.head.out.weight[other[-1]] = model.net.head.out.weight[ours[-1]]
+    assert prover._is_same(row, ours, other)
+
+
+def test_as_many_answers_as_texts_are_needed() -> None:
+    with pytest.raises(UserError, match="2 validation texts but 1 answers"):
+        Prover(model_of("gpt2"), TEXTS[:2], TEXTS[:1])

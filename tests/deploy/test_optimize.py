@@ -1,0 +1,246 @@
+"""`heedful optimize`: what is built is proved, measured and kept whole, or refused in one line."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heedful
+from backend_models import saved
+from commands import assert_refused, tiny, tree
+from heedful.backends.base import Settings
+from heedful.backends.manifest import Choice, Record, cores
+from heedful.deploy import convert
+from heedful.deploy import optimize as optimizing
+from heedful.deploy.optimize import optimize
+from heedful.errors import UserError
+from heedful.recipe_files import parse_recipe
+from heedful.run import train
+
+pytestmark = pytest.mark.usefixtures("brief")
+QUICK = ("--engine", "eager", "--engine", "ctranslate2")  # without what takes minutes
+TEXTS = ["1 2 3", "0", "", "2 4", "3 1 0 2", "4 4 1", "5 5 5 5 5"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out: Path = tmp_path_factory.mktemp("optimized") / "run"
+    train(parse_recipe(tiny(training__max_steps=60, training__evaluate_every=60)), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("texts")
+    for name in ("src", "ref"):
+        (here / name).write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    return here
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "engines" / "engines.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, given) -> None:
+    """Without --src the held-out text of the run is taken."""
+    texts = ("--src", files / "src", "--ref", files / "ref") if given else ()
+    done = commands.run("optimize", folder, *texts, *QUICK, "--tolerance", 100)
+    assert done.code == 0, done.err
+    assert "ctranslate2 float32: 100% of" in done.out
+    assert "throughput" in done.out
+    found = record_of(folder)
+    kept = {path.name for path in (folder / "engines" / "ctranslate2").iterdir()}
+    assert kept == set(found["engines"]["ctranslate2"]["proofs"])
+    assert {"float32", "int8"} <= kept
+    assert set(found["best"]) == {"latency", "throughput"}
+    assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
+    assert "latency" in commands.run("info", folder).out
+
+    code = (
+        f"import sys; sys.argv = ['heedful', 'translate', {str(folder)!r}, '-i', "
+        f"{str(files / 'src')!r}, '--engine', 'ctranslate2', '--precision', 'float32', '--beam', "
+        "'1']; from heedful.cli import main; main()\n"
+    )
+    then = "finally: print([n for n in ('torch', 'transformers', 'jinja2') if n in sys.modules])"
+    code = f"try:\n  {code}{then}"
+    lines = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert lines.pop() == "[]"
+    eager = heedful.load(folder, device="cpu", engine="eager")
+    assert lines == [outputs[0].text for outputs in eager.generations(TEXTS, beam_size=1)]
+
+
+@pytest.mark.parametrize("engine", ["auto", "eager"])
+def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path, engine) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(folder, path)
+    shutil.rmtree(path / "engines", ignore_errors=True)
+    best = {
+        "latency": Choice("eager", "float32", 1),
+        "throughput": Choice("eager", "float32", cores(), 1, 40),
+    }
+    replace(Record.new(path, "Translator"), best=best).write(path)
+    model = heedful.load(path, device="cpu", engine=engine, use="throughput")
+    assert model.eager.settings == best["throughput"].settings
+    assert model.options().batch_tokens == 40
+    one_by_one = heedful.load(path, device="cpu", engine=engine)
+    assert one_by_one.eager.settings == best["latency"].settings
+    asked = heedful.load(path, device="cpu", engine=engine, use="throughput", threads=1)
+    assert asked.eager.settings.threads == 1
+    (path / "engines/engines.json").write_text("{")
+    assert heedful.load(path, device="cpu", engine="eager").eager.settings == Settings()
+
+
+def test_threads_that_are_asked_for_hold_where_an_engine_falls_back_to_the_net(tmp_path) -> None:
+    saved("vaswani2017", tmp_path)
+    model = heedful.load(tmp_path, engine="ctranslate2", threads=1)
+    assert model.eager.settings.threads == 1
+
+
+def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(folder, path)
+    shutil.rmtree(path / "engines", ignore_errors=True)
+    best = {"latency": Choice("eager", "float32", 1)}
+    replace(Record.new(path, "Translator"), best=best).write(path)
+    with pytest.raises(UserError, match="no engine with int8"):
+        heedful.load(path, precision="int8")
+    with pytest.raises(UserError, match="no int8"):
+        heedful.load(path, precision="int8", device="meta")
+
+
+def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
+    model = heedful.load(folder, device="cpu", engine="eager")
+    told: list[tuple[str, int, int]] = []
+    found = optimize(
+        model,
+        folder,
+        TEXTS,
+        engines=["eager"],
+        uses=["latency"],
+        threads=[1],
+        progress=lambda *step: told.append(step),
+    )
+    [(use, choice, rate)] = found.rates
+    assert (use, choice.engine, choice.threads) == ("latency", "eager", 1)
+    assert rate > 0
+    assert told[-1] == ("measuring", 6, 6)
+    assert record_of(folder)["engines"] == {}
+    assert model.engine is None
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [
+        (1, [0]),
+        (5, [0, 1, 2, 3, 4]),
+        (12, [*range(12)]),
+        (23, [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21]),
+        (36, [*range(0, 36, 3)]),
+    ],
+)
+def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
+    folder, monkeypatch, count, chosen
+) -> None:
+    timed: list[Any] = []
+    monkeypatch.setattr(optimizing, "_rate", lambda model, parts, choice: timed.append(parts) or 1)
+    texts = [f"{number}" for number in range(count)]
+    model = heedful.load(folder, device="cpu", engine="eager")
+    optimize(model, folder, texts, engines=["eager"], uses=["latency"], threads=[1])
+    singles = [[texts[number]] for number in chosen]
+    assert timed == [singles[:1], singles] * 6  # the first call is no measure
+
+
+def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) -> None:
+    def fails(proof: convert.Proof, tolerance: float | None = None) -> str | None:
+        assert tolerance == 0.5
+        return "it loses more" if proof.precision == "int8" else None
+
+    monkeypatch.setattr(convert.Proof, "fails", fails)
+    model = heedful.load(folder, device="cpu", engine="eager")
+    found = optimize(
+        model,
+        folder,
+        TEXTS,
+        TEXTS,
+        engines=["eager", "ctranslate2"],
+        tolerance=0.5,
+        precisions=["float32", "int8"],
+        threads=[1],
+    )
+    assert found.refused == {"ctranslate2 int8": "it loses more"}
+    assert [*found.proofs] == ["ctranslate2 float32"]
+    assert {path.name for path in (folder / "engines" / "ctranslate2").iterdir()} == {"float32"}
+    assert all(choice.precision == "float32" for _, choice, _ in found.rates)
+    best = {use: max(rate for u, _, rate in found.rates if u == use) for use, _, _ in found.rates}
+    for use, choice, rate in found.rates:
+        if rate == best[use]:
+            assert record_of(folder)["best"][use]["engine"] == choice.engine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--threads", cores() + 1), ("threads", cores())),
+        (("--engine", "magic"), ("no engine magic", "eager")),
+        (("--precision", "int3"), ("no precision int3",)),
+        (("--ref", "REF"), ("--src",)),
+        (("--src", "EMPTY"), ("validation text is empty",)),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_changes(
+    commands, folder, files, tmp_path, arguments, said
+) -> None:
+    (tmp_path / "empty").write_text("\n \n")
+    places = {"REF": files / "ref", "EMPTY": tmp_path / "empty"}
+    before = tree(folder)
+    done = commands.run("optimize", folder, *(places.get(each, each) for each in arguments))
+    assert_refused(done, *said)
+    assert tree(folder) == before
+
+
+def test_a_wrong_name_is_told_first_and_then_that_there_is_no_folder(commands, tmp_path) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert_refused(commands.run("optimize", nowhere, "--engine", "magic"), "no engine magic")
+    assert_refused(commands.run("optimize", nowhere), "nowhere does not exist")
+
+
+def test_a_model_that_nothing_runs_is_refused_with_every_reason(commands, tmp_path, files) -> None:
+    recipe = tiny(training__max_steps=1, model__norm_placement="output")
+    train(parse_recipe(recipe), tmp_path / "run")
+    engine = ("--engine", "ctranslate2")
+    done = commands.run("optimize", tmp_path / "run", "--src", files / "src", *engine)
+    assert_refused(done, "norm_placement output")
+    assert done.err.count("norm_placement") == 1
+    assert not (tmp_path / "run" / "engines").exists()
+
+
+def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    shutil.rmtree(model / "engines", ignore_errors=True)
+    asked = ("optimize", model, *QUICK, "--precision", "float32", "--shortlist")
+    done = commands.run(*asked, "--tolerance", 100)
+    assert done.code == 0, done.err
+    [line] = [line for line in done.out.splitlines() if line.startswith("shortlist: ")]
+    assert "% of the held-out ones, bleu " in line
+    assert (model / "engines/ctranslate2/float32/vmap.txt").is_file()
+    made = heedful.load(model).shortlist
+    sources = heedful.load(model).encode(["1 2"])[0]
+    assert 0 < len(made.words(sources)) <= made.target_size
+    assert heedful.load(model, engine="eager").eager.shortlist is not None
+    assert commands.run("optimize", model, *QUICK, "--precision", "float32").code == 0
+    assert heedful.load(model).shortlist is None  # what is not asked for again is gone
+    strict = commands.run(*asked, "--tolerance", 0)
+    assert strict.code == 0
+    assert ("a shortlist" in strict.out) is (heedful.load(model).shortlist is None)
+    (model / "run.json").unlink(missing_ok=True)
+    assert_refused(commands.run(*asked), "remembers no")

@@ -1,0 +1,59 @@
+"""Encoders opened for use: texts that are left out have blank results, and the others their own."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend_models import TEXTS, VOCAB, model_of
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+from heedful.pipelines import open_net
+
+LONG = " ".join(TEXTS * 9)
+
+
+@pytest.fixture
+def classifier() -> Any:
+    return model_of("bert", head="classify")
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("too_long", ["leave_out", "truncate", "error"])
+def test_what_is_too_long_is_left_out_cut_or_refused(
+    classifier: Any, paired: bool, too_long: str
+) -> None:
+    texts = [TEXTS[0], LONG, TEXTS[1]]
+    pairs = [TEXTS[2], TEXTS[1], TEXTS[3]] if paired else None
+    options = {"pairs": pairs, "too_long": too_long}
+    if too_long == "error":
+        with pytest.raises(UserError, match=f"{'pair' if paired else 'text'} 2 has"):
+            classifier.class_logits(texts, **options)
+        return
+    logits = classifier.class_logits(texts, **options)
+    found = classifier.classify(texts, **options)
+    others = classifier.class_logits(texts[::2], pairs=pairs and pairs[::2])
+    np.testing.assert_allclose(logits[::2], others, rtol=1e-5)
+    if too_long == "truncate":
+        assert np.isfinite(logits).all()
+        assert classifier.num_truncated == 2
+        return
+    assert np.isnan(logits[1]).all()
+    assert found[1].label == ""
+    assert math.isnan(found[1].probability)
+    assert all(each.label in classifier.labels for each in found[::2])
+    assert (classifier.num_left_out, classifier.num_truncated) == (2, 0)
+
+
+def test_an_empty_text_is_refused_by_its_number_whatever_is_left_out(classifier: Any) -> None:
+    with pytest.raises(UserError, match="text 2 is empty"):
+        classifier.classify([[5, 6], []], too_long="leave_out")
+
+
+def test_a_text_that_is_left_out_has_no_places_to_fill() -> None:
+    drawn = model_of("bert", head="mlm")
+    tokenizer = train_tokenizer(TEXTS, vocab_size=VOCAB, extra_specials=["<mask>"])
+    model: Any = open_net(drawn.net, drawn.config, drawn.card, tokenizer)
+    assert model.fill(f"{LONG} [MASK]", too_long="leave_out") == []
+    assert model.num_left_out == 1

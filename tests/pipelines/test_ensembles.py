@@ -1,0 +1,233 @@
+"""Ensembles search the mean of their models' probabilities, as an exhaustive search finds it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import heedful
+from backend_models import TEXTS, all_scores, model_of
+from heedful.backends.base import Settings
+from heedful.deploy.convert import make_form, open_form
+from heedful.errors import UserError
+from heedful.export.hf import export_hf
+from heedful.pipelines.ensembles import ensemble
+
+CHECK = {"max_new_tokens": 3, "length_penalty": 0.7}
+
+
+def best_of_all(models: list[Any], weights: list[float], row: list[int]) -> tuple[Any, float]:
+    """The best output of at most three tokens, by forming every one of them, and its score."""
+    shares = torch.tensor(weights)[:, None, None, None] / sum(weights)
+
+    def log_probs_of(source: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
+        probs = torch.stack([model.net(source, ids).softmax(-1) for model in models])
+        return (probs * shares).sum(0).log(), 0.0
+
+    scores = all_scores(models[0], row, 3, 0.7, log_probs_of)
+    return max(scores.items(), key=lambda each: each[1])
+
+
+@pytest.fixture(scope="module")
+def models() -> list[Any]:
+    """Of three architectures, with one tokenizer."""
+    return [model_of("vaswani2017"), model_of("bart"), model_of("marian", num_encoder_layers=1)]
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 5.0, 2.0]])
+def test_the_search_finds_the_best_by_the_mean_of_probabilities(
+    models: list[Any], weights: list[float]
+) -> None:
+    joint = ensemble(models, weights)
+    for row in joint.prompt_ids(TEXTS[:2]):
+        ids, score = best_of_all(models, weights, row)
+        [[found]] = joint.generations([row], beam_size=1500, num_return=1, **CHECK)
+        assert found.ids == list(ids)
+        assert found.score == pytest.approx(score, abs=1e-5)
+    alone = models[0].generations([row], beam_size=1500, **CHECK)[0][0]
+    assert alone.score != pytest.approx(score, abs=1e-3)
+
+
+def test_a_model_with_itself_is_itself(models: list[Any]) -> None:
+    joint = ensemble([models[0], models[0]], [0.2, 0.8])
+    for options in ({"beam_size": 3}, {"beam_size": 1}, {"temperature": 1.0, "seed": 3}):
+        ours, theirs = (m.translate(TEXTS, max_new_tokens=9, **options) for m in (joint, models[0]))
+        assert ours == theirs
+    [text] = models[0].translate(TEXTS[:1], beam_size=1, max_new_tokens=9)
+    assert "".join(joint.stream(TEXTS[0], max_new_tokens=9)) == text
+
+
+def test_language_models_write_together_and_as_far_as_the_shortest() -> None:
+    pair = [model_of("gpt2"), model_of("llama", max_length=20)]
+    joint = heedful.ensemble(pair)
+    assert joint.config.max_length == 20
+    assert pair[0].config.max_length == 48
+    alone = [model.generate(TEXTS, max_new_tokens=6) for model in pair]
+    assert joint.generate(TEXTS, max_new_tokens=6) not in alone
+
+
+@pytest.mark.parametrize(
+    ("others", "weights", "words"),
+    [
+        ([("gpt2", {})], None, "another kind"),
+        ([("vaswani2017", {"tie_embeddings": "none", "tgt_vocab_size": 41})], None, "41 tokens"),
+        ([("vaswani2017", {"tie_embeddings": "none", "src_vocab_size": 39})], None, "39 tokens"),
+        ([("bart", {})], [1.0], "1 weights for 2 models"),
+        ([("bart", {})], [1e23, 5e-324], "comparable numbers"),
+        ([("bart", {})], [1.0, -2.0], "above 0, not -2"),
+        ([("bart", {})], [1.0, math.inf], "finite"),
+    ],
+)
+def test_what_cannot_write_together_is_refused(
+    others: list[Any], weights: Any, words: str, models: list[Any]
+) -> None:
+    with pytest.raises(UserError, match=words):
+        ensemble([models[0], *(model_of(name, **keys) for name, keys in others)], weights)
+
+
+def test_other_tokenizers_of_the_same_size_are_refused(models: list[Any]) -> None:
+    from heedful.data.tokenizer import train_tokenizer
+
+    other = model_of("vaswani2017")
+    lines = [text[::-1] for text in TEXTS]
+    other._src_tokenizer = train_tokenizer(lines, kind="bpe", vocab_size=40)
+    with pytest.raises(UserError, match="another tokenizer"):
+        ensemble([models[0], other])
+    with pytest.raises(UserError, match="at least one model"):
+        ensemble([])
+
+
+def mean_log_probs(models: list[Any], weights: list[float], *ids: torch.Tensor) -> torch.Tensor:
+    """(T, V) of one text: by whole passes of each net."""
+    with torch.no_grad():
+        probs = [model.net(*ids)[0].double().softmax(-1) for model in models]
+    return sum(p * w for p, w in zip(probs, weights, strict=True)).div(sum(weights)).log()
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 5.0, 2.0]])
+def test_targets_are_scored_by_the_mean_of_probabilities(
+    models: list[Any], weights: list[float]
+) -> None:
+    """By `score`, `teacher_forced` and the engine, as the search scores what it finds."""
+    joint = ensemble(models, weights)
+    sources, targets = TEXTS, TEXTS[::-1]
+    log_probs, right, rows = [], 0, []
+    for source, target in zip(sources, targets, strict=True):
+        tokenizer = joint.tokenizer
+        row, ids = (tokenizer.encode_target(tokenizer.encode(text)) for text in (source, target))
+        read = torch.tensor([[*joint.ids.start, *ids[:-1]]])
+        found = mean_log_probs(models, weights, torch.tensor([row]), read)
+        log_probs.append(found[range(len(ids)), ids].tolist())
+        right += int((found.argmax(-1) == torch.tensor(ids)).sum())
+        rows.append((row, ids[:-1]))
+    wanted, count = [sum(parts) for parts in log_probs], sum(map(len, log_probs))
+    assert [each.log_prob for each in joint.score(sources, targets)] == pytest.approx(wanted)
+    alone = models[0].score(sources, targets)
+    assert [each.log_prob for each in alone] != pytest.approx(wanted, abs=1e-2)
+    found = joint.teacher_forced(sources, targets)
+    assert found["perplexity"] == pytest.approx(math.exp(-sum(wanted) / count))
+    assert found["token_accuracy"] == pytest.approx(right / count)
+    told = joint.engine.log_probs(*map(list, zip(*rows, strict=True)), joint.asked([rows[0][0]]))
+    assert [each.tolist() for each in told] == [pytest.approx(parts) for parts in log_probs]
+
+
+def test_texts_are_scored_by_the_mean_of_probabilities() -> None:
+    """Also texts that are longer than the shortest of the nets."""
+    pair, weights = [model_of("gpt2"), model_of("llama", max_length=20)], [2.0, 1.0]
+    joint = ensemble(pair, weights)
+    rows = joint.prompt_ids(TEXTS)
+    wanted = []
+    for row in rows:
+        found = mean_log_probs(pair, weights, torch.tensor([row[:-1]]))
+        wanted.append(float(found[range(len(row) - 1), row[1:]].sum()))
+    assert max(map(len, rows)) <= 20
+    assert [each.log_prob for each in joint.score(TEXTS)] == pytest.approx(wanted)
+    assert all(each.log_prob > -math.inf for each in joint.score([" ".join(TEXTS)]))
+
+
+def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
+    joint = ensemble(models)
+    wanted = joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)
+    for model in models:
+        model.net.train()
+    assert (joint.score(TEXTS, TEXTS), joint.translate(TEXTS, max_new_tokens=9)) == wanted
+    assert not any(model.net.training for model in models)
+
+
+COMBINED = {  # what an ensemble does with all of its models
+    "asked", "generate", "generations", "in_turn", "score", "stream", "teacher_forced",
+    "translate", "window_sums",
+}  # fmt: skip
+SHARED = {  # what all models of an ensemble have alike, or the first has for all
+    "batches", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer", "ids", "kind",
+    "leave_out", "length_limit", "options", "prompt_ids", "rows_of", "src_tokenizer",
+    "tgt_tokenizer", "tokenizer", "usual",
+}  # fmt: skip
+REFUSED: dict[str, Any] = {
+    "device": lambda joint, path: joint.device,
+    "eager": lambda joint, path: joint.eager,
+    "embed": lambda joint, path: joint.embed(TEXTS),
+    "net": lambda joint, path: joint.net,
+    "reader": lambda joint, path: joint.reader("states"),
+    "save": lambda joint, path: joint.save(path / "model"),
+    "vectors": lambda joint, path: joint.vectors(TEXTS),
+    "a draft": lambda joint, path: joint.generate(TEXTS, beam_size=1, draft=joint),
+    "a draft of another": lambda joint, path: model_of(joint.card.architecture).generate(
+        TEXTS, beam_size=1, draft=joint
+    ),
+    "another ensemble": lambda joint, path: ensemble([joint, joint]),
+    "a form": lambda joint, path: make_form(joint, path, "float32"),
+    "an export": lambda joint, path: export_hf(joint, path / "hf"),
+}
+
+
+@pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])
+def test_nothing_is_answered_for_the_first_model_alone(name: str, tmp_path: Path) -> None:
+    """Whatever a model offers is combined, the same for all models, or refused by name."""
+    joint = ensemble([model_of(name), model_of(name)])
+    offered = {attribute for attribute in dir(joint) if not attribute.startswith("_")}
+    offered -= {*vars(joint)}
+    assert offered <= COMBINED | SHARED | {*REFUSED}, "decide what an ensemble does with it"
+    for what, use in REFUSED.items():
+        with pytest.raises(UserError, match=r"an ensemble (has no net|takes no draft)"):
+            use(joint, tmp_path)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()], what
+
+
+def test_a_draft_is_refused_not_taken_for_the_first_model_alone(models: list[Any]) -> None:
+    with pytest.raises(UserError, match="no draft"):
+        ensemble(models[:2]).translate(TEXTS, beam_size=1, draft="lookup")
+
+
+def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models: list[Any]) -> None:
+    for name, model in zip("ab", models, strict=False):
+        model.save(tmp_path / name)
+    lines = "\n".join(TEXTS).encode()
+    options = ("--beam", 2, "--max-new-tokens", 9)
+    places = (tmp_path / "a", tmp_path / "b")
+    done = commands.run("translate", *places, *options, "--weight", 1, "--weight", 3, stdin=lines)
+    assert done.code == 0, done.err
+    wanted = ensemble(models[:2], [1.0, 3.0]).translate(TEXTS, beam_size=2, max_new_tokens=9)
+    assert done.out.splitlines() == wanted
+    one = commands.run("translate", places[0], "--weight", 1, "--weight", 3, stdin=lines)
+    assert one.code == 2
+    assert "2 weights for 1 models" in one.err
+
+
+@pytest.mark.parametrize("engine", [False, True])
+def test_the_unknown_is_not_written_where_it_is_not_wanted(engine: bool, tmp_path: Path) -> None:
+    """As if it were banned, also in the engine; the model here likes nothing better."""
+    model = model_of("vaswani2017", tie_embeddings="none")
+    unknown = model.tgt_tokenizer.unk_id
+    with torch.no_grad():
+        model.net.head.out.weight[unknown] *= 8
+    if engine:
+        facts = make_form(model, tmp_path, "float32")
+        model.engine = open_form(tmp_path, facts, "float32", Settings(1))
+    rows, options = model.prompt_ids(TEXTS), {"beam_size": 1, "max_new_tokens": 9}
+    assert any(unknown in ids for ids in model.generate(rows, **options))
+    found = model.generate(rows, no_unknown=True, **options)
+    assert found == model.generate(rows, banned=[unknown], **options)
+    assert not any(unknown in ids for ids in found)

@@ -1,0 +1,148 @@
+"""Outputs at the length limit of a net, by every search, against passes over whole texts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backend_models import model_of
+from heedful.backends.base import Settings
+from heedful.backends.torch.eager import Eager
+from heedful.deploy.convert import make_form, open_form
+from heedful.errors import UserError
+from heedful.pipelines import GenerationIds
+from heedful.pipelines.ensembles import ensemble
+from heedful.pipelines.metadata import Limits
+
+END, LONGEST = 2, 10
+ROWS = [[6, 7, 8], [9, 10]]
+TWO_STACKS = ["vaswani2017", "bart", "marian", "t5"]
+
+
+def translator(name: str, start: int, max_length: int = LONGEST) -> Any:
+    """A model that goes on to its limit: its decoder reads so many ids first, the end is banned."""
+    model = model_of(name, max_length=max_length)
+    ids = GenerationIds((1, 7, 8, 9)[:start], (END,), never=(END,))
+    model.card = replace(model.card, generation=ids)
+    return model
+
+
+def greedy(model: Any, row: list[int], count: int) -> list[int]:
+    """The likeliest tokens by passes over the whole text."""
+    ids = list(model.ids.start)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model.net(torch.tensor([row]), torch.tensor([ids]))[0, -1]
+        logits[END] = -torch.inf
+        ids.append(int(logits.argmax()))
+    return ids[len(model.ids.start) :]
+
+
+@pytest.mark.parametrize("name", TWO_STACKS)
+@pytest.mark.parametrize("start", [1, 2, 4])
+@pytest.mark.parametrize("asked", [None, 50])
+def test_start_ids_count_towards_the_positions_of_the_net(
+    name: str, start: int, asked: int | None
+) -> None:
+    """Each search fills every position and none beyond; a greedy one as whole passes do."""
+    model, room = translator(name, start), LONGEST - start + 1
+    options: dict[str, Any] = {} if asked is None else {"max_new_tokens": asked}
+    wanted = [greedy(model, row, room) for row in ROWS]
+    assert model.generate(ROWS, beam_size=1, **options) == wanted
+    assert model.generate(ROWS, beam_size=1, draft="lookup", **options) == wanted
+    assert ensemble([model, model]).generate(ROWS, beam_size=1, **options) == wanted
+    steps = [token for run, _ in model.eager.runs(ROWS[0], model.asked(ROWS[:1], beam_size=1,
+             **options)) for token in run]  # fmt: skip
+    assert steps == wanted[0]
+    for own in ({"beam_size": 3}, {"temperature": 1.0}, {"beam_size": 4, "require": [[9, 10]]}):
+        assert [len(ids) for ids in model.generate(ROWS, **own, **options)] == [room, room]
+
+
+def test_more_start_ids_than_positions_are_refused() -> None:
+    model = translator("bart", 4, max_length=3)
+    with pytest.raises(UserError, match="4 start ids do not fit the 3 positions"):
+        model.generate(ROWS)
+
+
+@pytest.mark.parametrize("asked", [None, 9, 50])
+@pytest.mark.parametrize("name", TWO_STACKS)
+def test_a_draft_of_fewer_positions_leaves_the_output_as_it_is(
+    name: str, asked: int | None
+) -> None:
+    model, draft = translator(name, 1), translator(name, 1, max_length=6)
+    options: dict[str, Any] = {} if asked is None else {"max_new_tokens": asked}
+    plain = model.generate(ROWS, beam_size=1, **options)
+    assert model.generate(ROWS, beam_size=1, draft=draft, **options) == plain
+
+
+@pytest.mark.parametrize("name", ["gpt2", *TWO_STACKS])
+@pytest.mark.parametrize(("positions", "runs"), [(LONGEST, [1, 3, 3, 3]), (6, [1, 3, 3, 1, 1, 1])])
+def test_a_draft_of_the_same_weights_is_always_right_as_far_as_its_positions(
+    name: str, positions: int, runs: list[int]
+) -> None:
+    """A call of the model gives the two tokens that were proposed, and one more."""
+    model, row = translator(name, 1), [6]
+    call = model.asked([row], beam_size=1, max_new_tokens=LONGEST, num_draft_tokens=2)
+    call = call._replace(draft=(Eager(model.net, positions), model.ids.start))
+    assert [len(run) for run, _ in model.eager.runs(row, call)] == runs
+
+
+@pytest.mark.parametrize("draft_length", [8, 48])
+def test_a_language_model_with_a_draft_writes_up_to_its_own_length(draft_length: int) -> None:
+    model, draft = model_of("gpt2"), model_of("gpt2", max_length=draft_length)
+    rows, longest = [[6, 7, 8]], model.config.max_length
+    room = longest - len(rows[0]) + 1
+    options: dict[str, Any] = {"banned": [END]}
+    plain = model.generate(rows, max_new_tokens=room, **options)
+    for helper in (draft, "lookup"):
+        assert model.generate(rows, draft=helper, **options) == plain
+        assert model.generate(rows, draft=helper, max_new_tokens=room, **options) == plain
+    with pytest.raises(UserError, match="cannot outgrow the net"):
+        model.generate(rows, draft=draft, max_new_tokens=room + 1)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_a_prompt_that_the_draft_cannot_read_is_refused(name: str) -> None:
+    model, draft = model_of(name), model_of(name, max_length=3)
+    with pytest.raises(UserError, match="4 tokens, but the draft allows 3"):
+        model.generate([[6, 7, 8, 9]], beam_size=1, draft=draft, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("last", [END, 7])
+@pytest.mark.parametrize("rule", ["optimal", "beam_full", "heuristic"])
+def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
+    rule: str, last: int
+) -> None:
+    model = translator("bart", 1)
+    model.card = replace(model.card, generation=GenerationIds((1,), (END,), never=(), last=last))
+    options = {"beam_size": 3, "num_return": 3, "stop_rule": rule, "min_new_tokens": 4}
+    for row, outputs in zip(
+        ROWS, model.generations(ROWS, max_new_tokens=4, **options), strict=True
+    ):
+        for found in outputs:
+            assert (len(found.ids), found.ids[-1], found.finished) == (4, last, last == END)
+            targets = [found.ids[:-1]]
+            [parts] = model.eager.log_probs([row], targets, model.asked([row]))
+            assert found.log_prob == pytest.approx(float(parts[:-1].sum()), abs=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["eager", "ctranslate2"])
+def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(engine: str, tmp_path: Path) -> None:
+    """Whatever runs it: CTranslate2 fails, or writes more than the limit beside a longer prompt."""
+    model = model_of("bart")
+    model.card = replace(model.card, limits=Limits(factor=1.0, offset=3))
+    if engine == "ctranslate2":
+        model.engine = open_form(
+            tmp_path, make_form(model, tmp_path, "float32"), "float32", Settings(1)
+        )
+    rows = [[6, 7, 8, 9], [10], [6, 7]]
+    assert len(model.generate(rows, beam_size=1, min_new_tokens=4)) == 3
+    for draws in ({}, {"temperature": 1.0}):
+        with pytest.raises(UserError, match="prompt 12 may have 4 new tokens"):
+            model.generate(rows, beam_size=1, min_new_tokens=5, first_number=11, **draws)
+    with pytest.raises(UserError, match="prompt 1 may have 2 new tokens"):
+        model.generate(rows, beam_size=1, min_new_tokens=3, max_new_tokens=2)
+    with pytest.raises(UserError, match="prompt 1 may have 4 new tokens"):
+        next(model.stream(rows[1], min_new_tokens=5))

@@ -1,0 +1,115 @@
+"""Text that is streamed: the pieces join to the final text, or hold all of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend_models import TEXTS, model_of
+from heedful.backends.base import Asked
+from heedful.backends.torch.eager import Eager
+from heedful.data.hf_tokenizers import open_tokenizer
+from heedful.data.tokenizer import Tokenizer, train_tokenizer
+
+LINES = [*TEXTS, "don't say n't; it's naïve, we've 3 € and 今天 👍🏽", "a b . ? ! ' t s"] * 3
+
+
+class Written(Eager):
+    """An engine that writes some tokens, one at a time."""
+
+    ids: list[int]
+
+    def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
+        for place, token in enumerate(self.ids, 1):
+            yield [token], place == len(self.ids)
+
+
+def streamed(model: Any, ids: list[int], **options: Any) -> tuple[list[str], str]:
+    """The pieces of some tokens, and the final text."""
+    model.engine = Written(model.net, model.config.max_length)
+    model.engine.ids = ids
+    pieces, stream = [], model.stream([6], **options)
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as end:
+            return pieces, end.value
+
+
+def wordpiece(directory: Path) -> Tokenizer:
+    """BERT's as it is imported: its decoder joins what begins with an apostrophe to a word."""
+    pieces = "[PAD] [UNK] [CLS] [SEP] [MASK] do n ##n ' ##' t ##t n't 's . ##. go"
+    (directory / "vocab.txt").write_text(pieces.replace(" ", "\n"))
+    return open_tokenizer(directory)
+
+
+KINDS = ["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte", "imported"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
+    """A language model with a tokenizer of this kind."""
+    opened = model_of("gpt2")
+    size = None if request.param == "byte" else 300
+    opened._src_tokenizer = opened._tgt_tokenizer = (
+        wordpiece(tmp_path_factory.mktemp("wordpiece"))
+        if request.param == "imported"
+        else train_tokenizer(LINES, kind=request.param, vocab_size=size, or_fewer=True)
+    )
+    return opened
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    numbers=st.lists(st.integers(0, 2**16), min_size=1, max_size=12),
+    stop=st.lists(st.sampled_from(["do", "n't g", " ", "a b", "\N{REPLACEMENT CHARACTER}"])),
+)
+def test_pieces_join_to_the_text_whatever_the_tokenizer(
+    model: Any, numbers: list[int], stop: list[str]
+) -> None:
+    """Also where tokens end amid a character, and where one begins with a mark of punctuation."""
+    ids = [number % model.tokenizer.vocab_size for number in numbers]
+    pieces, text = streamed(model, ids, stop=stop)
+    whole = model.tokenizer.decode(ids)
+    assert text == whole[: min((whole.find(s) for s in stop if s in whole), default=None)]
+    assert "".join(pieces) == text
+    assert "" not in pieces
+
+
+def clean(text: str) -> str:
+    """Decoding that changes text before: transformers' `clean_up_tokenization`, and more."""
+    for before, after in ((" ' ", "'"), (" n't", "n't"), (" .", "."), ("..", "")):
+        text = text.replace(before, after)
+    return text
+
+
+@pytest.mark.parametrize("model", ["bpe"], indirect=True)
+@settings(max_examples=200, deadline=None)
+@given(words=st.lists(st.sampled_from(["do", "n", "'", "t", ".", "go"]), min_size=1, max_size=9))
+def test_no_text_is_dropped_where_decoding_changes_what_was_given(
+    model: Any, words: list[str]
+) -> None:
+    def decode(ids: list[int]) -> str:
+        return clean(" ".join(words[: len(ids)]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_decode", decode)
+        pieces, text = streamed(model, [9] * len(words))
+    assert text == decode([9] * len(words))
+    rest = iter("".join(pieces))
+    assert all(character in rest for character in text), (pieces, text)
+    changes = any(
+        not decode([9] * (n + 1)).startswith(decode([9] * n)) for n in range(1, len(words))
+    )
+    assert changes or "".join(pieces) == text
+
+
+@pytest.mark.parametrize("model", ["bpe"], indirect=True)
+def test_the_stream_goes_on_from_the_first_changed_character(model: Any) -> None:
+    texts = ["do", "do n", "don't", "don't go"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_decode", lambda ids: texts[len(ids) - 1])
+        assert streamed(model, [9] * 4) == (["do", " n", "n't", " go"], "don't go")

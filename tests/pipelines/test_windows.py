@@ -1,0 +1,135 @@
+"""Prompts that come in windows: outputs in their order, and no more held than was begun."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain, count, islice, pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.backends.base import Backend, Settings
+from heedful.data.tokenizer import train_tokenizer
+from heedful.errors import UserError
+from heedful.generation import Hypothesis
+from heedful.pipelines import Limits, ModelCard, Translator
+from heedful.pipelines.base import by_length, split_among
+
+WORDS = [f"w{number}" for number in range(40)]
+TOKENIZER = train_tokenizer([" ".join(WORDS)], kind="word")
+
+
+class Echo(Backend):
+    """An engine that writes its source, and remembers what it was given and what was waited for."""
+
+    name, precision = "echo", "float32"
+    settings = Settings(1, 2)
+    reads = frozenset[str]()
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.waiting = 0
+
+    def lacks(self, rows: Any, asked: Any) -> list[str]:
+        return []
+
+    def outputs(self, rows: list[list[int]], asked: Any) -> list[list[Hypothesis]]:
+        return self.submit(rows, asked)()
+
+    def submit(self, rows: list[list[int]], asked: Any) -> Callable[[], list[list[Hypothesis]]]:
+        self.batches.append(len(rows))
+        self.waiting += 1
+
+        def wait() -> list[list[Hypothesis]]:
+            self.waiting -= 1
+            return [[Hypothesis(row, 0.0, True, 0.0, [])] for row in rows]
+
+        return wait
+
+
+@pytest.fixture
+def model() -> Translator:
+    config = SimpleNamespace(max_length=32)
+    card = ModelCard("vaswani2017", "translation", limits=Limits())
+    made = Translator(None, config, card, TOKENIZER, TOKENIZER)
+    made.engine = Echo()
+    return made
+
+
+def sentence(number: int) -> str:
+    return " ".join(WORDS[(number + place) % 40] for place in range(1 + number % 7))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> None:
+    drawn = 0
+
+    def windows() -> Iterator[list[str]]:
+        nonlocal drawn
+        for first in count(0, 8):
+            drawn += 1
+            yield [sentence(number) for number in range(first, first + 8)]
+
+    most = 0
+    for number, outputs in enumerate(islice(model.in_turn(windows(), ahead=ahead), 800)):
+        assert outputs[0].text == sentence(number)
+        most = max(most, drawn - number // 8)
+    assert most == ahead + 1
+
+
+def test_workers_have_the_next_window_while_the_first_is_read(model: Translator) -> None:
+    engine: Any = model.engine
+    found = model.in_turn(iter([["w1"], ["w2"], ["w3"]]), ahead=1)
+    next(found)
+    assert (engine.batches, engine.waiting) == ([1, 1], 1)
+
+
+def test_what_was_begun_is_given_before_a_later_window_fails(model: Translator) -> None:
+    long = " ".join(["w1"] * 40)
+    found = model.in_turn(iter([["w1", "w2"], ["w3", long]]), ahead=1)
+    assert [next(found)[0].text for _ in range(2)] == ["w1", "w2"]
+    with pytest.raises(UserError, match=r"line 4 has 41 tokens"):
+        next(found)
+
+
+def test_batches_are_of_similar_length_and_as_large_as_the_engine_was_measured(
+    model: Translator,
+) -> None:
+    engine: Any = model.engine
+    texts = [" ".join(["w1"] * (1 + number % 9)) for number in range(90)]
+    model.generations(texts, beam_size=1)
+    assert engine.batches == [45, 45]  # one for each worker
+    engine.batches.clear()
+    engine.settings = Settings(1, 2, batch_tokens=40)
+    model.generations(texts, beam_size=1)
+    assert sum(engine.batches) == 90
+    assert engine.batches[:2] == [4, 4]  # of ten tokens, the end counted
+    engine.batches.clear()
+    model.generations(texts, beam_size=1, batch_tokens=20)
+    assert engine.batches[0] == 2  # who calls knows better
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 12), max_size=60),
+    budget=st.integers(1, 50),
+    workers=st.integers(1, 4),
+)
+def test_workers_have_batches_of_equal_work_within_the_budget(
+    lengths: list[int], budget: int, workers: int
+) -> None:
+    rows = [[5] * length for length in lengths]
+    whole = [*by_length(rows, budget, workers)]
+    batches = split_among(workers, whole)
+    assert sorted(chain(*batches)) == [row for row, length in enumerate(lengths) if length]
+    for batch in batches:
+        longest = max(lengths[row] for row in batch)
+        assert len(batch) == 1 or len(batch) * longest <= budget
+    for batch in whole:
+        parts = split_among(workers, [batch])
+        assert len(parts) == min(workers, len(batch))
+        for one, other in pairwise(parts):  # each row of the other is no longer than one of these
+            assert len(one) - len(other) in (0, 1)
+            assert all(lengths[a] >= lengths[b] for a, b in zip(one, other, strict=False))
+            assert all(lengths[b] >= lengths[a] for a, b in zip(one[1:], other, strict=False))

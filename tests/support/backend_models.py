@@ -1,0 +1,70 @@
+"""Random models with a tokenizer that was trained on a few lines."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from architectures import SIZES, config_of
+from heedful.backends.manifest import Record
+from heedful.data.tokenizer import train_tokenizer
+from heedful.deploy.convert import make_form
+from heedful.pipelines import GenerationIds, ModelCard, open_net
+from heedful.zoo import architecture
+from option_space import randomised
+
+TEXTS = ["the cat sat on the mat", "a dog ran home", "the dog sat", "cats and dogs ran"]
+VOCAB = 40
+
+
+def model_of(name: str, **keys: Any) -> Any:
+    """Of an architecture at a tiny size, in fp32."""
+    template = "both" if name == "bert" else "none"
+    tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab_size=VOCAB, template=template)
+    vocabularies = dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size"), VOCAB)
+    config = config_of(name, SIZES | vocabularies | {"d_model": 16}, keys)
+    torch.manual_seed(0)
+    net = randomised(architecture(name).build(config))
+    ids = GenerationIds()
+    if name != "bert":
+        ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))
+    labels = ("good", "bad") if keys.get("head") == "classify" else ()
+    card = ModelCard(name, "test", labels=labels, generation=ids)
+    return open_net(net, config, card, tokenizer)
+
+
+def all_scores(
+    model: Any, row: list[int], longest: int, penalty: float, log_probs_of: Any
+) -> dict[tuple[int, ...], float]:
+    """The score of every output of at most `longest` tokens.
+
+    `log_probs_of(sources, ids)` gives log-probabilities (N, T, V) and what is added to a score.
+    """
+    [end], [start], never = model.end_ids(), model.ids.start, set(model.ids.never)
+    others = [token for token in range(VOCAB) if token != end and token not in never]
+    found = {}
+    for size in range(longest):
+        prefixes = [*product(others, repeat=size)]
+        ids = torch.tensor([[start, *prefix] for prefix in prefixes])
+        with torch.inference_mode():
+            log_probs, added = log_probs_of(torch.tensor([row] * len(ids)), ids)
+        so_far = log_probs[:, :-1].gather(2, ids[:, 1:, None]).sum((1, 2))
+        for token in [end] if size < longest - 1 else [end, *others]:
+            total = (so_far + log_probs[:, -1, token]) / (size + 1) ** penalty + added
+            found |= {(*p, token): each for p, each in zip(prefixes, total.tolist(), strict=True)}
+    return found
+
+
+def saved(
+    name: str, directory: Path, precisions: tuple[str, ...] = ("float32",), **keys: Any
+) -> Any:
+    """A model directory with forms and their record, and the model itself."""
+    model = model_of(name, **keys)
+    model.save(directory)
+    record = Record.new(directory, type(model).__name__)  # type: ignore[arg-type]
+    for precision in precisions:
+        facts = make_form(model, directory, precision)
+        record = record.with_form("ctranslate2", precision, facts, {})
+    record.write(directory)
+    return model
