@@ -145,6 +145,9 @@ def test_windows_cut_the_stream_from_a_phase_and_their_targets_are_the_next_toke
             assert not isolate or (of_input == of_input[:, :1]).all()
             continue
         numbers = tokens.segments.numpy()
+        longest = max(np.bincount(row).max() for row in numbers)
+        assert tokens.longest_text is not None
+        assert longest <= tokens.longest_text < longest + 64
         assert (numbers[:, 0] == 0).all()
         steps = np.diff(numbers, axis=1)
         assert (steps == (np.diff(of_input, axis=1) != 0)).all()  # 0, 1, 2, ... without a gap

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.parts.tokens import Tokens
+from heedful.parts.visibility import Visibility
 from option_space import (
     EXACT,
     SEARCH,
@@ -47,6 +48,32 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Ten
     rows = random_rows(lengths, seed)
     numbers = [torch.full_like(row, index) for index, row in enumerate(rows)]
     return rows, torch.cat(rows)[None], torch.cat(numbers)[None]
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_of_short_texts_attend_in_blocks_along_the_diagonal(
+    scheme: str, window: int | None
+) -> None:
+    """What the blocks give is what the whole table gives, in what every weight learns too."""
+    net = decoder(Single(scheme, windows=(window, None)))
+    _, ids, segments = packed([16, 3, 40, 1] * 7)
+    parts = [Tokens.of(ids, segments=segments, longest_text=longest) for longest in (None, 64)]
+    upstream = torch.randn(*ids.shape, net.embedding.tokens.embedding_dim, dtype=torch.float64)
+    found = []
+    for tokens in parts:
+        net.zero_grad()
+        states = net.decode(tokens)
+        states.backward(upstream)
+        found.append([states.detach(), *(p.grad.clone() for p in net.decoder.parameters())])
+    assert_same(*found)
+    x = net.embedding(parts[1])
+    masks = net.decoder.masks(x, Visibility.among(parts[1], causal=True))
+    for mask, _ in masks:
+        assert len(mask.blocks) == 4  # of 420 columns
+        for block in mask.blocks:
+            assert block.keys is not None
+            assert len(block.keys) <= 128 + 63
 
 
 @SEARCH

@@ -104,7 +104,6 @@ def test_the_bias_never_overflows_and_blocks_exactly_in_half_precision_too(
     visibility = Visibility(*spans, causal=False)
     bias = visibility.bias(dtype)
     assert bias is not None
-    assert bias is visibility.bias(dtype)  # formed once, shared by all layers
     assert bias.dtype == dtype
     for score in (-3e4, 3e4):
         assert (bias + torch.full((), score, dtype=dtype)).isfinite().all()
@@ -116,6 +115,9 @@ def test_the_bias_never_overflows_and_blocks_exactly_in_half_precision_too(
 def test_only_a_plain_causal_pass_is_left_to_a_kernel_that_knows_causality() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64)
     assert Visibility.among(Tokens.of(ids), causal=True).is_causal_alone
-    for tokens in (Tokens.of(ids, torch.tensor([4, 4])), Tokens.of(ids, segments=ids)):
+    lengths = torch.tensor([4, 2])
+    # Every query but padding stands before the padding on its right.
+    assert Visibility.among(Tokens.of(ids, lengths), causal=True).is_causal_alone
+    for tokens in (Tokens.of(ids, lengths, "left"), Tokens.of(ids, segments=ids)):
         assert not Visibility.among(tokens, causal=True).is_causal_alone
     assert not Visibility.among(Tokens.of(ids), causal=False).is_causal_alone

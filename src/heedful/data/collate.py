@@ -13,6 +13,9 @@ from heedful.data.columns import Sequences
 from heedful.data.plans import Windows
 from heedful.parts.tokens import Tokens
 
+# `Tokens.longest_text` is rounded up to these: a compiled step then meets few of its values.
+_TEXT_MULTIPLE = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -125,13 +128,17 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
     ids = texts.ids[found].astype(np.int64)
     real = inside[:, 1:]
     scored = real & (columns[1:] >= windows.first_scored[:, None])
-    segments = None
+    segments, longest = None, None
     if isolate:
         scored &= text[:, 1:] == text[:, :-1]
         if (real & (text[:, :-1] != text[:, :1])).any():
-            segments = torch.from_numpy(np.where(real, text[:, :-1] - text[:, :1], 0))
+            numbers = text[:, :-1] - text[:, :1]
+            segments = torch.from_numpy(np.where(real, numbers, 0))
+            rows = np.arange(len(numbers))[:, None] * (int(numbers.max()) + 1)
+            counts = np.bincount((rows + numbers)[real])
+            longest = -(-int(counts.max()) // _TEXT_MULTIPLE) * _TEXT_MULTIPLE
     return Batch(
-        tokens=tokens_of(np.where(real, ids[:, :-1], pad_id), real, segments),
+        tokens=tokens_of(np.where(real, ids[:, :-1], pad_id), real, segments, longest),
         targets=torch.from_numpy(ids[:, 1:][scored]),
         places=torch.from_numpy(np.flatnonzero(scored)),
         indices=windows.order[text[:, 0]],
@@ -154,7 +161,9 @@ def tokens_of(
     ids: Int64[np.ndarray, "B T"],
     real: Bool[np.ndarray, "B T"],
     segments: Int64[Tensor, "B T"] | None = None,
+    longest_text: int | None = None,
 ) -> Tokens:
     """Rows that are padded on the right; padding is told only where there is any."""
     lengths = None if real.all() else torch.from_numpy(real.sum(axis=1))
-    return Tokens.of(torch.from_numpy(ids), lengths, segments=segments)
+    given = torch.from_numpy(ids)
+    return Tokens.of(given, lengths, segments=segments, longest_text=longest_text)

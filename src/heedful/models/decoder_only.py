@@ -7,7 +7,7 @@ from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
-from heedful.parts.tokens import PaddingSide, Tokens
+from heedful.parts.tokens import PaddingSide, Tokens, check_lengths
 
 
 class DecoderOnly(nn.Module):
@@ -35,6 +35,7 @@ class DecoderOnly(nn.Module):
             segments: which text of a packed row each token is of: attention stays inside it and
                 positions begin anew with it. Default: one text a row.
         """
+        check_lengths(lengths, ids.size(1))
         return self.head(self.decode(Tokens.of(ids, lengths, padding_side, segments)))
 
     def decode(self, tokens: Tokens, cache: Cache | None = None) -> Float[Tensor, "N T D"]:

@@ -10,7 +10,7 @@ from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
-from heedful.parts.tokens import PaddingSide, Span, Tokens
+from heedful.parts.tokens import PaddingSide, Span, Tokens, check_lengths
 
 
 class Memory(NamedTuple):
@@ -58,6 +58,8 @@ class EncoderDecoder(nn.Module):
             tgt: target ids up to each position, BOS first; tgt_lengths likewise.
             padding_side: where both are padded.
         """
+        check_lengths(src_lengths, src.size(1))
+        check_lengths(tgt_lengths, tgt.size(1))
         source = Tokens.of(src, src_lengths, padding_side)
         return self.head(self.states(source, Tokens.of(tgt, tgt_lengths, padding_side)))
 

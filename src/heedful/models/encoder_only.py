@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from heedful.models.stack import Stack
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.parts.tokens import PaddingSide, Tokens
+from heedful.parts.tokens import PaddingSide, Tokens, check_lengths
 
 
 class EncoderOnly(nn.Module):
@@ -44,6 +44,7 @@ class EncoderOnly(nn.Module):
             types: which of two texts each token is of (default: the first).
             padding_side: where rows are padded.
         """
+        check_lengths(lengths, ids.size(1))
         tokens = Tokens.of(ids, lengths, padding_side)
         states = self.encode(tokens, types)
         if isinstance(self.head, ClassificationHead):

@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from heedful.parts.cache import Cache, LayerCache
 from heedful.parts.residual import Residual
 from heedful.parts.tokens import Span, Tokens
-from heedful.parts.visibility import Visibility
+from heedful.parts.visibility import AttentionMask, Visibility
 
 
 class Block(nn.Module):
@@ -29,14 +30,14 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "N T D"],
-        visible: Visibility,
+        visible: AttentionMask,
         memory: Float[Tensor, "B S D"] | None = None,
-        across: Visibility | None = None,
+        across: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Whole sequences, or new tokens with a `cache` of those before, and of the source.
 
-        `visible` and `across`: what tokens may attend to of the text and of the source.
+        `visible` and `across`: the masks of self-attention and of cross-attention.
         """
         x = self.self_attention(x, visible=visible, cache=cache)
         if self.cross_attention is not None:
@@ -93,9 +94,40 @@ class Stack(nn.Module):
             visible = Visibility.among(tokens, causal=causal)
             if source is not None:
                 across = Visibility(tokens.span, source, causal=False)
-        for index, block in enumerate(self.blocks):
-            x = block(x, visible, memory, across, None if layers is None else layers[index])
+        masks = self.masks(x, visible, across)
+        for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True)):
+            layer = None if layers is None else layers[index]
+            x = block(x, mask[0], memory, mask[1], layer)
         return self.final_dropout(self.final_norm(x)).view(shape)
+
+    def masks(
+        self, x: Float[Tensor, "N T D"], visible: Visibility, across: Visibility | None = None
+    ) -> list[tuple[AttentionMask, AttentionMask | None]]:
+        """The masks of each block's self-attention and cross-attention, whose tensors are shared.
+
+        They are formed once, before the first block: a block whose activations are checkpointed
+        must not form anything that outlives it.
+
+        Args:
+            visible: what of the text each token may attend to.
+            across: what of the source; None: there is none.
+        """
+        trains = torch.is_grad_enabled() and (
+            x.requires_grad or any(p.requires_grad for p in self.parameters())
+        )
+        own: dict[Any, Any] = {}
+        of_source: dict[Any, Any] = {}
+        masks: list[tuple[AttentionMask, AttentionMask | None]] = []
+        for block in self.blocks:
+            attention: Any = block.self_attention.sublayer  # type: ignore[union-attr]
+            mask = attention.mask(visible, x, trains=trains, formed=own)
+            cross: Any = block.cross_attention
+            if across is None or cross is None:
+                masks.append((mask, None))
+                continue
+            shared = {"trains": trains, "formed": of_source}
+            masks.append((mask, cross.sublayer.mask(across, x, **shared)))
+        return masks
 
     @property
     def cache_shapes(self) -> list[tuple[int, int]]:

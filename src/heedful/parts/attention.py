@@ -1,23 +1,25 @@
 """Scaled dot-product attention, and the multi-head modules for self- and cross-attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.parts.cache import LayerCache
 from heedful.parts.dropout import Dropout
 from heedful.parts.rotary import RotaryPositions, rotate
-from heedful.parts.visibility import Visibility
+from heedful.parts.visibility import AttentionMask, MaskBlock, Visibility
 
 # Queries that a sliding-window layer takes at a time, at least: fewer and the loop is what costs.
 _LOCAL_QUERIES = 128
 # Attention weights of a head from which on the fused kernel trains faster on a CPU (docs/log.md).
 _FUSED_WEIGHTS = 256 * 256
+_AUTOCAST = frozenset({"cpu", "cuda", "mps"})  # devices that have it; meta, for one, has not
 
 
 def attend(
@@ -40,18 +42,28 @@ def attend(
         scale: default 1 / √E.
         softcap: scores s become softcap · tanh(s / softcap) before the bias (Gemma 2); default: no.
     """
+    weights = attention_weights(query, key, bias, scale, softcap).to(value.dtype)
+    out = (weights if dropout is None else dropout(weights)) @ value
+    return out, weights
+
+
+def attention_weights(
+    query: Float[Tensor, "B H T E"],
+    key: Float[Tensor, "B H K E"],
+    bias: Float[Tensor, "#B #H #T K"] | None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Float[Tensor, "B H T K"]:
+    """softmax(scale · QKᵀ + bias), in fp32 at least; the arguments are those of `attend`."""
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if bias is None:
-        weights = scores.float() if scores.dtype.itemsize < 4 else scores
-        weights = weights.softmax(-1)
-    else:
-        weights = (scores + bias).softmax(-1)
-    weights = weights.to(value.dtype)
-    out = (weights if dropout is None else dropout(weights)) @ value
-    return out, weights
+    if bias is not None:
+        scores = scores + bias
+    elif scores.dtype.itemsize < 4:
+        scores = scores.float()
+    return scores.softmax(-1)
 
 
 class MultiHead(nn.Module):
@@ -74,6 +86,13 @@ class MultiHead(nn.Module):
             (`parts/relative.py`); layers may share it. Default: positions come with the embeddings.
         dropout: on the attention weights, in training only.
         out_bias: whether the output projection has a bias.
+
+    Attributes:
+        pattern: an identity over the attention weights (B, H, T, K) after the softmax and before
+            dropout, for forward hooks: a hook reads them, and those that it returns take their
+            place. Of a cached step with W beams they are (B, H, W · T, K), and K counts the slots
+            of the cache. A layer forms its weights, and those of a window whole, only while
+            `pattern` has hooks.
     """
 
     def __init__(
@@ -100,83 +119,153 @@ class MultiHead(nn.Module):
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
         self.scale, self.window, self.softcap = scale, window, softcap
         self.position = position
+        self.pattern = nn.Identity()
         self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=out_bias)
         self.dropout = Dropout(dropout)
 
     def _split(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B H T E"]:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
+    def mask(
+        self,
+        visible: Visibility,
+        x: Float[Tensor, "N T D"],
+        *,
+        trains: bool,
+        shows_weights: bool = False,
+        formed: dict[Any, Any] | None = None,
+    ) -> AttentionMask:
+        """All that `forward` needs to know of a pass besides its states.
+
+        Args:
+            visible: what each query may attend to.
+            x: states of the pass, for their type and device.
+            trains: whether gradients are asked for.
+            shows_weights: whether the weights are asked for.
+            formed: tensors of the same pass that other layers share; filled here.
+        """
+        formed = {} if formed is None else formed
+        device, dtype = x.device.type, x.dtype
+        if dtype == torch.float32 and device in _AUTOCAST and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        whole = shows_weights or has_hooks(self.pattern)
+        parts = [None] if whole else self._parts(visible)
+        forms_weights = whole or self._forms_weights(visible, parts[0], x, trains)
+        rotation = None
+        if isinstance(self.position, RotaryPositions):
+            rotation = _once(formed, id(self.position), self.position, visible.queries.positions)
+        is_plain = self.position_scores is None and self.window is None and not forms_weights
+        if is_plain and visible.is_causal_alone:
+            return AttentionMask(
+                visible.real, rotation, (MaskBlock(None, None, None),), False, True
+            )
+        options: dict[str, Any] = {
+            "scheme": self.position_scores,
+            "window": self.window,
+            "repeats": self.num_heads // self.num_kv_heads,
+        }
+        if forms_weights:
+            dtype = torch.promote_types(dtype, torch.float32)
+
+        def block(part: tuple[range, range] | None) -> MaskBlock:
+            key = (dtype, id(self.position_scores), self.window, options["repeats"], part)
+            bias = _once(formed, key, partial(visible.bias, dtype, part=part, **options))
+            queries, keys = part or (None, None)
+            return MaskBlock(queries, keys, bias)
+
+        blocks = tuple(block(part) for part in parts)
+        return AttentionMask(visible.real, rotation, blocks, forms_weights, False)
+
+    def _parts(self, visible: Visibility) -> Sequence[tuple[range, range] | None]:
+        """Columns of queries that attend together, and of the keys that are within their reach.
+
+        Where a window, or texts that are shorter than a packed row, leave most keys out, these are
+        blocks along the diagonal: linear in the length. None: all columns.
+        """
+        reach = self.window
+        if (longest := visible.queries.longest_text) is not None:
+            reach = longest if reach is None else min(reach, longest)
+        total = visible.queries.positions.size(1)
+        # A traced length would fix the number of blocks.
+        if reach is None or not visible.is_sequence or torch.compiler.is_exporting():
+            return [None]
+        size = max(reach, _LOCAL_QUERIES)
+        if total <= size:
+            return [None]
+        parts = []
+        for start in range(0, total, size):
+            rows = range(start, min(start + size, total))
+            stop = rows.stop if visible.causal else min(total, rows.stop + reach - 1)
+            parts.append((rows, range(max(0, start - reach + 1), stop)))
+        return parts
+
     def _merge(
-        self, heads: Float[Tensor, "B H T E"], visible: Visibility
+        self, heads: Float[Tensor, "B H T E"], real: Bool[Tensor, "#B #T"] | None
     ) -> Float[Tensor, "B T D"]:
         """The output projection; zeros for queries that may attend to nothing."""
         out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         # After the projection, whose bias would otherwise reach them.
-        return out if visible.real is None else out * visible.real[..., None]
+        return out if real is None else out * real[..., None]
 
     def _attend_all(
-        self, query: Tensor, key: Tensor, value: Tensor, visible: Visibility
-    ) -> Float[Tensor, "B H T E"]:
-        """Attention over all keys; where a window leaves most of them out, of one block of queries
-        after the other over the keys that its window reaches: linear in the length."""
-        total, size = query.size(2), max(self.window or 0, _LOCAL_QUERIES)
-        if self.window is None or not visible.is_sequence or total <= size:
-            return self._attend(query, key, value, visible, None)
-        keys, values = key.split(size, dim=2), value.split(size, dim=2)
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
+    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T K"] | None]:
+        """Attention by the blocks of the mask, and its weights where one block has formed them."""
+        if len(mask.blocks) == 1:
+            return self._attend(query, key, value, mask, mask.blocks[0].bias)
+        first = mask.blocks[0].queries
+        assert first is not None
+        keys, values = key.split(len(first), dim=2), value.split(len(first), dim=2)
         heads = []
-        for index, part in enumerate(query.split(size, dim=2)):
-            rows = range(index * size, index * size + part.size(2))
-            stop = rows.stop if visible.causal else min(total, rows.stop + self.window - 1)
-            reach = range(max(0, rows.start - self.window + 1), stop)
-            key, value = _join(keys, reach), _join(values, reach)
-            heads.append(self._attend(part, key, value, visible, (rows, reach)))
-        return torch.cat(heads, dim=2)
+        for part, block in zip(query.split(len(first), dim=2), mask.blocks, strict=True):
+            assert block.keys is not None
+            near = _join(keys, block.keys), _join(values, block.keys)
+            heads.append(self._attend(part, *near, mask, block.bias)[0])
+        return torch.cat(heads, dim=2), None
 
     def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        visible: Visibility,
-        part: tuple[range, range] | None,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, bias: Tensor | None
+    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T K"] | None]:
         """By plain products, or by a fused kernel, which never forms the weights.
 
         Query heads that share a key head are further queries of that head; where the kernel knows
         by itself what may be seen, and no bias is formed, each has a copy of the key head.
         """
         length, repeats = query.size(2), self.num_heads // self.num_kv_heads
-        forms_weights, dtype = self._forms_weights(query, key), query.dtype
-        plain = self.position_scores is None and self.window is None and not forms_weights
-        causal, bias = plain and visible.is_causal_alone, None
-        if causal and repeats > 1:
+        if mask.is_causal and repeats > 1:
             key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
             repeats = 1
-        elif not causal:
-            bias = visible.bias(
-                torch.promote_types(dtype, torch.float32) if forms_weights else dtype,
-                scheme=self.position_scores,
-                window=self.window,
-                repeats=repeats,
-                part=part,
-            )
         if repeats > 1:
             query = query.unflatten(1, (-1, repeats)).flatten(2, 3)
-        if forms_weights:
-            heads, _ = attend(query, key, value, bias, self.dropout, self.scale, self.softcap)
-        else:
+
+        def of_heads(x: Tensor) -> Tensor:
+            """(B, G, repeats · T, …) as (B, H, T, …)."""
+            return x if repeats == 1 else x.unflatten(2, (repeats, length)).flatten(1, 2)
+
+        weights: Tensor | None = None
+        if not mask.forms_weights:
             dropout = self.dropout.p if self.training else 0.0
             heads = F.scaled_dot_product_attention(
-                query, key, value, bias, dropout, causal, scale=self.scale
+                query, key, value, bias, dropout, mask.is_causal, scale=self.scale
             )
-        return heads if repeats == 1 else heads.unflatten(2, (repeats, length)).flatten(1, 2)
+        elif has_hooks(self.pattern):
+            weights = attention_weights(query, key, bias, self.scale, self.softcap)
+            weights = self.pattern(_of_real(of_heads(weights.to(value.dtype)), mask.real))
+            folded = weights if repeats == 1 else weights.unflatten(1, (-1, repeats)).flatten(2, 3)
+            heads = self.dropout(folded) @ value
+        else:
+            heads, weights = attend(query, key, value, bias, self.dropout, self.scale, self.softcap)
+            weights = of_heads(weights)
+        return of_heads(heads), weights
 
     @property
     def position_scores(self) -> nn.Module | None:
         """The position scheme, where it is one that adds to the scores."""
         return None if isinstance(self.position, RotaryPositions) else self.position
 
-    def _forms_weights(self, query: Tensor, key: Tensor) -> bool:
+    def _forms_weights(
+        self, visible: Visibility, part: tuple[range, range] | None, x: Tensor, trains: bool
+    ) -> bool:
         """Whether to run plain products: for capped scores, and on a CPU where they train faster.
 
         On a CPU the fused kernel has no backward pass of its own with dropout or for a bias that
@@ -184,11 +273,37 @@ class MultiHead(nn.Module):
         """
         if self.softcap is not None:
             return True
-        if query.device.type != "cpu" or not (query.requires_grad and torch.is_grad_enabled()):
+        if x.device.type != "cpu" or not trains:
             return False
-        drops = self.training and self.dropout.p > 0
-        is_short = query.size(2) * key.size(2) < _FUSED_WEIGHTS
-        return drops or is_short or self.position_scores is not None
+        if (self.training and self.dropout.p > 0) or self.position_scores is not None:
+            return True
+        spans = (visible.queries, visible.keys)
+        rows, reach = [span.positions.size(1) for span in spans] if part is None else map(len, part)
+        return rows * reach < _FUSED_WEIGHTS
+
+    def _mask_of(
+        self, visible: Visibility | AttentionMask, x: Tensor, shows_weights: bool
+    ) -> AttentionMask:
+        if isinstance(visible, AttentionMask):
+            assert not shows_weights, "weights are returned of a Visibility, not of a mask"
+            return visible
+        return self.mask(visible, x, trains=self._trains(x), shows_weights=shows_weights)
+
+    def _output(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, shows_weights: bool
+    ) -> Any:
+        """The output (B, T, D), with the weights where they are to be shown."""
+        heads, weights = self._attend_all(query, key, value, mask)
+        out = self._merge(heads, mask.real)
+        if not shows_weights:
+            return out
+        assert weights is not None
+        return out, _of_real(weights, mask.real)
+
+    def _trains(self, x: Tensor) -> bool:
+        """Whether gradients are asked for of an attention that is called by itself."""
+        wants = x.requires_grad or any(p.requires_grad for p in self.parameters())
+        return torch.is_grad_enabled() and wants
 
 
 class Attention(MultiHead):
@@ -222,25 +337,33 @@ class Attention(MultiHead):
         return self.num_heads * self.head_dim, of_keys, of_keys
 
     def forward(
-        self, x: Float[Tensor, "B T D"], visible: Visibility, cache: LayerCache | None = None
-    ) -> Float[Tensor, "B T D"]:
-        """Attention output; zero where no key is visible.
+        self,
+        x: Float[Tensor, "B T D"],
+        visible: Visibility | AttentionMask,
+        cache: LayerCache | None = None,
+        *,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attention output (B, T, D); zero where no key is visible.
 
         Args:
-            visible: what each token may attend to.
+            visible: what each token may attend to, or the mask that is formed of it.
             cache: the keys and values of `x` are written to it, and attention is over all it holds.
+            return_weights: return (output, weights (B, H, T, K)), the weights before dropout and
+                zero where no key is visible; `visible` is then a `Visibility`.
         """
+        mask = self._mask_of(visible, x, return_weights)
         heads, groups = self.num_heads, self.num_kv_heads
         both, value = self._split(self.qkv(x)).split([heads + groups, groups], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = both.split([heads, groups], dim=1)
             both = torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
-        if isinstance(self.position, RotaryPositions):
-            both = rotate(both, visible.rotation(self.position))
+        if mask.rotation is not None:
+            both = rotate(both, mask.rotation)
         query, key = both.split([heads, groups], dim=1)
         if cache is not None:
             key, value = cache.update(key, value)
-        return self._merge(self._attend_all(query, key, value, visible), visible)
+        return self._output(query, key, value, mask, return_weights)
 
 
 class CrossAttention(MultiHead):
@@ -262,36 +385,49 @@ class CrossAttention(MultiHead):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        visible: Visibility,
+        visible: Visibility | AttentionMask,
         memory: Float[Tensor, "B S D"] | None = None,
         projected: Float[Tensor, "B both S E"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Attention output; zero where nothing of the source is visible.
+        *,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attention output (B, T, D); zero where nothing of the source is visible.
 
         Args:
-            visible: what of the source each token may attend to.
+            visible: what of the source each token may attend to, or the mask that is formed of it.
             memory: states of the sources; or
             projected: their keys and values, by `project_memory`.
+            return_weights: as in `Attention.forward`; the weights are (B, H, T, S).
         """
+        mask = self._mask_of(visible, x, return_weights)
         if projected is None:
             assert memory is not None, "give the source's states, or its keys and values"
             projected = self.project_memory(memory)
         key, value = projected.chunk(2, dim=1)
-        heads = self._attend_all(self._split(self.q(x)), key, value, visible)
-        return self._merge(heads, visible)
-
-    def weights(
-        self, x: Float[Tensor, "B T D"], visible: Visibility, projected: Float[Tensor, "B both S E"]
-    ) -> Float[Tensor, "B H T S"]:
-        """The attention weights of `forward`; any where nothing of the source is visible."""
-        key, _ = projected.repeat_interleave(self.num_heads // self.num_kv_heads, 1).chunk(2, 1)
-        query = self._split(self.q(x))
-        bias = visible.bias(torch.promote_types(query.dtype, torch.float32))
-        return attend(query, key, key, bias, None, self.scale, self.softcap)[1]
+        return self._output(self._split(self.q(x)), key, value, mask, return_weights)
 
     def project_memory(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B both S E"]:
         """Keys and, behind them, values of a source, computed once for a whole decoding."""
         return self._split(self.kv(memory))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether forward hooks, before or after it, are set on a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _of_real(
+    weights: Float[Tensor, "B H T K"], real: Bool[Tensor, "#B #T"] | None
+) -> Float[Tensor, "B H T K"]:
+    """The weights, and zeros for queries that attend to nothing."""
+    return weights if real is None else weights * real[:, None, :, None]
+
+
+def _once(formed: dict[Any, Any], key: Any, form: Callable[..., Any], *inputs: Any) -> Any:
+    """`form(*inputs)`, formed at the first call for a key."""
+    if key not in formed:
+        formed[key] = form(*inputs)
+    return formed[key]
 
 
 def _join(pieces: Sequence[Tensor], places: range) -> Tensor:

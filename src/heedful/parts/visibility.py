@@ -1,12 +1,12 @@
-"""Who may attend to whom: a predicate of positions, padding and segments, made once a pass."""
+"""Which keys a query may attend to: a predicate of positions, padding and segments; its bias."""
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from heedful.parts.rotary import RotaryPositions, Rotation
+from heedful.parts.rotary import Rotation
 from heedful.parts.tokens import Span, Tokens
 
 
@@ -40,17 +40,18 @@ def visible(
 
 
 class Visibility:
-    """What the queries of a pass may attend to, shared by all layers of a stack.
+    """The keys that each query of a pass may attend to: a predicate, without any tensor of scores.
 
-    From it come the bias that is added to the scores, which queries have anything to attend to at
-    all, and what position schemes make of positions; each is formed once, where a layer first
-    needs it. A query with nothing to attend to gets zeros and gives zero gradients: its softmax
-    runs over equal finite numbers (no NaN forward or backward) and its output is multiplied by 0.
+    A query with nothing to attend to gets zeros and gives zero gradients: its softmax runs over
+    equal finite numbers (no NaN forward or backward) and its output is multiplied by 0.
 
     Args:
         queries: the tokens of a pass.
         keys: what they may attend to.
         allowed: (B, T, K), what else must hold: True = may attend.
+
+    Attributes:
+        real: (B, T), False for queries that attend to nothing; None: all attend to something.
     """
 
     def __init__(
@@ -69,11 +70,10 @@ class Visibility:
         if keys.real is not None and not causal:
             some = keys.real.any(-1, keepdim=True)
             self.real = some if self.real is None else self.real & some
-        self._formed: dict[Any, Any] = {}
 
     @classmethod
     def among(cls, tokens: Tokens, *, causal: bool) -> "Visibility":
-        """Of the tokens of each row among themselves."""
+        """The tokens of each row among themselves."""
         span = tokens.span
         return cls(span, span, causal=causal)
 
@@ -84,17 +84,13 @@ class Visibility:
 
     @property
     def is_causal_alone(self) -> bool:
-        """Whether it only says that no query looks ahead, as fused kernels know by themselves."""
-        nothing_else = self.allowed is self.queries.real is self.queries.segments is None
-        return self.causal and self.is_sequence and nothing_else
+        """Whether causality alone hides all that must not be seen, as fused kernels know it.
 
-    def rotation(self, scheme: RotaryPositions) -> Rotation:
-        """The rotation of the pass's tokens."""
-        key = id(scheme)
-        if key not in self._formed:
-            self._formed[key] = scheme(self.queries.positions)
-        rotation: Rotation = self._formed[key]
-        return rotation
+        Padding on the right stands after every real query, so that causality hides it.
+        """
+        nothing_else = self.allowed is self.queries.segments is None
+        shows_no_padding = self.queries.real is None or self.queries.is_aligned
+        return self.causal and self.is_sequence and nothing_else and shows_no_padding
 
     def bias(
         self,
@@ -105,7 +101,7 @@ class Visibility:
         repeats: int = 1,
         part: tuple[range, range] | None = None,
     ) -> Float[Tensor, "#B #H t k"] | None:
-        """What is added to the scores; None: nothing.
+        """A tensor to add to the scores; None: there is nothing to add.
 
         A position scheme's scores where a query may attend to a key; elsewhere half of the type's
         lowest number, whose softmax is exactly zero beside any score. (The whole of it overflows to
@@ -114,20 +110,17 @@ class Visibility:
         Args:
             scheme: gives scores (#B, H, t, k) of positions (`parts/relative.py`).
             repeats: query heads that share a key head: (#B, H / repeats, repeats · t, k) then.
-            part: queries and keys of which it is formed alone; default: all.
+            part: queries and keys for which it is formed alone; default: all.
         """
-        made = (dtype, id(scheme), window, repeats, part)
-        bias: Tensor | None
-        if made in self._formed:
-            bias = self._formed[made]
-            return bias
         queries, keys, allowed = self.queries, self.keys, self.allowed
         if part is not None:
             queries, keys = queries.part(part[0]), keys.part(part[1])
         seen = visible(queries, keys, causal=self.causal, window=window)
         if allowed is not None:
             seen = allowed if seen is None else seen & allowed
-        bias = None if scheme is None else scheme(queries.positions, keys.positions).to(dtype)
+        bias: Tensor | None = None
+        if scheme is not None:
+            bias = scheme(queries.positions, keys.positions).to(dtype)
         if seen is not None:
             scores = torch.zeros((), dtype=dtype, device=seen.device) if bias is None else bias
             bias = torch.where(seen[:, None], scores, torch.finfo(dtype).min / 2)
@@ -136,5 +129,36 @@ class Visibility:
                 bias = bias.repeat(1, 1, repeats, 1)
             else:
                 bias = bias.unflatten(1, (-1, repeats)).flatten(2, 3)
-        self._formed[made] = bias
         return bias
+
+
+class MaskBlock(NamedTuple):
+    """Queries that attend together, the keys within their reach, and the bias of their scores.
+
+    Ranges of columns; None: all of them.
+    """
+
+    queries: range | None
+    keys: range | None
+    bias: Float[Tensor, "#B #H t k"] | None
+
+
+class AttentionMask(NamedTuple):
+    """All that an attention needs to know of a pass, formed before the first block.
+
+    It is handed down, so that no layer forms it while its activations are checkpointed, and equal
+    layers share its tensors (`MultiHead.mask`).
+
+    Attributes:
+        real: (B, T), False for queries that attend to nothing; None: all attend to something.
+        rotation: of rotary positions; None: the attention has none.
+        blocks: one for all queries, or one for each part of them.
+        forms_weights: plain products that form the weights, not a fused kernel.
+        is_causal: the kernel's own causality is all that is to be seen; there is no bias.
+    """
+
+    real: Bool[Tensor, "#B #T"] | None
+    rotation: Rotation | None
+    blocks: tuple[MaskBlock, ...]
+    forms_weights: bool
+    is_causal: bool

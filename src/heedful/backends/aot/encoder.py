@@ -82,14 +82,12 @@ class States:
         kinds = None if net.embedding.types is None else packed.types[:, None]
         x = net.embedding(Tokens(packed.ids[:, None], packed.positions[:, None]), kinds)
         columns = torch.arange(packed.places.size(1))[None]
-        grid = Tokens(packed.places, columns, packed.real).span
-        # Not of one object with itself: blocks of a window's layers would be of a fixed number.
-        visible = Visibility(grid, grid._replace(), causal=False)
+        visible = Visibility.among(Tokens(packed.places, columns, packed.real), causal=False)
         visible.real = None  # padding does not come out of the grid
         encoder = net.encoder
         x = x.to(next(encoder.parameters()).dtype)
-        for block in encoder.blocks:
-            x = block(x, visible)
+        for block, (mask, _) in zip(encoder.blocks, encoder.masks(x, visible), strict=True):
+            x = block(x, mask)
         return encoder.final_dropout(encoder.final_norm(x))[:, 0].float()
 
     def _into_grid(self, module: nn.Module, given: Any, found: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Coverage:
     ) -> Float[Tensor, "N V"]:
         """As `Decoding.next_log_probs`."""
         assert state is self
-        with self._attention.register_forward_pre_hook(self._add, with_kwargs=True):
+        with self._attention.pattern.register_forward_hook(self._add):
             return self.decoding.next_log_probs(prefixes, self.decoding)
 
     def penalties(self) -> Float[Tensor, "N"]:
@@ -53,8 +53,7 @@ class Coverage:
             covered = covered * real[:, None]
         return self.weight * covered.sum(-1).flatten()
 
-    def _add(self, attention: Any, given: tuple[Tensor], inputs: dict[str, Any]) -> None:
-        """Add the attention of each row's last token; `inputs` are as of `CrossAttention`."""
-        weights = attention.weights(*given, inputs["visible"], inputs["projected"])
-        of_rows = weights.float().mean(1).unflatten(1, (self._sums.size(1), -1))
-        self._sums = self._sums + of_rows[:, :, -1]
+    def _add(self, pattern: Any, inputs: Any, weights: Float[Tensor, "B H T S"]) -> None:
+        """Add the attention of each beam's last token to the sums."""
+        of_beams = weights.float().mean(1).unflatten(1, (self._sums.size(1), -1))
+        self._sums = self._sums + of_beams[:, :, -1]
