@@ -27,7 +27,7 @@ from common import (
     write_results,
 )
 from decoding_systems import SHAPES, SMALL, Setting, Shape, prompts, tune, write_model
-from heedful.backends.manifest import cores
+from heedful.backends.hardware import cores
 
 # From standard input to standard output; a file is read whole, and its lines are sorted there.
 BY_HAND = """

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from heedful.deploy.optimize import _STAY as STAY
+from heedful.deploy.measure import SURVIVAL_SHARES as STAY
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"

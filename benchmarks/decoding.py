@@ -45,7 +45,7 @@ from decoding_systems import (
     tune,
     write_model,
 )
-from heedful.backends.manifest import cores
+from heedful.backends.hardware import cores
 from limits import measured_limits
 
 matplotlib.use("Agg")

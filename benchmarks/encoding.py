@@ -31,7 +31,7 @@ from common import (
     write_results,
 )
 from encoding_systems import Encode, Rows, Variant, Vectors, systems, write_forms
-from heedful.backends.manifest import cores
+from heedful.backends.hardware import cores
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.optimize import ENGINES, optimize
 from heedful.pipelines import ModelCard, open_net

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from heedful.backends.manifest import cores
+from heedful.backends.hardware import cores
 from heedful.backends.torch.threads import run_with
 
 REPEATS = 8

@@ -34,7 +34,8 @@ from common import (
     whole,
     write_results,
 )
-from heedful.backends.manifest import cores, place_of
+from heedful.backends.hardware import cores
+from heedful.backends.manifest import place_of
 from heedful.cli.lines import input_chunks
 from heedful.cli.optimize import optimize
 from heedful.deploy.convert import make_form, open_form

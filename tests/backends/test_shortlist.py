@@ -16,8 +16,9 @@ from heedful.backends.ctranslate2.runtime import write_vocabulary_map
 from heedful.backends.manifest import FOLDER, SHORTLIST, Record, digest, place_of
 from heedful.backends.shortlist import Shortlist, make_shortlist
 from heedful.data.tokenizer import train_tokenizer
-from heedful.deploy.convert import Prover, make_form, open_form
+from heedful.deploy.convert import make_form, open_form
 from heedful.deploy.optimize import Findings, _Bench
+from heedful.deploy.prove import Prover
 from heedful.errors import UserError
 from heedful.generation import beam_search
 from heedful.pipelines import load

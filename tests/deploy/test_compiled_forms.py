@@ -11,7 +11,7 @@ import pytest
 
 import heedful
 from backend_models import model_of
-from heedful.backends import manifest
+from heedful.backends import registry
 from heedful.backends.aot import compile as compiling
 from heedful.errors import UserError
 
@@ -66,7 +66,7 @@ def test_what_was_compiled_for_something_else_is_said(
     with pytest.raises(UserError, match=r"made with torch 2\.12\.0, this is .*heedful optimize"):
         heedful.load(place, engine="compiled")
     assert heedful.load(place).engine is None
-    monkeypatch.setattr(manifest, "version", lambda name: "2.12.0")
+    monkeypatch.setattr(registry, "version", lambda name: "2.12.0")
     (place / "engines/compiled/float32/graphs.pt2").write_bytes(b"no package")
     with pytest.raises(UserError, match="is no whole package"):
         heedful.load(place, engine="compiled")

@@ -12,11 +12,12 @@ import torch
 
 import heedful
 from backend_models import TEXTS, model_of, saved
-from heedful.backends import manifest
+from heedful.backends import registry
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.manifest import Choice, Record, Weights
-from heedful.deploy.convert import Proof, Prover, open_form
+from heedful.deploy.convert import open_form
+from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
 from heedful.pipelines import Translator
 
@@ -115,10 +116,10 @@ def test_an_engine_of_another_version_or_none_is_said(
 ) -> None:
     def version(name: str) -> str:
         if found is None:
-            raise manifest.PackageNotFoundError(name)
+            raise registry.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(manifest, "version", version)
+    monkeypatch.setattr(registry, "version", version)
     with pytest.raises(UserError, match=words):
         heedful.load(translator[0], engine="ctranslate2")
     assert heedful.load(translator[0]).engine is None

@@ -14,9 +14,9 @@ import heedful
 from backend_models import saved
 from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
-from heedful.backends.manifest import Choice, Record, cores
-from heedful.deploy import convert
-from heedful.deploy import optimize as optimizing
+from heedful.backends.hardware import cores
+from heedful.backends.manifest import Choice, Record
+from heedful.deploy import measure, prove
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
@@ -151,7 +151,7 @@ def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
     folder, monkeypatch, count, chosen
 ) -> None:
     timed: list[Any] = []
-    monkeypatch.setattr(optimizing, "_rate", lambda model, parts, choice: timed.append(parts) or 1)
+    monkeypatch.setattr(measure, "_rate", lambda model, parts, choice: timed.append(parts) or 1)
     texts = [f"{number}" for number in range(count)]
     model = heedful.load(folder, device="cpu", engine="eager")
     optimize(model, folder, texts, engines=["eager"], uses=["latency"], threads=[1])
@@ -160,11 +160,11 @@ def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
 
 
 def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) -> None:
-    def fails(proof: convert.Proof, tolerance: float | None = None) -> str | None:
+    def fails(proof: prove.Proof, tolerance: float | None = None) -> str | None:
         assert tolerance == 0.5
         return "it loses more" if proof.precision == "int8" else None
 
-    monkeypatch.setattr(convert.Proof, "fails", fails)
+    monkeypatch.setattr(prove.Proof, "fails", fails)
     model = heedful.load(folder, device="cpu", engine="eager")
     found = optimize(
         model,

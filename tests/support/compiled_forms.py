@@ -28,10 +28,10 @@ REQUESTS, SENTENCES = 60, 10_000
 
 def make(folder: Path, name: str) -> None:
     """Compile, prove and measure a model of an architecture; hold the kernels against torch."""
-    from heedful.deploy import optimize as optimizing
+    from heedful.deploy import measure
+    from heedful.deploy.optimize import optimize
 
-    optimizing._SHORTEST = 0.0  # as the fixture `brief`, in both folders
-    optimize = optimizing.optimize
+    measure._SHORTEST = 0.0  # as the fixture `brief`, in both folders
     # Heads as wide as real ones: a constant of few numbers would be folded into the code.
     model_of(name, **one_layer(name), head_dim=32).save(folder)
     model = heedful.load(folder, device="cpu", engine="eager")

@@ -10,7 +10,7 @@ import torch
 
 from commands import tiny, write_recipe
 from heedful.data.tokenizer import train_tokenizer
-from heedful.deploy import optimize as optimizing
+from heedful.deploy.optimize import optimize
 from heedful.export.hf import export_hf
 from heedful.pipelines import GenerationIds, ModelCard, load, open_net
 from heedful.run import train
@@ -77,7 +77,7 @@ def _make_net(world: Path, name: str) -> None:
 
 
 def _optimize(model: Path) -> None:
-    found = optimizing.optimize(
+    found = optimize(
         load(model, device="cpu", engine="eager"),
         model,
         WORDS,

@@ -1,33 +1,26 @@
-"""What stands in `MODEL/engines`: the model in other forms, which of them to take, and for what."""
+"""`MODEL/engines/engines.json`: the forms of a model for its backends, and the choice of them."""
 
 import hashlib
-import os
-import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 import heedful
-from heedful.backends.base import Backend, Settings
-from heedful.backends.ctranslate2.runtime import INSTALL, CTranslate2, Facts
-from heedful.backends.shortlist import Shortlist
+from heedful.backends.base import Settings
+from heedful.backends.hardware import cores, instruction_set
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
 
 FOLDER, RECORD, WEIGHTS = "engines", "engines.json", "model.safetensors"
 SHORTLIST = "shortlist.safetensors"
-Name = Literal["auto", "eager", "compiled", "ctranslate2"]
-Precision = Literal["auto", "float32", "bfloat16", "int8"]
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
 # What each engine is a version of.
 PACKAGES = {"ctranslate2": "ctranslate2", "compiled": "torch"}
-# Instructions that change which kernel is fastest, the best first.
-_INSTRUCTIONS = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2", "asimddp")
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ class Forms:
     Attributes:
         version: of the engine that it was made with.
         facts: of the net, as its opening needs them.
-        proofs: of each precision that was kept, what proved it (`heedful.deploy.convert`).
+        proofs: of each precision that was kept, what proved it (`heedful.deploy.prove`).
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -180,184 +173,9 @@ def place_of(model: Path, engine: str, precision: str) -> Path:
     return model / FOLDER / engine / precision
 
 
-def open_shortlist(model: Path, tokenizers: Sequence[Path]) -> Shortlist | None:
-    """The shortlist of a model directory; None: it has none. Raises UserError for another's."""
-    path = model / FOLDER / SHORTLIST
-    return Shortlist.load(path, digest(tokenizers)) if path.is_file() else None
-
-
 def digest(files: Iterable[Path]) -> str:
     """The SHA-256 of what files hold, one behind the other."""
     found = hashlib.sha256()
     for path in files:
         found.update(path.read_bytes())
     return found.hexdigest()
-
-
-def instruction_set() -> str:
-    """What this processor multiplies with: a machine's kind, and its best instructions."""
-    try:
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.machine()
-    lines = (line for line in info.splitlines() if line.lower().startswith(("flags", "features")))
-    flags = set(next(lines, "").split())
-    best = next((each for each in _INSTRUCTIONS if each in flags), None)
-    return platform.machine() if best is None else f"{platform.machine()} {best}"
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def open_engine(
-    model: Path,
-    *,
-    engine: str = "auto",
-    precision: str = "auto",
-    threads: int | None = None,
-    use: Use = "latency",
-    device: str = "auto",
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[Backend, Kind] | Settings:
-    """The engine of a model directory that was asked for or is best, and the model's kind.
-
-    Settings: the net itself is to be run, with these: as measured where it was the best.
-
-    Args:
-        device: where it runs, as of `heedful.load`; measurements are of the CPU, so that `auto`
-            takes the net where another is asked for.
-        threads: of each worker; default: as measured; else one, or for the net by the size of the
-            work.
-        say: told in one line why `auto` finds nothing that holds here.
-
-    Raises:
-        UserError: an engine or a form asked for by name that is not there, is not installed, or
-            was made for something else; more threads than cores.
-    """
-    if threads is not None and not 1 <= threads <= cores():
-        raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads}")
-    for name, value, known in (("engine", engine, Name), ("precision", precision, Precision)):
-        if value not in get_args(known):
-            raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
-    elsewhere = engine == "auto" and device not in ("auto", "cpu")
-    if precision == "int8" and (engine == "eager" or elsewhere):
-        raise UserError("the net itself has no int8; name another engine, or take bfloat16")
-    if elsewhere:
-        return Settings(threads)
-    wanted = engine not in ("auto", "eager") or precision == "int8"
-    try:
-        record = Record.read(model)
-        again = f"make it by `heedful optimize {model}`"
-        if record is None:
-            if wanted:
-                raise UserError(f"{model} has no engine {engine} for {precision}: {again}")
-            return Settings(threads)
-        if reason := record.unfit(model):
-            raise UserError(f"{model / FOLDER} {reason}: {again}")
-        chosen = _chosen(model, record, engine, precision, threads, use)
-        if isinstance(chosen, Settings):
-            return chosen
-        name, form, settings = chosen
-        if reason := not_here(name, record.engines[name].version):
-            raise UserError(f"{model / FOLDER} {reason}: {again}")
-        record.check_files(model / FOLDER, place_of(model, name, form))
-        on = "cpu" if device == "auto" else device
-        facts = record.engines[name].facts
-        return open_made(model, model, name, form, facts, settings, on), record.kind
-    except UserError as error:
-        if wanted:
-            raise
-        if engine == "auto":
-            say(f"the model runs eager: {error}")
-        return Settings(threads)
-
-
-def open_made(
-    model: Path,
-    directory: Path,
-    engine: str,
-    precision: str,
-    facts: dict[str, Any],
-    settings: Settings,
-    device: str = "cpu",
-) -> Backend:
-    """A form of a model that stands in the `engines` of a directory.
-
-    Args:
-        facts: of the net, as its record has them.
-
-    Raises:
-        UserError: facts that are none; a form that is damaged, or not for the device.
-    """
-    place = place_of(directory, engine, precision)
-    try:
-        if engine == CTranslate2.name:
-            return CTranslate2(place, Facts(**facts), precision, settings, device)
-        from heedful.backends.aot.decoder import Compiled, CompiledFacts
-        from heedful.backends.aot.encoder import CompiledEncoder
-
-        if device != "cpu":
-            raise UserError(f"the compiled net runs on the CPU, not on {device}")
-        kind = CompiledEncoder if facts.get("family") == "encoder_only" else Compiled
-        return kind(place, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
-    except TypeError as error:
-        raise UserError(f"{directory / FOLDER / RECORD}: facts: {error}") from None
-
-
-def not_here(engine: str, made_with: str) -> str | None:
-    """Why what an engine made cannot be opened in this installation."""
-    package = PACKAGES[engine]
-    try:
-        here = version(package)
-    except PackageNotFoundError:
-        return f"needs {package}, but {INSTALL}"
-    parts = 2 if engine == CTranslate2.name else None  # a graph is of one torch alone
-    if here.split(".")[:parts] != made_with.split(".")[:parts]:
-        return f"was made with {package} {made_with}, this is {here}"
-    return None
-
-
-def _chosen(
-    model: Path,
-    record: Record,
-    engine: str,
-    precision: str,
-    threads: int | None,
-    use: Use,
-) -> tuple[str, str, Settings] | Settings:
-    """The engine, the precision and the settings to run a model with; settings alone: the net."""
-    best = record.best.get(use)
-    name = engine if engine != "auto" else best.engine if best else next(iter(record.engines), "")
-    if engine == "auto" and precision == "int8" and name in ("eager", ""):
-        name = next((n for n, forms in record.engines.items() if precision in forms.proofs), "")
-        if not name:
-            raise UserError(
-                f"{model} has no engine with int8: it was not made, or failed its proof"
-            )
-    if best is not None and best.engine != name:
-        best = None
-    is_net = name in ("eager", "")
-    settings = best.settings if best else Settings(None if is_net else 1)
-    if threads is not None:
-        settings = replace(settings, threads=threads, workers=1)
-    if is_net:
-        return settings
-    forms = record.engines.get(name)
-    if forms is None:
-        raise UserError(
-            f"{model} has no engine {name}, only {', '.join(record.engines) or 'none'}: "
-            f"make it by `heedful optimize {model} --engine {name}`"
-        )
-    wanted = precision
-    if wanted == "auto":
-        wanted = best.precision if best else next(iter(forms.proofs))
-    if wanted not in forms.proofs:
-        raise UserError(
-            f"{model} has no {name} in {wanted}, only in {', '.join(forms.proofs)}: it was not "
-            "made, or did not pass its proof"
-        )
-    return name, wanted, settings

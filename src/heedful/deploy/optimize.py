@@ -1,18 +1,15 @@
-"""What runs a model best on this machine: forms built, proved on held-out text, measured, kept."""
+"""Choosing the backend of a model on this machine, and recording the choice in `engines.json`."""
 
 import shutil
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import cycle, product
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import PRECISIONS
 from heedful.backends.ctranslate2.runtime import CTranslate2, write_vocabulary_map
+from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
     RECORD,
@@ -21,19 +18,18 @@ from heedful.backends.manifest import (
     Kind,
     Record,
     Use,
-    cores,
     digest,
-    open_made,
     place_of,
 )
+from heedful.backends.registry import open_made
 from heedful.backends.shortlist import Pairs, Shortlist, make_shortlist
 from heedful.backends.torch.eager import Eager
-from heedful.deploy.convert import Proof, Prover, cut_ids, make_form, standing_form
+from heedful.deploy.convert import make_form, standing_form
+from heedful.deploy.measure import Form, Progress, candidates, measure
+from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
 from heedful.files import write_directory, write_json
 from heedful.pipelines.base import SavedModel
-from heedful.pipelines.encoders import Classifier
-from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.loading import tokenizer_files
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
@@ -41,16 +37,6 @@ from heedful.pipelines.translation import Translator
 ENGINES = ("eager", "ctranslate2", "compiled")
 _WRITERS = ("float32", "int8")  # precisions of the third for what writes
 USES: tuple[Use, ...] = get_args(Use)
-_SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
-_ALONE = 64  # texts together where nothing runs side by side
-# Of each round of timing: the share of the best rate, by medians so far, to stay in.
-_STAY = (0.7, 0.7, 0.9, 0.9, 0.9, 0.9)
-_SHORTEST, _LONGEST = 0.1, 2.0  # seconds of one: again from the first text, and no further text
-_BATCHES = (8, 16, 32, 64)  # prompts of mean length that are worked on together
-_NEW_TOKENS = 32  # that a language model goes on with
-
-Progress = Callable[[str, int, int], None]
-Form = tuple[str, str]  # engine and precision
 
 
 @dataclass
@@ -106,7 +92,7 @@ def optimize(
     Args:
         model: opened eager, from `directory`.
         texts, answers: held-out text, as of `Prover`.
-        tolerance: what a form other than float32 may lose (`heedful.deploy.convert.Proof`).
+        tolerance: what a form other than float32 may lose (`heedful.deploy.prove.Proof`).
         threads: of each worker; default: one, and all cores.
         pairs: of a translator, ids of its training pairs: a shortlist is counted of them, and kept
             where it loses no more than a form may; default: there will be none.
@@ -137,11 +123,11 @@ def optimize(
             progress("counting a shortlist", 0, 1)
             if made := bench.shortlist(pairs, prover):
                 made.save(beside / SHORTLIST, digest(tokenizer_files(directory)))
-        settings = bench.settings(real, engines, threads, uses)
+        settings = candidates(model, bench.forms, real, engines, threads, uses)
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"nothing that was asked for runs this model: {reasons}")
-        findings.rates = bench.rates(real, settings)
+        findings.rates = measure(model, real, settings, bench.open_choice, progress)
         best = {use: choice for use, choice, _ in reversed(findings.rates)}
         for engine in {engine for engine, _ in bench.forms}:
             (bench.work / FOLDER / engine).rename(beside / engine)
@@ -176,7 +162,7 @@ def check_asked(engines: Sequence[str], precisions: Sequence[str], threads: Sequ
 
 @dataclass
 class _Bench:
-    """A model and its forms in a folder, where they are built, proved and measured.
+    """A model and its forms in a folder, where they are built, proved and opened.
 
     Attributes:
         directory: where the model stands.
@@ -200,7 +186,8 @@ class _Bench:
             if known is not None:
                 shutil.copytree(place_of(self.directory, *form), place)
             facts = known or make_form(self.model, self.work, precision, engine, self.progress)
-            proof = prover.prove(self._open(form, facts, Settings(1)))
+            opened = open_made(self.directory, self.work, *form, facts, Settings(1))
+            proof = prover.prove(opened)
             reason = proof.fails(self.tolerance)
         except UserError as error:
             reason = str(error).replace(f"{place}", "it")
@@ -211,8 +198,13 @@ class _Bench:
         self.forms[form], findings.proofs[f"{engine} {precision}"] = facts, proof
         findings.record = findings.record.with_form(engine, precision, facts, asdict(proof))
 
-    def _open(self, form: Form, facts: dict[str, Any], settings: Settings) -> Backend:
-        return open_made(self.directory, self.work, *form, facts, settings)
+    def open_choice(self, choice: Choice) -> Backend:
+        """The backend of a choice: the net itself, or a form that passed."""
+        if choice.engine == Eager.name:
+            model = self.model
+            return Eager(model.net, model.config.max_length, model.shortlist, choice.settings)
+        form = choice.engine, choice.precision
+        return open_made(self.directory, self.work, *form, self.forms[form], choice.settings)
 
     def shortlist(self, pairs: Pairs, prover: Prover) -> Shortlist | None:
         """The shortlist that the model has from now on, and its forms where they can.
@@ -239,111 +231,3 @@ class _Bench:
         except UserError as error:
             findings.refused[f"a shortlist in {CTranslate2.name}"] = str(error)
         return made
-
-    # --- measuring ------------------------------------------------------------------------------
-
-    def settings(
-        self,
-        texts: Sequence[str],
-        engines: Sequence[str],
-        threads: Sequence[int],
-        uses: Sequence[Use],
-    ) -> list[tuple[Use, Choice]]:
-        """Everything that is worth a try: one worker for one text, all cores in some way for
-        many."""
-        model = self.model
-        writes = isinstance(model, Generator)
-        beams = model.options().rows if isinstance(model, Generator) else 1
-        more = _NEW_TOKENS if isinstance(model, LanguageModel) else 0
-        lengths = [len(row) + more for row in _rows(model, texts[:_TOGETHER])]
-        mean = sum(lengths) / len(lengths)
-        budgets = [max(1, round(mean * size * beams)) for size in _BATCHES]
-        forms = [(Eager.name, "float32")] if Eager.name in engines else []
-        # A shortlist is nothing that compiled graphs know.
-        forms += [form for form in self.forms if form[0] != "compiled" or not model.shortlist]
-        found: list[tuple[Use, Choice]] = []
-        for (engine, precision), count in product(forms, sorted(set(threads) or {1, cores()})):
-            is_alone = engine != CTranslate2.name
-            workers = 1 if is_alone else max(1, cores() // count)
-            if "latency" in uses:
-                found.append(("latency", Choice(engine, precision, count)))
-            if "throughput" in uses:
-                sizes = budgets[-1:] if is_alone and writes else budgets
-                chosen = [Choice(engine, precision, count, workers, each) for each in sizes]
-                found += [("throughput", choice) for choice in chosen]
-        return found
-
-    def rates(
-        self, texts: Sequence[str], settings: list[tuple[Use, Choice]]
-    ) -> list[tuple[Use, Choice, float]]:
-        """The median rate of each setting over rounds in turn; who is far behind leaves."""
-        model = self.model
-        count = min(_SINGLES, len(texts))
-        singles = [[texts[number * len(texts) // count]] for number in range(count)]
-        rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
-        medians: dict[tuple[Use, Choice], float] = {}
-        left, done = settings, 0
-        for number, share in enumerate(_STAY):
-            total = done + len(left) * (len(_STAY) - number)
-            for use, choice in left:
-                size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
-                parts = [texts[first : first + size] for first in range(0, len(texts), size)]
-                with self._run_by(choice):
-                    _rate(model, singles[:1], choice)  # the first call of an engine is no measure
-                    rate = _rate(model, singles if use == "latency" else parts, choice)
-                rates[use, choice].append(rate)
-                medians[use, choice] = statistics.median(rates[use, choice])
-                done += 1
-                self.progress("measuring", done, total)
-            best = {use: max(medians[each] for each in left if each[0] == use) for use, _ in left}
-            left = [each for each in left if medians[each] >= share * best[each[0]]]
-        self.progress("measuring", done, done)
-        found = [(use, choice, medians[use, choice]) for use, choice in settings]
-        return sorted(found, key=lambda each: (each[0], -each[2]))
-
-    @contextmanager
-    def _run_by(self, choice: Choice) -> Iterator[None]:
-        """The model run by a choice, and afterwards as before."""
-        model, form = self.model, (choice.engine, choice.precision)
-        engine: Any
-        if choice.engine == Eager.name:
-            net, longest = model.net, model.config.max_length
-            engine = Eager(net, longest, model.shortlist, choice.settings)
-        else:
-            engine = self._open(form, self.forms[form], choice.settings)
-        before, model.engine = model.engine, engine
-        try:
-            yield
-        finally:
-            model.engine = before
-
-
-def _rate(model: SavedModel, parts: Sequence[Sequence[str]], choice: Choice) -> float:
-    """Tokens a second, written or read, over parts of the texts."""
-    budget = {} if choice.batch_tokens is None else {"batch_tokens": choice.batch_tokens}
-    options: dict[str, Any] = {**budget, "too_long": "truncate", "scores": False}
-    if isinstance(model, LanguageModel):
-        options["max_new_tokens"] = _NEW_TOKENS
-    units, seconds, began = 0, 0.0, time.perf_counter()
-    for number, part in enumerate(cycle(parts)):
-        if seconds > (_SHORTEST if number >= len(parts) else _LONGEST):
-            break
-        if isinstance(model, Generator):
-            found = model.generations(_rows(model, part), **options)
-            units += sum(len(outputs[0].ids) for outputs in found)
-        else:
-            rows = _rows(model, part)
-            units += sum(map(len, rows))
-            read: Any = model.classify if isinstance(model, Classifier) else model.vectors
-            read(rows, **budget)
-        seconds = time.perf_counter() - began
-    return units / seconds
-
-
-def _rows(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of texts, cut to what the model reads; a language model goes on from their beginnings."""
-    rows = cut_ids(model, texts)
-    if not isinstance(model, LanguageModel):
-        return rows
-    longest = max(1, min(_NEW_TOKENS, model.config.max_length // 2))
-    return [row[:longest] for row in rows]

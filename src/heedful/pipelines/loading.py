@@ -7,7 +7,8 @@ from typing import Any, TypeVar, get_args
 
 from heedful import plugins
 from heedful.backends.base import Settings
-from heedful.backends.manifest import Name, Precision, Use, open_engine, open_shortlist
+from heedful.backends.manifest import Use
+from heedful.backends.registry import Name, Precision, open_engine, open_shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_object
