@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from architectures import DECODERS, tiny
+from heedful.backends.torch.state import Decoding
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
@@ -239,3 +240,29 @@ def test_rows_that_are_neither_one_a_text_nor_one_a_beam_are_refused() -> None:
     cache = net.start(2, capacity=4, beams=3)
     with pytest.raises(AssertionError):
         net.decode(Tokens.of(pad(random_rows([1] * 3, 0), "right")), cache)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_a_cache_forgets_what_no_window_reaches(beams: int, padded: bool) -> None:
+    """Its capacity stays while texts grow, and each step gives what a whole pass gives."""
+    net = tiny("mistral")
+    torch.manual_seed(0)
+    ids = torch.randint(VOCAB, (3, 4))
+    left = torch.tensor([0, 2, 1]) if padded else None
+    decoding = Decoding(net, net.start(3, capacity=16, beams=beams), longest=48, left_padding=left)
+    decoding.next_log_probs(ids, decoding)
+    rows = ids.repeat_interleave(beams, 0)
+    for _ in range(40):
+        rows = torch.cat([rows, torch.randint(VOCAB, (3 * beams, 1))], 1)
+        found = decoding.next_log_probs(rows, decoding)
+        for number, (row, log_probs) in enumerate(zip(rows, found, strict=True)):
+            first = 0 if left is None else int(left[number // beams])
+            expected = net(row[None, first:])[0, -1].log_softmax(-1)
+            torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+        parents = torch.randint(beams, (3, beams))
+        decoding.follow(parents)
+        rows = rows.view(3, beams, -1).gather(1, parents[..., None].expand(-1, -1, rows.size(1)))
+        rows = rows.flatten(0, 1)
+    assert decoding.cache.capacity == 16

@@ -134,3 +134,10 @@ class Stack(nn.Module):
         """Key heads and head width of each layer: what a `Cache` is made for."""
         attentions: Any = [block.self_attention.sublayer for block in self.blocks]  # type: ignore[union-attr]
         return [(attention.num_kv_heads, attention.head_dim) for attention in attentions]
+
+    @property
+    def window(self) -> int | None:
+        """Keys that a query sees in the layer of the widest window; None: a layer sees all."""
+        attentions: Any = [block.self_attention.sublayer for block in self.blocks]  # type: ignore[union-attr]
+        windows = [attention.window for attention in attentions]
+        return None if None in windows else max(windows)

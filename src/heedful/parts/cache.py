@@ -164,6 +164,29 @@ class Cache:
         grown.seen[:, :, :size] = self.seen[:, :, :size]
         return replace(grown, used=self.used, cross=self.cross, source_real=self.source_real)
 
+    def forget(self, window: int) -> None:
+        """Free the slots that no query to come can see through a window of so many positions.
+
+        Afterwards at most `window · beams` slots of a text are in use, the first ones. In place,
+        and nothing waits for the device. Not to be rewound afterwards.
+        """
+        held = self.positions.ne(FREE)
+        newest = self.positions.masked_fill(~held, -1).amax(1, keepdim=True)
+        kept = held & (self.positions > newest - window)
+        # The kept slots of a text, in their order, before all others.
+        order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)
+        order = order[:, : min(window * self.beams, self.capacity)]
+        size = order.size(1)
+        kept = kept.gather(1, order)
+        for store in self.stores:
+            index = order[:, :, None, None].expand(-1, -1, *store.shape[2:])
+            store[:, :size] = store.gather(1, index)
+        positions = self.positions.gather(1, order).masked_fill(~kept, FREE)
+        self.positions.fill_(FREE)[:, :size] = positions
+        seen = self.seen.gather(2, order[:, None].expand(-1, self.beams, -1)) & kept[:, None]
+        self.seen.zero_()[:, :, :size] = seen
+        self.used.copy_(kept.sum(1))
+
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens of every text; for one beam."""
         assert self.beams == 1, self.beams

@@ -39,10 +39,13 @@ class Decoding:
         self.net = net
         self.cache = cache
         self.longest = longest
+        self._is_rewound = False  # so that nothing may be forgotten
         self._filled = 0  # tokens that each row has, padding counted
         self._slots = 0  # that a text's rows have taken together, at most
         self._left_padding = left_padding
         self._listed = listed
+        decoder = getattr(net, "decoder", None)  # compiled nets have none
+        self._window: int | None = None if decoder is None else decoder.window
 
     def follow(self, parents: Int[Tensor, "B W"]) -> None:
         """Row w of sentence b goes on from its former row parents[b, w]."""
@@ -83,7 +86,8 @@ class Decoding:
         return states[:, -1:]
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
-        """Of one text: log-probabilities after each of several new tokens."""
+        """Log-probabilities after each of several new tokens of one text, which may be rewound."""
+        self._is_rewound = True
         new = self.tokens(tokens[None].to(self.cache.used.device))
         return _log_softmax(self.net.head(self.net.decode(new, self.cache))[0])
 
@@ -100,6 +104,8 @@ class Decoding:
         begins = self._filled == 0
         self._filled += count
         self._slots += beams * count
+        if self._slots > self.cache.capacity and not begins:
+            self._forget(beams * count)
         if self._slots > self.cache.capacity:
             self.cache = self.cache.grow(capacity_for(self._slots))
         self.cache.limit = self._slots
@@ -109,6 +115,15 @@ class Decoding:
         if begins:
             return Tokens(new, positions.clamp(min=0), positions >= 0)
         return Tokens(new, positions)
+
+    def _forget(self, new: int) -> None:
+        """Free the slots that no window reaches, where that frees half of the cache or more."""
+        if self._window is None or self._is_rewound:
+            return
+        left = self._window * self.cache.beams
+        if 2 * left <= self.cache.capacity:
+            self.cache.forget(self._window)
+            self._slots = left + new
 
 
 class Listed:
