@@ -103,7 +103,7 @@ class Stack(nn.Module):
     def masks(
         self, x: Float[Tensor, "N T D"], visible: Visibility, across: Visibility | None = None
     ) -> list[tuple[AttentionMask, AttentionMask | None]]:
-        """The masks of each block's self-attention and cross-attention, whose tensors are shared.
+        """The masks of each block's self-attention and cross-attention, which equal layers share.
 
         They are formed once, before the first block: a block whose activations are checkpointed
         must not form anything that outlives it.
@@ -115,18 +115,22 @@ class Stack(nn.Module):
         trains = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in self.parameters())
         )
-        own: dict[Any, Any] = {}
-        of_source: dict[Any, Any] = {}
+        formed: dict[Any, AttentionMask] = {}
+
+        def mask(attention: Any, seen: Visibility) -> AttentionMask:
+            key = (seen is across, attention.mask_key)
+            if key not in formed:
+                formed[key] = attention.mask(seen, x, trains=trains)
+            return formed[key]
+
         masks: list[tuple[AttentionMask, AttentionMask | None]] = []
         for block in self.blocks:
-            attention: Any = block.self_attention.sublayer  # type: ignore[union-attr]
-            mask = attention.mask(visible, x, trains=trains, formed=own)
+            own: Any = block.self_attention.sublayer  # type: ignore[union-attr]
             cross: Any = block.cross_attention
-            if across is None or cross is None:
-                masks.append((mask, None))
-                continue
-            shared = {"trains": trains, "formed": of_source}
-            masks.append((mask, cross.sublayer.mask(across, x, **shared)))
+            of_source = None
+            if across is not None and cross is not None:
+                of_source = mask(cross.sublayer, across)
+            masks.append((mask(own, visible), of_source))
         return masks
 
     @property

@@ -1,8 +1,7 @@
 """Scaled dot-product attention, and the multi-head modules for self- and cross-attention."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -133,7 +132,6 @@ class MultiHead(nn.Module):
         *,
         trains: bool,
         shows_weights: bool = False,
-        formed: dict[Any, Any] | None = None,
     ) -> AttentionMask:
         """All that `forward` needs to know of a pass besides its states.
 
@@ -142,9 +140,7 @@ class MultiHead(nn.Module):
             x: states of the pass, for their type and device.
             trains: whether gradients are asked for.
             shows_weights: whether the weights are asked for.
-            formed: tensors of the same pass that other layers share; filled here.
         """
-        formed = {} if formed is None else formed
         device, dtype = x.device.type, x.dtype
         if dtype == torch.float32 and device in _AUTOCAST and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -153,7 +149,7 @@ class MultiHead(nn.Module):
         forms_weights = whole or self._forms_weights(visible, parts[0], x, trains)
         rotation = None
         if isinstance(self.position, RotaryPositions):
-            rotation = _once(formed, id(self.position), self.position, visible.queries.positions)
+            rotation = self.position(visible.queries.positions)
         is_plain = self.position_scores is None and self.window is None and not forms_weights
         if is_plain and visible.is_causal_alone:
             return AttentionMask(
@@ -168,13 +164,17 @@ class MultiHead(nn.Module):
             dtype = torch.promote_types(dtype, torch.float32)
 
         def block(part: tuple[range, range] | None) -> MaskBlock:
-            key = (dtype, id(self.position_scores), self.window, options["repeats"], part)
-            bias = _once(formed, key, partial(visible.bias, dtype, part=part, **options))
             queries, keys = part or (None, None)
-            return MaskBlock(queries, keys, bias)
+            return MaskBlock(queries, keys, visible.bias(dtype, part=part, **options))
 
         blocks = tuple(block(part) for part in parts)
         return AttentionMask(visible.real, rotation, blocks, forms_weights, False)
+
+    @property
+    def mask_key(self) -> tuple[Any, ...]:
+        """Equal for attentions of a stack whose masks are equal."""
+        numbers = (self.window, self.softcap, self.num_heads, self.num_kv_heads, self.dropout.p)
+        return (id(self.position), has_hooks(self.pattern), *numbers)
 
     def _parts(self, visible: Visibility) -> Sequence[tuple[range, range] | None]:
         """Columns of queries that attend together, and of the keys that are within their reach.
@@ -421,13 +421,6 @@ def _of_real(
 ) -> Float[Tensor, "B H T K"]:
     """The weights, and zeros for queries that attend to nothing."""
     return weights if real is None else weights * real[:, None, :, None]
-
-
-def _once(formed: dict[Any, Any], key: Any, form: Callable[..., Any], *inputs: Any) -> Any:
-    """`form(*inputs)`, formed at the first call for a key."""
-    if key not in formed:
-        formed[key] = form(*inputs)
-    return formed[key]
 
 
 def _join(pieces: Sequence[Tensor], places: range) -> Tensor:
