@@ -14,11 +14,12 @@ class Experts(nn.Module):
     w is the softmax over all experts, of which the k largest are kept and divided by their sum
     (Mixtral's order, the same as a softmax over the k logits).
 
-    Each expert is a module of linears that are called, not a slice of one joint tensor: what wraps
-    linears sees every one. In eager mode on a CPU an expert is called with the tokens that chose it
-    and no others, k / E of the work of all. How many these are must be known on the host, which on
-    a CPU costs nothing; a graph needs fixed shapes, and an accelerator would be waited for in every
-    layer. There each expert is called with all tokens, and those that did not choose it count 0.
+    Each expert is a module of linears that are called, not a slice of one joint tensor, so that a
+    wrapper of linears sees every one. An expert is called with the tokens that chose it and no
+    others, k / E of the work of all. Their number must be known on the host, for which an
+    accelerator is waited for once a layer. A graph needs fixed shapes, and a training step on an
+    accelerator must not wait: there each expert is called with all tokens, and those that did not
+    choose it count 0.
 
     Args:
         num_experts: E.
@@ -51,7 +52,9 @@ class Experts(nn.Module):
         probs = _probabilities(logits)
         weights, chosen = probs.topk(self.top_k, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
-        if torch.compiler.is_compiling() or x.device.type != "cpu":
+        device = x.device.type
+        must_not_wait = device == "meta" or (device != "cpu" and torch.is_grad_enabled())
+        if torch.compiler.is_compiling() or must_not_wait:
             shares = torch.zeros_like(probs).scatter(-1, chosen, weights)[..., None].unbind(-2)
             out = sum(w * expert(x) for w, expert in zip(shares, self.experts, strict=True))
             return out.to(x.dtype)
