@@ -149,8 +149,19 @@ def test_plugins_that_are_not_there(tmp_path, commands):
     assert_refused(refused, tmp_path / "r.json", "plugin nowhere.py: no such file")
 
 
+@pytest.mark.parametrize(
+    ("entry", "described"),
+    [("old_name", "a str"), (type("Toy", (), {"Config": 1}), "the class Toy"), (gpt2, "a module")],
+)
+def test_what_is_no_architecture_is_refused_when_it_is_registered(entry, described):
+    with pytest.raises(
+        UserError, match=rf"takes a heedful\.zoo\.architectures\.Architecture, not {described}$"
+    ):
+        plugins.architecture(entry)
+
+
 def test_an_architecture_from_outside_is_imported_and_exported(tmp_path):
-    """By the model type that its `HF` names; the model remembers the plugin."""
+    """By the model type that its format names; the model remembers the plugin."""
     (tmp_path / "toy.py").write_text(
         textwrap.dedent("""
         from dataclasses import replace
@@ -158,10 +169,9 @@ def test_an_architecture_from_outside_is_imported_and_exported(tmp_path):
         from heedful import plugins
         from heedful.zoo import gpt2
 
-        @plugins.architecture("toy")
-        class Toy:
-            Config, HF = gpt2.Config, replace(gpt2.HF, model_type="toy")
-            build, hf_names = staticmethod(gpt2.build), staticmethod(gpt2.hf_names)
+        hf = gpt2.ARCHITECTURE.formats["hf"]
+        toy = replace(hf, config=replace(hf.config, model_type="toy"))
+        plugins.architecture(replace(gpt2.ARCHITECTURE, name="toy", formats={"hf": toy}))
         """)
     )
     plugins.load_plugin(tmp_path / "toy.py")
@@ -175,23 +185,23 @@ def test_an_architecture_from_outside_is_imported_and_exported(tmp_path):
 
 
 REUSES = """
+from dataclasses import replace
+
 from heedful import plugins
 from heedful.zoo import gpt2
 
-@plugins.architecture("{name}")
-class Reuses:
-    Config, HF = gpt2.Config, {format}
-    build, hf_names = staticmethod(gpt2.build), staticmethod(gpt2.hf_names)
+hf = gpt2.ARCHITECTURE.formats["hf"]
+hf = replace(hf, config=replace(hf.config, model_type="{model_type}"))
+plugins.architecture(replace(gpt2.ARCHITECTURE, name="{name}", formats={{"hf": hf}}))
 """
 
 
 def test_a_plugin_of_a_format_that_is_read_already_is_imported_only_when_asked_for(tmp_path):
     """heedful's own goes before a plugin's; of two plugins neither does."""
-    shared = "__import__('dataclasses').replace(gpt2.HF, model_type='shared')"
     with registered_here():
-        for name, format in (("mine", "gpt2.HF"), ("one", shared), ("two", shared)):
+        for name, model_type in (("mine", "gpt2"), ("one", "shared"), ("two", "shared")):
             path = tmp_path / f"reuses_{name}.py"
-            path.write_text(REUSES.format(name=name, format=format))
+            path.write_text(REUSES.format(name=name, model_type=model_type))
             plugins.load_plugin(path)
         config = gpt2.Config(vocab_size=9, d_model=4, num_heads=1, num_layers=1, max_length=8)
         net = gpt2.build(config)

@@ -113,8 +113,26 @@ class Metrics(Registry):
         return register_function
 
 
+class Architectures(Registry):
+    """Architectures under their own names."""
+
+    def __call__(self, entry: Entry) -> Entry:  # type: ignore[override]
+        """Register a `heedful.zoo.architectures.Architecture`.
+
+        Raises:
+            UserError: it is none, or there is one of its name already.
+        """
+        kind = resolve_name("heedful.zoo.architectures:Architecture")
+        if not isinstance(entry, kind):
+            raise UserError(
+                f"plugins.architecture takes a {kind.__module__}.{kind.__name__}, "
+                f"not {_described(entry)}"
+            )
+        return super().__call__(entry.name)(entry)
+
+
 task = Registry("task", "heedful.tasks")
-architecture = Registry("architecture", "heedful.zoo")
+architecture = Architectures("architecture", "heedful.zoo")
 metric = Metrics("metric", "heedful.evaluation.metrics")
 schedule = Registry("schedule", "heedful.training.schedules")
 _REGISTRIES = (task, architecture, metric, schedule)
@@ -199,6 +217,11 @@ def _execute(name: str, home: str, run: Callable[[], object]) -> None:
         raise UserError(f"plugin {home}{_line_of(error, home)}: {_reason(error)}") from error
     finally:
         _loading.pop()
+
+
+def _described(entry: object) -> str:
+    """A value in an error: a class by its name, another by its type."""
+    return f"the class {entry.__name__}" if isinstance(entry, type) else f"a {type(entry).__name__}"
 
 
 def _line_of(error: Exception, file: str) -> str:

@@ -26,7 +26,7 @@ KINDS = {"unigram": 45, "wordpiece": 45, "byte_bpe": 290, "word": None, "char": 
 ONE_OF_EACH = ("vaswani2017", "gpt2", "bert")
 CASES = [(name, "bpe") for name in ARCHITECTURES]
 CASES += [(name, kind) for name in ONE_OF_EACH for kind in KINDS]
-ENCODERS = [name for name in ARCHITECTURES if hasattr(architecture(name).Config, "head")]
+ENCODERS = [name for name in ARCHITECTURES if hasattr(architecture(name).config, "head")]
 OWN = {"gpt": {"d_ff": 64}, "gpt3": {"window": None}, "roberta": {"position_offset": 1}}
 
 
@@ -46,7 +46,7 @@ for path in sorted(RECIPES.glob("*.yaml")):
 
 def made(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
     """A random model of tiny sizes whose outputs depend on what it reads, as its task makes it."""
-    fields = architecture(name).Config.__dataclass_fields__
+    fields = architecture(name).config.__dataclass_fields__
     size = KINDS.get(kind, 45)
     options: dict[str, Any] = {"vocab_size": size, "or_fewer": size is not None}
     if "head" in fields:

@@ -79,7 +79,7 @@ def build(name: str, **keys: Any) -> nn.Module:
 
 def kind_of(name: str, keys: dict[str, Any]) -> str:
     """As in `SKIPPED`."""
-    known = architecture(name).Config.__dataclass_fields__
+    known = architecture(name).config.__dataclass_fields__
     if "head" in known:
         heads = {"mlm": "encoder", "classify": "classifier", "none": "states"}
         return heads[keys.get("head", "mlm")]

@@ -40,20 +40,20 @@ def tiny(name: str, **keys: Any) -> Any:
 
 def config_of(name: str, sizes: dict[str, Any], keys: dict[str, Any]) -> Any:
     """An architecture's Config of these keys, and of those sizes that it has."""
-    config = architecture(name).Config
+    config = architecture(name).config
     known = {field.name for field in fields(config)}
     return config(**{key: value for key, value in sizes.items() if key in known} | keys)
 
 
 def one_layer(name: str) -> dict[str, int]:
     """Keys of `tiny` for one layer a stack."""
-    names = (field.name for field in fields(architecture(name).Config))
+    names = (field.name for field in fields(architecture(name).config))
     return {key: 1 for key in names if key in SIZES and key.endswith("layers")}
 
 
 def decodes(name: str) -> bool:
     """Whether it writes: all but the encoders."""
-    return "head" not in {field.name for field in fields(architecture(name).Config)}
+    return "head" not in {field.name for field in fields(architecture(name).config)}
 
 
 DECODERS = [name for name in ARCHITECTURES if decodes(name)]
@@ -94,7 +94,7 @@ OPEN = {
 @st.composite
 def configs_of(draw: st.DrawFn, name: str) -> Any:
     """Any Config of an architecture: closed choices from their types, others from `OPEN`."""
-    config = architecture(name).Config
+    config = architecture(name).config
     keys: dict[str, Any] = {}
     for key, kind in get_type_hints(config).items():
         options = get_args(kind)

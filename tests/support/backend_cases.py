@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 def random_keys(name: str, seed: int) -> dict[str, Any]:
     """Keys of an architecture's Config, beside those of `tiny`."""
-    config, draw = architecture(name).Config, random.Random(f"{name} {seed}")
+    config, draw = architecture(name).config, random.Random(f"{name} {seed}")
     hints = get_type_hints(config)
     keys: dict[str, Any] = {}
     for field in fields(config):

@@ -87,8 +87,13 @@ class DecoderLaws(Laws):
     def test_new_weights_keep_the_size_of_the_residual_sum(self) -> None:
         """N(0, 0.02²), from GPT-2 on less by √(2L) where a branch ends; norms are the identity."""
         torch.manual_seed(0)
-        keys = self.case.ours | {"vocab_size": 99, "d_model": 96, "d_ff": 99, "num_layers": 2}
-        net = self.case.module.build(make_config(self.case.name, keys))
+        keys = self.case.ours | {
+            "vocab_size": 99,
+            "d_model": 96,
+            "d_ff": 99,
+            "num_layers": 2,
+        }
+        net = self.case.architecture.build(make_config(self.case.name, keys))
         assert_drawn(net, 0.02, 0.02 / 2 if self.case.shrinks else None)
 
 
@@ -102,7 +107,7 @@ class RotaryLaws(DecoderLaws):
 
         Logits are the same; without the change they are not.
         """
-        name, fields = self.case.name, self.case.module.Config.__dataclass_fields__
+        name, fields = self.case.name, self.case.architecture.config.__dataclass_fields__
         keys = self.case.ours | {"d_model": 32, "rope_layout": "interleaved"}
         keys |= {"attention_bias": bias} if "attention_bias" in fields else {}
         net, config = random_net(name, **keys)
@@ -116,7 +121,7 @@ class RotaryLaws(DecoderLaws):
         model = exported(ImportedNet(name, changed, half, []), tmp_path, self.case.hf_class)
         assert_same_logits(model, net, random_rows(19, [12, 5, 9]))
         assert all(torch.equal(weight, before[name]) for name, weight in net.named_parameters())
-        unchanged = self.case.module.build(changed).eval()
+        unchanged = self.case.architecture.build(changed).eval()
         unchanged.load_state_dict(net.state_dict())
         assert (unchanged(ids) - net(ids)).abs().max() > 1e-2
         assert to_half_layout(half, changed) == (half, changed)

@@ -156,8 +156,10 @@ class EncoderLaws(Laws):
         assert (config.head, config.num_labels) == ("classify", num_labels)
 
     def test_norms_have_the_published_epsilon(self) -> None:
-        config = self.case.module.Config(vocab_size=3, d_model=2, num_heads=1, num_layers=2, d_ff=2)
-        net = self.case.module.build(config)
+        config = self.case.architecture.config(
+            vocab_size=3, d_model=2, num_heads=1, num_layers=2, d_ff=2
+        )
+        net = self.case.architecture.build(config)
         norms = [part for part in net.modules() if isinstance(part, nn.LayerNorm)]
         assert [norm.eps for norm in norms] == [self.case.norm_eps] * (1 + 2 * 2 + 1)
 
@@ -165,7 +167,7 @@ class EncoderLaws(Laws):
         keys = {"d_model": 8, "num_heads": 2, "num_layers": 2, "d_ff": 8, "vocab_size": 23}
         keys |= {"head": "classify", "dropout": 0.3}
         net, other = (
-            self.case.module.build(self.case.module.Config(**keys, **more))
+            self.case.architecture.build(self.case.architecture.config(**keys, **more))
             for more in ({}, {"classifier_dropout": 0.4})
         )
         first, last = self.case.head_dropouts
@@ -177,7 +179,7 @@ class EncoderLaws(Laws):
         torch.manual_seed(0)
         sizes = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "vocab_size": 500}
         kinds = {"tie_embeddings": True, "head": "mlm"} | kind
-        net = self.case.module.build(self.case.module.Config(**sizes, **kinds))
+        net = self.case.architecture.build(self.case.architecture.config(**sizes, **kinds))
         std = self.case.std
         assert_drawn(net, std, std / 2**0.5 if self.case.shrinks else None)
 

@@ -129,7 +129,7 @@ def train_step(run: Ready) -> TrainStep:
     """A net for a task's data with its objective, the same at every call."""
     name = run.recipe.model["architecture"]
     keys = run.recipe.model | run.task.model_keys(run.data, name)
-    known = architecture(name).Config.__dataclass_fields__
+    known = architecture(name).config.__dataclass_fields__
     config = make_config(name, {key: value for key, value in keys.items() if key in known})
     torch.manual_seed(0)
     net = architecture(name).build(config)

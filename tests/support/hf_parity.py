@@ -21,6 +21,7 @@ from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.residual import CentredRMSNorm
 from heedful.pipelines import parameter_count
 from heedful.zoo import architecture
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf
 from heedful.zoo.names import from_hf
 from heedful.zoo.saved import make_config
@@ -85,9 +86,14 @@ class Case:
     lengths: tuple[int, ...] = (7, 3, 11, 1)
 
     @property
-    def module(self) -> Any:
-        """Our architecture's module."""
+    def architecture(self) -> Architecture:
+        """Our architecture."""
         return architecture(self.name)
+
+    @property
+    def format(self) -> Format:
+        """Its Hugging Face format."""
+        return self.architecture.formats["hf"]
 
     def variants(self) -> dict[str, Variant]:
         """The models that the laws of outputs and weights are held to, by a name for each."""
@@ -108,14 +114,16 @@ class Case:
 
     def read(self, **content: Any) -> Any:
         """Our Config of a `config.json`."""
-        content = {"model_type": self.module.HF.model_type} | content
-        keys = config_keys_from_hf(self.module.HF, content, "config.json")
+        content = {"model_type": self.format.config.model_type} | content
+        keys = config_keys_from_hf(
+            self.format.config, self.architecture.config, content, "config.json"
+        )
         return make_config(self.name, keys, "config.json")
 
     def net(self, **keys: Any) -> ImportedNet:
         """A random tiny net of ours that their format has a place for, without a file of it."""
         config = self.read(**self.hf_config(**self.sizes | keys).to_dict())
-        return ImportedNet(self.name, config, randomised(self.module.build(config)), [])
+        return ImportedNet(self.name, config, randomised(self.architecture.build(config)), [])
 
 
 def by_key(**keys: Any) -> dict[str, dict[str, Any]]:
@@ -142,7 +150,7 @@ class Laws:
             "variant": self.case.variants(),
             "unread": self.case.not_built,
             "wrong": NEVER | self.case.impossible,
-            "size": self.case.published | self.case.module.SIZES,
+            "size": self.case.published | self.case.architecture.sizes,
         }
         for name, cases in values.items():
             if name in metafunc.fixturenames:
@@ -178,7 +186,7 @@ class Laws:
         keys = [each.name for each in fields(config) if "dropout" in each.name]
         rates = {key: 0.2 * number for number, key in enumerate(keys, 1)}
         config = replace(config, **rates | dict.fromkeys(self.case.own_dropouts, 0.0))
-        net = randomised(self.case.module.build(config))
+        net = randomised(self.case.architecture.build(config))
         found = ImportedNet(self.case.name, config, net, [])
         model = exported(found, tmp_path, self.case.hf_class)
         self.assert_same(model, net)
@@ -186,7 +194,7 @@ class Laws:
 
     def test_each_tensor_must_be_there_in_its_shape_and_no_other(self) -> None:
         found = self.case.net()
-        names = self.case.module.hf_names(found.config)
+        names = self.case.format.names(found.config)
         tensors = changed(written(found), dict.fromkeys(names.repeated))
 
         def refused(message: str, changes: dict[str, Tensor | None]) -> None:
@@ -231,13 +239,13 @@ class Laws:
         assert str(error.value).startswith("config.json: ")
 
     def test_another_class_is_refused_by_its_name(self) -> None:
-        known = ", ".join(self.case.module.HF.classes)
+        known = ", ".join(self.case.format.config.classes)
         with pytest.raises(UserError, match=f"{self.case.other_class}; known here: {known}$"):
             self.case.read(architectures=[self.case.other_class])
 
     def test_what_a_file_leaves_out_is_their_default(self) -> None:
-        format, bare = self.case.module.HF, self.case.read()
-        assert bare == self.case.module.Config(**self.case.left_out)
+        format, bare = self.case.format.config, self.case.read()
+        assert bare == self.case.architecture.config(**self.case.left_out)
         full = self.case.read(**self.case.hf_config().to_dict())
         assert config_to_hf(format, bare) == config_to_hf(format, full)
 
@@ -246,12 +254,12 @@ class Laws:
             make_config(self.case.name, (NEVER | self.case.impossible)[wrong])
 
     def test_the_sizes_have_the_published_parameters(self, size: str) -> None:
-        config = self.case.module.Config(**self.case.module.SIZES[size])
+        config = self.case.architecture.config(**self.case.architecture.sizes[size])
         with torch.device("meta"):
-            count = parameter_count(self.case.module.build(config)) + self.case.beyond(config)
+            count = parameter_count(self.case.architecture.build(config)) + self.case.beyond(config)
             assert count == self.case.published[size]
             if self.case.counted is not None:
-                content = config_to_hf(self.case.module.HF, config)
+                content = config_to_hf(self.case.format.config, config)
                 theirs = self.case.counted(self.case.hf_config(**content))
                 assert count == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
 

@@ -8,5 +8,5 @@ from heedful.zoo import ARCHITECTURES, architecture
 CASES: dict[str, Any] = {
     name: getattr(import_module(f"test_{name}"), name.upper())
     for name in ARCHITECTURES
-    if hasattr(architecture(name), "HF")
+    if "hf" in architecture(name).formats and architecture(name).formats["hf"].config
 }

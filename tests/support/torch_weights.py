@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.zoo.hf import Names, layer_names
-from heedful.zoo.names import from_hf
+from heedful.zoo.names import Names, from_hf, layer_names
 
 _LAYER = {
     "self_attention.sublayer.qkv": "self_attn.in_proj",

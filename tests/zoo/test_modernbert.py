@@ -102,4 +102,4 @@ def test_a_pooling_of_published_files_matters_to_classifiers_alone() -> None:
         "local_attention": 128,
         "local_rope_theta": 10000.0,
     }
-    assert MODERNBERT.read(**published) == MODERNBERT.module.Config()
+    assert MODERNBERT.read(**published) == MODERNBERT.architecture.config()

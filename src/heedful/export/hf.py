@@ -31,6 +31,7 @@ from heedful.pipelines import (
     kind_of,
     open_net,
 )
+from heedful.zoo.architectures import Format
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf, labels_to_hf
 from heedful.zoo.names import from_hf, to_hf
 from heedful.zoo.saved import make_config, undrawn_net
@@ -140,7 +141,7 @@ def export_hf(
             _complete_tokenizer(directory, model)
 
     write_hf_directory(Path(out), content, tensors, generation, write_text)
-    own = getattr(zoo.architecture(card.architecture), "HF", None)
+    own = _format_of(card.architecture).config
     if own is None or own.model_type != content["model_type"]:
         say(f"{card.architecture} is a {content['model_type']} there, of the same outputs")
     if not model.has_tokenizer:
@@ -201,26 +202,26 @@ def net_from_hf(
             or of the wrong shape.
     """
     name = _architecture_of(directory.config["model_type"], wanted, where)
-    module = zoo.architecture(name)
+    kind, format = zoo.architecture(name), _format_of(name)
+    assert format.config is not None, "its model type was found"
     with _reading_values(where):
-        found = config_keys_from_hf(module.HF, directory.config, where)
+        found = config_keys_from_hf(format.config, kind.config, directory.config, where)
     config = make_config(name, found | keys, where)
     net = undrawn_net(name, config, directory.tensors, where)
 
     def drawn() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            built: nn.Module = module.build(config)
-        return built
+            return kind.build(config)
 
-    notices = from_hf(net, directory.tensors, module.hf_names(config), where, drawn)
+    notices = from_hf(net, directory.tensors, format.names(config), where, drawn)
     return ImportedNet(name, config, net.eval(), notices)
 
 
 def _architecture_of(model_type: str, wanted: str | None, where: str) -> str:
     """The architecture that reads a model type: `wanted`, heedful's own, or the only plugin's."""
     names = plugins.architecture.names()
-    formats = {name: getattr(zoo.architecture(name), "HF", None) for name in names}
-    types = {name: format.model_type for name, format in formats.items() if format is not None}
+    configs = {name: _format_of(name).config for name in names}
+    types = {name: each.model_type for name, each in configs.items() if each is not None}
     readers = [name for name, of in types.items() if of == model_type]
     if not readers:
         raise UserError(
@@ -248,15 +249,20 @@ def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], d
     An architecture that is another one by some of its settings, or once its weights are put into
     another order, gives that one by `written_as`.
     """
-    module = zoo.architecture(name)
-    if hasattr(module, "written_as"):
-        name, config, net = module.written_as(config, net)
-        module = zoo.architecture(name)
-    if not hasattr(module, "HF"):
+    format = _format_of(name)
+    if format.written_as is not None:
+        name, config, net = format.written_as(config, net)
+        format = _format_of(name)
+    if format.config is None:
         raise UserError(
             f"a model of the architecture {name} has no place in the Hugging Face format"
         )
-    return config_to_hf(module.HF, config), to_hf(net, module.hf_names(config))
+    return config_to_hf(format.config, config), to_hf(net, format.names(config))
+
+
+def _format_of(name: str) -> Format:
+    """How an architecture's models stand in this format; empty where they do not."""
+    return zoo.architecture(name).formats.get("hf", Format())
 
 
 def _read_tokenizers(

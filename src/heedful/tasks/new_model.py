@@ -90,10 +90,10 @@ def model_config(
         keys = dict(task.default_model)
     first = origin.card.architecture if origin else task.default_model["architecture"]
     name = str(keys.pop("architecture", first))
-    module = architecture(name)
+    kind = architecture(name)
     size = keys.pop("size", None)
-    if size is not None and str(size) not in module.SIZES:
-        raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(module.SIZES)}")
+    if size is not None and str(size) not in kind.sizes:
+        raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(kind.sizes)}")
     same = origin is not None and origin.card.architecture == name
     base = asdict(origin.config) if origin is not None and same else {}
     models = [each for each in (source, teacher) if each is not None]
@@ -101,9 +101,9 @@ def model_config(
     for key in follows:
         if "vocab_size" in key and key in keys:
             raise UserError(f"model.{key} follows from the tokenizer: set tokenizer.vocab_size")
-    known = module.Config.__dataclass_fields__
-    follows = {key: value for key, value in follows.items() if key in known}
-    return name, make_config(name, (module.SIZES[size] if size else {}) | base | follows | keys)
+    follows = {key: value for key, value in follows.items() if kind.has_key(key)}
+    sizes = dict(kind.sizes[size]) if size else {}
+    return name, make_config(name, sizes | base | follows | keys)
 
 
 def _kept_sizes(

@@ -352,7 +352,7 @@ class EncoderTask(Task):
                 )
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
-        if "head" not in architecture(name).Config.__dataclass_fields__:
+        if not architecture(name).has_key("head"):
             raise UserError(
                 f"{name} is no encoder, which the task {self.recipe.task} needs; set "
                 "model.architecture to bert, roberta or distilbert, or start from such a model"
@@ -371,7 +371,7 @@ class SeqToSeqTask(Task):
     default_model: ClassVar[dict[str, Any]] = {"architecture": "vaswani2017", "size": "tiny"}
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
-        if "num_decoder_layers" not in architecture(name).Config.__dataclass_fields__:
+        if not architecture(name).has_key("num_decoder_layers"):
             raise UserError(
                 f"{name} has one stack, but the task {self.recipe.task} needs two; set "
                 "model.architecture to vaswani2017, bart, marian or t5"

@@ -1,7 +1,12 @@
-"""Published models, one file a paper. Each has a `Config` and a `build(config) -> net`."""
+"""Published models, one file a paper, each of which defines its `ARCHITECTURE`."""
+
+from typing import TYPE_CHECKING
 
 from heedful import plugins
 from heedful.lazy import lazily
+
+if TYPE_CHECKING:
+    from heedful.zoo.architectures import Architecture
 
 ARCHITECTURES = (
     "vaswani2017",
@@ -22,6 +27,13 @@ ARCHITECTURES = (
     "gpt",
     "gpt3",
 )
-architecture = plugins.architecture.get  # the module of a name, also a plugin's
-plugins.architecture.declare({name: f"heedful.zoo.{name}" for name in ARCHITECTURES})
+plugins.architecture.declare({name: f"heedful.zoo.{name}:ARCHITECTURE" for name in ARCHITECTURES})
+
+
+def architecture(name: str) -> "Architecture":
+    """The architecture of a name, also a plugin's; raises UserError naming the nearest."""
+    found: Architecture = plugins.architecture.get(name)
+    return found
+
+
 __getattr__ = lazily(__name__, {})

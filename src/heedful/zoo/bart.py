@@ -23,9 +23,11 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import Side, encoder_decoder, model_config, stack
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
-from heedful.zoo.hf_seq2seq import bart_names
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
+from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
+from heedful.zoo.names import Names
 
 OFFSET = 2  # rows of the position tables that stand before that of the first token
 
@@ -88,29 +90,15 @@ def stack_of(config: Config, **more: Any) -> Callable[[Side], Stack]:
     return partial(stack, config, attention={"dropout": attention}, mlp={"dropout": mlp}, **keys)
 
 
-HF = HfFormat(
-    model_type="bart",
-    config=Config,
-    classes={"BartForConditionalGeneration": {}, "BartModel": {}},
-    # From `normalize_before` on of files of transformers 3 or before, where one class was BART,
-    # Marian and others.
-    fixed={
-        "is_encoder_decoder": True,
-        "is_decoder": False,
-        "encoder_layerdrop": 0.0,
-        "decoder_layerdrop": 0.0,
-        "tie_word_embeddings": True,
-        "normalize_before": False,
-        "add_final_layer_norm": False,
-        "normalize_embedding": True,
-        "static_position_embeddings": False,
-    },
-    defaults=SIZES["large"]
-    | {"num_decoder_heads": 16, "decoder_d_ff": 4096}
-    | {"attention_dropout": 0.0, "activation_dropout": 0.0},
-)
-
-
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
     return bart_names(shared=True)
+
+
+HF = HfConfig(
+    model_type="bart",
+    classes={"BartForConditionalGeneration": {}, "BartModel": {}},
+    fixed=FIXED | {"tie_word_embeddings": True, "normalize_embedding": True},
+    defaults=DEFAULTS,
+)
+ARCHITECTURE = Architecture("bart", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import encoder_only, model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
-from heedful.zoo.hf_encoders import HF_LAYER, encoder_classes, encoder_names, output_names
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
+from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
+from heedful.zoo.names import Names
 
 Head = Literal["mlm", "classify", "none"]
 
@@ -78,18 +80,6 @@ def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:
         normal(0.02)(module, name, parameter)
 
 
-HF = HfFormat(
-    model_type="bert",
-    config=Config,
-    classes=encoder_classes("Bert") | {"BertForPreTraining": {"head": "mlm"}},
-    fixed={
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-    },
-)
-
-
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names.
 
@@ -106,3 +96,11 @@ def hf_names(config: Config) -> Names:
     }
     unused = r"bert\.pooler\.dense|cls\.(predictions(\..+)?|seq_relationship)|classifier"
     return encoder_names(config, "bert", ("encoder.layer.{i}", HF_LAYER), heads, unused)
+
+
+HF = HfConfig(
+    model_type="bert",
+    classes=encoder_classes("Bert") | {"BertForPreTraining": {"head": "mlm"}},
+    fixed=FIXED,
+)
+ARCHITECTURE = Architecture("bert", Config, build, SIZES, {"hf": Format(HF, hf_names)})

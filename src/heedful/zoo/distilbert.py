@@ -16,10 +16,12 @@ from torch import nn
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import sinusoidal_table
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.bert import Head
 from heedful.zoo.build import encoder_only, model_config
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -68,11 +70,6 @@ def build(config: Config) -> EncoderOnly:
     return net
 
 
-HF = HfFormat(
-    model_type="distilbert",
-    config=Config,
-    classes=encoder_classes("DistilBert"),
-)
 HF_LAYER = {
     "self_attention.sublayer.qkv": "attention.{q,k,v}_lin",
     "self_attention.sublayer.out": "attention.out_lin",
@@ -95,3 +92,10 @@ def hf_names(config: Config) -> Names:
     }
     unused = r"vocab_(transform|layer_norm|projector)|(pre_)?classifier"
     return encoder_names(config, "distilbert", ("transformer.layer.{i}", HF_LAYER), heads, unused)
+
+
+HF = HfConfig(
+    model_type="distilbert",
+    classes=encoder_classes("DistilBert"),
+)
+ARCHITECTURE = Architecture("distilbert", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -14,8 +14,10 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
 from heedful.parts.residual import CentredRMSNorm, SandwichNorm
 from heedful.zoo import rotary_decoder
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import model_config
-from heedful.zoo.hf import GATES, Hf, HfFormat, Names
+from heedful.zoo.hf import GATES, Hf, HfConfig
+from heedful.zoo.names import Names
 from heedful.zoo.rope import LocalLayers
 from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf
 
@@ -91,16 +93,6 @@ def build(config: Config) -> DecoderOnly:
     )
 
 
-HF = HfFormat(
-    model_type="gemma3_text",
-    config=Config,
-    classes={"Gemma3ForCausalLM": {}, "Gemma3TextModel": {}},
-    fixed={"use_bidirectional_attention": False},
-    defaults={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
-    | {"d_ff": 9216, "max_length": 131072, "window": 4096},
-    read=LAYERS.read,
-    write=lambda config: divided_sizes_to_hf(config) | LAYERS.write(config),
-)
 HF_LAYER = rotary_decoder.HF_LAYER | {
     "self_attention.output_norm": "post_attention_layernorm",
     "feedforward.norm": "pre_feedforward_layernorm",
@@ -111,3 +103,15 @@ HF_LAYER = rotary_decoder.HF_LAYER | {
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names."""
     return rotary_decoder.hf_names(config, HF_LAYER)
+
+
+HF = HfConfig(
+    model_type="gemma3_text",
+    classes={"Gemma3ForCausalLM": {}, "Gemma3TextModel": {}},
+    fixed={"use_bidirectional_attention": False},
+    defaults={"vocab_size": 262208, "d_model": 2304, "num_heads": 8, "num_kv_heads": 4}
+    | {"d_ff": 9216, "max_length": 131072, "window": 4096},
+    read=LAYERS.read,
+    write=lambda config: divided_sizes_to_hf(config) | LAYERS.write(config),
+)
+ARCHITECTURE = Architecture("gemma3", Config, build, SIZES, {"hf": Format(HF, hf_names)})

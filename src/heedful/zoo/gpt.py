@@ -15,8 +15,10 @@ from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import decoder_only, model_config, stack
-from heedful.zoo.hf import Hf, HfFormat, Name, Names, layer_names
+from heedful.zoo.hf import Hf, HfConfig
+from heedful.zoo.names import Name, Names, layer_names
 
 # What they call gelu is its tanh approximation.
 HF_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
@@ -72,12 +74,6 @@ def _write(config: Config) -> dict[str, Any]:
     return {}
 
 
-HF = HfFormat(
-    model_type="openai-gpt",
-    config=Config,
-    classes={"OpenAIGPTLMHeadModel": {}, "OpenAIGPTModel": {}},
-    write=_write,
-)
 HF_LAYER = {
     "self_attention.norm": "ln_1",
     "self_attention.sublayer.qkv": "attn.c_attn",
@@ -110,3 +106,11 @@ def decoder_names(
         prefix="transformer.",
         buffers=buffers,
     )
+
+
+HF = HfConfig(
+    model_type="openai-gpt",
+    classes={"OpenAIGPTLMHeadModel": {}, "OpenAIGPTModel": {}},
+    write=_write,
+)
+ARCHITECTURE = Architecture("gpt", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -21,8 +21,10 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import decoder_only, model_config, stack
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -68,9 +70,15 @@ def build(config: Config) -> DecoderOnly:
 # Their format always has biases: of a model without any they are zeros, and this key says so.
 NO_BIAS = "heedful_bias"
 
-HF = HfFormat(
+
+def hf_names(config: Config) -> Names:
+    """Hugging Face tensor names."""
+    buffers = r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
+    return gpt.decoder_names(gpt.HF_LAYER, buffers, transposed=True, zero_bias=True)
+
+
+HF = HfConfig(
     model_type="gpt2",
-    config=Config,
     classes={"GPT2LMHeadModel": {}, "GPT2Model": {}},
     fixed={
         "scale_attn_weights": True,
@@ -80,9 +88,4 @@ HF = HfFormat(
     read=lambda content, ours: {"bias": content.get(NO_BIAS, True)},
     write=lambda config: {} if config.bias else {NO_BIAS: False},
 )
-
-
-def hf_names(config: Config) -> Names:
-    """Hugging Face tensor names."""
-    buffers = r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
-    return gpt.decoder_names(gpt.HF_LAYER, buffers, transposed=True, zero_bias=True)
+ARCHITECTURE = Architecture("gpt2", Config, build, SIZES, {"hf": Format(HF, hf_names)})

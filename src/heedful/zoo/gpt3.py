@@ -17,8 +17,10 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt, gpt2
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import decoder_only, model_config, stack
-from heedful.zoo.hf import ACTIVATIONS, Hf, HfFormat, Names
+from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -95,19 +97,6 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-HF = HfFormat(
-    model_type="gpt_neo",
-    config=Config,
-    classes={"GPTNeoForCausalLM": {}, "GPTNeoModel": {}},
-    defaults={"d_model": 2048, "num_heads": 16, "num_layers": 24},
-    read=_read,
-    write=lambda config: {
-        "attention_types": [[_layers(config.num_layers, config.window), 1]],
-        "window_size": config.window or 256,
-    },
-)
-
-
 def written_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
     """The architecture, Config and net that are written: GPT-2's where it is one."""
     usual = config.head_dim in (None, config.d_model / config.num_heads)
@@ -137,3 +126,16 @@ def hf_names(config: Config) -> Names:
     }
     buffers = r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)"
     return gpt.decoder_names(layer, buffers)
+
+
+HF = HfConfig(
+    model_type="gpt_neo",
+    classes={"GPTNeoForCausalLM": {}, "GPTNeoModel": {}},
+    defaults={"d_model": 2048, "num_heads": 16, "num_layers": 24},
+    read=_read,
+    write=lambda config: {
+        "attention_types": [[_layers(config.num_layers, config.window), 1]],
+        "window_size": config.window or 256,
+    },
+)
+ARCHITECTURE = Architecture("gpt3", Config, build, SIZES, {"hf": Format(HF, hf_names, written_as)})

@@ -1,4 +1,4 @@
-"""What a Config's fields and a net's tensors are called in the Hugging Face format, as data."""
+"""Keys of a Config and of `config.json` in the Hugging Face format, translated both ways."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -64,12 +64,11 @@ class Hf:
 
 
 @dataclass(frozen=True)
-class HfFormat:
+class HfConfig:
     """How `config.json` of one model type and an architecture's `Config` say the same.
 
     Args:
         model_type: as in `config.json`.
-        config: ours, whose fields are annotated with `Hf`.
         classes: their class -> keys of our config that it implies (its head). On export the first
             class is taken whose keys are our config's.
         fixed: their key -> the value that we build. Any other is refused on import; it is written
@@ -80,7 +79,6 @@ class HfFormat:
     """
 
     model_type: str
-    config: type[Any]
     classes: Mapping[str, Mapping[str, Any]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -88,68 +86,13 @@ class HfFormat:
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
-@dataclass(frozen=True)
-class Name:
-    """A module of ours and its Hugging Face name; its weight and bias come with it.
-
-    Args:
-        ours: the module's path, or the full name of one parameter; `{i}` is a layer's number.
-        theirs: its name there. `{a,b}` lists several, whose rows are joined in that order here;
-            they are split again by the `split_sizes` of the module or of its parent where these
-            are as many, else into equal parts.
-        transposed: matrices are stored as (in, out), as the Conv1D of GPT-2 does.
-        row: stored as (1, n), here as (n,).
-        zero_bias: theirs has a bias where our module has none: it is written as zeros; a file may
-            lack it, and what it holds must be exactly zero.
-    """
-
-    ours: str
-    theirs: str
-    transposed: bool = False
-    row: bool = False
-    zero_bias: bool = False
-
-
-@dataclass(frozen=True)
-class Names:
-    """The names of all tensors of a model, and what else a file of it may hold.
-
-    `buffers`, `unused` and `optional` are regular expressions that match whole names; those of
-    Hugging Face names match with the prefix or without it.
-
-    Args:
-        names: a parameter may have several (tied matrices, older files): a file needs one of them,
-            all that it holds must be equal, and the first is written.
-        prefix: of the base model's tensors; a file of a model without head may lack it.
-        copies: a name, and the one whose tensor is taken for it, with a notice, where a file lacks
-            it (weights that were tied when the file was written).
-        endings: older endings of names -> today's.
-        buffers: tensors that hold no weights (causal masks, position ids): passed over silently.
-        unused: weights that our net has no place for: passed over with a notice.
-        optional: names of ours that a file may lack: left as initialised, with a notice.
-        repeated: further tensors that are written, for readers that miss them, and passed over
-            when read (tables that follow from their size): their name -> where it is in our net.
-    """
-
-    names: Sequence[Name]
-    prefix: str = ""
-    copies: Mapping[str, str] = field(default_factory=dict)
-    endings: Mapping[str, str] = field(default_factory=dict)
-    buffers: str = ""
-    unused: str = ""
-    optional: str = ""
-    repeated: Mapping[str, str] = field(default_factory=dict)
-
-
-def layer_names(ours: str, theirs: str, modules: Mapping[str, str], **more: bool) -> list[Name]:
-    """The names of `modules` (ours -> theirs) under two prefixes; `more`: attributes of `Name`."""
-    return [Name(f"{ours}.{one}", f"{theirs}.{other}", **more) for one, other in modules.items()]
-
-
 def config_keys_from_hf(
-    format: HfFormat, content: Mapping[str, Any], where: str
+    format: HfConfig, config: type[Any], content: Mapping[str, Any], where: str
 ) -> dict[str, object]:
-    """The keys of our Config; raises UserError for what the architecture does not build."""
+    """Keys of `config`, our Config, whose fields are annotated with `Hf`.
+
+    Raises UserError for what the architecture does not build.
+    """
     for key, built in format.fixed.items():
         if content.get(key, built) != built:
             raise UserError(
@@ -161,25 +104,25 @@ def config_keys_from_hf(
         known = ", ".join(format.classes)
         raise UserError(f"{where}: no place for the class {names[0]}; known here: {known}")
     ours = {**format.defaults, **format.classes[names[0]]}
-    if hasattr(format.config, "num_labels"):  # they leave the names of two classes out
+    usual = {each.name: each.default for each in fields(config)}
+    if "num_labels" in usual:  # they leave the names of two classes out
         ours["num_labels"] = len(content.get("id2label") or ()) or content.get("num_labels") or 2
-    for name, hf in _annotated(format.config).items():
+    for name, hf in _annotated(config).items():
         if hf.keys[0] in content:
             ours[name] = hf.read(content[hf.keys[0]], where)
         if hf.like is not None and ours[name] == ours[hf.like]:
             ours[name] = None
-    usual = {each.name: each.default for each in fields(format.config)}
     return ours | format.read(dict(content), usual | ours)
 
 
-def config_to_hf(format: HfFormat, config: Any) -> dict[str, Any]:
+def config_to_hf(format: HfConfig, config: Any) -> dict[str, Any]:
     """What `config.json` says of our config."""
     ours = asdict(config)
     classes = format.classes.items()
     name = next(name for name, said in classes if said.items() <= ours.items())
     content: dict[str, Any] = {"architectures": [name], "model_type": format.model_type}
     content |= format.fixed
-    for key, hf in _annotated(format.config).items():
+    for key, hf in _annotated(type(config)).items():
         value = ours[key]
         if value is None and hf.like is not None:
             value = ours[hf.like]

@@ -3,13 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from heedful.zoo.hf import Name, Names, layer_names
+from heedful.zoo.names import Name, Names, layer_names
 
 EMBEDDINGS = {
     "tokens": "word_embeddings",
     "positions": "position_embeddings",
     "types": "token_type_embeddings",
     "norm": "LayerNorm",
+}
+# Keys of `config.json` whose other values are not built, for BERT and RoBERTa.
+FIXED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
 }
 HF_LAYER = {
     "self_attention.sublayer.qkv": "attention.self.{query,key,value}",

@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 from heedful.errors import UserError
 from heedful.parts.feedforward import Activation, Gate
-from heedful.zoo.hf import Name, Names, layer_names
+from heedful.zoo.names import Name, Names, layer_names
 
 SIDES = {"encoder": "src_embedding", "decoder": "tgt_embedding"}
 HF_EMBEDDING = {
@@ -23,6 +23,29 @@ HF_LAYER = {
     "feedforward.sublayer.up": "fc1",
     "feedforward.sublayer.down": "fc2",
     "feedforward.norm": "final_layer_norm",
+}
+# Keys of `config.json` whose other values are not built, for BART, Marian and PEGASUS: those from
+# `normalize_before` on are of transformers 3 or before, where one class was all of them.
+FIXED: dict[str, Any] = {
+    "is_encoder_decoder": True,
+    "is_decoder": False,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": False,
+}
+# Keys of the Config where such a file leaves theirs out: BART large.
+DEFAULTS: dict[str, Any] = {
+    "d_model": 1024,
+    "num_heads": 16,
+    "num_decoder_heads": 16,
+    "d_ff": 4096,
+    "decoder_d_ff": 4096,
+    "num_encoder_layers": 12,
+    "num_decoder_layers": 12,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
 }
 T5_FEEDFORWARDS: dict[str, Activation | Gate] = {
     "relu": "relu",

@@ -29,7 +29,7 @@ def written_as(config: Any, net: nn.Module) -> tuple[str, Any, nn.Module]:
     """
     name = "marian" if config.norm_placement == "post" else "pegasus"
     _check(config, name)
-    known = {field.name for field in fields(architecture(name).Config)}
+    known = {field.name for field in fields(architecture(name).config)}
     keys = {key: value for key, value in asdict(config).items() if key in known}
     for part in ("attention_dropout", "activation_dropout"):
         keys[part] = config.dropout if keys[part] is None else keys[part]

@@ -9,11 +9,10 @@ their embeddings.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import model_config
-from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf, hf_names, read_rotary
-
-__all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
 
 @model_config
@@ -66,11 +65,11 @@ def build(config: Config) -> DecoderOnly:
     return assemble(config)
 
 
-HF = HfFormat(
+HF = HfConfig(
     model_type="llama",
-    config=Config,
     classes={"LlamaForCausalLM": {}, "LlamaModel": {}},
     defaults={"d_ff": 11008},
     read=read_rotary,
     write=divided_sizes_to_hf,
 )
+ARCHITECTURE = Architecture("llama", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -23,9 +23,11 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.init import xavier
 from heedful.parts.positions import SinusoidalTable
 from heedful.zoo import bart
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import Tying, encoder_decoder, model_config
-from heedful.zoo.hf import Hf, HfFormat, Names
-from heedful.zoo.hf_seq2seq import bart_names
+from heedful.zoo.hf import Hf, HfConfig
+from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -97,22 +99,20 @@ def _write(config: Config) -> dict[str, Any]:
     }
 
 
-HF = HfFormat(
-    model_type="marian",
-    config=Config,
-    classes={"MarianMTModel": {}, "MarianModel": {}},
-    fixed={key: value for key, value in bart.HF.fixed.items() if key != "tie_word_embeddings"}
-    | {"normalize_embedding": False, "static_position_embeddings": True},
-    defaults={**bart.HF.defaults}
-    | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
-    read=_read,
-    write=_write,
-)
-
-
 def hf_names(config: Config) -> Names:
     """BART's, without the position tables and the norms over embeddings."""
     return replace(
         bart_names(shared=config.tie_embeddings == "all"),
         buffers=r"(model\.)?(encoder|decoder)\.embed_positions\.weight",
     )
+
+
+HF = HfConfig(
+    model_type="marian",
+    classes={"MarianMTModel": {}, "MarianModel": {}},
+    fixed=FIXED | {"normalize_embedding": False, "static_position_embeddings": True},
+    defaults=DEFAULTS | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
+    read=_read,
+    write=_write,
+)
+ARCHITECTURE = Architecture("marian", Config, build, SIZES, {"hf": Format(HF, hf_names)})

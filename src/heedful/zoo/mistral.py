@@ -14,11 +14,10 @@ configuration; the window alone does not limit it.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import model_config
-from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.rotary_decoder import Base, assemble, hf_names, read_rotary, sizes_to_hf
-
-__all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
 
 @model_config
@@ -49,11 +48,11 @@ def build(config: Config) -> DecoderOnly:
     return assemble(config, window=config.window)
 
 
-HF = HfFormat(
+HF = HfConfig(
     model_type="mistral",
-    config=Config,
     classes={"MistralForCausalLM": {}, "MistralModel": {}},
     defaults={"head_dim": None, "max_length": 131072, "norm_eps": 1e-6},
     read=read_rotary,
     write=sizes_to_hf,
 )
+ARCHITECTURE = Architecture("mistral", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -11,8 +11,10 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.experts import Experts
 from heedful.parts.feedforward import FeedForward
 from heedful.zoo import mistral, rotary_decoder
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import model_config
-from heedful.zoo.hf import Hf, HfFormat, Names, layer_names
+from heedful.zoo.hf import Hf, HfConfig
+from heedful.zoo.names import Names, layer_names
 from heedful.zoo.rotary_decoder import assemble, read_rotary, sizes_to_hf
 
 
@@ -69,19 +71,6 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     return {"balance_weight": content.get(_BALANCE, 0.001) or None, **read_rotary(content, ours)}
 
 
-HF = HfFormat(
-    model_type="mixtral",
-    config=Config,
-    classes={"MixtralForCausalLM": {}, "MixtralModel": {}},
-    fixed={"router_jitter_noise": 0.0},
-    defaults={"head_dim": None, "max_length": 131072},
-    read=_read,
-    write=lambda config: (
-        sizes_to_hf(config) | {"head_dim": config.head_dim, _BALANCE: config.balance_weight or 0.0}
-    ),
-)
-
-
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names, of files: in memory transformers joins the experts."""
     ours, theirs = "feedforward.sublayer", "block_sparse_moe"
@@ -92,3 +81,16 @@ def hf_names(config: Config) -> Names:
         names = layer_names(f"{ours}.experts.{number}", f"{theirs}.experts.{number}", expert)
         layer |= {name.ours: name.theirs for name in names}
     return rotary_decoder.hf_names(config, layer)
+
+
+HF = HfConfig(
+    model_type="mixtral",
+    classes={"MixtralForCausalLM": {}, "MixtralModel": {}},
+    fixed={"router_jitter_noise": 0.0},
+    defaults={"head_dim": None, "max_length": 131072},
+    read=_read,
+    write=lambda config: (
+        sizes_to_hf(config) | {"head_dim": config.head_dim, _BALANCE: config.balance_weight or 0.0}
+    ),
+)
+ARCHITECTURE = Architecture("mixtral", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -16,10 +16,12 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.init import shrink_residuals
 from heedful.parts.residual import PreNorm
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.bert import Head
 from heedful.zoo.build import Keys, encoder_only, model_config, stack
-from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfFormat, Names
+from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfConfig
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
+from heedful.zoo.names import Names
 from heedful.zoo.rope import LocalLayers
 
 
@@ -105,16 +107,6 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
-HF = HfFormat(
-    model_type="modernbert",
-    config=Config,
-    classes=encoder_classes("ModernBert"),
-    fixed=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False)
-    | {"decoder_bias": True},
-    read=_read,
-    # The padding's id: their default may be beyond the vocabulary; a tokenizer's takes its place.
-    write=lambda c: LAYERS.write(c) | {"pad_token_id": None},
-)
 HF_LAYER = {
     "self_attention.norm": "attn_norm",
     "self_attention.sublayer.qkv": "attn.Wqkv",
@@ -138,3 +130,15 @@ def hf_names(config: Config) -> Names:
     unused = r"head\.(dense|norm)|decoder|classifier"
     embeddings = {"tokens": "tok_embeddings", "norm": "norm"}
     return encoder_names(config, "model", ("layers.{i}", HF_LAYER), heads, unused, embeddings)
+
+
+HF = HfConfig(
+    model_type="modernbert",
+    classes=encoder_classes("ModernBert"),
+    fixed=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False)
+    | {"decoder_bias": True},
+    read=_read,
+    # The padding's id: their default may be beyond the vocabulary; a tokenizer's takes its place.
+    write=lambda c: LAYERS.write(c) | {"pad_token_id": None},
+)
+ARCHITECTURE = Architecture("modernbert", Config, build, SIZES, {"hf": Format(HF, hf_names)})

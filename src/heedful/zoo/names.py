@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,66 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.zoo.hf import Name, Names
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A module of ours and its Hugging Face name; its weight and bias come with it.
+
+    Args:
+        ours: the module's path, or the full name of one parameter; `{i}` is a layer's number.
+        theirs: its name there. `{a,b}` lists several, whose rows are joined in that order here;
+            they are split again by the `split_sizes` of the module or of its parent where these
+            are as many, else into equal parts.
+        transposed: matrices are stored as (in, out), as the Conv1D of GPT-2 does.
+        row: stored as (1, n), here as (n,).
+        zero_bias: theirs has a bias where our module has none: it is written as zeros; a file may
+            lack it, and what it holds must be exactly zero.
+    """
+
+    ours: str
+    theirs: str
+    transposed: bool = False
+    row: bool = False
+    zero_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of all tensors of a model, and what else a file of it may hold.
+
+    `buffers`, `unused` and `optional` are regular expressions that match whole names; those of
+    Hugging Face names match with the prefix or without it.
+
+    Args:
+        names: a parameter may have several (tied matrices, older files): a file needs one of them,
+            all that it holds must be equal, and the first is written.
+        prefix: of the base model's tensors; a file of a model without head may lack it.
+        copies: a name, and the one whose tensor is taken for it, with a notice, where a file lacks
+            it (weights that were tied when the file was written).
+        endings: older endings of names -> today's.
+        buffers: tensors that hold no weights (causal masks, position ids): passed over silently.
+        unused: weights that our net has no place for: passed over with a notice.
+        optional: names of ours that a file may lack: left as initialised, with a notice.
+        repeated: further tensors that are written, for readers that miss them, and passed over
+            when read (tables that follow from their size): their name -> where it is in our net.
+    """
+
+    names: Sequence[Name]
+    prefix: str = ""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    endings: Mapping[str, str] = field(default_factory=dict)
+    buffers: str = ""
+    unused: str = ""
+    optional: str = ""
+    repeated: Mapping[str, str] = field(default_factory=dict)
+
+
+def layer_names(ours: str, theirs: str, modules: Mapping[str, str], **more: bool) -> list[Name]:
+    """The names of `modules` (ours -> theirs) under two prefixes; `more`: attributes of `Name`."""
+    return [Name(f"{ours}.{one}", f"{theirs}.{other}", **more) for one, other in modules.items()]
 
 
 @torch.no_grad()

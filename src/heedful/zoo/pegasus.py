@@ -19,9 +19,11 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import bart
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import check_one_vocabulary, encoder_decoder, model_config
-from heedful.zoo.hf import Hf, HfFormat, Name, Names
-from heedful.zoo.hf_seq2seq import SIDES, bart_names
+from heedful.zoo.hf import Hf, HfConfig
+from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, SIDES, bart_names
+from heedful.zoo.names import Name, Names
 
 
 @model_config
@@ -68,18 +70,6 @@ def build(config: Config) -> EncoderDecoder:
     )
 
 
-HF = HfFormat(
-    model_type="pegasus",
-    config=Config,
-    classes={"PegasusForConditionalGeneration": {}, "PegasusModel": {}},
-    fixed={key: bart.HF.fixed[key] for key in bart.HF.fixed if key != "tie_word_embeddings"}
-    | {"normalize_before": True, "add_final_layer_norm": True}
-    | {"normalize_embedding": False, "static_position_embeddings": True},
-    defaults={**bart.HF.defaults, "src_vocab_size": 50265, "tgt_vocab_size": 50265}
-    | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
-)
-
-
 def hf_names(config: Config) -> Names:
     """BART's, without the norms over embeddings and with those after the stacks.
 
@@ -94,3 +84,15 @@ def hf_names(config: Config) -> Names:
     }
     unread = {} if is_shared else {"model.shared.weight": "src_embedding.tokens.weight"}
     return replace(names, names=[*names.names, *norms], repeated=tables | unread)
+
+
+HF = HfConfig(
+    model_type="pegasus",
+    classes={"PegasusForConditionalGeneration": {}, "PegasusModel": {}},
+    fixed=FIXED
+    | {"normalize_before": True, "add_final_layer_norm": True}
+    | {"normalize_embedding": False, "static_position_embeddings": True},
+    defaults={**DEFAULTS, "src_vocab_size": 50265, "tgt_vocab_size": 50265}
+    | {"max_length": 1024, "activation": "gelu", "scale_embeddings": False},
+)
+ARCHITECTURE = Architecture("pegasus", Config, build, SIZES, {"hf": Format(HF, hf_names)})

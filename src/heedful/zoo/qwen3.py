@@ -8,11 +8,10 @@ released configurations.
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import model_config
-from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.rotary_decoder import Base, assemble, hf_names, read_rotary, sizes_to_hf
-
-__all__ = ["HF", "SIZES", "Config", "build", "hf_names"]
 
 
 @model_config
@@ -56,13 +55,18 @@ def build(config: Config) -> DecoderOnly:
     return assemble(config, qk_norm=True)
 
 
-HF = HfFormat(
+HF = HfConfig(
     model_type="qwen3",
-    config=Config,
     classes={"Qwen3ForCausalLM": {}, "Qwen3Model": {}},
     fixed={"use_sliding_window": False},
     defaults={"d_model": 4096, "num_heads": 32, "num_kv_heads": 32, "num_layers": 32}
-    | {"d_ff": 22016, "max_length": 32768, "rope_base": 10000.0, "tie_embeddings": False},
+    | {
+        "d_ff": 22016,
+        "max_length": 32768,
+        "rope_base": 10000.0,
+        "tie_embeddings": False,
+    },
     read=read_rotary,
     write=sizes_to_hf,
 )
+ARCHITECTURE = Architecture("qwen3", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -10,7 +10,6 @@ each time (sec. 4.1) and on masked tokens alone (sec. 4.2). So there is no poole
 says nothing: pairs are told apart by their separators.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,11 @@ from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.positions import LearnedTable
 from heedful.zoo import bert
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import classifier_dropout, encoder_only, model_config
-from heedful.zoo.hf import Names
-from heedful.zoo.hf_encoders import HF_LAYER, encoder_classes, encoder_names, output_names
+from heedful.zoo.hf import HfConfig
+from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
+from heedful.zoo.names import Names
 
 
 @model_config
@@ -58,20 +59,6 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     return {"position_offset": pad_id + 1, "max_length": ours["max_length"] - (pad_id + 1)}
 
 
-HF = replace(
-    bert.HF,
-    model_type="roberta",
-    config=Config,
-    classes=encoder_classes("Roberta"),
-    defaults={"norm_eps": 1e-12, "type_vocab_size": 2},
-    read=_read,
-    write=lambda config: {
-        "pad_token_id": config.position_offset - 1,
-        "max_position_embeddings": config.max_length + config.position_offset,
-    },
-)
-
-
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names. The pooler of their files was never trained."""
     heads = {
@@ -85,3 +72,17 @@ def hf_names(config: Config) -> Names:
     unused = r"roberta\.pooler\.dense|lm_head(\..+)?|classifier\.(dense|out_proj)"
     layer = "encoder.layer.{i}", HF_LAYER
     return encoder_names(config, "roberta", layer, heads, unused)
+
+
+HF = HfConfig(
+    model_type="roberta",
+    classes=encoder_classes("Roberta"),
+    fixed=FIXED,
+    defaults={"norm_eps": 1e-12, "type_vocab_size": 2},
+    read=_read,
+    write=lambda config: {
+        "pad_token_id": config.position_offset - 1,
+        "max_position_embeddings": config.max_length + config.position_offset,
+    },
+)
+ARCHITECTURE = Architecture("roberta", Config, build, SIZES, {"hf": Format(HF, hf_names)})

@@ -12,7 +12,8 @@ from heedful.parts.feedforward import Gate
 from heedful.parts.residual import Norm, PreNorm, Residual
 from heedful.parts.rotary import Layout, RopeScaling
 from heedful.zoo.build import NONE, Keys, decoder_only, model_config, stack
-from heedful.zoo.hf import GATES, Hf, Name, Names, layer_names
+from heedful.zoo.hf import GATES, Hf
+from heedful.zoo.names import Name, Names, layer_names
 from heedful.zoo.rope import head_width, rope_from_hf, rope_to_hf, rotary_module
 
 

@@ -30,7 +30,7 @@ OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:
     """The frozen Config of an architecture from plain keys; raises UserError naming a wrong one."""
-    config = architecture(name).Config
+    config = architecture(name).config
     known = [field.name for field in fields(config)]
     # A recipe's section is the beginning of its keys, a file stands in front of all.
     front, section = ("", "model.") if where == "model" else (f"{where}: ", "")
@@ -115,8 +115,7 @@ def undrawn_net(
         if tensor.dtype in FLOATS and not tensor.sum(dtype=torch.float64).isfinite():
             raise UserError(f"{where}: {key} holds NaN or infinity; the model is damaged")
     with _Undrawn():
-        net: nn.Module = architecture(name).build(config)
-    return net
+        return architecture(name).build(config)
 
 
 def drawn_net(name: str, config: Any, device: torch.device | None = None) -> nn.Module:
@@ -125,8 +124,7 @@ def drawn_net(name: str, config: Any, device: torch.device | None = None) -> nn.
     `device`: where it will be trained; default: the CPU.
     """
     check_memory(name, config, device or torch.device("cpu"))
-    net: nn.Module = architecture(name).build(config)
-    return net
+    return architecture(name).build(config)
 
 
 def _check_sizes(name: str, config: Any, tensors: Mapping[str, Tensor], where: Path | str) -> None:

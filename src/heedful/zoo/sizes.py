@@ -27,7 +27,7 @@ def meta_net(name: str, config: Any, where: str) -> nn.Module:
     """
     try:
         with torch.device("meta"), _OnMeta():
-            net: nn.Module = architecture(name).build(config)
+            net = architecture(name).build(config)
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise

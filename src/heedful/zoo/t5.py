@@ -21,8 +21,9 @@ from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.residual import PreNorm
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import Side, encoder_decoder, model_config, stack
-from heedful.zoo.hf import Hf, HfFormat
+from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
 
 
@@ -134,11 +135,10 @@ def _shrink_queries(net: nn.Module) -> None:
             module.q.weight /= math.sqrt(module.head_dim)
 
 
-HF = HfFormat(
+HF = HfConfig(
     model_type="t5",
-    config=Config,
     classes={"T5ForConditionalGeneration": {}, "T5Model": {}},
     fixed={"is_encoder_decoder": True, "is_decoder": False},
     read=read_t5,
 )
-hf_names = t5_names
+ARCHITECTURE = Architecture("t5", Config, build, SIZES, {"hf": Format(HF, t5_names)})

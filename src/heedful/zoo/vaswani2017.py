@@ -17,8 +17,9 @@ from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
 from heedful.parts.rotary import RotaryPositions
+from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.build import Tying, encoder_decoder, model_config, stack
-from heedful.zoo.hf_vaswani2017 import written_as as written_as  # looked for by the export
+from heedful.zoo.hf_vaswani2017 import written_as
 
 
 @model_config
@@ -94,3 +95,7 @@ def build(config: Config) -> EncoderDecoder:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+HF = Format(written_as=written_as)
+ARCHITECTURE = Architecture("vaswani2017", Config, build, SIZES, {"hf": HF})
