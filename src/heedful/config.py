@@ -395,7 +395,7 @@ class Recipe(Strict):
             raise UserError("training.optimizer: weight_decay is not Adam's; set name to adamw")
         if training.r_drop and self.distillation.teacher and self.distillation.level == "word":
             raise UserError(
-                "training.r_drop and distillation of level word are both objectives of a whole "
+                "training.r_drop and distillation of level word both replace the loss of a whole "
                 "run; leave one out, or set distillation.level to sequence"
             )
         if evaluation.metric not in OWN_METRICS and not evaluation.decode_sentences:

@@ -1,4 +1,4 @@
-"""One training run, from recipe to model: where the rooms are put together.
+"""One training run, from recipe to model.
 
 A run's folder is a model directory (`config.json`, `model.safetensors`, tokenizers: the best model
 so far) that also holds the whole recipe, the log, the checkpoints and, at the end, scores and a
@@ -8,7 +8,6 @@ report. Its data are prepared in a cache that runs share.
 import platform
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +16,33 @@ import torch
 import heedful
 from heedful import plugins
 from heedful.config import Recipe
-from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
-from heedful.files import plain_name, read_text, remove_unfinished, write_text
+from heedful.files import read_text, remove_unfinished, write_text
 from heedful.pipelines import (
     SavedModel,
-    Translator,
     choose_device,
-    load,
     parameter_count,
     save_description,
 )
 from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, with_absolute_paths
-from heedful.tasks.distillation import (
-    Distilled,
-    OtherTeachers,
-    begin_as_layers,
-    check_distillation,
-    ready_teacher,
-    sequence_distillation,
-)
+from heedful.tasks.distillation import check_distillation
 from heedful.tasks.epochs import Epochs
-from heedful.tasks.init_from import take_over
-from heedful.tasks.new_model import build, model_config, opened_again, origin_of
-from heedful.tasks.rdrop import RDrop
+from heedful.tasks.judging import FinalScores
+from heedful.tasks.preparing import Say
 from heedful.tasks.run_data import Data
-from heedful.tasks.task import FinalScores, Say, Task
-from heedful.tasks.word_dropout import WordDropout
+from heedful.tasks.start import RunParts, begin, begin_from_folder, loss_of
+from heedful.tasks.task import Task
 from heedful.training.best import BestModel
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
-from heedful.training.folder import MARKER, RunFolder, facts_of_run
+from heedful.training.folder import RunFolder, facts_of_run
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.precision import resolve_precision
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule, total_steps
-from heedful.training.trainer import Objective, Trainer, TrainStep, Work
+from heedful.training.trainer import Trainer, TrainStep, Work
 from heedful.training.verdict import Expectations, general_verdicts
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
@@ -147,147 +135,80 @@ def train(
     return Result(out, recipe.task, reason, scores)
 
 
-def _opened(path: str | None, device: str) -> SavedModel | None:
-    return None if path is None else load(path, device=device, engine="eager")
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Data and model of a run, and the teacher whose probabilities it learns from."""
-
-    data: Data
-    model: SavedModel
-    teacher: SavedModel | None
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """What the run's folder notes of the data, to open them again."""
-        outputs = self.data.outputs
-        return {
-            "data": self.data.directory.name,
-            "outputs": None if outputs is None else outputs.name,
-            "start_id": self.data.start_id,
-        }
-
-
-def _begin(task: Task, out: Path, device: torch.device, say: Say) -> _Parts:
-    """Data and model as a new run has them; errors of the recipe are raised before data are read.
-
-    Also for a run that goes on without a checkpoint, or whose prepared data are gone.
-    """
-    recipe = task.recipe
-    source = _opened(recipe.init_from, "cpu")
-    teacher = _opened(recipe.distillation.teacher, str(device))
-    others = OtherTeachers.open(recipe.distillation, str(device))
-    model_config(task, None, source, teacher)
-    origin = origin_of(recipe.tokenizer.path, source, teacher)
-    data = task.prepare(cache_folder(), origin, say)
-    torch.manual_seed(recipe.training.seed)
-    model = build(task, data, source, teacher, device)
-    if source is not None:
-        take_over(model, source, say, str(recipe.init_from), out)
-    if teacher is not None:
-        ready_teacher(teacher, model, task, data)
-        if recipe.distillation.copy_layers:
-            begin_as_layers(model, teacher, say)
-        if recipe.distillation.level == "sequence":
-            assert isinstance(teacher, Translator)
-            data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
-            teacher = None
-    return _Parts(data, model, teacher)
-
-
-def _reopen(task: Task, out: Path, device: torch.device) -> _Parts | None:
-    """Data and model of a run with a checkpoint, from its folder and its prepared data alone.
-
-    None where the prepared data are gone.
-    """
-    recipe = task.recipe
-    facts = facts_of_run(out)
-    names = [plain_name(name, out / MARKER) for name in (facts.data, facts.outputs) if name]
-    directories = [cache_folder() / name for name in names]
-    if not directories or not all(path.is_dir() for path in directories):
-        return None
-    for path in directories:
-        check_prepared(path)
-    directory, *outputs = directories
-    data = task.open(directory, facts.start_id)
-    data = data.learning_from(outputs[0] if outputs else None)
-    model = opened_again(out, data, device)
-    teacher = None
-    if recipe.distillation.level == "word":
-        teacher = _opened(recipe.distillation.teacher, str(device))
-    if teacher is not None:
-        ready_teacher(teacher, model, task, data)
-    return _Parts(data, model, teacher)
-
-
-def _begin_again(task: Task, out: Path, device: torch.device, say: Say) -> _Parts:
-    """As `_begin`, where a run's prepared data are gone; they must become the same."""
-    problem = f"cannot resume {out}: its prepared data are gone from {cache_folder()}"
-    say(f"preparing the data of {out} again, which are gone from {cache_folder()}")
-    try:
-        parts = _begin(task, out, device, say)
-    except UserError as error:
-        raise UserError(f"{problem} and cannot be made again: {error}") from None
-    facts = facts_of_run(out)
-    if parts.names != {key: getattr(facts, key) for key in parts.names}:
-        raise UserError(
-            f"{problem}, and the files that they were made of have changed; bring the old files "
-            "back, or start a new run"
-        )
-    return parts
-
-
 def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool, say: Say) -> _Run:
     """Everything up to the first step."""
-    task: Task = plugins.task.get(recipe.task)(recipe)
-    task.check()
-    check_distillation(recipe, task.levels)
-    schedule = recipe.training.schedule
-    make_schedule(schedule, d_model=1, max_steps=recipe.training.max_steps)
-    out, wanted = folder.path, str(recipe.training.precision)
-    if resume and wanted == "auto":
-        wanted = facts_of_run(out).precision
-    precision = resolve_precision(wanted, device)
+    out = folder.path
+    task = _checked_task(recipe)
+    precision = _precision(recipe, out, device, resume)
     _open_folder(recipe, folder, precision, resume)
-    has_checkpoint = resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None
-    if has_checkpoint:
-        parts = _reopen(task, out, device) or _begin_again(task, out, device, say)
+    if resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None:
+        parts = begin_from_folder(task, out, device, say)
     else:
-        parts = _begin(task, out, device, say)
+        parts = begin(task, out, device, say)
         save_description(parts.model, out)
         folder.note(**parts.names)
-    data, model, teacher = parts.data, parts.model, parts.teacher
-    model.net.to(device)
-    epochs = Epochs(task, data)
-    first = epochs.plan(0)  # an example above the batch's limit is told now
+    parts.model.net.to(device)
+    epochs = Epochs(task, parts.data)
+    first = epochs.plan(0)  # an example above the batch's limit is refused here
     steps = total_steps(recipe.training, len(first))
     entropy = unigram_entropy(epochs.load(item).targets for item in first)
     best = BestModel(out)
+    trainer = _make_trainer(task, parts, epochs, best, device, precision, steps)
+    resumed_from = trainer.resume() if resume else None
+    if resumed_from is not None:
+        best.publish()
+    return _Run(task, parts.data, parts.model, trainer, best, resumed_from, steps, entropy)
+
+
+def _checked_task(recipe: Recipe) -> Task:
+    """The recipe's task; raises UserError for what is wrong before any data are read."""
+    task: Task = plugins.task.get(recipe.task)(recipe)
+    task.check()
+    check_distillation(recipe, task.levels)
+    make_schedule(recipe.training.schedule, d_model=1, max_steps=recipe.training.max_steps)
+    return task
+
+
+def _precision(recipe: Recipe, out: Path, device: torch.device, resume: bool) -> str:
+    """The precision of training; that of the sessions before where a run is resumed."""
+    wanted = str(recipe.training.precision)
+    if resume and wanted == "auto":
+        wanted = facts_of_run(out).precision
+    return resolve_precision(wanted, device)
+
+
+def _make_trainer(
+    task: Task,
+    parts: RunParts,
+    epochs: Epochs,
+    best: BestModel,
+    device: torch.device,
+    precision: str,
+    steps: int | None,
+) -> Trainer:
+    """The trainer of a run, with its loss, its batches, its evaluation and its checkpoints."""
+    recipe, model = task.recipe, parts.model
+    training = recipe.training
     work = Work(
         plan=epochs.plan,
         load=lambda item: epochs.load(item).to(device),
-        evaluate=lambda: task.evaluate(model, data),
+        evaluate=lambda: task.evaluate(model, parts.data),
         keep_best=lambda: _keep_best(best, trainer),
     )
     trainer = Trainer(
-        TrainStep(model.net, _objective(task, data, teacher, device)),
+        TrainStep(model.net, loss_of(task, parts, device)),
         work,
-        recipe.training,
-        make_schedule(schedule, d_model=model.config.d_model, max_steps=steps),
+        training,
+        make_schedule(training.schedule, d_model=model.config.d_model, max_steps=steps),
         Checkpoints(
-            out / "checkpoints",
-            recipe.training.average_last,
-            best=recipe.training.average_of == "best",
+            best.path.parent,
+            training.average_last,
+            best=training.average_of == "best",
         ),
         precision=precision,
         compare_at=[one.step for one in recipe.expect],
     )
-    resumed_from = trainer.resume() if resume else None
-    if resumed_from is not None:
-        best.publish()
-    return _Run(task, data, model, trainer, best, resumed_from, steps, entropy)
+    return trainer
 
 
 def _keep_best(best: BestModel, trainer: Trainer) -> None:
@@ -300,22 +221,6 @@ def _keep_best(best: BestModel, trainer: Trainer) -> None:
         step=step,
         source=f"the {kind} of step {step:,}",
     )
-
-
-def _objective(
-    task: Task, data: Data, teacher: SavedModel | None, device: torch.device
-) -> Objective:
-    """What is trained on: the task's own loss, that of two passes, or that of a teacher."""
-    settings, distillation = task.recipe.training, task.recipe.distillation
-    smoothing = settings.label_smoothing
-    objective: Objective = partial(task.loss, label_smoothing=smoothing)
-    if settings.r_drop:
-        objective = RDrop(settings.r_drop, smoothing)
-    if teacher is not None:
-        objective = Distilled(distillation, teacher.net, smoothing)
-    if settings.word_dropout:
-        objective = WordDropout(objective, data.tokenizers, settings.word_dropout, device)
-    return objective
 
 
 def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | None]:

@@ -14,6 +14,7 @@ from heedful.cli.app import make_app
 from heedful.data.prepared import MANIFEST, Hold, cache_folder, prepared
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
+from heedful.tasks.preparing import prepare
 from heedful.tasks.run_data import Origin
 
 DAY = 24 * 60 * 60
@@ -119,7 +120,8 @@ def test_wrong_names_and_no_choice_are_refused(cache: Path) -> None:
 
 def test_a_run_holds_its_data_while_it_works(cache: Path) -> None:
     recipe = parse_recipe(tiny())
-    data = plugins.task.get(recipe.task)(recipe).prepare(cache, Origin(), lambda line: None)
+    task = plugins.task.get(recipe.task)(recipe)
+    data = prepare(task, cache, Origin(), lambda line: None)
     assert [entry["in_use"] for entry in listed().values()] == [True]
     del data
     assert [entry["in_use"] for entry in listed().values()] == [False]

@@ -54,14 +54,14 @@ def main(names: list[str]) -> None:
 def train(net: Any) -> None:
     """A training step with its balance loss is one graph, and what it is without compilation."""
 
-    def objective(net: Any, batch: Any) -> LossSum:
+    def loss(net: Any, batch: Any) -> LossSum:
         logits = net.head(net.decode(batch.tokens)).flatten(0, 1)
         return cross_entropy(logits, batch.tokens.ids.flatten())
 
-    step = TrainStep(net, objective)
+    step = TrainStep(net, loss)
     batch = SimpleNamespace(tokens=_batch(4, 8))
     found = torch.compile(step, fullgraph=True, backend="eager")(batch).loss
-    assert found > objective(net, batch).loss
+    assert found > loss(net, batch).loss
     torch.testing.assert_close(found, step(batch).loss, rtol=1e-6, atol=0)
     found.backward()
 

@@ -17,6 +17,7 @@ from heedful.pipelines import ModelCard, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import Distilled
+from heedful.tasks.preparing import prepare
 from heedful.tasks.rdrop import RDrop
 from heedful.tasks.run_data import Origin
 from heedful.training.events import Event, StepDone
@@ -99,7 +100,7 @@ class Ready:
         self.recipe, self.said = recipe, list[str]()
         self.task = plugins.task.get(recipe.task)(recipe)
         self.task.check()
-        self.data = self.task.prepare(folder, origin or Origin(), self.said.append)
+        self.data = prepare(self.task, folder, origin or Origin(), self.said.append)
         self.tokenizers, self.tokenizer = self.data.tokenizers, self.data.tokenizer
         self.num_train, self.num_valid = (
             self.task.count(self.data, split) for split in ("train", "valid")
@@ -126,7 +127,7 @@ class Ready:
 
 
 def train_step(run: Ready) -> TrainStep:
-    """A net for a task's data with its objective, the same at every call."""
+    """A net for a task's data with its loss, the same at every call."""
     name = run.recipe.model["architecture"]
     keys = run.recipe.model | run.task.model_keys(run.data, name)
     known = architecture(name).config.__dataclass_fields__

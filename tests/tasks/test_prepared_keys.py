@@ -11,6 +11,7 @@ from commands import tiny
 from heedful import plugins
 from heedful.data.prepared import FORMAT, MANIFEST
 from heedful.recipe_files import parse_recipe
+from heedful.tasks import preparing
 from heedful.tasks.run_data import Data, Origin
 
 PAIRS = {side: "".join(f"{side} {n}\n" for n in range(12)) for side in ("src", "tgt")}
@@ -18,9 +19,8 @@ PAIRS = {side: "".join(f"{side} {n}\n" for n in range(12)) for side in ("src", "
 
 def prepare(cache: Path, **changes: Any) -> Data:
     recipe = parse_recipe(tiny(**changes))
-    data = plugins.task.get(recipe.task)(recipe).prepare(cache, Origin(), lambda line: None)
-    assert isinstance(data, Data)
-    return data
+    task = plugins.task.get(recipe.task)(recipe)
+    return preparing.prepare(task, cache, Origin(), lambda line: None)
 
 
 def of_pairs(cache: Path, folder: Path, ending: str = ".txt", **changes: Any) -> str:
@@ -59,8 +59,9 @@ def test_text_that_is_read_in_another_way_is_prepared_apart(tmp_path: Path) -> N
         recipe = json.loads(json.dumps(tiny() | keys))
         recipe["data"] = {"train": {"text": str(path), "text_field": 1}, "documents": unit}
         del recipe["evaluation"]
-        data = plugins.task.get("language_modelling")(parse_recipe(recipe))
-        names.add(data.prepare(tmp_path / "cache", Origin(), lambda line: None).directory.name)
+        task = plugins.task.get("language_modelling")(parse_recipe(recipe))
+        data = preparing.prepare(task, tmp_path / "cache", Origin(), lambda line: None)
+        names.add(data.directory.name)
     assert len(names) == 3
 
 

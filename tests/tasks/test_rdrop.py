@@ -71,6 +71,6 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     assert_resumes(recipe, tmp_path, ["scores.json"])
 
 
-def test_it_is_no_objective_beside_that_of_a_teacher(tmp_path):
+def test_it_is_no_loss_beside_that_of_a_teacher(tmp_path):
     with pytest.raises(UserError, match="r_drop and distillation of level word"):
         recipe_of("translation", tmp_path, training__r_drop=1.0, distillation={"teacher": "x"})

@@ -15,7 +15,7 @@ NOTHING = LossSum(torch.zeros(()), torch.zeros(()), torch.zeros((), dtype=torch.
 
 
 def batches_and_what_is_read(task, folder, *, training=True):
-    """Each batch of an epoch, and as an objective beneath word dropout gets it."""
+    """Each batch of an epoch, and as the loss beneath word dropout gets it."""
     run, seen = Ready(recipe_of(task, folder), folder / "data"), []
     hide = WordDropout(
         lambda net, batch: seen.append(batch) or NOTHING, run.tokenizers, 0.3, torch.device("cpu")

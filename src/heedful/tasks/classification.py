@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Int64
 
 from heedful import task_keys
-from heedful.config import Files
 from heedful.data.collate import Batch, collate_texts
-from heedful.data.columns import listed as listed_names
+from heedful.data.columns import listed
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_held_out
 from heedful.data.rows import LABEL, Rows
@@ -25,22 +24,27 @@ from heedful.evaluation.likelihood import target_loss, total
 from heedful.evaluation.target_scores import target_states
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
-from heedful.pipelines import Classifier, ModelCard
+from heedful.pipelines import Classifier
 from heedful.progress import work
 from heedful.tasks.inputs import (
     given_files,
+    hold_out_rows,
+    joint_tokenizer,
+    read_given,
     read_labelled,
     training_plan,
 )
-from heedful.tasks.run_data import Data, Origin
-from heedful.tasks.task import EncoderTask, FinalScores, Say
+from heedful.tasks.judging import FinalScores, evaluation_of, write_scores
+from heedful.tasks.net_keys import check_derived_keys, encoder_keys
+from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.task import MASK, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
-class Classification(EncoderTask):
+class Classification(Task):
     """Texts, or pairs of texts, with a label each, from TSV or JSONL files (`data.train.file`).
 
     The names of the labels come from all of the training file, and every other file must keep to
@@ -48,8 +52,6 @@ class Classification(EncoderTask):
     """
 
     recipe_keys = task_keys.CLASSIFICATION
-    head = "classify"
-    _names: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -57,6 +59,7 @@ class Classification(EncoderTask):
 
     def check(self) -> None:
         super().check()
+        check_derived_keys(self.recipe)
         paired = self.recipe.data.train.pair_field is not None
         for name, files in given_files(self.recipe):
             if (files.pair_field is not None) != paired:
@@ -65,49 +68,34 @@ class Classification(EncoderTask):
                     "neither"
                 )
 
-    def read_split(self, files: Files) -> Rows:
-        rows = read_labelled(files)
-        self._names = self._names or label_names(rows)  # those of train, which is read first
-        label_ids(rows, self._names)  # a label that is none of them is told before the work begins
-        return rows
+    def read(self) -> RawData:
+        rows = read_given(self.recipe, read_labelled)
+        names = label_names(rows["train"])
+        for split in rows.values():
+            label_ids(split, names)  # an unknown label is refused before the work begins
+        return replace(hold_out_rows(self.recipe, rows), labels=names)
+
+    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        return joint_tokenizer(self.recipe, train, extra_specials=(MASK,), template="both")
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         paired = self.recipe.data.train.pair_field is not None
         return {"text": TextColumn(tokenizers[0], ("text", "pair") if paired else ("text",))}
 
-    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
-        names = self._names
-        if sorted(origin.labels) == sorted(names):  # in the order of the model that is gone on with
-            names = tuple(origin.labels)
-        labels = {"numbers": {"labels": label_ids(rows, names)}, "info": {"labels": names}}
-        options = super().encoding(split, rows, origin) | labels
+    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
+        # In the order of the model that training goes on from, where it has the same classes.
+        names = origin.labels if sorted(origin.labels) == sorted(raw.labels) else raw.labels
+        labels = label_ids(raw.rows[split], names)
+        options = super().encode_options(split, raw, origin)
         if split != "train" and options["truncation"] == "drop":
             options["truncation"] = "truncate"
-        return options
-
-    def prepare(self, cache: Path, origin: Origin, say: Say) -> Data:
-        data = super().prepare(cache, origin, say)
-        counts = np.bincount(data.splits["train"].numbers("labels"), minlength=len(labels_of(data)))
-        shown = [f"{name} ({n:,})" for name, n in zip(labels_of(data), counts, strict=True)]
-        say(f"labels     {listed_names(shown, str)}")
-        return data
+        return options | {"numbers": {"labels": labels}, "info": {"labels": names}}
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
-        num_labels = 2 if data is None else len(labels_of(data))
-        return super().model_keys(data, name) | {"num_labels": num_labels}
+        num_labels = 2 if data is None else len(data.labels)
+        return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
-    def check_teacher(self, data: Data, labels: Sequence[str]) -> None:
-        """Refuse a teacher whose classes are not those of the training text."""
-        if tuple(labels) != labels_of(data):
-            raise UserError(
-                f"distillation.teacher knows the labels {listed_names(labels)}, but "
-                f"data.train.file has {listed_names(labels_of(data))}; they must be the same"
-            )
-
-    def card(self, data: Data, name: str) -> ModelCard:
-        return replace(super().card(data, name), labels=labels_of(data))
-
-    def batches(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+    def plan(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         return training_plan(self.recipe, epoch, data.ids("train").lengths)
 
     def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
@@ -122,14 +110,14 @@ class Classification(EncoderTask):
 
     def evaluate(self, model: Classifier, data: Data) -> Evaluation:
         found, predictions, table = self._predicted(model, data, "valid")
-        labels, names = data.splits["valid"].numbers("labels"), labels_of(data)
+        labels, names = data.splits["valid"].numbers("labels"), data.labels
         rows = data.texts("valid", self.recipe.evaluation.num_samples)
         texts = ("\n".join(text for key, text in row.items() if key != LABEL) for row in rows)
         samples = [
             Sample(text, names[right], names[output])
             for text, right, output in zip(texts, labels, predictions, strict=False)
         ]
-        return self.judged(found, samples, label_scores(table))
+        return evaluation_of(self.recipe, found, samples, label_scores(table))
 
     def finish(self, model: Classifier, data: Data, out: Path) -> FinalScores:
         """Name the class of each test text (validation text where there is none), and score.
@@ -139,13 +127,13 @@ class Classification(EncoderTask):
         `test.output.txt`, one a line.
         """
         found, predictions, table = self._predicted(model, data, data.final)
-        names, loss = labels_of(data), float(found.nll) / found.tokens
+        names, loss = data.labels, float(found.nll) / found.tokens
         scores = label_scores(table) | {"loss": loss}
         named = "".join(f"{names[label]}\n" for label in predictions.tolist())
         write_text(out / f"{data.final}.output.txt", named)
         tables = {"labels": list(names), "confusion": table.tolist()}
         more = tables | {"per_label": per_label(table, names)}
-        scored = self.written(data, out, {"num_texts": len(predictions)}, scores, **more)
+        scored = write_scores(data, out, {"num_texts": len(predictions)}, scores, **more)
         return replace(scored, **tables)
 
     @torch.inference_mode()
@@ -164,13 +152,7 @@ class Classification(EncoderTask):
                 predictions[indices] = net.head(states).argmax(-1).cpu().numpy()
                 advance(len(indices))
         labels = data.splits[split].numbers("labels")
-        return total(parts), predictions, confusion(labels, predictions, len(labels_of(data)))
-
-
-def labels_of(data: Data) -> tuple[str, ...]:
-    """Names of the classes, in the order of the logits."""
-    names: list[Any] = data.splits["train"].info["labels"]
-    return tuple(names)
+        return total(parts), predictions, confusion(labels, predictions, len(data.labels))
 
 
 def label_names(rows: Rows) -> tuple[str, ...]:
@@ -199,7 +181,7 @@ def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
         if label not in known:
             raise UserError(
                 f"{rows.place(index)}: label {label!r} is not among those of the"
-                f" training text ({listed_names(names)}); correct it, or train on it too"
+                f" training text ({listed(names)}); correct it, or train on it too"
             )
     return np.array([known[label] for label in rows[LABEL]], dtype=np.int64)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -20,17 +20,20 @@ from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_held_out
+from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelCard, Translator
-from heedful.tasks.inputs import training_plan
+from heedful.tasks.inputs import joint_tokenizer, read_text_data, training_plan
+from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums, write_scores
 from heedful.tasks.masked_lm import example_rng, shown
+from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.run_data import Data, PlannedRows
-from heedful.tasks.task import HELD_OUT_SEED, FinalScores, SeqToSeqTask, TextTask
+from heedful.tasks.run_data import Data, Origin, PlannedRows, RawData
+from heedful.tasks.task import HELD_OUT_SEED, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
@@ -44,7 +47,7 @@ class Pairs(NamedTuple):
     tgt: Sequences
 
 
-class Denoising(SeqToSeqTask, TextTask):
+class Denoising(Task):
     """Texts, corrupted anew in every epoch by the noise that `objective` names (`kind`: bart, t5).
 
     A text is stored with EOS. The encoder reads it corrupted; the decoder says the whole text
@@ -52,8 +55,8 @@ class Denoising(SeqToSeqTask, TextTask):
     """
 
     Objective = Annotated[BartNoise | T5Noise, Field(discriminator="kind")]
+    default_model = TWO_STACKS
     recipe_keys = task_keys.DENOISING
-    template = "none"
 
     def __init__(self, recipe: Recipe) -> None:
         if not recipe.objective:
@@ -73,12 +76,22 @@ class Denoising(SeqToSeqTask, TextTask):
                 "density, or raise mean_span_length or data.max_length"
             )
 
-    def special_tokens(self) -> Sequence[str]:
-        return self.noise.specials(self.recipe.data.max_length)
+    def read(self) -> RawData:
+        return read_text_data(self.recipe)
+
+    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        specials = self.noise.specials(self.recipe.data.max_length)
+        return joint_tokenizer(self.recipe, train, extra_specials=specials)
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         self.noise.check(noise_tokens(tokenizers[0]), self.recipe.data.max_length)
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
+
+    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
+        return super().encode_options(split, raw, origin) | {"drop_unknown": True}
+
+    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+        return two_stack_keys(self.recipe, data, name)
 
     def card(self, data: Data, name: str) -> ModelCard:
         tokenizer, pairs = data.tokenizer, self.held_out(data, "valid")
@@ -95,7 +108,7 @@ class Denoising(SeqToSeqTask, TextTask):
         language = self.recipe.data.src_language
         return ModelCard(name, self.recipe.task, language, language, limits, generation=ids)
 
-    def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
+    def plan(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         """By the texts' own lengths, so that a plan does not hang on what the noise draws."""
         lengths = data.ids("train").lengths
         src, tgt = self.noise.longest_sides(int(lengths.max()))
@@ -107,12 +120,12 @@ class Denoising(SeqToSeqTask, TextTask):
         return replace(self._batch(data, pairs, np.arange(len(pairs.src))), indices=item.indices)
 
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
-        found = self._scored(model, data, "valid")
-        return self.judged(found, self._samples(model, data))
+        found = self._split_sums(model, data, "valid")
+        return evaluation_of(self.recipe, found, self._samples(model, data))
 
     def finish(self, model: Translator, data: Data, out: Path) -> FinalScores:
         """Loss (without label smoothing), perplexity and token accuracy; the samples as text."""
-        found = self._scored(model, data, data.final)
+        found = self._split_sums(model, data, data.final)
         counts = {"num_texts": len(data.splits[data.final]), "num_targets": found.tokens}
         shown_samples = [
             f"corrupted: {sample.source}\ntarget:    {sample.reference}\n"
@@ -120,7 +133,7 @@ class Denoising(SeqToSeqTask, TextTask):
             for sample in self._samples(model, data)
         ]
         write_text(out / "samples.txt", "\n".join(shown_samples))
-        return self.written(data, out, counts, averages(found))
+        return write_scores(data, out, counts, averages(found))
 
     def held_out(self, data: Data, split: str) -> Pairs:
         """The held-out texts as they are always corrupted."""
@@ -142,10 +155,12 @@ class Denoising(SeqToSeqTask, TextTask):
         pad_id = data.tokenizer.pad_id
         return collate_pairs(*pairs, indices, start_ids=[data.start_id], pad_id=pad_id)
 
-    def _scored(self, model: Translator, data: Data, split: str) -> LossSum:
+    def _split_sums(self, model: Translator, data: Data, split: str) -> LossSum:
         pairs = self.held_out(data, split)
         plan = plan_held_out(pairs.src.lengths, pairs.tgt.lengths)
-        return self.sums(model.net, (self._batch(data, pairs, indices) for indices in plan))
+        batches = (self._batch(data, pairs, indices) for indices in plan)
+        smoothing = self.recipe.training.label_smoothing
+        return held_out_sums(self.loss, model.net, batches, smoothing)
 
     def _samples(self, model: Translator, data: Data) -> list[Sample]:
         """The first held-out texts: corrupted, what is to be written, and what the model writes."""

@@ -23,17 +23,17 @@ from torch.nn import functional as F
 from heedful.config import Distillation, Recipe
 from heedful.data.cache import discard
 from heedful.data.collate import Batch
-from heedful.data.columns import Report, join_columns, open_columns
+from heedful.data.columns import Report, join_columns, listed, open_columns
 from heedful.data.prepared import content_key, prepared
 from heedful.errors import UserError
 from heedful.evaluation.target_scores import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
-from heedful.tasks.classification import Classification
-from heedful.tasks.inputs import listed
+from heedful.tasks.inputs import named_paths
+from heedful.tasks.preparing import Say
 from heedful.tasks.run_data import Data
-from heedful.tasks.task import Say, Task
+from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
@@ -64,7 +64,7 @@ def cosine_loss(student: Float[Tensor, "N D"], teacher: Float[Tensor, "N D"]) ->
 
 @dataclass(frozen=True)
 class Distilled:
-    """A task's objective with a teacher: soft_weight · soft targets + hard_weight · targets +
+    """The loss with a teacher: soft_weight · soft targets + hard_weight · targets +
     cosine_weight · cosine, all sums over the places of the task's own loss.
 
     Logits are formed some at a time, with their gradient at once. Label smoothing is of the targets
@@ -165,8 +165,11 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
             f"distillation.cosine_weight compares states, but the student's d_model is {widths[0]} "
             f"and the teacher's {widths[1]}; set it to 0, or model.d_model to {widths[1]}"
         )
-    if isinstance(task, Classification):
-        task.check_teacher(data, teacher.card.labels)
+    if data.labels and data.labels != tuple(teacher.card.labels):
+        raise UserError(
+            f"distillation.teacher knows the labels {listed(teacher.card.labels)}, but "
+            f"data.train.file has {listed(data.labels)}; they must be the same"
+        )
     teacher.net.eval().requires_grad_(False)
 
 
@@ -183,7 +186,7 @@ class OtherTeachers:
         forward, backward = (
             [
                 expect(load(path, device=device, engine="eager"), Translator, f"distillation.{key}")
-                for path in listed(getattr(settings, key))
+                for path in named_paths(getattr(settings, key))
             ]
             for key in _MORE
         )
@@ -208,12 +211,12 @@ def sequence_distillation(
         UserError: no translation is left.
     """
     settings, longest = task.recipe.distillation, task.recipe.data.max_length
-    forward = [*listed(settings.teacher), *listed(settings.more_teachers)]
+    forward = [*named_paths(settings.teacher), *named_paths(settings.more_teachers)]
     key = {
         "prepared": data.directory.name,
         "models": [
             [content_key([path / WEIGHTS]) for path in side]
-            for side in (forward, listed(settings.backward))
+            for side in (forward, named_paths(settings.backward))
         ],
         "keep_targets": settings.keep_targets,
         "beam_size": settings.beam_size,
@@ -224,7 +227,7 @@ def sequence_distillation(
     passes += [Pass("targets")] if settings.keep_targets else []
     passes += [Pass("backward", model) for model in others.backward]
     total = len(data.splits["train"]) * len(passes)
-    models = [str(path) for path in (*forward, *listed(settings.backward))]
+    models = [str(path) for path in (*forward, *named_paths(settings.backward))]
     about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
     writer = ShardWriter(data, settings, longest, key, about, cache, say)
     shards: list[Path] = []

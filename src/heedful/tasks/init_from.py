@@ -9,7 +9,7 @@ from pathlib import Path
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.pipelines import SavedModel
-from heedful.tasks.task import Say
+from heedful.tasks.preparing import Say
 from heedful.zoo.saved import OF_WORDS, copy_matching
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")

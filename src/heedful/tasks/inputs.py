@@ -1,6 +1,6 @@
 """What tasks read and how they batch it: files of a recipe, new tokenizers, plans of epochs."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,13 @@ from jaxtyping import Int64
 
 from heedful.config import Files, Recipe
 from heedful.data.plans import plan_batches
-from heedful.data.rows import Rows, read_rows
+from heedful.data.rows import LABEL, Rows, drop_held_out, hold_out, read_rows, split_tail
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
-from heedful.files import write_text
 from heedful.plugins import SHIPPED
 from heedful.recipe_files import RECIPES
 from heedful.task_keys import TaskKeys
+from heedful.tasks.run_data import RawData
 
 SPLITS = ("train", "valid", "test")
 SOURCES = ("src", "tgt", "text", "file")
@@ -40,7 +40,9 @@ def split_files(recipe: Recipe) -> dict[str, Files]:
     found = {}
     for name in SPLITS:
         files: Files = getattr(recipe.data, name)
-        named = {key: paths for key in SOURCES if (paths := listed(getattr(files, key), folder))}
+        named = {
+            key: paths for key in SOURCES if (paths := named_paths(getattr(files, key), folder))
+        }
         found[name] = files.model_copy(update={k: [*map(str, v)] for k, v in named.items()})
     return found
 
@@ -56,8 +58,10 @@ def given_files(recipe: Recipe) -> list[tuple[str, Files]]:
 
 def read_texts(files: Files, recipe: Recipe) -> Rows:
     """Texts of plain files, or of files of labelled texts or pairs, each text for itself."""
-    if not listed(files.file):
-        return read_rows(listed(files.text), {"text": files.text_field}, unit=recipe.data.documents)
+    if not named_paths(files.file):
+        return read_rows(
+            named_paths(files.text), {"text": files.text_field}, unit=recipe.data.documents
+        )
     rows = read_labelled(files)
     if "pair" not in rows:
         return Rows({"text": rows["text"]}, rows.report, rows.sources, rows.places)
@@ -71,7 +75,47 @@ def read_labelled(files: Files) -> Rows:
     fields = {"text": files.text_field, "label": files.label_field}
     if files.pair_field is not None:
         fields["pair"] = files.pair_field
-    return read_rows(listed(files.file), fields)
+    return read_rows(named_paths(files.file), fields)
+
+
+def read_given(recipe: Recipe, read_files: Callable[[Files], Rows]) -> dict[str, Rows]:
+    """The rows of each split that the recipe names files for."""
+    return {name: read_files(files) for name, files in given_files(recipe)}
+
+
+def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
+    """Read rows with their valid split, held out of train by position where none was read."""
+    summaries = {name: split.report.summary() for name, split in rows.items()}
+    if "valid" not in rows:
+        train, valid = hold_out(rows["train"], recipe.data.hold_out)
+        rows = rows | {"train": train, "valid": valid}
+        summaries["valid"] = f"{len(valid):,} of data.train (data.hold_out)"
+    return RawData(without_held_out(rows), summaries)
+
+
+def read_text_data(recipe: Recipe) -> RawData:
+    """Plain texts; the last ones are held out where the recipe names no files for valid."""
+    data = recipe.data
+    rows = read_given(recipe, lambda files: read_texts(files, recipe))
+    summaries = {name: split.report.summary() for name, split in rows.items()}
+    if "valid" not in rows:
+        unit = "line" if named_paths(data.train.file) else data.documents
+        rows["train"], rows["valid"] = split_tail(rows["train"], data.valid_fraction, unit)
+    # Whole files stay: a recipe that names one for training and for valid means it (`rhyme`).
+    return RawData(rows if data.documents == "file" else without_held_out(rows), summaries)
+
+
+def without_held_out(rows: dict[str, Rows]) -> dict[str, Rows]:
+    """The rows by split, those of train without the ones that also stand in valid or test."""
+    held_out = [rows[name] for name in SPLITS[1:] if name in rows]
+    return rows | {"train": drop_held_out(rows["train"], held_out)}
+
+
+def joint_tokenizer(recipe: Recipe, train: Rows, **more: Any) -> tuple[Tokenizer, Tokenizer]:
+    """One new tokenizer of all training texts, for both sides; options of `train_tokenizer`."""
+    texts = [text for name in train.columns if name != LABEL for text in train[name]]
+    tokenizer = make_tokenizer(recipe, texts, **more)
+    return tokenizer, tokenizer
 
 
 def make_tokenizer(recipe: Recipe, texts: list[str], **more: Any) -> Tokenizer:
@@ -83,23 +127,13 @@ def make_tokenizer(recipe: Recipe, texts: list[str], **more: Any) -> Tokenizer:
     return train_tokenizer(texts, **settings, **more)
 
 
-def listed(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:
+def named_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:
     """The files that a recipe names, one or several; `shipped:NAME` comes with heedful."""
     names = [paths] if isinstance(paths, str) else paths or []
     return [
         RECIPES / name.removeprefix(SHIPPED) if name.startswith(SHIPPED) else folder / name
         for name in names
     ]
-
-
-def write_rows(path: Path, rows: Rows) -> None:
-    """Rows as they were read, one JSON object a line."""
-    names = list(rows.columns)
-    lines = (
-        json.dumps(dict(zip(names, texts, strict=True)), ensure_ascii=False) + "\n"
-        for texts in zip(*rows.columns.values(), strict=True)
-    )
-    write_text(path, "".join(lines))
 
 
 def training_plan(

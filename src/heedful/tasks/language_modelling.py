@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from heedful import task_keys
-from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_windows
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_windows
@@ -19,8 +18,10 @@ from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, LanguageModel, ModelCard
 from heedful.pipelines.scoring import window_sums
-from heedful.tasks.run_data import Data, Origin
-from heedful.tasks.task import FinalScores, Keys, TextTask
+from heedful.tasks.inputs import joint_tokenizer, read_text_data
+from heedful.tasks.judging import FinalScores, evaluation_of, write_scores
+from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.task import Keys, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
@@ -41,7 +42,7 @@ class WindowKeys(Keys):
     temperature: float = Field(0.8, ge=0, description="how far from the likeliest; 0 is greedy")
 
 
-class LanguageModelling(TextTask):
+class LanguageModelling(Task):
     """Texts laid end to end and cut into windows."""
 
     Objective = WindowKeys
@@ -50,15 +51,18 @@ class LanguageModelling(TextTask):
     length_key = "objective.context"
     unit = "tokens"
 
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self.template = "bos" if self.objective.marks else "none"
+    def read(self) -> RawData:
+        return read_text_data(self.recipe)
+
+    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        template = "bos" if self.objective.marks else "none"
+        return joint_tokenizer(self.recipe, train, template=template)
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         marks = self.objective.marks
         return {"text": TextColumn(tokenizers[0], ("text",), "document" if marks else "none")}
 
-    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
+    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
         return {}
 
     def count(self, data: Data, split: str) -> int:
@@ -76,7 +80,7 @@ class LanguageModelling(TextTask):
         ids = GenerationIds(start=tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=never)
         return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
-    def batches(self, data: Data, epoch: int) -> Sequence[Windows]:
+    def plan(self, data: Data, epoch: int) -> Sequence[Windows]:
         training, context = self.recipe.training, self.objective.context
         size = training.batch_sentences
         if size is None:
@@ -97,20 +101,22 @@ class LanguageModelling(TextTask):
         )
 
     def evaluate(self, model: LanguageModel, data: Data) -> Evaluation:
-        found, scores = self._scored(model, data, "valid")
+        found, scores = self._split_sums(model, data, "valid")
         # Without label smoothing: what a text is worth in bits is its likelihood alone.
-        return self.judged(found._replace(loss=found.nll), self._samples(model, data), scores)
+        return evaluation_of(
+            self.recipe, found._replace(loss=found.nll), self._samples(model, data), scores
+        )
 
     def finish(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
-        found, by_size = self._scored(model, data, data.final)
+        found, by_size = self._split_sums(model, data, data.final)
         mean = averages(found)
         scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **by_size}
         characters = data.splits[data.final].report.counts["text"].characters
         samples = "\n\n".join(sample.output for sample in self._samples(model, data))
         write_text(out / "samples.txt", samples + "\n")
-        return self.written(data, out, {"num_characters": characters}, scores)
+        return write_scores(data, out, {"num_characters": characters}, scores)
 
-    def _scored(
+    def _split_sums(
         self, model: LanguageModel, data: Data, name: str
     ) -> tuple[LossSum, dict[str, float]]:
         """Sums over a split, and what they are a character and a byte."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import pack_rows, plan_held_out
+from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import averages
@@ -24,9 +26,11 @@ from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
-from heedful.tasks.inputs import training_plan
-from heedful.tasks.run_data import Data, PlannedRows
-from heedful.tasks.task import HELD_OUT_SEED, EncoderTask, FinalScores, Keys, TextTask
+from heedful.tasks.inputs import joint_tokenizer, read_text_data, training_plan
+from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums, write_scores
+from heedful.tasks.net_keys import check_derived_keys, encoder_keys
+from heedful.tasks.run_data import Data, Origin, PlannedRows, RawData
+from heedful.tasks.task import HELD_OUT_SEED, MASK, Keys, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
@@ -59,7 +63,7 @@ class Masking(Keys):
         return self
 
 
-class MaskedLm(EncoderTask, TextTask):
+class MaskedLm(Task):
     """Texts, of which some tokens are hidden anew in every epoch.
 
     Texts come from `data.train.text`, cut by `data.documents`; or from `data.train.file`, a file of
@@ -69,11 +73,23 @@ class MaskedLm(EncoderTask, TextTask):
 
     Objective = Masking
     recipe_keys = task_keys.MASKED_LM
-    head = "mlm"
+
+    def check(self) -> None:
+        super().check()
+        check_derived_keys(self.recipe)
+
+    def read(self) -> RawData:
+        return read_text_data(self.recipe)
+
+    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+        return joint_tokenizer(self.recipe, train, extra_specials=(MASK,), template="both")
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         mask_id_of(tokenizers[0])
         return {"text": TextColumn(tokenizers[0], ("text",))}
+
+    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
+        return super().encode_options(split, raw, origin) | {"drop_unknown": True}
 
     def count(self, data: Data, split: str) -> int:
         """Rows of batches."""
@@ -84,7 +100,10 @@ class MaskedLm(EncoderTask, TextTask):
         texts = data.ids(split)
         return _packed(texts, self.recipe.data.max_length) if self.objective.pack else texts
 
-    def batches(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
+    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+        return encoder_keys(self.recipe, data, name, "mlm")
+
+    def plan(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         batches = training_plan(self.recipe, epoch, self.rows(data, "train").lengths)
         return [PlannedRows(epoch, indices) for indices in batches]
 
@@ -96,15 +115,17 @@ class MaskedLm(EncoderTask, TextTask):
 
     def evaluate(self, model: MaskedLanguageModel, data: Data) -> Evaluation:
         """Loss and accuracy at places of the held-out rows that are always the same."""
-        return self.judged(self._scored(model, data, "valid"), self._samples(model, data))
+        return evaluation_of(
+            self.recipe, self._split_sums(model, data, "valid"), self._samples(model, data)
+        )
 
     def finish(self, model: MaskedLanguageModel, data: Data, out: Path) -> FinalScores:
         """Loss (without label smoothing), perplexity and accuracy at the hidden tokens."""
-        found = self._scored(model, data, data.final)
+        found = self._split_sums(model, data, data.final)
         mean = averages(found)
         scores = {"accuracy": mean.pop("token_accuracy"), **mean}
         counts = {"num_texts": len(data.splits[data.final]), "num_masked": found.tokens}
-        return self.written(data, out, counts, scores)
+        return write_scores(data, out, counts, scores)
 
     def _held_out(
         self, data: Data, rows: Sequences, indices: Int64[np.ndarray, " B"], masking: Masking
@@ -112,12 +133,12 @@ class MaskedLm(EncoderTask, TextTask):
         item = PlannedRows(0, indices)
         return masked_batch(rows, item, data.tokenizer, masking=masking, seed=HELD_OUT_SEED)
 
-    def _scored(self, model: MaskedLanguageModel, data: Data, name: str) -> LossSum:
+    def _split_sums(self, model: MaskedLanguageModel, data: Data, name: str) -> LossSum:
         rows = self.rows(data, name)
         plan = plan_held_out(rows.lengths)
-        return self.sums(
-            model.net, (self._held_out(data, rows, indices, self.objective) for indices in plan)
-        )
+        batches = (self._held_out(data, rows, indices, self.objective) for indices in plan)
+        smoothing = self.recipe.training.label_smoothing
+        return held_out_sums(self.loss, model.net, batches, smoothing)
 
     @torch.inference_mode()
     def _samples(self, model: MaskedLanguageModel, data: Data) -> list[Sample]:

@@ -13,7 +13,7 @@ from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss
 
 @dataclass(frozen=True)
 class RDrop:
-    """A task's objective in the mean of two passes, and their divergence: with the cross-entropies
+    """The loss of two passes of a batch, and their divergence: with the cross-entropies
     H₁ and H₂, ½ (H₁ + H₂) + ½ α · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)), summed over the targets.
 
     Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", eqs. 2 to 4. Theirs is the

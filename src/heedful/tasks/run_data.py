@@ -1,4 +1,4 @@
-"""What a run learns from and is judged by, once it is prepared."""
+"""The data of a run: as read, and as prepared for training and evaluation."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -11,6 +11,7 @@ from jaxtyping import Int64
 
 from heedful.data.columns import Columns, Sequences, open_columns
 from heedful.data.prepared import Hold
+from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 
 
@@ -26,6 +27,21 @@ class Origin:
 
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None
     start_id: int | None = None
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RawData:
+    """Rows of text by split, as a task reads or makes them.
+
+    Attributes:
+        rows: of train, valid and, where given, test; those of train are none of the others.
+        summaries: by split, what was found in its files.
+        labels: names of the classes, from all labelled training texts.
+    """
+
+    rows: dict[str, Rows]
+    summaries: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
 
 
@@ -58,6 +74,11 @@ class Data:
     def tokenizer(self) -> Tokenizer:
         """That of a task with one side."""
         return self.tokenizers[0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits; none where texts have no labels."""
+        return tuple(self.splits["train"].info.get("labels", ()))
 
     @property
     def final(self) -> str:

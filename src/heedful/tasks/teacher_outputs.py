@@ -14,8 +14,8 @@ from heedful.pipelines import Translator
 from heedful.pipelines.base import Texts
 from heedful.pipelines.text_generation import Generation
 from heedful.progress import work
+from heedful.tasks.preparing import Say
 from heedful.tasks.run_data import Data
-from heedful.tasks.task import Say
 
 PAIRS = "pairs"  # the folder of columns in a shard
 SHARD_ROWS = 4_096  # pairs of the training data that one shard is made of

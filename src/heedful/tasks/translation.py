@@ -23,23 +23,30 @@ from heedful.progress import work
 from heedful.tasks.inputs import (
     SPLITS,
     given_files,
-    listed,
+    hold_out_rows,
+    joint_tokenizer,
     make_tokenizer,
+    named_paths,
+    read_given,
     training_plan,
+    without_held_out,
 )
-from heedful.tasks.run_data import Data, Origin
-from heedful.tasks.task import FinalScores, SeqToSeqTask
+from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums
+from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
+from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.task import Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
 
-class Translation(SeqToSeqTask):
+class Translation(Task):
     """Pairs of texts from files.
 
     Attributes:
         final_metrics: what outputs are scored by at the end; the first at every evaluation.
     """
 
+    default_model = TWO_STACKS
     recipe_keys = task_keys.PAIRS
     levels: ClassVar[tuple[str, ...]] = ("word", "sequence")
     final_metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "ter")
@@ -51,21 +58,18 @@ class Translation(SeqToSeqTask):
     def check(self) -> None:
         super().check()
         for name, files in given_files(self.recipe):
-            src, tgt = len(listed(files.src)), len(listed(files.tgt))
+            src, tgt = len(named_paths(files.src)), len(named_paths(files.tgt))
             if files.file is not None and src + tgt:
                 raise UserError(f"data.{name}: give file, or src and tgt, not both")
             if src != tgt:
                 raise UserError(f"data.{name} names {src} src files but {tgt} tgt files")
 
-    def read_split(self, files: Files) -> Rows:
-        """Pairs of two line-parallel files, or of files of both sides."""
-        if files.file is not None:
-            return read_rows(listed(files.file), {"src": files.src_field, "tgt": files.tgt_field})
-        return read_rows({"src": listed(files.src), "tgt": listed(files.tgt)})
+    def read(self) -> RawData:
+        return hold_out_rows(self.recipe, read_given(self.recipe, read_pairs))
 
-    def make_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         if self.recipe.tokenizer.joint:
-            return super().make_tokenizers(train)
+            return joint_tokenizer(self.recipe, train)
         return make_tokenizer(self.recipe, train["src"]), make_tokenizer(self.recipe, train["tgt"])
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
@@ -74,16 +78,19 @@ class Translation(SeqToSeqTask):
             for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True)
         }
 
-    def encoding(self, split: str, rows: Rows, origin: Origin) -> dict[str, Any]:
+    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
         # Test sources are cut when they are decoded; none is left out.
-        return {} if split == "test" else super().encoding(split, rows, origin)
+        return {} if split == "test" else super().encode_options(split, raw, origin)
+
+    def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
+        return two_stack_keys(self.recipe, data, name)
 
     def card(self, data: Data, name: str) -> ModelCard:
         languages = self.recipe.data.src_language, self.recipe.data.tgt_language
         limits = Limits.of(data.ids("train", "src").lengths, data.ids("train", "tgt").lengths)
         return ModelCard(name, self.recipe.task, *languages, limits)
 
-    def batches(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+    def plan(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         lengths = (data.ids("train", side).lengths for side in ("src", "tgt"))
         return training_plan(self.recipe, epoch, *lengths)
 
@@ -96,7 +103,9 @@ class Translation(SeqToSeqTask):
         """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
         settings = self.recipe.evaluation
         plan = plan_held_out(*(data.ids("valid", side).lengths for side in ("src", "tgt")))
-        found = self.sums(model.net, (self.collate(data, item, "valid") for item in plan))
+        batches = (self.collate(data, item, "valid") for item in plan)
+        smoothing = self.recipe.training.label_smoothing
+        found = held_out_sums(self.loss, model.net, batches, smoothing)
         scores: dict[str, float] = {}
         samples: list[Sample] = []
         if settings.decode_sentences:
@@ -106,7 +115,7 @@ class Translation(SeqToSeqTask):
             scores = found_scores.values()
             shown = list(zip(rows, outputs, strict=True))[: settings.num_samples]
             samples = [Sample(row["src"], row["tgt"], output) for row, output in shown]
-        return self.judged(found, samples, scores)
+        return evaluation_of(self.recipe, found, samples, scores)
 
     def finish(self, model: Translator, data: Data, out: Path) -> FinalScores:
         """Decode the test text (the validation text where there is none) and score it."""
@@ -159,7 +168,7 @@ class MadePairs(Translation):
         """`count` pairs of a split, the same for the same recipe; none of the sources `unseen`."""
         raise NotImplementedError
 
-    def read(self) -> dict[str, Rows]:
+    def read(self) -> RawData:
         sizes, taken = self.recipe.data.generated, set[str]()
         rows = {}
         for split in SPLITS:
@@ -167,4 +176,11 @@ class MadePairs(Translation):
             taken |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
-        return rows
+        return RawData(without_held_out(rows))
+
+
+def read_pairs(files: Files) -> Rows:
+    """Pairs of two line-parallel files, or of files of both sides."""
+    if files.file is not None:
+        return read_rows(named_paths(files.file), {"src": files.src_field, "tgt": files.tgt_field})
+    return read_rows({"src": named_paths(files.src), "tgt": named_paths(files.tgt)})

@@ -1,6 +1,6 @@
 """Word dropout: tokens that a net reads are hidden by chance while it learns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +11,18 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.parts.losses import LossSum
 from heedful.parts.tokens import Tokens
+from heedful.training.trainer import LossFunction
 
 
 class WordDropout:
-    """An objective of batches in which each ordinary token is hidden with probability `p`.
+    """A loss of batches in which each ordinary token is hidden with probability `p`.
 
     Iyyer et al. 2015, sec. 3.1; for both sides of pairs Sennrich et al. 2016, "Edinburgh Neural
     Machine Translation Systems for WMT 16", after Gal and Ghahramani 2016. What is hidden becomes
     the mask, or is unknown where the tokenizer has none. Targets stay.
 
     Args:
-        objective: what is trained on.
+        loss: the loss that gets the batches.
         tokenizers: of source and target, or of the one text twice.
 
     Raises:
@@ -30,12 +31,12 @@ class WordDropout:
 
     def __init__(
         self,
-        objective: Callable[[Any, Batch], LossSum],
+        loss: LossFunction,
         tokenizers: Sequence[Tokenizer],
         p: float,
         device: torch.device,
     ) -> None:
-        self._objective, self._p = objective, p
+        self._loss, self._p = loss, p
         self._replaced = [_replacements(tokenizer).to(device) for tokenizer in tokenizers]
 
     def __call__(self, net: Any, batch: Batch) -> LossSum:
@@ -43,7 +44,7 @@ class WordDropout:
             src, tgt = self._replaced
             source = None if batch.source is None else self._hidden(batch.source, src)
             batch = replace(batch, tokens=self._hidden(batch.tokens, tgt), source=source)
-        return self._objective(net, batch)
+        return self._loss(net, batch)
 
     def _hidden(self, tokens: Tokens, replaced: torch.Tensor) -> Tokens:
         ids = tokens.ids

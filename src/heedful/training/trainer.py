@@ -40,7 +40,7 @@ from heedful.training.schedules import LearningRate
 from heedful.zoo.names import set_weights
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-Objective = Callable[[Any, Batch], LossSum]
+LossFunction = Callable[[Any, Batch], LossSum]
 
 
 class TrainStep(nn.Module):
@@ -50,22 +50,22 @@ class TrainStep(nn.Module):
     for each target, by whose number the sum is divided.
 
     Args:
-        objective: (net, batch) -> sums over the batch's targets, differentiable.
+        loss: (net, batch) -> sums over the batch's targets, differentiable.
     """
 
-    def __init__(self, net: nn.Module, objective: Objective) -> None:
+    def __init__(self, net: nn.Module, loss: LossFunction) -> None:
         super().__init__()
         self.net = net
-        self.objective = objective
+        self.loss = loss
         experts = [each for each in net.modules() if isinstance(each, Experts)]
         self._balanced = [each for each in experts if each.balance_weight]
 
     def forward(self, batch: Batch) -> LossSum:
         """Sums over the targets of a batch, which is on the net's device."""
         if not self._balanced:
-            return self.objective(self.net, batch)
+            return self.loss(self.net, batch)
         with routed(self._balanced) as logits:
-            found = self.objective(self.net, batch)
+            found = self.loss(self.net, batch)
         like = self._balanced[0]
         balance = like.balance_weight * balance_loss(logits, like.top_k, batch.tokens.real)
         return found._replace(loss=found.loss + found.tokens * balance)

@@ -1,0 +1,79 @@
+"""Sums over held-out batches, the evaluation that they give, and the scores of a finished run."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful.config import OWN_METRICS, Recipe
+from heedful.data.collate import Batch
+from heedful.evaluation.likelihood import averages, total
+from heedful.files import write_json
+from heedful.parts.losses import LossSum
+from heedful.plugins import metric
+from heedful.tasks.run_data import Data
+from heedful.training.events import Sample
+from heedful.training.trainer import Evaluation
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """Scores of a finished run: by name a number, or a mapping with "score" and details.
+
+    A classifier's `confusion` has a row and a column for each of its `labels`.
+    """
+
+    by_name: dict[str, Any]
+    labels: Sequence[str] = ()
+    confusion: Sequence[Sequence[int]] = ()
+
+    def values(self) -> dict[str, float]:
+        """Name to number alone."""
+        return {
+            name: float(entry["score"] if isinstance(entry, Mapping) else entry)
+            for name, entry in self.by_name.items()
+        }
+
+
+@torch.inference_mode()
+def held_out_sums(
+    loss: Callable[..., LossSum], net: Any, batches: Iterable[Batch], label_smoothing: float
+) -> LossSum:
+    """Sums over held-out batches; `loss` as of `Task.loss`."""
+    net.eval()
+    device = next(net.parameters()).device
+    options = {"label_smoothing": label_smoothing, "count_correct": True}
+    return total([loss(net, batch.to(device), **options) for batch in batches])
+
+
+def evaluation_of(
+    recipe: Recipe, sums: LossSum, samples: list[Sample], scores: dict[str, float] | None = None
+) -> Evaluation:
+    """An evaluation by the recipe's metric, from held-out sums and scores."""
+    scores = scores or {}
+    values = averages(sums)
+    accuracy = scores.get("accuracy", values["token_accuracy"])
+    known = {"accuracy": accuracy, **scores, "loss": values["loss"], "token_accuracy": accuracy}
+    name = recipe.evaluation.metric
+    higher_is_better = (
+        OWN_METRICS[name] if name in OWN_METRICS else metric.get(name).higher_is_better
+    )
+    return Evaluation(
+        loss=float(sums.loss) / sums.tokens,
+        perplexity=values["perplexity"],
+        token_accuracy=accuracy,
+        scores=scores,
+        samples=samples,
+        value=known[name] if higher_is_better else -known[name],
+    )
+
+
+def write_scores(
+    data: Data, out: Path, counts: dict[str, Any], scores: dict[str, float], **more: Any
+) -> FinalScores:
+    """The scores of the run's final model, written into `scores.json`."""
+    content = {"set": data.final, **counts, "scores": scores, **more}
+    write_json(out / "scores.json", content)
+    return FinalScores(dict(scores))

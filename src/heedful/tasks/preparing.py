@@ -1,0 +1,124 @@
+"""A task's data: read, tokenized and written once into a folder that runs share."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.config import Recipe
+from heedful.data.columns import Columns, listed, open_columns, write_columns
+from heedful.data.encoding import encode_rows
+from heedful.data.prepared import Hold, content_key, prepared
+from heedful.data.rows import Rows, format_of
+from heedful.data.tokenizer import Tokenizer
+from heedful.files import read_json, write_json, write_text
+from heedful.plugins import SHIPPED
+from heedful.tasks.inputs import SOURCES, SPLITS, named_paths, split_files
+from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.task import Task
+
+Say = Callable[[str], None]
+
+
+def prepare(task: Task, cache: Path, origin: Origin, say: Say) -> Data:
+    """The data of a task, made in a folder of `cache` where no run has made them before.
+
+    Raises:
+        UserError: files that cannot be read, or nothing in them to learn from.
+    """
+    recipe = task.recipe
+    files = [path for split in split_files(recipe).values() for path in split.paths()]
+    about = {"task": recipe.task, "files": files}
+    key = prepared_key(recipe, origin)
+    directory = prepared(cache, key, lambda folder: _fill(task, origin, folder), about)
+    data = open_data(directory, origin.start_id)
+    _describe(data, say)
+    return data
+
+
+def open_data(directory: Path, start_id: int | None) -> Data:
+    """Open the folder that `prepare` made; `start_id` as of `Origin`."""
+    hold = Hold(directory)
+    src = Tokenizer.load(directory / "src.json")
+    other = directory / "tgt.json"
+    tgt = Tokenizer.load(other) if other.is_file() else src
+    splits = {
+        name: open_columns(directory / name) for name in SPLITS if (directory / name).is_dir()
+    }
+    start_id = tgt.bos_id if start_id is None else start_id
+    return Data(directory, (src, tgt), splits, start_id, holds=(hold,))
+
+
+def prepared_key(recipe: Recipe, origin: Origin) -> dict[str, Any]:
+    """All that prepared data depend on, as JSON: content of files, not their names."""
+    own = [tokenizer.content() for tokenizer in origin.tokenizers or ()]
+    given = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
+    paths = {split: {*SOURCES} for split in SPLITS}
+    return {
+        "task": recipe.task,
+        "plugins": content_key([Path(path) for path in recipe.plugins if SHIPPED not in path]),
+        "data": recipe.data.model_dump(
+            exclude={"src_language": True, "tgt_language": True, "folder": True, **paths}
+        ),
+        "files": [
+            [
+                [format_of(path), *content_key([path])]
+                for path in named_paths(getattr(files, source))
+            ]
+            for files in split_files(recipe).values()
+            for source in SOURCES
+        ],
+        "tokenizer": given.hexdigest() if own else recipe.tokenizer.model_dump(),
+        "objective": recipe.objective,
+        "labels": origin.labels,
+    }
+
+
+def _fill(task: Task, origin: Origin, directory: Path) -> None:
+    """Write the data: ids by split, held-out texts, tokenizers, what was found in the files."""
+    raw = task.read()
+    tokenizers = origin.tokenizers or task.new_tokenizers(raw.rows["train"])
+    columns = task.columns(tokenizers)
+    for split, rows in raw.rows.items():
+        options = task.encode_options(split, raw, origin)
+        write_columns(directory / split, encode_rows(rows, columns, **options))
+    write_json(directory / "read.json", raw.summaries)
+    for split in SPLITS[1:]:
+        if split in raw.rows:
+            _write_rows(directory / f"{split}.jsonl", raw.rows[split])
+    for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
+        if side == "src" or tokenizer is not tokenizers[0]:
+            tokenizer.save(directory / f"{side}.json")
+
+
+def _write_rows(path: Path, rows: Rows) -> None:
+    """Rows as they were read, one JSON object a line."""
+    names = list(rows.columns)
+    lines = (
+        json.dumps(dict(zip(names, texts, strict=True)), ensure_ascii=False) + "\n"
+        for texts in zip(*rows.columns.values(), strict=True)
+    )
+    write_text(path, "".join(lines))
+
+
+def _describe(data: Data, say: Say) -> None:
+    """Say in lines what was read, and what the splits hold."""
+    for name, summary in read_json(data.directory / "read.json").items():
+        say(f"{'data.' + name:<10} {summary}")
+    src, tgt = data.tokenizers
+    more = "" if src is tgt else f" and {tgt.vocab_size:,}"
+    say(f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}")
+    for name, columns in data.splits.items():
+        say(f"{name:<10} {columns.report.summary()}")
+    if data.labels:
+        say(f"labels     {_counted_labels(data.splits['train'], data.labels)}")
+
+
+def _counted_labels(train: Columns, labels: tuple[str, ...]) -> str:
+    """Each label with the number of its training texts."""
+    counts = np.bincount(train.numbers("labels"), minlength=len(labels))
+    shown = [f"{name} ({count:,})" for name, count in zip(labels, counts, strict=True)]
+    return listed(shown, str)

@@ -1,0 +1,140 @@
+"""Data, model and loss of a run at its start: new, or from the folder of an earlier session."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful.data.prepared import cache_folder, check_prepared
+from heedful.errors import UserError
+from heedful.files import plain_name
+from heedful.pipelines import SavedModel, Translator, load
+from heedful.tasks.distillation import (
+    Distilled,
+    OtherTeachers,
+    begin_as_layers,
+    ready_teacher,
+    sequence_distillation,
+)
+from heedful.tasks.init_from import take_over
+from heedful.tasks.new_model import build, model_config, opened_again, origin_of
+from heedful.tasks.preparing import Say, open_data, prepare
+from heedful.tasks.rdrop import RDrop
+from heedful.tasks.run_data import Data
+from heedful.tasks.task import Task
+from heedful.tasks.word_dropout import WordDropout
+from heedful.training.folder import MARKER, facts_of_run
+from heedful.training.trainer import LossFunction
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """Data and model of a run, and the teacher whose probabilities it learns from."""
+
+    data: Data
+    model: SavedModel
+    teacher: SavedModel | None
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the run's folder notes of the data, to open them again."""
+        outputs = self.data.outputs
+        return {
+            "data": self.data.directory.name,
+            "outputs": None if outputs is None else outputs.name,
+            "start_id": self.data.start_id,
+        }
+
+
+def begin(task: Task, out: Path, device: torch.device, say: Say) -> RunParts:
+    """Data and model as a new run has them; errors of the recipe are raised before data are read.
+
+    Also for a run that goes on without a checkpoint, or whose prepared data are gone.
+    """
+    recipe = task.recipe
+    source = _opened(recipe.init_from, "cpu")
+    teacher = _opened(recipe.distillation.teacher, str(device))
+    others = OtherTeachers.open(recipe.distillation, str(device))
+    model_config(task, None, source, teacher)
+    origin = origin_of(recipe.tokenizer.path, source, teacher)
+    data = prepare(task, cache_folder(), origin, say)
+    torch.manual_seed(recipe.training.seed)
+    model = build(task, data, source, teacher, device)
+    if source is not None:
+        take_over(model, source, say, str(recipe.init_from), out)
+    if teacher is not None:
+        ready_teacher(teacher, model, task, data)
+        if recipe.distillation.copy_layers:
+            begin_as_layers(model, teacher, say)
+        if recipe.distillation.level == "sequence":
+            assert isinstance(teacher, Translator)
+            data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
+            teacher = None
+    return RunParts(data, model, teacher)
+
+
+def begin_from_folder(task: Task, out: Path, device: torch.device, say: Say) -> RunParts:
+    """Data and model of a run with a checkpoint; prepared data that are gone are made again."""
+    return _reopen(task, out, device) or _begin_again(task, out, device, say)
+
+
+def _reopen(task: Task, out: Path, device: torch.device) -> RunParts | None:
+    """Data and model of a run with a checkpoint, from its folder and its prepared data alone.
+
+    None where the prepared data are gone.
+    """
+    recipe = task.recipe
+    facts = facts_of_run(out)
+    names = [plain_name(name, out / MARKER) for name in (facts.data, facts.outputs) if name]
+    directories = [cache_folder() / name for name in names]
+    if not directories or not all(path.is_dir() for path in directories):
+        return None
+    for path in directories:
+        check_prepared(path)
+    directory, *outputs = directories
+    data = open_data(directory, facts.start_id)
+    data = data.learning_from(outputs[0] if outputs else None)
+    model = opened_again(out, data, device)
+    teacher = None
+    if recipe.distillation.level == "word":
+        teacher = _opened(recipe.distillation.teacher, str(device))
+    if teacher is not None:
+        ready_teacher(teacher, model, task, data)
+    return RunParts(data, model, teacher)
+
+
+def _begin_again(task: Task, out: Path, device: torch.device, say: Say) -> RunParts:
+    """As `begin`, where a run's prepared data are gone; they must become the same."""
+    problem = f"cannot resume {out}: its prepared data are gone from {cache_folder()}"
+    say(f"preparing the data of {out} again, which are gone from {cache_folder()}")
+    try:
+        parts = begin(task, out, device, say)
+    except UserError as error:
+        raise UserError(f"{problem} and cannot be made again: {error}") from None
+    facts = facts_of_run(out)
+    if parts.names != {key: getattr(facts, key) for key in parts.names}:
+        raise UserError(
+            f"{problem}, and the files that they were made of have changed; bring the old files "
+            "back, or start a new run"
+        )
+    return parts
+
+
+def loss_of(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
+    """The loss of a run: the task's own, that of two passes (R-Drop), or that of a teacher."""
+    settings, distillation = task.recipe.training, task.recipe.distillation
+    smoothing = settings.label_smoothing
+    loss: LossFunction = partial(task.loss, label_smoothing=smoothing)
+    if settings.r_drop:
+        loss = RDrop(settings.r_drop, smoothing)
+    if parts.teacher is not None:
+        loss = Distilled(distillation, parts.teacher.net, smoothing)
+    if settings.word_dropout:
+        loss = WordDropout(loss, parts.data.tokenizers, settings.word_dropout, device)
+    return loss
+
+
+def _opened(path: str | None, device: str) -> SavedModel | None:
+    return None if path is None else load(path, device=device, engine="eager")
