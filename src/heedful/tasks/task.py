@@ -99,10 +99,6 @@ class Task(ABC):
         data = self.recipe.data
         return {"max_length": data.max_length, "truncation": data.truncation}
 
-    def count(self, data: Data, split: str) -> int:
-        """How many examples a split has, which a run says at its start."""
-        return len(data.splits[split])
-
     @abstractmethod
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         """Keys of an architecture's Config that follow from the data; it may lack some.
@@ -127,6 +123,10 @@ class Task(ABC):
     @abstractmethod
     def collate(self, data: Data, item: Any) -> Batch:
         """A planned batch as tensors on the CPU, a pure function."""
+
+    def count(self, data: Data, split: str) -> int:
+        """How many examples a split has, which a run says at its start."""
+        return len(data.splits[split])
 
     def loss(self, net: Any, batch: Batch, **options: Any) -> LossSum:
         """Sums over a batch's targets, differentiable; options as of `head_loss`."""
