@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful.generation.decoding import Search
 from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import Search
-from heedful.generation.state import sentences_to_keep, sum_dtype
+from heedful.generation.state import sum_dtype
 from heedful.generation.topk import top_k
 
 Stop = Literal["optimal", "beam_full", "heuristic"]
@@ -110,10 +110,10 @@ class BeamSearch(Search):
         while beams.sentences:
             rows = [flag for groups in is_open for flag in groups for _ in range(self.width)]
             known = None if all(rows) or not beams.length else rows
-            given, ruled = self.step(beams.tokens, beams.length, beams.sentences, known)
+            given, ruled = self.next_step(beams.tokens, beams.length, known)
             after, step, seen = self.advance(beams, given, ruled)
             largest_given, largest, tied, *flags = seen.tolist()
-            self.check_rankable(largest_given, largest, after.length)
+            self.step.check_rankable(largest_given, largest, after.length)
             if tied:
                 after, step, seen = self.advance(beams, given, ruled, exact=True)
                 flags = seen.tolist()[3:]
@@ -124,7 +124,7 @@ class BeamSearch(Search):
                 for group in (group for group, open_ in enumerate(groups) if not open_):
                     closed_at.setdefault((sentence, group), after.length)
             parents = step.onward.row
-            keep = sentences_to_keep([any(groups) for groups in is_open])
+            keep = self.drop_done([any(groups) for groups in is_open])
             if keep is not None:
                 left = [place for place, groups in enumerate(is_open) if not any(groups)]
                 done = after.select(torch.tensor(left, device=after.tokens.device))
@@ -132,8 +132,6 @@ class BeamSearch(Search):
                 places = torch.tensor(keep, dtype=torch.long, device=after.tokens.device)
                 after, parents = after.select(places), parents[places]
                 is_open = [is_open[place] for place in keep]
-                if self.state is not None and keep:
-                    self.state.select(places)
             if self.state is not None and after.sentences and self.width * size > 1:
                 self.state.follow(parents.flatten(1))
             beams = after
@@ -184,7 +182,7 @@ class BeamSearch(Search):
             after, tokens=tokens, log_prob=onward.log_prob, key=onward.key, is_open=is_open,
             length=length,
         )  # fmt: skip
-        largest_given = given.amax() if self.checks_given else largest
+        largest_given = given.amax() if self.step.checks_given else largest
         looked = torch.stack([largest_given.to(largest.dtype), largest, tied.to(largest.dtype)])
         seen = torch.cat([looked, is_open.flatten().to(looked.dtype)])
         return after, Step(beams.sentences, onward, endings), seen
@@ -343,9 +341,9 @@ class BeamSearch(Search):
         return self.width * len(self.request.eos_ids)
 
     def _ends(self, device: torch.device) -> Int[Tensor, "E"]:
-        if "ends" not in self.memory:
-            self.memory["ends"] = torch.tensor(sorted(self.request.eos_ids), device=device)
-        return self.memory["ends"]
+        if "ends" not in self.step.memory:
+            self.step.memory["ends"] = torch.tensor(sorted(self.request.eos_ids), device=device)
+        return self.step.memory["ends"]
 
     # --- the result -----------------------------------------------------------------------------
 

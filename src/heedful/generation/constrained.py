@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.generation.decoding import Search
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
-from heedful.generation.request import Search, Starts, read_request
-from heedful.generation.state import NextLogProbs, State, sentences_to_keep, sum_dtype
+from heedful.generation.request import Starts, read_request
+from heedful.generation.state import NextLogProbs, State, sum_dtype
 from heedful.generation.topk import top_k
 
 Phrases = Sequence[Sequence[int]]
@@ -91,26 +92,21 @@ class _Constrained(Search):
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done; sentences that are done leave the batch."""
-        sentences = list(range(self.request.batch))
-        beams = [_Beam([_Prefix()], []) for _ in sentences]
+        beams = [_Beam([_Prefix()], []) for _ in self.sentences]
         tokens, length = self.request.start, 0
-        while sentences:
-            log_probs, ruled = self.step(tokens, length, sentences)
+        while self.sentences:
+            given, ruled = self.next_step(tokens, length)
             length += 1
-            self.check_rankable(log_probs.max().item(), ruled.max().item(), length)
-            by_sentence = ruled.view(len(sentences), -1, ruled.size(1))
-            for sentence, rows in zip(sentences, by_sentence, strict=True):
+            self.step.check_rankable(given.max().item(), ruled.max().item(), length)
+            by_sentence = ruled.view(len(self.sentences), -1, ruled.size(1))
+            for sentence, rows in zip(self.sentences, by_sentence, strict=True):
                 self._advance(beams[sentence], rows, length, self.request.longest[sentence])
-            tokens = tokens.unflatten(0, (len(sentences), -1))
-            keep = sentences_to_keep([bool(beams[s].open) for s in sentences], at_once=True)
-            if keep is not None:
-                sentences = [sentences[place] for place in keep]
-                places = torch.tensor(keep, dtype=torch.long, device=tokens.device)
-                tokens = tokens[places]
-                if self.state is not None and keep:
-                    self.state.select(places)
-            if sentences:
-                tokens = self._extended(tokens, [self._filled(beams[s].open) for s in sentences])
+            tokens = tokens.unflatten(0, (len(self.sentences), -1))
+            keep = self.drop_done([bool(beams[s].open) for s in self.sentences], at_once=True)
+            tokens = tokens if keep is None else tokens[keep]
+            if self.sentences:
+                open_ = [self._filled(beams[sentence].open) for sentence in self.sentences]
+                tokens = self._extended(tokens, open_)
         return [beam.kept[: self.num_return] for beam in beams]
 
     def _extended(

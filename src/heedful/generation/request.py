@@ -1,17 +1,15 @@
-"""What a caller of a search asks for, checked, and the step that all searches share."""
+"""The request of a search, checked: starts, lengths, ends of text and rules."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.context import Context, Rule
-from heedful.generation.rules import apply_rules, keep_forbidden
-from heedful.generation.state import NextLogProbs, State, check_largest
+from heedful.generation.context import Rule
 from heedful.generation.token_rules import ForcedTokens, MinLength, NoRepeatNgram
 
 Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
@@ -20,8 +18,6 @@ EosIds = int | Sequence[int]
 
 End = Literal["eos", "stop", "length", "dead_end"]
 """Why a row ended: an EOS, a `stop` function, the length limit, or nothing that may come."""
-
-NO_NEGATIVE = "a beam search cannot rank values above 0, so take no negative penalty"
 
 StopFunction = Callable[[int, list[int]], bool]
 """`stop(sentence index, new token ids) -> whether that is enough`."""
@@ -53,77 +49,6 @@ class Request:
         if stop is not None and long_enough and stop(sentence, list(ids)):
             return "stop"
         return "length" if len(ids) == self.longest[sentence] else None
-
-
-@dataclass
-class Search:
-    """A function of prefixes, what it remembers, and what is asked for.
-
-    Every kind of search is a way to choose from what `step` gives.
-    """
-
-    next_log_probs: NextLogProbs
-    state: State | None
-    request: Request
-    memory: dict[object, Tensor] = field(default_factory=dict, init=False)
-
-    def step(
-        self,
-        tokens: Int[Tensor, "N all"],
-        length: int,
-        sentences: list[int],
-        is_open: Sequence[bool] | None = None,
-    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "N V"]]:
-        """The log-probabilities after each row, given and under all rules.
-
-        The rows of each of `sentences` are adjacent; `length` of their tokens are new.
-        """
-        arguments = (tokens,) if self.state is None else (tokens, self.state)
-        given: Tensor = self.next_log_probs(*arguments)
-        if given.ndim != 2 or len(given) != len(tokens):
-            raise UserError(
-                f"next_log_probs gave shape {tuple(given.shape)} for {len(tokens)} prefixes: "
-                f"it must give ({len(tokens)}, vocabulary size)"
-            )
-        if self.request.largest_id >= given.shape[1]:
-            raise UserError(
-                f"token id {self.request.largest_id} (EOS or forced) is outside the vocabulary: "
-                f"next_log_probs gives {given.shape[1]} log-probabilities"
-            )
-        if not self.request.rules:
-            return given, given
-        copies = len(tokens) // len(sentences)
-        sentence = torch.tensor(sentences, device=given.device).repeat_interleave(copies)
-        generated = tokens[:, tokens.shape[1] - length :]
-        in_place = self.state is not None and keep_forbidden(self.request.rules, length)
-        context = Context(
-            self.request.prompts, generated, sentence, self.memory, given, is_open, in_place
-        )
-        return given, apply_rules(self.request.rules, given, context)
-
-    @property
-    def source(self) -> str:
-        """Where values under the rules come from, for errors."""
-        return "a rule" if self.state is None else "next_log_probs or a rule"
-
-    @property
-    def checks_given(self) -> bool:
-        """Whether what the function gives is looked at before the rules; always without a state."""
-        return bool(self.request.rules) and self.state is None
-
-    def check_rankable(self, given: float, ruled: float, step: int) -> None:
-        """Refuse log-probabilities that a beam search cannot rank: NaN, or above 0.
-
-        Args:
-            given: the largest before the rules, looked at only where `checks_given`.
-            ruled: the largest under the rules.
-        """
-        if self.checks_given:
-            check_largest(given, step)
-        if self.request.rules:
-            check_largest(ruled, step, self.source, NO_NEGATIVE)
-        else:
-            check_largest(ruled, step)
 
 
 def read_request(

@@ -14,15 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
+from heedful.generation.decoding import Search
 from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import End, Search, Starts, StopFunction, read_request
-from heedful.generation.state import (
-    NextLogProbs,
-    State,
-    check_largest,
-    sentences_to_keep,
-    sum_dtype,
-)
+from heedful.generation.request import End, Starts, StopFunction, read_request
+from heedful.generation.state import NextLogProbs, State, sum_dtype
 from heedful.generation.token_rules import PrefixFunction
 from heedful.generation.topk import first_largest
 
@@ -134,34 +129,27 @@ class Sampler(Search):
         looks_each = asks_host or self.stop is not None or self.state is None
         looks_each = looks_each or self.request.start.device.type == "cpu"
         every = self.look_every or (1 if looks_each else STEPS_BETWEEN_LOOKS)
-        sentences = list(range(self.request.batch))
-        ids: list[list[int]] = [[] for _ in range(len(sentences) * self.num_samples)]
+        ids: list[list[int]] = [[] for _ in range(self.request.batch * self.num_samples)]
         ended: dict[int, End] = {}
         tokens, length = self.request.start, 0
-        while sentences:
-            longest = max(self.request.longest[sentence] for sentence in sentences)
-            count = min(every, longest - length)
+        while self.sentences:
+            longest = max(self.request.longest[sentence] for sentence in self.sentences)
             with torch.no_grad():
-                tokens, looks = self._run(tokens, length, sentences, count, ended)
+                tokens, looks = self._run(tokens, length, min(every, longest - length), ended)
                 seen = looks.tolist()
-            rows = self._rows(sentences)
+            rows = self._rows(self.sentences)
             for of_step in seen:
                 length += 1
                 yield self._read(length, rows, of_step, ids, ended)
-            is_open = [not all(row in ended for row in self._rows([s])) for s in sentences]
-            keep = sentences_to_keep(is_open, asks_host or not any(is_open))
+            is_open = [not all(row in ended for row in self._rows([s])) for s in self.sentences]
+            keep = self.drop_done(is_open, at_once=asks_host or not any(is_open))
             if keep is not None:
-                sentences = [sentences[place] for place in keep]
-                places = torch.tensor(keep, dtype=torch.long, device=tokens.device)
-                if self.state is not None and keep:
-                    self.state.select(places)
-                tokens = tokens.unflatten(0, (-1, self.num_samples))[places].flatten(0, 1)
+                tokens = tokens.unflatten(0, (-1, self.num_samples))[keep].flatten(0, 1)
 
     def _run(
         self,
         tokens: Int[Tensor, "N all"],
         length: int,
-        sentences: list[int],
         count: int,
         ended: dict[int, End],
     ) -> tuple[Int[Tensor, "rows more"], Float[Tensor, "count seen rows"]]:
@@ -171,21 +159,21 @@ class Sampler(Search):
         the largest under the rules.
         """
         device, dtype = tokens.device, sum_dtype(tokens.device)
-        numbers = self._numbers(sentences, count, device)
-        is_open = [row not in ended for row in self._rows(sentences)] if ended else None
+        numbers = self._numbers(count, device)
+        is_open = [row not in ended for row in self._rows(self.sentences)] if ended else None
         looks = []
         for number in range(count):
-            given, ruled = self.step(tokens, length + number, sentences, is_open)
+            given, ruled = self.next_step(tokens, length + number, is_open)
             if length + number == 0 and self.num_samples > 1:
                 tokens, given, ruled = (
                     of.repeat_interleave(self.num_samples, dim=0) for of in (tokens, given, ruled)
                 )
                 if self.state is not None:
-                    self.state.follow(tokens.new_zeros(len(sentences), self.num_samples))
+                    self.state.follow(tokens.new_zeros(len(self.sentences), self.num_samples))
             best, token = first_largest(ruled)
             if numbers is not None:
                 token = inverse_cdf(ruled, numbers[:, number])[:, None]
-            largest = given.amax(dim=1) if self.checks_given else best[:, 0]
+            largest = given.amax(dim=1) if self.step.checks_given else best[:, 0]
             look = (token[:, 0], given.gather(1, token)[:, 0], largest, best[:, 0])
             looks.append(torch.stack([part.to(dtype) for part in look]))
             tokens = torch.cat([tokens, token], dim=1)
@@ -204,10 +192,7 @@ class Sampler(Search):
         for row, token, part, largest, best in zip(rows, *seen, strict=True):
             if row in ended:
                 continue
-            if self.checks_given or not self.request.rules:
-                check_largest(largest, length)
-            if best != best:
-                raise UserError(f"{self.source} gave NaN at step {length}")
+            self.step.check_not_nan(largest, best, length)
             if best == -torch.inf:
                 step.ended[row] = "dead_end"
                 continue
@@ -228,13 +213,11 @@ class Sampler(Search):
         size = self.num_samples
         return [row for s in sentences for row in range(s * size, (s + 1) * size)]
 
-    def _numbers(
-        self, sentences: list[int], count: int, device: torch.device
-    ) -> Float[Tensor, "rows count"] | None:
+    def _numbers(self, count: int, device: torch.device) -> Float[Tensor, "rows count"] | None:
         """Each row's next numbers from [0, 1); None where nothing is drawn."""
         if self.generators is None:
             return None
-        rows = [self.generators[row] for row in self._rows(sentences)]
+        rows = [self.generators[row] for row in self._rows(self.sentences)]
         numbers = [[row.random() for _ in range(count)] for row in rows]
         drawn = torch.tensor(numbers, dtype=torch.float64)
         return drawn if sum_dtype(device) != torch.float64 else drawn.to(device)

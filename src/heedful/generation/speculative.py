@@ -10,6 +10,7 @@ mass on one token.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,10 +19,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
-from heedful.generation.context import Context
+from heedful.generation.decoding import DecodingStep, check_shape
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.request import StopFunction, read_request
-from heedful.generation.rules import apply_rules
 from heedful.generation.state import check_largest
 
 _LONGEST_MATCH = 3  # tokens that a lookup compares at most
@@ -96,7 +96,10 @@ class Speculation:
         self._prompt, self._longest = list(map(int, prompt)), self._request.longest[0]
         self._num_draft_tokens, self._stop = num_draft_tokens, stop
         self._greedy, self._uniform = seed is None, random.Random(seed or 0).random
-        self._memories: tuple[dict[object, Tensor], ...] = ({}, {})  # of target and draft
+        largest = max(*self._prompt, self._request.largest_id)
+        request = replace(self._request, largest_id=largest)
+        self._target_step = DecodingStep(request, "the target")
+        self._draft_step = DecodingStep(request, "the draft")
         self._vocab_size: int | None = None
         self.num_target_calls = self.num_proposed = self.num_accepted = 0
         self.ids: list[int] = []
@@ -121,15 +124,9 @@ class Speculation:
         rows = self._target.log_probs(self._prompt + self.ids + drafted, len(drafted) + 1)
         self.num_target_calls += 1
         self.num_proposed += len(proposals)
-        largest = max(*self._prompt, self._request.largest_id)
         self._vocab_size = rows.shape[1]
-        if largest >= self._vocab_size:
-            raise UserError(
-                f"token id {largest} (prompt, EOS or forced) is outside the vocabulary: "
-                f"the target gives {self._vocab_size} log-probabilities"
-            )
         for row, proposal in zip(rows, [*proposals, None], strict=True):
-            ruled = self._ruled(row, self.ids, 0)
+            ruled = self._ruled(self._target_step, row, self.ids)
             best = ruled.max().item()  # NaN where any is NaN
             if math.isnan(best):
                 raise UserError(f"a rule gave NaN at step {len(self.ids) + 1}")
@@ -167,7 +164,7 @@ class Speculation:
                     f"the draft has a vocabulary of {len(row)} tokens and the target one of "
                     f"{self._vocab_size}: they must share one"
                 )
-            row = self._ruled(row, ids, 1)
+            row = self._ruled(self._draft_step, row, ids)
             # The rules may leave nothing of a draft that knows a single token (NaN where they
             # normalise): then it has nothing to propose.
             if not row.max().item() > -math.inf:
@@ -179,14 +176,11 @@ class Speculation:
                 break
         return proposals
 
-    def _ruled(self, row: Float[Tensor, "V"], ids: list[int], whose: int) -> Float[Tensor, "V"]:
+    def _ruled(
+        self, step: DecodingStep, row: Float[Tensor, "V"], ids: list[int]
+    ) -> Float[Tensor, "V"]:
         """The log-probabilities after the new tokens `ids` under the rules."""
-        if not self._request.rules:
-            return row
-        generated = torch.tensor([ids], dtype=torch.long, device=row.device)
-        sentence = torch.zeros(1, dtype=torch.long, device=row.device)
-        context = Context(self._request.prompts, generated, sentence, self._memories[whose])
-        return apply_rules(self._request.rules, row[None], context)[0]
+        return step(row[None], torch.tensor([ids], dtype=torch.long, device=row.device), [0])[0]
 
     def _probs(self, row: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
         """What the next token is drawn from: the row normalised, or its first largest alone.
@@ -252,11 +246,7 @@ class Reader:
         new = ids[known:]
         rows = self._scorer.feed(torch.tensor(new))
         self._held = list(ids)
-        if rows.ndim != 2 or len(rows) != len(new):
-            raise UserError(
-                f"{self._name} gave shape {tuple(rows.shape)} for {len(new)} tokens: "
-                f"it must give ({len(new)}, vocabulary size)"
-            )
+        check_shape(rows, len(new), self._name, "tokens")
         rows = rows[-count:]
         check_largest(rows.amax().item(), len(ids), self._name)
         return rows
