@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from flawed_nets import HEADS, VOCAB, WIDTH, OneStack, TwoStacks, net_of
 from heedful.errors import UserError
 from heedful.insight import Report, learning_checks, verify
-from heedful.insight.verify import checks_of
+from heedful.insight.verify import CHECKS, checks_of
 from single_stacks import Single, decoder
 
 UNASKED = {"one batch overfits"}
@@ -471,6 +471,14 @@ def test_what_cannot_be_told_is_asked_for_in_one_line(
 
 
 # --- the report -----------------------------------------------------------------------------
+
+
+def test_each_check_comes_after_those_that_it_needs() -> None:
+    known: set[str] = set()
+    for check in CHECKS:
+        assert known.issuperset(check.needs), check.name
+        assert check.name not in known
+        known.add(check.name)
 
 
 def test_checks_of_two_stacks_name_their_side() -> None:

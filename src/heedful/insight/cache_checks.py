@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from heedful.backends.torch.state import Decoding
-from heedful.insight.checks import Failed, Seen, Skipped, asks, distance
+from heedful.insight.checks import Failed, Seen, Skipped, check, distance
 from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe
 from heedful.models.decoder_only import DecoderOnly
@@ -43,7 +43,17 @@ class _Way:
     note: str = ""
 
 
-@asks("cached = uncached")
+@check(
+    "cached = uncached",
+    holds="decoding token by token with a cache, also reordered, gives what whole prefixes give",
+    hint="The position of a new token is off by one, keys are cached before or after they "
+    "should be, the causal mask is aligned to the wrong corner when there are fewer "
+    "queries than keys, or a reorder forgets a layer or the source.",
+    single_hint="The position of a new token is off by one or counts padding, keys are cached "
+    "before or after they should be, the causal mask is aligned to the wrong corner when there "
+    "are fewer queries than keys, or a reorder forgets a layer or where the padding is.",
+    needs=("causality",),
+)
 def cached(probe: Probe) -> Seen:
     """Step by step = whole prefixes, also after rows were reordered."""
     if not probe.causal:

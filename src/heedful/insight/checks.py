@@ -17,19 +17,6 @@ Seen = tuple[str, float | None]  # what was seen, and the number held against th
 Ask = Callable[[Probe], Seen]
 
 
-ASKS: dict[str, Ask] = {}  # by the name of the check
-
-
-def asks(name: str) -> Callable[[Ask], Ask]:
-    """Declares what asks the check of a name that `checks.yaml` describes."""
-
-    def wrap(ask: Ask) -> Ask:
-        ASKS[name] = ask
-        return ask
-
-    return wrap
-
-
 class Failed(Exception):
     """A check found a defect: what was seen, and the number that was too large or too small."""
 
@@ -44,12 +31,18 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """A named question to a net.
+    """A named question to a net. Words in braces in its texts are those of the kind of net.
 
     Attributes:
         ask: asks it: returns what was seen where it holds, else raises `Failed` or `Skipped`.
-        holds, hint, ...: as in `checks.yaml`. Where one of `needs` failed the check is skipped, so
-            that one defect is reported once, where it is.
+        holds: what is asked for.
+        hint: what a failure usually means.
+        needs: checks without which the answer would mean nothing: where one of them failed this
+            one is skipped, so that one defect is reported once, where it is.
+        single_holds, single_hint: the same for a net of one stack, where they differ.
+        stacks: of how many it is asked; None: of any net.
+        delicate: it fails where effects are no larger than rounding, which those of tiny or 16-bit
+            nets may rightly be: it is asked again in fp64 before that counts.
     """
 
     name: str
@@ -90,6 +83,25 @@ class Check:
             return self.result(probe, "failed", str(found), found.error)
         except Exception as error:  # a net that is being verified may raise anything
             return self.result(probe, "failed", f"raised {first_line(error)}")
+
+
+def check(
+    name: str,
+    *,
+    holds: str,
+    hint: str,
+    needs: Sequence[str] = (),
+    single_holds: str = "",
+    single_hint: str = "",
+    stacks: Literal[1, 2] | None = None,
+    delicate: bool = False,
+) -> Callable[[Ask], Check]:
+    """A decorator that makes a `Check`, with these attributes, of the function that asks it."""
+
+    def declare(ask: Ask) -> Check:
+        return Check(name, ask, holds, hint, needs, single_holds, single_hint, stacks, delicate)
+
+    return declare
 
 
 def distances(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> Float[Tensor, "P"]:

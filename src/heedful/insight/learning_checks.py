@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.insight.checks import Failed, Seen, Skipped, asks, distance, not_finite
+from heedful.insight.checks import Failed, Seen, Skipped, check, distance, not_finite
 from heedful.insight.lookups import Lookups
 from heedful.insight.probe import Batch, Probe
 
@@ -21,7 +21,14 @@ OVERFIT_SHARE = 0.1
 OVERFIT_STEPS = 300
 
 
-@asks("gradient flow")
+@check(
+    "gradient flow",
+    holds="every parameter that requires a gradient gets one: finite, not all zero",
+    hint="A parameter without a gradient is never used, is used under detach() or no_grad(), "
+    "or was replaced by another object after it was registered; all zeros: its output is "
+    "multiplied by zero or masked as a whole.",
+    needs=("output shape",),
+)
 def gradient_flow(probe: Probe) -> Seen:
     """Each parameter that requires a gradient gets one; a shared one counts once."""
     named = dict(probe.net.named_parameters())
@@ -49,7 +56,14 @@ def gradient_flow(probe: Probe) -> Seen:
     return f"all {len(wanted)} parameters get a gradient{more}", None
 
 
-@asks("weight tying")
+@check(
+    "weight tying",
+    holds="embeddings and output that are equal are one parameter",
+    hint="They were tied once and came apart (a copy in place of the object, a checkpoint "
+    "loaded or a module moved afterwards), or tied by their storage only: the optimizer "
+    "then moves them apart, or moves them twice.",
+    needs=("output shape",),
+)
 def weight_tying(probe: Probe) -> Seen:
     """What is equal is one parameter, by itself and not by its memory alone."""
     names: dict[nn.Parameter, list[str]] = {}
@@ -69,7 +83,14 @@ def weight_tying(probe: Probe) -> Seen:
     return f"tied: {'; '.join(tied)}" if tied else "nothing is tied, nothing is equal", None
 
 
-@asks("bf16")
+@check(
+    "bf16",
+    holds="under bf16 autocast {outputs}, loss and gradients are finite",
+    hint="A mask is filled with a number that bf16 cannot hold (the lowest fp32 number becomes "
+    "-inf), a type is fixed by .float() or by a buffer, or a norm divides by a rounded "
+    "zero.",
+    needs=("output shape",),
+)
 def bf16(probe: Probe) -> Seen:
     """Under autocast, with padding where it can be shown."""
     batch, first = probe.batch(3), probe.sides[0]
@@ -92,7 +113,14 @@ def bf16(probe: Probe) -> Seen:
     return f"finite; {probe.outputs_name} within {error:.1e} of full precision", error
 
 
-@asks("initial loss")
+@check(
+    "initial loss",
+    holds=f"the loss on random tokens is at most {INITIAL_LOSS_MARGIN} nats above ln {{size}}",
+    hint="The output starts too large: embeddings drawn N(0, 1) and tied to the output, "
+    "weights drawn before tying, or no norm before it. A trained net also fails: give "
+    "fresh=False for one.",
+    needs=("output shape",),
+)
 def initial_loss(probe: Probe) -> Seen:
     """The expectation over labels drawn evenly: no noise from drawing them."""
     if not probe.fresh:
@@ -113,7 +141,16 @@ def initial_loss(probe: Probe) -> Seen:
     return seen, above
 
 
-@asks("one batch overfits")
+@check(
+    "one batch overfits",
+    holds=f"training on four rows brings their loss below {OVERFIT_SHARE} ln {{size}}",
+    hint="The net cannot learn: a detach(), a missing residual, logits that are squashed, "
+    "norms in the wrong place, targets shifted twice, or far too large first weights.",
+    needs=(
+        "dropout off in evaluation",
+        "causality",
+    ),
+)
 def one_batch_overfits(probe: Probe) -> Seen:
     """At one of two rates: Adam's goes down with a net's width, and deep nets want less."""
     if not probe.overfit:

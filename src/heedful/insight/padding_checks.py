@@ -1,16 +1,28 @@
 """The checks of padding: what is not there must not be seen, on either side, nor make a NaN."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 
-from heedful.insight.checks import Failed, Seen, Skipped, asks, must_equal, not_finite, usable
+from heedful.insight.checks import (
+    Check,
+    Failed,
+    Seen,
+    Skipped,
+    check,
+    must_equal,
+    not_finite,
+    usable,
+)
 from heedful.insight.kind import NAMES, Side
 from heedful.insight.probe import PADDING_SIDES, Probe
 from heedful.parts.tokens import PaddingSide
 
 
-def _padding(side: Side, where: PaddingSide, probe: Probe) -> Seen:
+def _changes_nothing(side: Side, where: PaddingSide, probe: Probe) -> Seen:
+    """A batch of padded rows = its rows without padding."""
     if reason := probe.cannot_pad(side, where):
         raise Skipped(reason)
     batch, lengths = probe.batch(3), probe.ragged(side)
@@ -27,13 +39,77 @@ def _padding(side: Side, where: PaddingSide, probe: Probe) -> Seen:
     return "padding changes nothing", error
 
 
-for _where in PADDING_SIDES:
-    asks(f"source padding, {_where}")(partial(_padding, "src", _where))
-    asks(f"target padding, {_where}")(partial(_padding, "tgt", _where))
-    asks(f"padding, {_where}")(partial(_padding, "ids", _where))
+def _padding_checks(
+    side: Side, *, masked: str, needs: Sequence[str], end: str = "", stacks: Literal[1, 2]
+) -> tuple[Check, Check]:
+    """The checks of padding on the right and on the left.
+
+    Args:
+        masked: the attention that must not see it.
+        needs: checks that the one on the right needs.
+        end: what `holds` says besides.
+    """
+    text = NAMES[side]
+    prefix = "padding" if side == "ids" else f"{text} padding"
+    declare = partial(check, stacks=stacks)
+    right = declare(
+        f"{prefix}, right",
+        holds=f"a padded {text} gives what the {text} alone gives{end}",
+        hint=f"Keys of padding are attended to: the mask is missing in {masked}, of the other "
+        "polarity, broadcast over the wrong dimension, or a finite penalty that is too small.",
+        needs=needs,
+    )
+    left = declare(
+        f"{prefix}, left",
+        holds=f"a {text} padded on the left gives what the {text} alone gives{end}",
+        hint="Positions must count real tokens, so that left padding moves none of them; and the "
+        "padding mask must mark the left end.",
+        needs=(f"{prefix}, right",),
+    )
+    ask_right, ask_left = (partial(_changes_nothing, side, where) for where in PADDING_SIDES)
+    return right(ask_right), left(ask_left)
 
 
-@asks("empty rows")
+_AT_REAL = ", at its real positions"
+source_padding = _padding_checks(
+    "src",
+    masked="the encoder's self-attention or in cross-attention",
+    needs=("batch independence", "mask polarity"),
+    stacks=2,
+)
+target_padding = _padding_checks(
+    "tgt",
+    masked="the decoder's self-attention",
+    needs=("batch independence", "mask polarity", "causality"),
+    end=_AT_REAL,
+    stacks=2,
+)
+text_padding = _padding_checks(
+    "ids",
+    masked="the self-attention",
+    needs=("batch independence", "mask polarity", "causality", "sees both sides"),
+    end=_AT_REAL,
+    stacks=1,
+)
+
+
+@check(
+    "empty rows",
+    holds="a row of padding alone gives finite logits and gradients, and sees nothing of its "
+    "padding",
+    hint="A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the "
+    "backward pass; a row of equal large penalties attends to all padding evenly. Give "
+    "zeros where there is nothing to attend to, before the softmax divides.",
+    single_holds="a row of padding alone gives finite {outputs} and gradients, and changes no "
+    "other row",
+    single_hint="A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the "
+    "backward pass. Give zeros where there is nothing to attend to, before the softmax "
+    "divides.",
+    needs=(
+        "source padding, right",
+        "padding, right",
+    ),
+)
 def empty_rows(probe: Probe) -> Seen:
     """A row of padding alone, on each side that can be padded."""
     first = probe.sides[0]
@@ -55,7 +131,19 @@ def empty_rows(probe: Probe) -> Seen:
     return "finite forward and backward", error
 
 
-@asks("no gradient from padding")
+@check(
+    "no gradient from padding",
+    holds="the loss of the real {written}tokens has no gradient at positions of padding",
+    hint="Padding reaches the loss by a way that its value does not show, or it makes NaN in "
+    "the backward pass (torch.where does not stop the gradient of the branch that was not "
+    "taken).",
+    needs=(
+        "source padding, left",
+        "target padding, left",
+        "padding, left",
+        "empty rows",
+    ),
+)
 def padding_gradient(probe: Probe) -> Seen:
     """The loss of real tokens has no gradient at padding."""
     looked_at = []

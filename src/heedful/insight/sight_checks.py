@@ -8,7 +8,7 @@ from heedful.insight.checks import (
     Failed,
     Seen,
     Skipped,
-    asks,
+    check,
     distance,
     influence,
     must_equal,
@@ -20,7 +20,16 @@ from heedful.insight.probe import Batch, Probe
 ONE_FOR_ALL = "the net has one output a text, which stands at no position"
 
 
-@asks("output shape")
+@check(
+    "output shape",
+    holds="net(src (B, S), tgt (B, T)) gives finite logits (B, T, V), also for one row or one "
+    "token",
+    hint="Look for batch and sequence in the wrong order, heads split in the wrong order, a "
+    "squeeze that also drops a batch of one, or an output that is a tuple; NaN usually "
+    "comes from a softmax over a row that is masked as a whole.",
+    single_holds="net(ids (B, T)) gives finite {outputs}, in the batch's shape, also for one row "
+    "or one token",
+)
 def output_shape(probe: Probe) -> Seen:
     """Also of one row with one token."""
     sides = probe.sides
@@ -47,7 +56,14 @@ def output_shape(probe: Probe) -> Seen:
     return f"{called} gave {shape}, and larger batches likewise", None
 
 
-@asks("dropout off in evaluation")
+@check(
+    "dropout off in evaluation",
+    holds="two calls in evaluation mode give the same {outputs}",
+    hint="Functional dropout needs training=self.training, and scaled_dot_product_attention "
+    "needs dropout_p=0 outside training; a module that is not registered does not hear of "
+    "eval().",
+    needs=("output shape",),
+)
 def deterministic(probe: Probe) -> Seen:
     """Dropout is off in evaluation mode; running statistics, which training moves, are put back."""
     batch = probe.batch(3)
@@ -67,7 +83,14 @@ def deterministic(probe: Probe) -> Seen:
     return f"equal; in training mode two calls {differ}", error
 
 
-@asks("batch independence")
+@check(
+    "batch independence",
+    holds="a batch of n gives what n batches of one give, in any order of rows",
+    hint="Something is normalised or summed over the batch (BatchNorm, a norm over the wrong "
+    "dimension), batch and sequence are mixed up in a view, or a module keeps state "
+    "between calls.",
+    needs=("dropout off in evaluation",),
+)
 def batch_independence(probe: Probe) -> Seen:
     """A batch of n = n batches of one = the batch in another order."""
     batch = probe.batch(3)
@@ -85,7 +108,15 @@ def batch_independence(probe: Probe) -> Seen:
     return "rows do not depend on each other", errors[which]
 
 
-@asks("causality")
+@check(
+    "causality",
+    holds="{outputs} at a {written}position do not depend on later {written}tokens",
+    hint="The causal mask is missing, transposed, aligned to the wrong corner or off by one, "
+    "or it is of the other polarity (torch's MultiheadAttention: True = hidden; "
+    "scaled_dot_product_attention: True = may attend). Training then looks too good and "
+    "decoding fails.",
+    needs=("dropout off in evaluation",),
+)
 def causality(probe: Probe) -> Seen:
     """By values, and by gradients, which show what cancels in the values."""
     if not probe.causal:
@@ -113,7 +144,19 @@ def causality(probe: Probe) -> Seen:
     return "later tokens change nothing and get no gradient", error
 
 
-@asks("mask polarity")
+@check(
+    "mask polarity",
+    holds="each target token changes the next logits, each source token changes all logits",
+    hint="A mask is used the wrong way round (it hides what it should show), hides one token "
+    "too many, or the encoder's output never reaches the decoder. A head or a residual "
+    "gate that starts at exactly zero looks the same: take a few training steps first.",
+    single_holds="each token changes the {outputs} of others",
+    single_hint="A mask is used the wrong way round (it hides what it should show), or hides one "
+    "token too many. A head or a residual gate that starts at exactly zero looks the "
+    "same: take a few training steps first.",
+    needs=("dropout off in evaluation",),
+    delicate=True,
+)
 def mask_polarity(probe: Probe) -> Seen:
     """What must be seen is seen: of a window only the nearest tokens are asked for."""
     effects = influence(probe, probe.written)
@@ -138,7 +181,15 @@ def mask_polarity(probe: Probe) -> Seen:
     return seen, min(weakest, float(either.min()))
 
 
-@asks("sees both sides")
+@check(
+    "sees both sides",
+    holds="{outputs} at a position depend on the tokens before it and on those after it",
+    hint="A causal mask is left in an encoder, the padding mask hides one token too many, or a "
+    "window is narrower than it should be.",
+    needs=("mask polarity",),
+    stacks=1,
+    delicate=True,
+)
 def sees_both_sides(probe: Probe) -> Seen:
     """Of an encoder's position."""
     if probe.causal:
@@ -156,7 +207,17 @@ def sees_both_sides(probe: Probe) -> Seen:
     return "earlier and later tokens change the outputs", min(found)
 
 
-@asks("position awareness")
+@check(
+    "position awareness",
+    holds="the same tokens in another order give other {outputs}",
+    hint="Positions are not added, are added after they were needed, or are the same for every "
+    "token.",
+    needs=(
+        "mask polarity",
+        "sees both sides",
+    ),
+    delicate=True,
+)
 def position_awareness(probe: Probe) -> Seen:
     """Two neighbours change places, seen from next to them: a window cannot hide them both."""
     batch = probe.batch(3)

@@ -1,31 +1,48 @@
 """The runner: every check on one net, none of which leaves a trace in it."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-import yaml
 from torch import nn
 
-# Each of these modules declares its checks (`asks`).
-from heedful.insight import cache_checks, padding_checks, sight_checks  # noqa: F401
-from heedful.insight.checks import ASKS, Check
+from heedful.insight import cache_checks as cache
+from heedful.insight import learning_checks as learning
+from heedful.insight import padding_checks as padding
+from heedful.insight import sight_checks as sight
+from heedful.insight.checks import Check
 from heedful.insight.kind import LENGTHS, Outputs, Side, Stacks, kind_of, parameters_of
-from heedful.insight.learning_checks import INITIAL_LOSS_MARGIN, OVERFIT_SHARE
 from heedful.insight.probe import Call, Probe
 from heedful.insight.report import CheckResult, Report
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+# In this order they are asked and reported: each after those that it needs.
+CHECKS = (
+    sight.output_shape,
+    sight.deterministic,
+    sight.causality,
+    sight.mask_polarity,
+    sight.sees_both_sides,
+    sight.position_awareness,
+    sight.batch_independence,
+    *padding.source_padding,
+    *padding.target_padding,
+    *padding.text_padding,
+    padding.empty_rows,
+    cache.cached,
+    learning.gradient_flow,
+    padding.padding_gradient,
+    learning.weight_tying,
+    learning.bf16,
+    learning.initial_loss,
+    learning.one_batch_overfits,
+)
+
+
 def checks_of(*, single: bool) -> list[Check]:
-    """The checks of a net of one stack or of two, in the order of `checks.yaml`."""
-    text = (Path(__file__).parent / "checks.yaml").read_text(encoding="utf-8")
-    text = text.replace("{margin}", f"{INITIAL_LOSS_MARGIN}")
-    described = yaml.safe_load(text.replace("{share}", f"{OVERFIT_SHARE}"))
-    assert described.keys() == ASKS.keys()
-    found = (Check(name, ASKS[name], **texts) for name, texts in described.items())
-    return [check for check in found if check.stacks != (2 if single else 1)]
+    """The checks of a net of one stack or of two, in the order of `CHECKS`."""
+    return [check for check in CHECKS if check.stacks != (2 if single else 1)]
 
 
 def verify(
