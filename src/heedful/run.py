@@ -43,7 +43,7 @@ from heedful.training.precision import resolve_precision
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.trainer import Trainer, TrainStep, Work
-from heedful.training.verdict import Expectations, general_verdicts
+from heedful.training.verdict import ExpectationListener, general_verdicts
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
 
@@ -117,7 +117,7 @@ def train(
             _save_recipe(recipe, out / "recipe.yaml")
             if recipe.training.tensorboard:
                 log.append(TensorBoardLog(out / "tensorboard", resume_step=step))
-            run.trainer.listeners = [*listeners, *log, Expectations(recipe.expect, say)]
+            run.trainer.listeners = [*listeners, *log, ExpectationListener(recipe.expect, say)]
         reason, scores = _finish(run, out, say)
     events = read_log(out / "log.jsonl")
     for verdict in general_verdicts(events, out) if scores else ():

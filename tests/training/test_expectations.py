@@ -17,7 +17,7 @@ from heedful.recipe_files import load_recipe, parse_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone
 from heedful.training.loggers import read_log
-from heedful.training.verdict import Expectations, general_verdicts, verdicts
+from heedful.training.verdict import ExpectationListener, general_verdicts, verdicts
 
 BAND = {"step": 4, "low": 1.5, "high": 2.0}
 
@@ -25,7 +25,7 @@ BAND = {"step": 4, "low": 1.5, "high": 2.0}
 def said(loss: float, step: int = 4) -> list[str]:
     """What is said of an evaluation, by a recipe with one band."""
     lines: list[str] = []
-    listener = Expectations([Expectation(**BAND)], lines.append)
+    listener = ExpectationListener([Expectation(**BAND)], lines.append)
     listener.on(Evaluated(step, 0, 1.0, loss, perplexity=9.0, token_accuracy=0.5))
     return lines
 
@@ -48,7 +48,7 @@ def test_bands_are_not_held_against_a_run_whose_settings_changed() -> None:
         events = [RunStarted(recipe, 1, 1, 1, "cpu", 9), resumed, evaluated]
         assert len([v for v in verdicts(events, Path("run")) if "within" in v.text]) == count
         lines: list[str] = []
-        listener = Expectations([Expectation(**BAND)], lines.append)
+        listener = ExpectationListener([Expectation(**BAND)], lines.append)
         for event in events:
             listener.on(event)
         assert len(lines) == count

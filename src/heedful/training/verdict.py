@@ -33,7 +33,7 @@ class Verdict:
         return f"{QUESTION} {self.text}"
 
 
-class Expectations:
+class ExpectationListener:
     """A listener that says, at the steps that a recipe names, whether the loss is as it should be.
 
     The bands are of the recipe as it is shipped, with the data that it names; a run with other
