@@ -34,7 +34,7 @@ class Hf:
     A subclass that declares the field again without one keeps it.
 
     Args:
-        keys: the first is read, all are written.
+        keys: all are written; in a file they must be equal, the default being that of one left out.
         values: their value -> ours, where they differ; any other is refused.
         like: the field of ours whose value None stands for, which they write out.
     """
@@ -46,8 +46,15 @@ class Hf:
         self.values = values
         self.like = like
 
-    def read(self, value: Any, where: str) -> Any:
-        """Our value of theirs; raises UserError where there is none."""
+    def read(self, content: Mapping[str, Any], default: Any, where: str) -> Any:
+        """Our value of theirs; raises UserError where there is none, or there are several."""
+        value = content.get(self.keys[0], default)
+        for key in self.keys[1:]:
+            if (other := content.get(key, default)) != value:
+                raise UserError(
+                    f"{where}: {self.keys[0]} is {value!r} and {key} {other!r}, for which heedful "
+                    "has one value; make them equal"
+                )
         if self.values is None:
             return value
         for theirs, ours in self.values.items():
@@ -108,8 +115,8 @@ def config_keys_from_hf(
     if "num_labels" in usual:  # they leave the names of two classes out
         ours["num_labels"] = len(content.get("id2label") or ()) or content.get("num_labels") or 2
     for name, hf in _annotated(config).items():
-        if hf.keys[0] in content:
-            ours[name] = hf.read(content[hf.keys[0]], where)
+        if not content.keys().isdisjoint(hf.keys):
+            ours[name] = hf.read(content, ours.get(name, usual[name]), where)
         if hf.like is not None and ours[name] == ours[hf.like]:
             ours[name] = None
     return ours | format.read(dict(content), usual | ours)
