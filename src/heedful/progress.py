@@ -1,11 +1,11 @@
-"""Progress of long work: told by what works, shown by who asked for the work."""
+"""Progress of long work: reported by the code that works, shown where the caller asks for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 Advance = Callable[[int], None]
-Show = Callable[[str, int], AbstractContextManager[Advance]]
+Show = Callable[[str, int | None], AbstractContextManager[Advance]]
 
 _show: ContextVar[Show | None] = ContextVar("show", default=None)
 
@@ -21,8 +21,8 @@ def shown_by(show: Show | None) -> Iterator[None]:
 
 
 @contextmanager
-def work(what: str, total: int) -> Iterator[Advance]:
-    """A function that is told how many more of `total` are done."""
+def work(what: str, total: int | None) -> Iterator[Advance]:
+    """A function to call with how many more of `total` are done; None: the total is not known."""
     show = _show.get()
     if show is None:
         yield lambda count: None

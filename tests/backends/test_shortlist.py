@@ -184,6 +184,6 @@ def test_a_list_that_an_engine_cannot_have_is_told_and_eager_has_it(tmp_path: Pa
     (place / "shared_vocabulary.json").write_text(json.dumps(names), encoding="utf-8")
     findings = Findings(Record.new(tmp_path, "Translator"))
     forms = {("ctranslate2", "float32"): facts}
-    bench = _Bench(model, tmp_path, tmp_path, 100, lambda *told: None, findings, forms)
+    bench = _Bench(model, tmp_path, tmp_path, 100, findings, forms)
     assert bench.shortlist(PAIRS, Prover(model, TEXTS)) is model.shortlist is not None
     assert "blanks" in findings.refused["a shortlist in ctranslate2"]

@@ -88,5 +88,5 @@ def test_without_a_compiler_one_line_says_what_to_install(
 
     monkeypatch.setattr(compiling, "get_cpp_compiler", missing)
     with pytest.raises(UserError, match=r"no C\+\+ compiler: install one.*g\+\+"):
-        compiling.compile_net(model_of("gpt2").net, 16, tmp_path, "float32", lambda *told: None)
+        compiling.compile_net(model_of("gpt2").net, 16, tmp_path, "float32")
     assert [*tmp_path.iterdir()] == []

@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from heedful.backends.manifest import Choice, Record
 from heedful.deploy import measure, prove
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
+from heedful.progress import Advance, shown_by
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
@@ -119,16 +122,16 @@ def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
 
 def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
     model = heedful.load(folder, device="cpu", engine="eager")
-    told: list[tuple[str, int, int]] = []
-    found = optimize(
-        model,
-        folder,
-        TEXTS,
-        engines=["eager"],
-        uses=["latency"],
-        threads=[1],
-        progress=lambda *step: told.append(step),
-    )
+    told: list[tuple[str, int | None, int]] = []
+
+    @contextmanager
+    def show(what: str, total: int | None) -> Iterator[Advance]:
+        parts: list[int] = []
+        yield parts.append
+        told.append((what, total, sum(parts)))
+
+    with shown_by(show):
+        found = optimize(model, folder, TEXTS, engines=["eager"], uses=["latency"], threads=[1])
     [(use, choice, rate)] = found.rates
     assert (use, choice.engine, choice.threads) == ("latency", "eager", 1)
     assert rate > 0

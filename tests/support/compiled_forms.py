@@ -8,6 +8,7 @@ import ctypes
 import random
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends.aot.decoder import KERNEL
 from heedful.backends.aot.kernels import pack, pack_int8
 from heedful.backends.base import Settings
+from heedful.progress import Advance, shown_by
 
 REQUESTS, SENTENCES = 60, 10_000
 
@@ -37,10 +39,15 @@ def make(folder: Path, name: str) -> None:
     model = heedful.load(folder, device="cpu", engine="eager")
     told: list[str] = []
     keys: dict[str, Any] = {"precisions": ["float32"], "threads": [1]}
-    keys["progress"] = lambda what, done, total: told.append(what)
-    optimize(model, folder, TEXTS, engines=["compiled"], uses=["latency"], **keys)
-    assert told.count("compiling float32: step") == 1, told
-    found = optimize(model, folder, TEXTS, engines=["eager", "compiled"], **keys)
+
+    def show(what: str, total: int | None) -> AbstractContextManager[Advance]:
+        told.append(what)
+        return nullcontext(lambda count: None)
+
+    with shown_by(show):
+        optimize(model, folder, TEXTS, engines=["compiled"], uses=["latency"], **keys)
+        assert told.count("compiling float32: step") == 1, told
+        found = optimize(model, folder, TEXTS, engines=["eager", "compiled"], **keys)
     assert found.refused == {}, found.refused
     assert found.proofs["compiled float32"].same == 1
     assert {choice.engine for _, choice, _ in found.rates} == {"eager", "compiled"}

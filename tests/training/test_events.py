@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from heedful.errors import UserError
+from heedful.terminal import clock
 from heedful.training.events import (
     CheckpointSaved,
     Evaluated,
@@ -27,7 +28,7 @@ from heedful.training.events import (
     to_json,
 )
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
-from heedful.training.progress import ProgressBar, clock
+from heedful.training.progress import ProgressBar
 
 RECIPE = {"model": {"d_model": 64}, "training": {"label_smoothing": 0.1}}
 START = RunStarted(RECIPE, 1_234_567, 900, 100, "cpu", 100)

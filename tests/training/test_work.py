@@ -10,6 +10,7 @@ from commands import write_recipe
 from heedful.progress import Advance, is_shown, shown_by, work
 from heedful.recipe_files import load_recipe
 from heedful.run import train
+from heedful.terminal import Bars
 from heedful.training.events import RunStarted
 from heedful.training.progress import ProgressBar
 
@@ -61,3 +62,14 @@ def test_where_there_is_no_terminal_lines_tell_of_work_that_lasts():
         with ProgressBar(console, line_seconds=seconds).work("tokenising", 10) as advance:
             advance(4)
         assert console.file.getvalue().strip() == expected
+
+
+def test_work_within_work_stands_below_it_and_both_go():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    bars = Bars(console)
+    with bars.work("building", 2), bars.work("compiling", None) as advance:
+        advance(3)
+        assert bars._progress is not None
+        outer, inner = bars._progress.tasks
+        assert (outer.total, inner.total, inner.completed) == (2, None, 3)
+    assert bars._progress is None

@@ -17,6 +17,7 @@ from heedful import pipelines
 from heedful.cli.flags import Device, Output, Truncate
 from heedful.errors import UserError
 from heedful.options import TooLong
+from heedful.progress import Advance, shown_by, work
 
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
 CHUNK = 1_024
@@ -66,7 +67,7 @@ class Filter:
         opened = pipelines.load(model, **how, use="throughput" if self.input else "latency")
         return pipelines.expect(opened, kind, verb)
 
-    def progress(self, what: str) -> AbstractContextManager[Callable[..., None]]:
+    def progress(self, what: str) -> AbstractContextManager[Advance]:
         """A progress bar where stdout is not the output."""
         return progress_bar(what, shown=self.output is not None)
 
@@ -161,26 +162,22 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def progress_bar(
-    what: str, total: int | None = None, *, shown: bool = True
-) -> Iterator[Callable[..., None]]:
-    """A function to tell how many more are done; shown on stderr where that is a terminal.
+def progress_bar(what: str, total: int | None = None, *, shown: bool = True) -> Iterator[Advance]:
+    """A function to call with how many more are done; shown as by `bars_on_stderr`."""
+    with bars_on_stderr(shown=shown), work(what, total) as advance:
+        yield advance
 
-    It may also be told of anything else that `rich.progress.Progress.update` knows.
-    """
-    if not shown:
-        yield lambda count: None
-        return
+
+@contextmanager
+def bars_on_stderr(*, shown: bool = True) -> Iterator[None]:
+    """Show long work on stderr, where that is a terminal."""
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()]
+    from heedful.terminal import Bars
+
     console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count=0, **more: bar.update(task, advance=count, **more)
+    with shown_by(Bars(console).work if shown and console.is_terminal else None):
+        yield
 
 
 def _file_chunks(path: Path) -> Iterator[list[str]]:

@@ -7,7 +7,7 @@ import typer
 
 from heedful import pipelines
 from heedful.cli.flags import ModelFolder
-from heedful.cli.lines import progress_bar, read_parallel
+from heedful.cli.lines import bars_on_stderr, read_parallel
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def optimize(
     check_asked(engine or (), precision or (), threads or ())
     opened = pipelines.load(model, device="cpu", engine="eager")
     held_out = _held_out(model, src, ref)
-    with progress_bar("") as told:
+    with bars_on_stderr():
         findings = optimize(
             opened,
             model,
@@ -81,7 +81,6 @@ def optimize(
             tolerance=tolerance,
             threads=threads or (),
             pairs=_training_pairs(model) if shortlist else None,
-            progress=lambda what, done, total: told(description=what, completed=done, total=total),
         )
     _show(findings)
     typer.echo(f"kept in {model / 'engines'}; --engine eager runs the net itself")

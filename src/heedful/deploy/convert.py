@@ -26,12 +26,11 @@ def make_form(
     directory: Path,
     precision: str,
     engine: str = CTranslate2.name,
-    progress: Any = None,
 ) -> dict[str, Any]:
     """Write a form of a model for an engine into its directory, whole or not at all.
 
-    Gives the form's facts; `progress` is as of `heedful.backends.aot.compile.compile_net`.
-    Raises UserError as that, or as `write_form`.
+    Gives the form's facts. Raises UserError as `heedful.backends.aot.compile.compile_net`, or as
+    `write_form`.
     """
     facts: list[dict[str, Any]] = []
 
@@ -42,7 +41,7 @@ def make_form(
         from heedful.backends.aot.compile import compile_net
 
         longest = model.config.max_length
-        facts.append(asdict(compile_net(model.net, longest, beside, precision, progress)))
+        facts.append(asdict(compile_net(model.net, longest, beside, precision)))
 
     write_directory(place_of(directory, engine, precision), fill)
     return facts[0]

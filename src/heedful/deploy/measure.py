@@ -17,6 +17,7 @@ from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.text_generation import Generator
+from heedful.progress import work
 
 _SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
 _ALONE = 64  # texts together where nothing runs side by side
@@ -26,7 +27,6 @@ _SHORTEST, _LONGEST = 0.1, 2.0  # seconds of one: again from the first text, and
 _BATCHES = (8, 16, 32, 64)  # prompts of mean length that are worked on together
 _NEW_TOKENS = 32  # that a language model goes on with
 
-Progress = Callable[[str, int, int], None]
 Form = tuple[str, str]  # engine and precision
 
 
@@ -70,7 +70,6 @@ def measure(
     texts: Sequence[str],
     settings: list[tuple[Use, Choice]],
     open_choice: Callable[[Choice], Backend],
-    progress: Progress,
 ) -> list[tuple[Use, Choice, float]]:
     """Each setting with its median tokens a second, of a use the best first.
 
@@ -80,22 +79,22 @@ def measure(
     singles = [[texts[number * len(texts) // count]] for number in range(count)]
     rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
     medians: dict[tuple[Use, Choice], float] = {}
-    left, done = settings, 0
-    for number, share in enumerate(SURVIVAL_SHARES):
-        total = done + len(left) * (len(SURVIVAL_SHARES) - number)
-        for use, choice in left:
-            size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
-            parts = [texts[first : first + size] for first in range(0, len(texts), size)]
-            with _run_by(model, open_choice(choice)):
-                _rate(model, singles[:1], choice)  # the first call of an engine is no measure
-                rate = _rate(model, singles if use == "latency" else parts, choice)
-            rates[use, choice].append(rate)
-            medians[use, choice] = statistics.median(rates[use, choice])
-            done += 1
-            progress("measuring", done, total)
-        best = {use: max(medians[each] for each in left if each[0] == use) for use, _ in left}
-        left = [each for each in left if medians[each] >= share * best[each[0]]]
-    progress("measuring", done, done)
+    left, num_rounds = settings, len(SURVIVAL_SHARES)
+    with work("measuring", len(settings) * num_rounds) as advance:
+        for number, share in enumerate(SURVIVAL_SHARES, 1):
+            for use, choice in left:
+                size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
+                parts = [texts[first : first + size] for first in range(0, len(texts), size)]
+                with _run_by(model, open_choice(choice)):
+                    _rate(model, singles[:1], choice)  # the first call of an engine is no measure
+                    rate = _rate(model, singles if use == "latency" else parts, choice)
+                rates[use, choice].append(rate)
+                medians[use, choice] = statistics.median(rates[use, choice])
+                advance(1)
+            best = {use: max(medians[each] for each in left if each[0] == use) for use, _ in left}
+            kept = [each for each in left if medians[each] >= share * best[each[0]]]
+            advance((len(left) - len(kept)) * (num_rounds - number))  # not timed any more
+            left = kept
     found = [(use, choice, medians[use, choice]) for use, choice in settings]
     return sorted(found, key=lambda each: (each[0], -each[2]))
 

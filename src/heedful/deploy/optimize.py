@@ -25,7 +25,7 @@ from heedful.backends.registry import open_made
 from heedful.backends.shortlist import Pairs, Shortlist, make_shortlist
 from heedful.backends.torch.eager import Eager
 from heedful.deploy.convert import make_form, standing_form
-from heedful.deploy.measure import Form, Progress, candidates, measure
+from heedful.deploy.measure import Form, candidates, measure
 from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
 from heedful.files import write_directory, write_json
@@ -33,6 +33,7 @@ from heedful.pipelines.base import SavedModel
 from heedful.pipelines.loading import tokenizer_files
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
+from heedful.progress import work
 
 ENGINES = ("eager", "ctranslate2", "compiled")
 _WRITERS = ("float32", "int8")  # precisions of the third for what writes
@@ -85,7 +86,6 @@ def optimize(
     tolerance: float | None = None,
     threads: Sequence[int] = (),
     pairs: Pairs | None = None,
-    progress: Progress = lambda what, done, total: None,
 ) -> Findings:
     """Build, prove and measure what can run a model, and keep the best in `directory/engines`.
 
@@ -96,7 +96,6 @@ def optimize(
         threads: of each worker; default: one, and all cores.
         pairs: of a translator, ids of its training pairs: a shortlist is counted of them, and kept
             where it loses no more than a form may; default: there will be none.
-        progress: told what is done, how much of it, of how much.
 
     Raises:
         UserError: unknown names; more threads than cores; no held-out text; nothing that is asked
@@ -109,25 +108,28 @@ def optimize(
     findings = Findings(Record.new(directory, cast(Kind, type(model).__name__)))
 
     def fill(beside: Path) -> None:
-        bench = _Bench(model, directory, beside / "work", tolerance, progress, findings)
+        bench = _Bench(model, directory, beside / "work", tolerance, findings)
         model.shortlist = None
         prover = None
         wanted = [(e, p) for e in engines for p in precisions if _exists(e, p, model)]
         if wanted or pairs is not None:
             prover = Prover(model, texts, answers)
-        for done, form in enumerate(wanted):
-            progress("building and proving", done, len(wanted))
-            assert prover is not None
-            bench.build(form, prover)
+        with work("building and proving", len(wanted)) as advance:
+            for form in wanted:
+                assert prover is not None
+                bench.build(form, prover)
+                advance(1)
         if prover is not None and pairs is not None:
-            progress("counting a shortlist", 0, 1)
-            if made := bench.shortlist(pairs, prover):
+            with work("counting a shortlist", 1) as advance:
+                made = bench.shortlist(pairs, prover)
+                advance(1)
+            if made is not None:
                 made.save(beside / SHORTLIST, digest(tokenizer_files(directory)))
         settings = candidates(model, bench.forms, real, engines, threads, uses)
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"nothing that was asked for runs this model: {reasons}")
-        findings.rates = measure(model, real, settings, bench.open_choice, progress)
+        findings.rates = measure(model, real, settings, bench.open_choice)
         best = {use: choice for use, choice, _ in reversed(findings.rates)}
         for engine in {engine for engine, _ in bench.forms}:
             (bench.work / FOLDER / engine).rename(beside / engine)
@@ -173,7 +175,6 @@ class _Bench:
     directory: Path
     work: Path
     tolerance: float | None
-    progress: Progress
     findings: Findings
     forms: dict[Form, dict[str, Any]] = field(default_factory=dict)
 
@@ -185,7 +186,7 @@ class _Bench:
             known = None if engine == CTranslate2.name else standing_form(self.directory, *form)
             if known is not None:
                 shutil.copytree(place_of(self.directory, *form), place)
-            facts = known or make_form(self.model, self.work, precision, engine, self.progress)
+            facts = known or make_form(self.model, self.work, precision, engine)
             opened = open_made(self.directory, self.work, *form, facts, Settings(1))
             proof = prover.prove(opened)
             reason = proof.fails(self.tolerance)

@@ -1,15 +1,13 @@
 """A listener that shows a run as it goes: a live bar in a terminal, plain lines elsewhere."""
 
 import math
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID
 
-from heedful.progress import Advance
+from heedful.terminal import Bars, clock
 from heedful.training.events import (
     Evaluated,
     Event,
@@ -30,7 +28,7 @@ REASONS = {
 }
 
 
-class ProgressBar:
+class ProgressBar(Bars):
     """Shows steps in a live bar, with each evaluation as a line above it ("*" marks the best).
 
     Where `console` is no terminal, a step's line is printed every `line_seconds` of training
@@ -38,9 +36,7 @@ class ProgressBar:
     """
 
     def __init__(self, console: Console | None = None, *, line_seconds: float = 15.0) -> None:
-        self._console = console or Console()
-        self._line_seconds = line_seconds
-        self._progress: Progress | None = None
+        super().__init__(console, line_seconds=line_seconds)
         self._task = TaskID(0)
         self._total: int | None = None
         self._origin: tuple[int, float] | None = None  # step and seconds of the session's first
@@ -67,35 +63,6 @@ class ProgressBar:
             best = f"; best{_listed(event.best)}" if event.best else ""
             self._print(f"{REASONS[event.reason]} {after}{best}")
 
-    @contextmanager
-    def work(self, what: str, total: int) -> Iterator[Advance]:
-        """A bar for other work, below that of the steps; outside a terminal lines as theirs."""
-        began = said = time.monotonic()
-        done = 0
-        with ExitStack() as stack:
-            bar = self._progress or stack.enter_context(self._bar(transient=True))
-            task = bar.add_task("", total=total, what=what)
-
-            def advance(count: int) -> None:
-                nonlocal done, said
-                done, now = done + count, time.monotonic()
-                left = f"{clock((now - began) * (total - done) / max(1, done))} left"
-                bar.update(task, completed=done, description=left)
-                if not self._console.is_terminal and now - said >= self._line_seconds:
-                    said = now
-                    self._print(f"{what} {done:,}/{total:,}  {left}")
-
-            try:
-                yield advance
-            finally:
-                bar.remove_task(task)
-
-    def close(self) -> None:
-        """Takes the live bar down, so that the terminal is usable again."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
     def _start(self, event: RunStarted) -> None:
         self.close()
         self._total, self._recipe = event.total_steps, event.recipe
@@ -108,25 +75,10 @@ class ProgressBar:
         for change in event.changes:
             self._print(f"changed from here on: {change}")
         if self._console.is_terminal:
-            self._progress = self._bar()
             done = event.resumed_from or 0
-            self._task = self._progress.add_task(
+            self._task = self._open().add_task(
                 "", total=event.total_steps, completed=done, what="step"
             )
-            self._progress.start()
-
-    def _bar(self, *, transient: bool = False) -> Progress:
-        return Progress(
-            TextColumn("{task.fields[what]}"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.description}"),
-            console=self._console,
-            expand=True,
-            refresh_per_second=4,
-            transient=transient,
-            disable=not self._console.is_terminal,
-        )
 
     def _step(self, event: StepDone) -> None:
         left = self._seconds_left(event)
@@ -158,18 +110,8 @@ class ProgressBar:
             return ""
         return f" ({criterion(self._recipe, held_out=held_out) or 'not the likelihood alone'})"
 
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     def _of(self, step: int) -> str:
         return f"{step:,}" if self._total is None else f"{step:,}/{self._total:,}"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 1:02:03, or 2:03 below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _listed(scores: Mapping[str, float]) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from heedful.evaluation.labels import per_label
 from heedful.files import write_text
 from heedful.plugins import metric
+from heedful.terminal import clock
 from heedful.training.charts import Chart, Series, draw, number
 from heedful.training.events import (
     SHARES,
@@ -29,7 +30,7 @@ from heedful.training.events import (
     format_score,
     score_label,
 )
-from heedful.training.progress import REASONS, clock
+from heedful.training.progress import REASONS
 from heedful.training.verdict import verdicts
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,17 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.cache import Cache
 from heedful.parts.tokens import Tokens
+from heedful.progress import work
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors
 
 NO_COMPILER = "there is no C++ compiler: install one, for example by `apt install g++`"
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
-Told = Callable[[str, int, int], None]
 Memory = tuple[Any, ...]  # the tensors of a `Cache`
 
 
-def compile_net(
-    net: Any, max_length: int, directory: Path, precision: str, progress: Told
-) -> CompiledFacts:
+def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> CompiledFacts:
     """Compile a net into a directory that is there.
 
     Its graphs take batches, texts, beams and caches of any size, so that nothing is compiled later.
@@ -46,7 +44,6 @@ def compile_net(
 
     Args:
         max_length: positions that the net has.
-        progress: told what is compiled, how many graphs are done, of how many.
 
     Raises:
         UserError: there is no compiler, or torch cannot compile the net.
@@ -74,9 +71,10 @@ def compile_net(
         if not isinstance(net, EncoderOnly):
             _build_kernel(directory)
         with torch.no_grad(), _quiet(), _linked_with(directory):
-            for done, name in enumerate(parts):
-                progress(f"compiling {precision}: {name}", done, len(parts))
-                programs[name], found[name] = _compile(name, *parts[name])
+            for name in parts:
+                with work(f"compiling {precision}: {name}", 1) as advance:
+                    programs[name], found[name] = _compile(name, *parts[name])
+                    advance(1)
             package_aoti(str(directory / GRAPHS), programs)
     except Exception as error:  # of any part of torch, of which there are many
         raise UserError(f"torch cannot compile it: {str(error).strip().splitlines()[0]}") from error
