@@ -58,7 +58,7 @@ class Config:
     num_buckets: Annotated[int, Hf("relative_attention_num_buckets")] = 32
     max_distance: Annotated[int, Hf("relative_attention_max_distance")] = 128
     norm_eps: Annotated[float, Hf("layer_norm_epsilon")] = 1e-6
-    tie_embeddings: Annotated[bool, Hf("scale_decoder_outputs", "tie_word_embeddings")] = True
+    tie_embeddings: Annotated[bool, Hf("scale_decoder_outputs")] = True
 
 
 def _size(layers: int, d_model: int, d_ff: int, num_heads: int, head_dim: int) -> dict[str, Any]:
@@ -140,5 +140,6 @@ HF = HfConfig(
     classes={"T5ForConditionalGeneration": {}, "T5Model": {}},
     fixed={"is_encoder_decoder": True, "is_decoder": False},
     read=read_t5,
+    write=lambda config: {"tie_word_embeddings": config.tie_embeddings},
 )
 ARCHITECTURE = Architecture("t5", Config, build, SIZES, {"hf": Format(HF, t5_names)})
