@@ -1,7 +1,7 @@
 """One store of columns: sequences of ids and numbers, memory-mapped, and how they were made."""
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,6 @@ from heedful.files import read_json, write_json
 
 _DESCRIPTION = "columns.json"
 _SIDES = {"src": "source", "tgt": "target"}
-_SHOWN = 10  # names that a line lists
 
 
 @dataclass(eq=False)
@@ -236,9 +235,3 @@ def open_columns(directory: Path) -> Columns:
     }
     report = TypeAdapter(Report).validate_python(content["report"])
     return Columns(columns, report, content["info"])
-
-
-def listed(names: Sequence[str], show: Callable[[str], str] = repr) -> str:
-    """Some names for a message: the first ones, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(show, names[:_SHOWN])) + more

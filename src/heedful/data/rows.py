@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.columns import Report, listed
+from heedful.data.columns import Report
 from heedful.data.tables import is_table, read_table
-from heedful.errors import UserError
+from heedful.errors import UserError, listed
 from heedful.files import open_bytes, parse_json
 
 Field: TypeAlias = int | str  # a column by its number, counted from 1; a column or key by its name

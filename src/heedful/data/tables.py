@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from heedful.data.columns import listed
-from heedful.errors import UserError
+from heedful.errors import UserError, listed
 from heedful.files import plain_name, read_object
 
 _BATCH_ROWS = 4_096  # held at a time

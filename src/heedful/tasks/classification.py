@@ -13,12 +13,11 @@ from jaxtyping import Int64
 
 from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
-from heedful.data.columns import listed
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import plan_held_out
 from heedful.data.rows import LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError
+from heedful.errors import UserError, listed
 from heedful.evaluation.labels import confusion, label_scores, per_label
 from heedful.evaluation.likelihood import target_loss, total
 from heedful.evaluation.target_scores import target_states

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from heedful.config import Distillation, Recipe
 from heedful.data.cache import discard
 from heedful.data.collate import Batch
-from heedful.data.columns import Report, join_columns, listed, open_columns
+from heedful.data.columns import Report, join_columns, open_columns
 from heedful.data.prepared import content_key, prepared
-from heedful.errors import UserError
+from heedful.errors import UserError, listed
 from heedful.evaluation.target_scores import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from heedful.config import Recipe
-from heedful.data.columns import Columns, listed, open_columns, write_columns
+from heedful.data.columns import Columns, open_columns, write_columns
 from heedful.data.encoding import encode_rows
 from heedful.data.prepared import Hold, content_key, prepared
 from heedful.data.rows import Rows, format_of
 from heedful.data.tokenizer import Tokenizer
+from heedful.errors import listed
 from heedful.files import read_json, write_json, write_text
 from heedful.plugins import SHIPPED
 from heedful.tasks.inputs import SOURCES, SPLITS, named_paths, split_files

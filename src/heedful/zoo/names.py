@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from heedful.errors import UserError
+from heedful.errors import UserError, listed
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -130,7 +130,7 @@ def from_hf(
     for slot in filled:
         slot.view.copy_(held[slot.theirs])
     if left:
-        notices.append(f"{where} has nothing for {listed([*left])}: left as initialised")
+        notices.append(f"{where} has nothing for {few([*left])}: left as initialised")
         source_net = drawn() if drawn is not None else net
         for ours in left:
             net.get_parameter(ours).copy_(source_net.get_parameter(ours))
@@ -277,7 +277,7 @@ def _recognise(
             f"{where} holds a tensor that the model has no place for: {min(unknown)}{more}{hint}"
         )
     if unused:
-        return held, [f"{where}: left out what the model has no place for: {listed(unused)}"]
+        return held, [f"{where}: left out what the model has no place for: {few(unused)}"]
     return held, []
 
 
@@ -306,14 +306,14 @@ def _rounded(slots: Sequence[_Slot], held: Mapping[str, Tensor], where: Path | s
         if torch.promote_types(stored, own) != own:
             rounded.setdefault((stored, own), []).append(slot.theirs)
     return [
-        f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {listed(found)}"
+        f"{where}: rounded from {_plain(stored)} to {_plain(own)}: {few(found)}"
         for (stored, own), found in rounded.items()
     ]
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(sorted(names)[:most]) + more
+def few(names: Sequence[str]) -> str:
+    """The first tensors' names in order, for a message."""
+    return listed(sorted(names), str, most=3)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ from heedful.errors import UserError
 from heedful.files import scratch_folder, written
 from heedful.plugins import nearest
 from heedful.zoo import architecture
-from heedful.zoo.names import FLOATS, listed, weights_of
+from heedful.zoo.names import FLOATS, few, weights_of
 from heedful.zoo.sizes import check_memory, meta_net, sizes_of
 
 WEIGHTS = "model.safetensors"
@@ -157,8 +157,8 @@ def check_parameters(name: str, config: Any, weights: Mapping[str, Tensor]) -> N
     extra = sorted(key for key, tensor in weights.items() if shapes.get(key) != tensor.shape)
     missing = sorted(own.keys() - weights.keys())
     if extra or missing:
-        problem = f"has {listed(extra)} and not" if extra else "lacks"
-        needed = listed(missing) if missing else "the shapes"
+        problem = f"has {few(extra)} and not" if extra else "lacks"
+        needed = few(missing) if missing else "the shapes"
         raise UserError(
             f"cannot save the model: its net {problem} {needed} of a {name} with its "
             "configuration; merge or unwrap the modules that were changed"
