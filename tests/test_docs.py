@@ -25,10 +25,12 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 
 
 def test_pages_name_files_that_exist() -> None:
-    """Code moves; a page that speaks of `src/...` or a room's file must follow."""
+    """Code moves; a page that names `src/...` or a package's file must follow, in pictures too."""
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
-        for name in re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)*\.py)`", text):
+        pictures = "".join(re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+        names = re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)*\.py)`", text)
+        for name in names + re.findall(r"[a-z_]+(?:/[a-z_0-9]+)*\.py", pictures):
             places = [ROOT / name, ROOT / "src" / "heedful" / name]
             assert any(place.is_file() for place in places), f"{page}: {name}"
 

@@ -1,6 +1,7 @@
 """The layers of docs/architecture.md: a package imports only from layers below, without cycles."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -92,6 +93,13 @@ def cycle_of(graph: Mapping[str, set[str]]) -> list[str]:
 def test_every_package_has_a_layer() -> None:
     packages = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert packages - ENTRY_POINTS - {"recipes", "__pycache__"} == set(LAYER)
+
+
+def test_the_documentation_has_these_layers() -> None:
+    page = Path(__file__).parents[1] / "docs" / "architecture.md"
+    _, table = page.read_text(encoding="utf-8").split("| layer | packages |\n|---|---|\n")
+    rows = table.partition("\n\n")[0].splitlines()
+    assert [set(re.findall(r"`(\w+)`:", row)) for row in reversed(rows)] == LAYERS
 
 
 def test_no_package_imports_from_its_own_layer_or_above() -> None:

@@ -29,11 +29,11 @@ _loading: list[str] = []  # names of the plugins that are executing, the innermo
 
 
 class Registry:
-    """Entries of one kind by name. `room` is the module of ours that declares the built-in ones."""
+    """Entries of one kind by name. `package` declares the built-in ones."""
 
-    def __init__(self, kind: str, room: str) -> None:
+    def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
-        self.room = room
+        self.package = package
         self._entries: dict[str, Any] = {}
         self._plugins: dict[str, str] = {}  # what each entry from outside came with
 
@@ -49,7 +49,7 @@ class Registry:
         """
 
         def register(entry: Entry) -> Entry:
-            import_module(self.room)
+            import_module(self.package)
             if name in self._entries:
                 home = self._plugins.get(name, "heedful itself")
                 raise UserError(f"there is a {self.kind} {name} already (of {home}); rename yours")
@@ -62,13 +62,13 @@ class Registry:
 
     def names(self) -> list[str]:
         """All that are known, plugins included."""
-        import_module(self.room)
+        import_module(self.package)
         _load_from_outside()
         return [*self._entries]
 
     def get(self, name: str) -> Any:
         """The entry of a name; raises UserError naming the nearest."""
-        import_module(self.room)
+        import_module(self.package)
         if name not in self._entries and name not in self.names():
             raise UserError(f"no {self.kind} {name}; {nearest(name, self.names())}")
         entry = self._entries[name]
