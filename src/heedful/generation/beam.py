@@ -1,18 +1,18 @@
-"""Beam search on tensors of fixed shape: `init`, `advance` and `result`, plain or in groups.
+"""Beam search on tensors of fixed shape, with the stop rules that `beam_search` describes.
 
-Of `B` sentences each has `G` groups (one in a plain search) of `w` hypotheses, its rows adjacent.
-The host looks once a step, and sentences that are done leave when enough of them are.
+Of `B` sentences each has one beam (in `heedful.generation.diverse` several) of `w` hypotheses: `R`
+beams in all. The host looks once a step; sentences that are done leave when enough of them are.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful.generation.back_pointers import BackPointers, Extensions, Finished
 from heedful.generation.decoding import Search
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.state import sum_dtype
@@ -25,361 +25,302 @@ Penalties = Callable[[], Float[Tensor, "N"]]
 
 @dataclass(frozen=True)
 class Beams:
-    """What each sentence has open, and the best that it found.
+    """The open hypotheses of each beam, and the best that have finished.
 
-    `key` is what a hypothesis is ranked by: its log-probability, less what it was charged for
-    likeness. A row that repeats the first of its group, for want of another, has both at -inf.
-    `kept_ref` says where a kept hypothesis was found: step times the places of a step, plus place.
+    Attributes:
+        tokens: one row for each sentence before the first step, then `w` for each beam.
+        log_prob: -inf for a row that repeats the first one, where a beam has too few hypotheses.
+        key: what hypotheses are ranked by: the log-probability, in groups less the charges.
+        parent: the row of the same beam in the step before that each row extends.
     """
 
-    sentences: list[int]
     tokens: Int[Tensor, "N all"]
-    log_prob: Float[Tensor, "B G w"]
-    key: Float[Tensor, "B G w"]
-    is_open: Bool[Tensor, "B G"]
-    kept_score: Float[Tensor, "B G K"]
-    kept_ref: Int[Tensor, "B G K"]
+    log_prob: Float[Tensor, "R w"]
+    key: Float[Tensor, "R w"]
+    parent: Int[Tensor, "R w"]
+    is_open: Bool[Tensor, "R"]
+    finished: Finished
     length: int = 0
 
-    def select(self, places: Int[Tensor, "M"]) -> "Beams":
-        """Only these sentences."""
-        rows = self.tokens.view(len(self.sentences), -1, self.tokens.shape[1])
-        names = ("log_prob", "key", "is_open", "kept_score", "kept_ref")
-        return replace(
-            self,
-            sentences=[self.sentences[place] for place in places.tolist()],
-            tokens=rows[places].flatten(0, 1),
-            **{name: getattr(self, name)[places] for name in names},
+    def select(self, beams: Int[Tensor, "M"]) -> "Beams":
+        """Only these beams; after the first step."""
+        return Beams(
+            self.tokens.unflatten(0, self.parent.shape)[beams].flatten(0, 1),
+            self.log_prob[beams],
+            self.key[beams],
+            self.parent[beams],
+            self.is_open[beams],
+            self.finished.select(beams),
+            self.length,
         )
 
 
 class Choice(NamedTuple):
-    """Tokens that some rows of a group go on, or end, with; `row` counts within the group."""
+    """One step of each beam: the hypotheses that stay open with their keys, and those that end.
 
-    row: Int[Tensor, "... X"]
-    token: Int[Tensor, "... X"]
-    part: Float[Tensor, "... X"]
-    log_prob: Float[Tensor, "... X"]
-    key: Float[Tensor, "... X"]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one step chose, for the result: how its sentences went on, and what endings it met.
-
-    `onward.row` counts within the sentence.
+    `largest` is the largest value seen; `is_tied` says whether a row had a tie that only an exact
+    choice puts in order.
     """
 
-    sentences: list[int]
-    onward: Choice
-    endings: Choice
-
-    @cached_property
-    def on_host(self) -> dict[int, tuple[Any, Any]]:
-        """Of each sentence what goes on, and the endings: rows, tokens and log-probabilities."""
-        onward, endings = (
-            zip(*(of.tolist() for of in choice[:3]), strict=True)
-            for choice in (self.onward, self.endings)
-        )
-        return dict(zip(self.sentences, zip(onward, endings, strict=True), strict=True))
+    is_open: Extensions
+    key: Float[Tensor, "R w"]
+    ends: Extensions
+    largest: Float[Tensor, ""]
+    is_tied: Bool[Tensor, ""]
 
 
 @dataclass
 class BeamSearch(Search):
-    """One beam search by one of the stop rules that `beam_search` describes.
-
-    Each group has `width` hypotheses, and keeps the `capacity` best of those that it finds, under
-    `beam_full` the first.
-    """
+    """One beam search; each beam has `width` hypotheses and keeps `capacity` finished ones."""
 
     stop: Stop | str
     score: LengthScore
-    capacity: int
     width: int
-    num_groups: int = 1
-    diversity_penalty: float = 0.0
+    capacity: int
     penalties: Penalties | None = None
+    num_groups: int = 1  # beams of a sentence
 
-    def run(self) -> list[list[list[Hypothesis]]]:
-        """Go on until every sentence is done: what each group of each kept, best first."""
-        beams = self.init()
-        results: dict[int, list[list[Hypothesis]]] = {}
-        steps: list[Step] = []
-        closed_at: dict[tuple[int, int], int] = {}
-        is_open = [[True] * self.num_groups for _ in beams.sentences]
-        while beams.sentences:
-            rows = [flag for groups in is_open for flag in groups for _ in range(self.width)]
-            known = None if all(rows) or not beams.length else rows
-            given, ruled = self.next_step(beams.tokens, beams.length, known)
-            after, step, seen = self.advance(beams, given, ruled)
-            largest_given, largest, tied, *flags = seen.tolist()
-            self.step.check_rankable(largest_given, largest, after.length)
-            if tied:
-                after, step, seen = self.advance(beams, given, ruled, exact=True)
-                flags = seen.tolist()[3:]
-            steps.append(step)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._eos = torch.tensor(sorted(self.request.eos_ids), device=self.request.start.device)
+        self._num_best = self.width + len(self._eos)  # of each row, so that `width` do not end
+        num_ends = self.width * (len(self._eos) if self.stop == "optimal" else 1)
+        self._num_places = self.width + num_ends
+
+    def run(self) -> list[list[Hypothesis]]:
+        """Decode until every sentence is done: the hypotheses of each, best first."""
+        beams, history = self.init(), BackPointers(self._num_places)
+        found: dict[int, list[Hypothesis]] = {}
+        closed_at: dict[int, int] = {}  # by the number of the beam
+        is_open = [True] * len(beams.is_open)
+        while self.sentences:
+            rows = [flag for flag in is_open for _ in range(self.width)]
+            known = None if all(is_open) or not beams.length else rows
+            beams, choice, is_open = self._next(beams, known)
+            history.append(choice.is_open, choice.ends)
+            numbers = self._numbers(self.sentences)
+            for number in (n for n, flag in zip(numbers, is_open, strict=True) if not flag):
+                closed_at.setdefault(number, beams.length)
             size = self.num_groups
-            is_open = [[f > 0 for f in flags[at : at + size]] for at in range(0, len(flags), size)]
-            for sentence, groups in zip(after.sentences, is_open, strict=True):
-                for group in (group for group, open_ in enumerate(groups) if not open_):
-                    closed_at.setdefault((sentence, group), after.length)
-            parents = step.onward.row
-            keep = self.drop_done([any(groups) for groups in is_open])
+            opened = [any(is_open[at : at + size]) for at in range(0, len(is_open), size)]
+            keep = self.drop_done(opened)
             if keep is not None:
-                left = [place for place, groups in enumerate(is_open) if not any(groups)]
-                done = after.select(torch.tensor(left, device=after.tokens.device))
-                results |= self.result(done, steps, closed_at)
-                places = torch.tensor(keep, dtype=torch.long, device=after.tokens.device)
-                after, parents = after.select(places), parents[places]
-                is_open = [is_open[place] for place in keep]
-            if self.state is not None and after.sentences and self.width * size > 1:
-                self.state.follow(parents.flatten(1))
-            beams = after
-        return [results[sentence] for sentence in range(self.request.batch)]
+                left = self._numbers([place for place, flag in enumerate(opened) if not flag])
+                done = torch.tensor(left, device=beams.is_open.device)
+                lengths = {numbers[place]: closed_at[numbers[place]] for place in left}
+                found |= self._results(beams.finished.select(done), history.select(done), lengths)
+                stay = self._numbers(keep)
+                places = torch.tensor(stay, dtype=torch.long, device=done.device)
+                beams, history = beams.select(places), history.select(places)
+                is_open = [is_open[place] for place in stay]
+            self._follow(beams)
+        return [
+            self.merge([found[number] for number in self._numbers([sentence])])
+            for sentence in range(self.request.batch)
+        ]
+
+    def merge(self, groups: list[list[Hypothesis]]) -> list[Hypothesis]:
+        """The hypotheses of a sentence from those of its beams, best first."""
+        [hypotheses] = groups
+        return hypotheses
 
     def init(self) -> Beams:
-        """One hypothesis without new tokens in each group."""
+        """Beams whose first row is the start and whose other rows are empty."""
         start = self.request.start
-        size = (len(start), self.num_groups)
-        zero = torch.zeros(*size, 1, dtype=sum_dtype(start.device), device=start.device)
-        kept = zero.new_full((*size, self.capacity), -torch.inf)
-        is_open = torch.ones(size, dtype=torch.bool, device=start.device)
-        sentences = list(range(len(start)))
-        return Beams(sentences, start, zero, zero, is_open, kept, torch.zeros_like(kept).long())
-
-    def advance(
-        self,
-        beams: Beams,
-        given: Float[Tensor, "N V"],
-        log_probs: Float[Tensor, "N V"],
-        exact: bool = False,
-    ) -> tuple[Beams, Step, Float[Tensor, "flags"]]:
-        """One token more: the beams after it, what was chosen, and what the host must look at.
-
-        That is the largest value given, the largest under the rules, whether a row had a tie that
-        only an `exact` choice puts in order, and which groups are open.
-        """
-        length = beams.length + 1
-        onward, endings, largest, tied = self._choose_all(beams, log_probs, exact)
-        after = self._keep(beams, endings, length, 0)
-        longest = [self.request.longest[sentence] for sentence in beams.sentences]
-        is_open = beams.is_open & (onward.log_prob[..., 0] > -torch.inf)
-        if length in longest:
-            at_limit = torch.tensor([[limit == length] for limit in longest], device=given.device)
-            found = torch.where(at_limit[..., None], onward.log_prob, -torch.inf)
-            at_end = onward._replace(log_prob=found)
-            after = self._keep(after, at_end, length, self._num_endings)
-            is_open = is_open & ~at_limit
-        is_open = is_open & ~self._done(after, onward.log_prob, length, longest)
-        batch, rows = len(beams.sentences), len(beams.tokens)
-        if self.num_groups > 1 and beams.length:
-            first = torch.arange(0, rows // batch, self.width, device=given.device)
-            onward = onward._replace(row=onward.row + first[:, None])
-        first = torch.arange(0, rows, rows // batch, device=given.device)
-        parents = (onward.row + first[:, None, None]).flatten()
-        tokens = torch.cat([beams.tokens[parents], onward.token.reshape(-1, 1)], dim=1)
-        after = replace(
-            after, tokens=tokens, log_prob=onward.log_prob, key=onward.key, is_open=is_open,
-            length=length,
-        )  # fmt: skip
-        largest_given = given.amax() if self.step.checks_given else largest
-        looked = torch.stack([largest_given.to(largest.dtype), largest, tied.to(largest.dtype)])
-        seen = torch.cat([looked, is_open.flatten().to(looked.dtype)])
-        return after, Step(beams.sentences, onward, endings), seen
-
-    def result(
-        self, done: Beams, steps: list[Step], closed_at: dict[tuple[int, int], int]
-    ) -> dict[int, list[list[Hypothesis]]]:
-        """What each group of some sentences kept, best first; else its best open prefix."""
-        results = {}
-        kept = zip(done.kept_score.tolist(), done.kept_ref.tolist(), strict=True)
-        for sentence, groups in zip(done.sentences, kept, strict=True):
-            results[sentence] = [
-                self._hypotheses(
-                    steps, sentence, group, closed_at[sentence, group], zip(*found, strict=True)
-                )
-                for group, found in enumerate(zip(*groups, strict=True))
-            ]
-        return results
+        size = (len(start) * self.num_groups, self.width)
+        log_prob = torch.full(size, -torch.inf, dtype=sum_dtype(start.device), device=start.device)
+        log_prob[:, 0] = 0
+        parent = torch.zeros(size, dtype=torch.long, device=start.device)
+        score = log_prob.new_full((size[0], self.capacity), -torch.inf)
+        finished = Finished(score, torch.zeros_like(score, dtype=torch.long))
+        is_open = torch.ones_like(parent[:, 0], dtype=torch.bool)
+        return Beams(start, log_prob, log_prob, parent, is_open, finished)
 
     # --- one step -------------------------------------------------------------------------------
 
-    def _choose_all(
-        self, beams: Beams, log_probs: Float[Tensor, "N V"], exact: bool
-    ) -> tuple[Choice, Choice, Tensor, Tensor]:
-        """What every group goes on and ends with; the largest value, and whether there was a tie.
+    def _next(self, beams: Beams, known: list[bool] | None) -> tuple[Beams, Choice, list[bool]]:
+        """The beams with one token more, and which of them are open; the host looks once.
 
-        Groups choose one after the other (Vijayakumar et al. 2018, "Diverse Beam Search", algorithm
-        1 with Hamming diversity): a token costs a later group `diversity_penalty` nats for every
-        hypothesis of an earlier one that takes it. As in the authors' code the charge stays with a
-        hypothesis and ranks it within its group, while log-probabilities and scores are the
-        model's own, so that groups compare. Endings charge nobody.
+        Rows with a tie are rare, so the exact choice is made only where the first one met one.
         """
-        batch, _, width = beams.log_prob.shape
-        rows = log_probs.view(batch, -1, width, log_probs.shape[1])
-        charge = None
-        taken = torch.zeros_like(rows[:, 0, 0]) if self.num_groups > 1 else None
-        chosen = []
-        for group in range(self.num_groups):
-            of_group = rows[:, group if beams.length else 0]
-            sums = beams.log_prob[:, group], beams.key[:, group]
-            chosen.append(self._choose(of_group, *sums, charge, exact))
-            if taken is not None:
-                went = chosen[-1][0]
-                real = (went.key > -torch.inf) & beams.is_open[:, group, None]
-                taken = taken.scatter_add(1, went.token, real.to(taken.dtype))
-                charge = self.diversity_penalty * taken
-        onward, endings, largest, tied = zip(*chosen, strict=True)
-        onward, endings = (
-            Choice(*(torch.stack(of, dim=1) for of in zip(*choices, strict=True)))
-            for choices in (onward, endings)
-        )
-        return onward, endings, torch.stack(largest).amax(), torch.stack(tied).any()
+        given, ruled = self.next_step(beams.tokens, beams.length, known)
+        for exact in (False, True):
+            choice = self.choose(beams, self._by_beam(beams, ruled), exact)
+            after = self.advance(beams, choice)
+            largest = choice.largest
+            of_given = given.amax() if self.step.checks_given else largest
+            looked = [of_given.to(largest.dtype), largest, choice.is_tied.to(largest.dtype)]
+            flags = after.is_open.to(largest.dtype)
+            first, second, tied, *is_open = torch.cat([torch.stack(looked), flags]).tolist()
+            self.step.check_rankable(first, second, after.length)
+            if not tied:
+                break
+        return after, choice, [flag > 0 for flag in is_open]
 
-    def _choose(
+    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
+        """One step of each beam."""
+        return self._choose_best(rows, beams.log_prob, exact)
+
+    def _choose_best(
+        self, rows: Float[Tensor, "R w V"], log_prob: Float[Tensor, "R w"], exact: bool
+    ) -> Choice:
+        """The extensions of highest log-probability."""
+        values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
+        candidates = self._candidates(log_prob, tokens, values)
+        is_open, key = self._best_open(candidates, candidates.log_prob)
+        ends = self._ends(candidates, candidates.log_prob, rows, log_prob)
+        return Choice(is_open, key, ends, values.amax().to(key.dtype), tied)
+
+    def advance(self, beams: Beams, choice: Choice) -> Beams:
+        """The beams with the chosen tokens: what ends is kept, and beams that are done close."""
+        length, extended = beams.length + 1, choice.is_open
+        longest = [self.request.longest[s] for s in self.sentences for _ in range(self.num_groups)]
+        finished = self._finished(beams, choice.ends, self.width)
+        is_open = beams.is_open & (extended.log_prob[:, 0] > -torch.inf)
+        if length in longest:
+            at_limit = torch.tensor([limit == length for limit in longest], device=is_open.device)
+            cut = extended.log_prob.masked_fill(~at_limit[:, None], -torch.inf)
+            cut_off = extended._replace(log_prob=cut)
+            finished = self._finished(replace(beams, finished=finished), cut_off, 0)
+            is_open = is_open & ~at_limit
+        is_open = is_open & ~self._is_done(finished, extended.log_prob, length, longest)
+        tokens = self._by_beam(beams, beams.tokens).flatten(0, 1)
+        first = torch.arange(0, len(tokens), self.width, device=tokens.device)
+        rows = (extended.parent + first[:, None]).flatten()
+        tokens = torch.cat([tokens[rows], extended.token.view(-1, 1)], dim=1)
+        log_prob, key, parent = extended.log_prob, choice.key, extended.parent
+        return Beams(tokens, log_prob, key, parent, is_open, finished, length)
+
+    def _by_beam(self, beams: Beams, rows: Tensor) -> Tensor:
+        """Rows (N, ...) as (R, w, ...); the one of a sentence in the first step for all of it."""
+        shape = beams.log_prob.shape
+        if len(rows) < shape.numel():
+            rows = rows.repeat_interleave(shape.numel() // len(rows), dim=0)
+        return rows.unflatten(0, shape)
+
+    def _candidates(
         self,
-        rows: Float[Tensor, "B w V"],
-        log_prob: Float[Tensor, "B w"],
-        key: Float[Tensor, "B w"],
-        charge: Float[Tensor, "B V"] | None,
-        exact: bool,
-    ) -> tuple[Choice, Choice, Tensor, Tensor]:
-        """What one group goes on and ends with. Without a charge the keys are log-probabilities."""
-        batch, width, _ = rows.shape
-        flat = rows.flatten(0, 1)
-        keys = flat if charge is None else (rows - charge[:, None]).flatten(0, 1)
-        num_ends = len(self.request.eos_ids)
-        values, tokens, tied = top_k(keys, self.width + num_ends, exact=exact)
-        largest = values.amax().to(log_prob.dtype)
-        depth = tokens.shape[1]
-        ranks = values.to(log_prob.dtype).view(batch, width, depth)
-        parts = ranks
-        if charge is not None:
-            parts = flat.gather(1, tokens).to(log_prob.dtype).view(batch, width, depth)
-        sums = (parts + log_prob[..., None]).flatten(1)
-        ranks = sums if charge is None else (ranks + key[..., None]).flatten(1)
-        parts, tokens = parts.flatten(1), tokens.view(batch, width * depth)
-        ends = self._ends(tokens.device)
-        is_end = tokens == ends if num_ends == 1 else torch.isin(tokens, ends)
+        log_prob: Float[Tensor, "R w"],
+        tokens: Int[Tensor, "N k"],
+        parts: Float[Tensor, "N k"],
+    ) -> Extensions:
+        """Every hypothesis with each of the tokens of its row."""
+        num_beams, width = log_prob.shape
+        parent = torch.arange(width, device=tokens.device).repeat_interleave(tokens.shape[1])
+        part = parts.to(log_prob.dtype).view(num_beams, width, -1)
+        total = (part + log_prob[..., None]).flatten(1)
+        token = tokens.reshape(num_beams, -1)
+        return Extensions(parent.expand(num_beams, -1), token, part.flatten(1), total)
 
-        def choice(places: Tensor, total: Tensor, keys: Tensor) -> Choice:
-            rows, parts_there = places // depth, parts.gather(1, places)
-            return Choice(rows, tokens.gather(1, places), parts_there, total, keys)
+    def _best_open(
+        self, candidates: Extensions, keys: Float[Tensor, "R X"]
+    ) -> tuple[Extensions, Float[Tensor, "R w"]]:
+        """The `width` best by key that do not end, with their keys; the first one repeated, with
+        -inf, where there are fewer."""
+        best = keys.masked_fill(self._is_end(candidates.token), -torch.inf)
+        key, places = best.sort(dim=1, descending=True, stable=True)
+        key, places = key[:, : self.width], places[:, : self.width]
+        is_empty = key == -torch.inf
+        extended = candidates.take(torch.where(is_empty, places[:, :1], places))
+        log_prob = extended.log_prob.masked_fill(is_empty, -torch.inf)
+        return extended._replace(log_prob=log_prob), key
 
-        best = ranks.masked_fill(is_end, -torch.inf).sort(dim=1, descending=True, stable=True)
-        size = self.width
-        keys, places = best.values[:, :size], best.indices[:, :size]
-        if (missing := size - places.shape[1]) > 0:
-            keys = torch.cat([keys, keys.new_full((batch, missing), -torch.inf)], dim=1)
-            places = torch.cat([places, places[:, :1].expand(batch, missing)], dim=1)
-        empty = keys == -torch.inf
-        places = torch.where(empty, places[:, :1], places)
-        total = keys
-        if charge is not None:
-            total = sums.gather(1, places).masked_fill(empty, -torch.inf)
-        onward = choice(places, total, keys)
+    def _ends(
+        self,
+        candidates: Extensions,
+        keys: Float[Tensor, "R X"],
+        rows: Float[Tensor, "R w V"],
+        log_prob: Float[Tensor, "R w"],
+    ) -> Extensions:
+        """What ends: under `optimal` each hypothesis with each EOS, else those that are among the
+        `width` best candidates; others have -inf."""
         if self.stop == "optimal":
-            part = rows.index_select(2, ends).to(log_prob.dtype)
-            total = (part + log_prob[..., None]).flatten(1)
-            place = torch.arange(width * num_ends, device=ends.device).expand(batch, -1)
-            row, token = place // num_ends, ends.repeat(width).expand(batch, -1)
-            return onward, Choice(row, token, part.flatten(1), total, total), largest, tied
-        places = ranks.sort(dim=1, descending=True, stable=True).indices[:, :size]
-        total = sums.gather(1, places).masked_fill(~is_end.gather(1, places), -torch.inf)
-        return onward, choice(places, total, total), largest, tied
+            parts = rows.index_select(2, self._eos).flatten(0, 1)
+            return self._candidates(log_prob, self._eos.expand(len(parts), -1), parts)
+        best = keys.sort(dim=1, descending=True, stable=True).indices[:, : self.width]
+        ends = candidates.take(best)
+        is_end = self._is_end(ends.token)
+        return ends._replace(log_prob=ends.log_prob.masked_fill(~is_end, -torch.inf))
 
-    def _keep(self, beams: Beams, found: Choice, length: int, place: int) -> Beams:
-        """With what ends here, where that is possible and its group open, kept."""
-        scores = self.score(found.log_prob, length)
+    def _is_end(self, tokens: Int[Tensor, "R X"]) -> Bool[Tensor, "R X"]:
+        return tokens == self._eos if len(self._eos) == 1 else torch.isin(tokens, self._eos)
+
+    def _finished(self, beams: Beams, ends: Extensions, place: int) -> Finished:
+        """With hypotheses that end at the places from `place` on, where their beam is open."""
+        length = beams.length + 1
+        scores = self.score(ends.log_prob, length)
         if self.penalties is not None:
-            batch, groups, width = beams.log_prob.shape
-            of_rows = self.penalties().to(scores.dtype).view(batch, -1, width)
-            scores = scores + of_rows.expand(-1, groups, -1).gather(2, found.row)
-        scores = torch.where(beams.is_open[..., None], scores, -torch.inf)
-        first = (length - 1) * (self._num_endings + self.width) + place
-        refs = torch.arange(first, first + scores.shape[2], device=scores.device)
-        scores = torch.cat([beams.kept_score, scores], dim=2)
-        refs = torch.cat([beams.kept_ref, refs.expand(*scores.shape[:2], -1)], dim=2)
-        ranks = scores
-        if self.stop == "beam_full":
-            kept = beams.kept_score
-            earlier = torch.where(kept > -torch.inf, torch.inf, kept)
-            ranks = torch.cat([earlier, scores[..., kept.shape[2] :]], dim=2)
-        order = ranks.sort(dim=2, descending=True, stable=True).indices
-        order = order[..., : self.capacity]
-        return replace(beams, kept_score=scores.gather(2, order), kept_ref=refs.gather(2, order))
+            of_rows = self._by_beam(beams, self.penalties().to(scores.dtype))
+            scores = scores + of_rows.gather(1, ends.parent)
+        scores = scores.masked_fill(~beams.is_open[:, None], -torch.inf)
+        ref = beams.length * self._num_places + place
+        return beams.finished.add(scores, ref, first_come=self.stop == "beam_full")
 
-    def _done(
-        self, beams: Beams, onward: Float[Tensor, "B G w"], length: int, longest: list[int]
-    ) -> Bool[Tensor, "B G"]:
-        """Which groups are done, by what they have kept and the log-probabilities still open.
+    def _is_done(
+        self,
+        finished: Finished,
+        log_prob: Float[Tensor, "R w"],
+        length: int,
+        longest: list[int],
+    ) -> Bool[Tensor, "R"]:
+        """Which beams are done, by what has finished and the log-probabilities still open.
 
         No further token raises a log-probability, and for a fixed one the score is monotone in the
         length, so the best score still possible lies at the shortest or the longest length; what
         penalties take of it is not known yet.
         """
-        worst = beams.kept_score[..., -1]  # -inf where there is room
+        worst = finished.score[:, -1]  # -inf where there is room
         if self.stop == "beam_full":
             return worst > -torch.inf
-        best_open = onward.amax(dim=2) if self.num_groups > 1 else onward[..., 0]
+        best_open = log_prob.amax(dim=1)
         if self.stop == "heuristic":
             return self.score(best_open, length) <= worst
-        shortest = [max(self.request.shortest[s], length + 1) for s in beams.sentences]
+        least = [self.request.shortest[s] for s in self.sentences for _ in range(self.num_groups)]
+        shortest = [max(number, length + 1) for number in least]
         at_shortest = best_open / self._divisors(shortest, best_open)
         return torch.maximum(at_shortest, best_open / self._divisors(longest, best_open)) <= worst
 
-    def _divisors(self, lengths: list[int], like: Tensor) -> float | Float[Tensor, "B 1"]:
-        """The score's divisor for each sentence, or the one of all."""
+    def _divisors(self, lengths: list[int], like: Tensor) -> float | Float[Tensor, "R"]:
+        """The score's divisor for each beam, or the one of all."""
         numbers = [self.score.divisor(length) for length in lengths]
-        if len(set(numbers)) == 1:
-            return numbers[0]
-        return like.new_tensor(numbers)[:, None]
+        return numbers[0] if len(set(numbers)) == 1 else like.new_tensor(numbers)
 
-    @property
-    def _num_endings(self) -> int:
-        """The places of a step for endings; behind them stand those of what goes on."""
-        return self.width * len(self.request.eos_ids)
-
-    def _ends(self, device: torch.device) -> Int[Tensor, "E"]:
-        if "ends" not in self.step.memory:
-            self.step.memory["ends"] = torch.tensor(sorted(self.request.eos_ids), device=device)
-        return self.step.memory["ends"]
+    def _follow(self, beams: Beams) -> None:
+        """Move the rows of the state as those of the beams moved."""
+        if self.state is None or not self.sentences or self.width * self.num_groups == 1:
+            return
+        parents = beams.parent.view(len(self.sentences), self.num_groups, self.width)
+        first = torch.arange(self.num_groups, device=parents.device) * self.width
+        parents = (parents + first[:, None]).flatten(1)
+        self.state.follow(parents if beams.length > 1 else torch.zeros_like(parents))
 
     # --- the result -----------------------------------------------------------------------------
 
-    def _hypotheses(
-        self,
-        steps: list[Step],
-        sentence: int,
-        group: int,
-        closed_at: int,
-        kept: Iterable[tuple[float, int]],
-    ) -> list[Hypothesis]:
-        places = self._num_endings + self.width
-        found = sorted((one for one in kept if one[0] > -torch.inf), key=lambda one: -one[0])
-        best_open = (closed_at - 2) * places + self._num_endings
-        hypotheses = []
-        for score, ref in found or [(-torch.inf, best_open)]:
-            number, place = divmod(ref, places)
-            of_ending = place < self._num_endings
-            forced = self.request.force_eos and self.request.longest[sentence] == number + 1
-            place -= 0 if of_ending else self._num_endings
-            path = self._path(steps[: number + 1], sentence, group, of_ending, place)
-            made = self.score.hypothesis(*path, of_ending and not forced)
-            is_penalised = self.penalties is not None and score > -torch.inf
-            hypotheses.append(replace(made, score=score) if is_penalised else made)
-        return hypotheses
+    def _numbers(self, sentences: list[int]) -> list[int]:
+        """The numbers of the beams of some sentences."""
+        size = self.num_groups
+        return [number for s in sentences for number in range(s * size, (s + 1) * size)]
 
-    def _path(
-        self, steps: list[Step], sentence: int, group: int, of_ending: bool, place: int
-    ) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities of the hypothesis at a place of the last of the steps."""
-        ids: list[int] = []
-        parts: list[float] = []
-        for step in reversed(steps):
-            chosen = step.on_host[sentence][of_ending]
-            row, token, part = (of[group][place] for of in chosen)
-            ids.append(token)
-            parts.append(part)
-            of_ending, place = False, row % self.width
-        return ids[::-1], parts[::-1]
+    def _results(
+        self, finished: Finished, history: BackPointers, closed_at: dict[int, int]
+    ) -> dict[int, list[Hypothesis]]:
+        """What some beams, of which each closed at a length, found: at least the best open prefix,
+        not finished."""
+        on_host = history.on_host()
+        scores, refs = finished.score.tolist(), finished.ref.tolist()
+        results: dict[int, list[Hypothesis]] = {}
+        for beam, (number, length) in enumerate(closed_at.items()):
+            longest = self.request.longest[number // self.num_groups]
+            found = [
+                pair for pair in zip(scores[beam], refs[beam], strict=True) if pair[0] > -torch.inf
+            ]
+            best_open = (-torch.inf, (length - 2) * self._num_places)
+            results[number] = []
+            for score, ref in sorted(found, key=lambda pair: -pair[0]) or [best_open]:
+                step, place = divmod(ref, self._num_places)
+                is_forced = self.request.force_eos and longest == step + 1
+                path = history.path(on_host, beam, ref)
+                made = self.score.hypothesis(*path, place >= self.width and not is_forced)
+                has_penalty = self.penalties is not None and score > -torch.inf
+                results[number].append(replace(made, score=score) if has_penalty else made)
+        return results

@@ -7,6 +7,7 @@ import torch
 
 from heedful.errors import UserError
 from heedful.generation.beam import BeamSearch, Penalties, Stop
+from heedful.generation.diverse import DiverseBeamSearch
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
 from heedful.generation.request import Starts, read_request
 from heedful.generation.sampling import sample
@@ -92,12 +93,14 @@ def beam_search(
     width = beam_size // num_groups
     capacity = min(num_return, width) if stop == "optimal" else width
     score = LengthScore(normalization, length_penalty)
-    groups = num_groups, diversity_penalty
-    search = BeamSearch(
-        next_log_probs, state, request, stop, score, capacity, width, *groups, penalties
+    arguments = next_log_probs, state, request, stop, score, width, capacity, penalties
+    search = (
+        BeamSearch(*arguments)
+        if num_groups == 1
+        else DiverseBeamSearch(*arguments, num_groups, diversity_penalty)
     )
     with torch.no_grad():
-        return [_merged(groups)[:num_return] for groups in search.run()]
+        return [hypotheses[:num_return] for hypotheses in search.run()]
 
 
 def greedy_search(
@@ -118,13 +121,3 @@ def greedy_search(
     score = LengthScore(normalization, length_penalty)
     found = sample(next_log_probs, start, seeds=None, score=score, **options)
     return [[hypothesis] for hypothesis in found]
-
-
-def _merged(groups: list[list[Hypothesis]]) -> list[Hypothesis]:
-    """The hypotheses of all groups, best first; what two groups found counts once."""
-    if len(groups) == 1:
-        return groups[0]
-    different: dict[tuple[int, ...], Hypothesis] = {}
-    for hypothesis in (one for group in groups for one in group):
-        different.setdefault(tuple(hypothesis.ids), hypothesis)
-    return sorted(different.values(), key=lambda hypothesis: -hypothesis.score)
