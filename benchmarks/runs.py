@@ -18,10 +18,10 @@ from heedful.pipelines import Translator, load, parameter_count
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import load_recipe
 from heedful.run import train
+from heedful.training.display import RunDisplay
 from heedful.training.events import Evaluated, Listener, RunFinished, format_score, score_label
 from heedful.training.folder import facts_of_run
 from heedful.training.loggers import read_log
-from heedful.training.progress import ProgressBar
 from significance import NOTE, interval_text, p_text, significance
 
 RUNS = Path("runs")
@@ -95,7 +95,7 @@ def finished_run(
     if not (directory / "scores.json").is_file():
         started = (directory / "recipe.yaml").is_file()
         recipe = load_recipe(directory) if started else load_recipe(name, settings)
-        heard = [ProgressBar(), *listeners]
+        heard = [RunDisplay(), *listeners]
         found = train(recipe, directory, resume=started, listeners=heard, say=print)
         if found.reason == "interrupted":
             raise SystemExit("stopped and saved; the same command goes on")

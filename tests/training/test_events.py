@@ -15,6 +15,7 @@ from rich.console import Console
 
 from heedful.errors import UserError
 from heedful.terminal import clock
+from heedful.training.display import RunDisplay
 from heedful.training.events import (
     CheckpointSaved,
     Evaluated,
@@ -28,7 +29,6 @@ from heedful.training.events import (
     to_json,
 )
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
-from heedful.training.progress import ProgressBar
 
 RECIPE = {"model": {"d_model": 64}, "training": {"label_smoothing": 0.1}}
 START = RunStarted(RECIPE, 1_234_567, 900, 100, "cpu", 100)
@@ -202,7 +202,7 @@ def test_tensorboard_missing_says_what_to_install(
 
 def shown(events: list[Event], *, terminal: bool, width: int = 100) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
-    bar = ProgressBar(console, line_seconds=15)
+    bar = RunDisplay(console, line_seconds=15)
     for event in events:
         bar.on(event)
     bar.close()

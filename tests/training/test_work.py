@@ -11,8 +11,8 @@ from heedful.progress import Advance, is_shown, shown_by, work
 from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.terminal import Bars
+from heedful.training.display import RunDisplay
 from heedful.training.events import RunStarted
-from heedful.training.progress import ProgressBar
 
 
 def test_a_run_tells_all_of_its_work_and_no_more(tmp_path, monkeypatch):
@@ -40,7 +40,7 @@ def test_nothing_is_shown_to_who_does_not_ask():
 
 def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    bar = ProgressBar(console)
+    bar = RunDisplay(console)
     with bar.work("tokenising", 10) as advance:
         advance(4)
     bar.on(RunStarted({}, 1, 2, 3, "cpu", 100))
@@ -59,7 +59,7 @@ def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
 def test_where_there_is_no_terminal_lines_tell_of_work_that_lasts():
     for seconds, expected in ((60.0, ""), (0.0, "tokenising 4/10  0:00 left")):
         console = Console(file=io.StringIO())
-        with ProgressBar(console, line_seconds=seconds).work("tokenising", 10) as advance:
+        with RunDisplay(console, line_seconds=seconds).work("tokenising", 10) as advance:
             advance(4)
         assert console.file.getvalue().strip() == expected
 

@@ -48,9 +48,9 @@ def run_recipe(
     """
     from heedful.progress import shown_by
     from heedful.run import train
-    from heedful.training.progress import ProgressBar
+    from heedful.training.display import RunDisplay
 
-    bar = ProgressBar(console)
+    bar = RunDisplay(console)
     with shown_by(None if console.quiet else bar.work):
         result = train(
             recipe,

@@ -19,7 +19,6 @@ from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.encoding import TextColumn
-from heedful.data.plans import plan_held_out
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -157,10 +156,13 @@ class Denoising(Task):
 
     def _split_sums(self, model: Translator, data: Data, split: str) -> LossSum:
         pairs = self.held_out(data, split)
-        plan = plan_held_out(pairs.src.lengths, pairs.tgt.lengths)
-        batches = (self._batch(data, pairs, indices) for indices in plan)
-        smoothing = self.recipe.training.label_smoothing
-        return held_out_sums(self.loss, model.net, batches, smoothing)
+        return held_out_sums(
+            model.net,
+            self.loss,
+            lambda indices: self._batch(data, pairs, indices),
+            *(side.lengths for side in pairs),
+            label_smoothing=self.recipe.training.label_smoothing,
+        )
 
     def _samples(self, model: Translator, data: Data) -> list[Sample]:
         """The first held-out texts: corrupted, what is to be written, and what the model writes."""

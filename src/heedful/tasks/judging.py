@@ -1,14 +1,17 @@
 """Sums over held-out batches, the evaluation that they give, and the scores of a finished run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Int64
 
 from heedful.config import OWN_METRICS, Recipe
 from heedful.data.collate import Batch
+from heedful.data.plans import plan_held_out
 from heedful.evaluation.likelihood import averages, total
 from heedful.files import write_json
 from heedful.parts.losses import LossSum
@@ -39,13 +42,24 @@ class FinalScores:
 
 @torch.inference_mode()
 def held_out_sums(
-    loss: Callable[..., LossSum], net: Any, batches: Iterable[Batch], label_smoothing: float
+    net: Any,
+    loss: Callable[..., LossSum],
+    collate: Callable[[Int64[np.ndarray, " B"]], Batch],
+    *lengths: Int64[np.ndarray, " N"],
+    label_smoothing: float,
 ) -> LossSum:
-    """Sums over held-out batches; `loss` as of `Task.loss`."""
+    """Sums over N held-out rows.
+
+    Args:
+        loss: as of `Task.loss`.
+        collate: a batch of the rows of some indices.
+        lengths: of the rows, or of both sides of pairs.
+    """
     net.eval()
     device = next(net.parameters()).device
     options = {"label_smoothing": label_smoothing, "count_correct": True}
-    return total([loss(net, batch.to(device), **options) for batch in batches])
+    batches = (collate(indices).to(device) for indices in plan_held_out(*lengths))
+    return total([loss(net, batch, **options) for batch in batches])
 
 
 def evaluation_of(

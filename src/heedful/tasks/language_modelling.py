@@ -101,14 +101,14 @@ class LanguageModelling(Task):
         )
 
     def evaluate(self, model: LanguageModel, data: Data) -> Evaluation:
-        found, scores = self._split_sums(model, data, "valid")
+        found, scores = self._sums_and_bits(model, data, "valid")
         # Without label smoothing: what a text is worth in bits is its likelihood alone.
         return evaluation_of(
             self.recipe, found._replace(loss=found.nll), self._samples(model, data), scores
         )
 
     def finish(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
-        found, by_size = self._split_sums(model, data, data.final)
+        found, by_size = self._sums_and_bits(model, data, data.final)
         mean = averages(found)
         scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **by_size}
         characters = data.splits[data.final].report.counts["text"].characters
@@ -116,7 +116,7 @@ class LanguageModelling(Task):
         write_text(out / "samples.txt", samples + "\n")
         return write_scores(data, out, {"num_characters": characters}, scores)
 
-    def _split_sums(
+    def _sums_and_bits(
         self, model: LanguageModel, data: Data, name: str
     ) -> tuple[LossSum, dict[str, float]]:
         """Sums over a split, and what they are a character and a byte."""

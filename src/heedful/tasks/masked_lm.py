@@ -17,7 +17,7 @@ from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
-from heedful.data.plans import pack_rows, plan_held_out
+from heedful.data.plans import pack_rows
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -135,10 +135,13 @@ class MaskedLm(Task):
 
     def _split_sums(self, model: MaskedLanguageModel, data: Data, name: str) -> LossSum:
         rows = self.rows(data, name)
-        plan = plan_held_out(rows.lengths)
-        batches = (self._held_out(data, rows, indices, self.objective) for indices in plan)
-        smoothing = self.recipe.training.label_smoothing
-        return held_out_sums(self.loss, model.net, batches, smoothing)
+        return held_out_sums(
+            model.net,
+            self.loss,
+            lambda indices: self._held_out(data, rows, indices, self.objective),
+            rows.lengths,
+            label_smoothing=self.recipe.training.label_smoothing,
+        )
 
     @torch.inference_mode()
     def _samples(self, model: MaskedLanguageModel, data: Data) -> list[Sample]:

@@ -11,7 +11,6 @@ from heedful import task_keys
 from heedful.config import OWN_METRICS, Files
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.encoding import TextColumn
-from heedful.data.plans import plan_held_out
 from heedful.data.rows import Rows, read_rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -102,10 +101,13 @@ class Translation(Task):
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
         """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
         settings = self.recipe.evaluation
-        plan = plan_held_out(*(data.ids("valid", side).lengths for side in ("src", "tgt")))
-        batches = (self.collate(data, item, "valid") for item in plan)
-        smoothing = self.recipe.training.label_smoothing
-        found = held_out_sums(self.loss, model.net, batches, smoothing)
+        found = held_out_sums(
+            model.net,
+            self.loss,
+            lambda indices: self.collate(data, indices, "valid"),
+            *(data.ids("valid", side).lengths for side in ("src", "tgt")),
+            label_smoothing=self.recipe.training.label_smoothing,
+        )
         scores: dict[str, float] = {}
         samples: list[Sample] = []
         if settings.decode_sentences:

@@ -28,7 +28,7 @@ REASONS = {
 }
 
 
-class ProgressBar(Bars):
+class RunDisplay(Bars):
     """Shows steps in a live bar, with each evaluation as a line above it ("*" marks the best).
 
     Where `console` is no terminal, a step's line is printed every `line_seconds` of training
