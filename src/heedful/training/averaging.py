@@ -6,13 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from heedful.zoo.names import weights_of
+from heedful.zoo.names import trainable
 
 _PREFIX = "average."  # of its tensors in a checkpoint
 
 
 class MovingAverage:
-    """The exponential moving average of a net's weights: w̄ ← d · w̄ + (1 - d) · w after a step.
+    """The exponential moving average of trained weights: w̄ ← d · w̄ + (1 - d) · w after a step.
 
     Polyak and Juditsky 1992 average all iterates alike; Tarvainen and Valpola 2017, eq. 1, so that
     later ones count more. d is `decay`, and less in the first steps, (1 + n) / (10 + n) after n of
@@ -21,7 +21,7 @@ class MovingAverage:
 
     def __init__(self, net: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._weights = weights_of(net)
+        self._weights = trainable(net)
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
 
     @torch.no_grad()

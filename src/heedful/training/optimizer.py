@@ -6,22 +6,24 @@ import torch
 from torch import Tensor, nn
 
 from heedful.config import Optimizer
+from heedful.zoo.names import trainable
 
 _MOMENTUM = 0.95  # of Muon; Nesterov's
 
 
 def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """Adam or AdamW over all parameters; AdamW decays matrices only, not biases and norms.
+    """Adam or AdamW over trained parameters; AdamW decays matrices only, not biases and norms.
 
     Muon is for the matrices of the blocks' linears, beside AdamW for all else. The learning rate is
     set before every step by the trainer, from its schedule.
     """
+    parameters = [*trainable(net).values()]
     if settings.name == "adam":
         return torch.optim.Adam(
-            net.parameters(), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True
+            parameters, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True
         )
     linears = _linears_of_blocks(net) if settings.name == "muon" else []
-    parameters = [p for p in net.parameters() if all(p is not matrix for matrix in linears)]
+    parameters = [p for p in parameters if all(p is not matrix for matrix in linears)]
     groups = [
         {
             "params": [p for p in parameters if p.dim() > 1],
@@ -103,7 +105,7 @@ def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     """Its state, each tensor named by its parameter: `weight.exp_avg` and so on."""
     return {
         f"{name}.{key}": value
-        for name, parameter in net.named_parameters()
+        for name, parameter in trainable(net).items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 
@@ -112,7 +114,7 @@ def load_optimizer_tensors(
     net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
 ) -> None:
     """Put back what `optimizer_tensors` gave."""
-    for name, parameter in net.named_parameters():
+    for name, parameter in trainable(net).items():
         prefix = f"{name}."
         optimizer.state[parameter] = {
             key.removeprefix(prefix): value.to(parameter.device)

@@ -153,6 +153,11 @@ def weights_of(net: nn.Module) -> dict[str, Tensor]:
     return dict(net.named_parameters())
 
 
+def trainable(net: nn.Module) -> dict[str, nn.Parameter]:
+    """Those of the net's parameters that require a gradient: what an optimizer changes."""
+    return {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
+
+
 def set_weights(net: nn.Module, tensors: Mapping[str, Tensor], where: Path | str) -> None:
     """Copy tensors of our own names into the net; raises UserError as `from_hf` does."""
     from_hf(net, tensors, Names([Name(name, name) for name in weights_of(net)]), where)
