@@ -37,7 +37,8 @@ from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.trainer import Trainer, TrainStep, Work
+from heedful.training.step import TrainStep
+from heedful.training.trainer import Trainer, Work
 from heedful.zoo import vaswani2017
 
 PAD, BOS, EOS = 0, 1, 2

@@ -202,6 +202,11 @@ class Training(Strict):
     gradient_accumulation: int = Field(
         1, ge=1, description="batches a step: the gradient is that of one large batch"
     )
+    activation_checkpointing: bool = Field(
+        False,
+        description="keep each block's input alone and compute the rest again for the gradient: "
+        "less memory, longer steps",
+    )
     optimizer: Optimizer = Field(default_factory=Optimizer)
     schedule: Schedule = Field(default_factory=Schedule)
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="of the targets, in training")

@@ -18,6 +18,7 @@ MAY_CHANGE = (
     "training.checkpoint_every",
     "training.checkpoint_every_minutes",
     "training.tensorboard",
+    "training.activation_checkpointing",
     "evaluation.num_samples",
 )
 # Keys that a resumed run may change where that is asked for; its other steps stay as they were.

@@ -42,7 +42,8 @@ from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.precision import resolve_precision
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule, total_steps
-from heedful.training.trainer import Trainer, TrainStep, Work
+from heedful.training.step import TrainStep
+from heedful.training.trainer import Trainer, Work
 from heedful.training.verdict import ExpectationListener, general_verdicts
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
@@ -196,7 +197,11 @@ def _make_trainer(
         keep_best=lambda: _keep_best(best, trainer),
     )
     trainer = Trainer(
-        TrainStep(model.net, loss_of(task, parts, device)),
+        TrainStep(
+            model.net,
+            loss_of(task, parts, device),
+            activation_checkpointing=training.activation_checkpointing,
+        ),
         work,
         training,
         make_schedule(training.schedule, d_model=model.config.d_model, max_steps=steps),

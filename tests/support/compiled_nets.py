@@ -19,7 +19,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.cache import Cache
 from heedful.parts.losses import LossSum, cross_entropy
 from heedful.parts.tokens import Tokens
-from heedful.training.trainer import TrainStep
+from heedful.training.step import TrainStep
 from option_space import EXACT, VOCAB
 from single_stacks import SCHEMES, Single, decoder
 

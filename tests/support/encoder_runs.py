@@ -21,7 +21,7 @@ from heedful.tasks.preparing import prepare
 from heedful.tasks.rdrop import RDrop
 from heedful.tasks.run_data import Origin
 from heedful.training.events import Event, StepDone
-from heedful.training.trainer import TrainStep
+from heedful.training.step import TrainStep
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from option_space import randomised

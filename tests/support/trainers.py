@@ -8,7 +8,8 @@ from heedful.data.collate import collate_pairs
 from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.trainer import Evaluation, Trainer, TrainStep, Work
+from heedful.training.step import TrainStep
+from heedful.training.trainer import Evaluation, Trainer, Work
 from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
 

@@ -10,7 +10,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.experts import Experts, balance_loss, routed
 from heedful.parts.tokens import Tokens
-from heedful.training.trainer import TrainStep
+from heedful.training.step import TrainStep
 from hf_parity import by_key, imported, padded, random_rows, transformers
 
 OURS = TINY | {"num_experts": 4, "d_ff": 8}  # what transformers joins: multiples of 4

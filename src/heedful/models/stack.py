@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from heedful.parts.cache import Cache, LayerCache
 from heedful.parts.residual import Residual
@@ -65,6 +66,9 @@ class Stack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
+        # In training: keep the input of each block, and compute its activations again for the
+        # gradient (Chen et al. 2016).
+        self.activation_checkpointing = False
         self.final_dropout = nn.Identity() if final_dropout is None else final_dropout
 
     def forward(
@@ -95,9 +99,14 @@ class Stack(nn.Module):
             if source is not None:
                 across = Visibility(tokens.span, source, causal=False)
         masks = self.masks(x, visible, across)
+        is_checkpointed = self.activation_checkpointing and torch.is_grad_enabled()
         for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True)):
             layer = None if layers is None else layers[index]
-            x = block(x, mask[0], memory, mask[1], layer)
+            inputs = x, mask[0], memory, mask[1], layer
+            if is_checkpointed:
+                x = checkpoint(block, *inputs, use_reentrant=False)
+            else:
+                x = block(*inputs)
         return self.final_dropout(self.final_norm(x)).view(shape)
 
     def masks(

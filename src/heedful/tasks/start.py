@@ -26,7 +26,7 @@ from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
 from heedful.tasks.word_dropout import WordDropout
 from heedful.training.folder import MARKER, facts_of_run
-from heedful.training.trainer import LossFunction
+from heedful.training.step import LossFunction
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.parts.losses import LossSum
 from heedful.parts.tokens import Tokens
-from heedful.training.trainer import LossFunction
+from heedful.training.step import LossFunction
 
 
 class WordDropout:

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.errors import UserError
-from heedful.parts.experts import Experts, balance_loss, routed
-from heedful.parts.losses import LossSum
 from heedful.training.averaging import MovingAverage
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
 from heedful.training.events import (
@@ -37,38 +35,10 @@ from heedful.training.interruption import EvaluationInterrupted, Interruption
 from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
 from heedful.training.schedules import LearningRate
-from heedful.zoo.names import set_weights
+from heedful.training.step import TrainStep
+from heedful.zoo.names import set_weights, trainable
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-LossFunction = Callable[[Any, Batch], LossSum]
-
-
-class TrainStep(nn.Module):
-    """A net and what it is trained on: what DDP, FSDP2 and `torch.compile` wrap.
-
-    Where the net has experts, their balance loss is added: a mean over the batch's tokens, so once
-    for each target, by whose number the sum is divided.
-
-    Args:
-        loss: (net, batch) -> sums over the batch's targets, differentiable.
-    """
-
-    def __init__(self, net: nn.Module, loss: LossFunction) -> None:
-        super().__init__()
-        self.net = net
-        self.loss = loss
-        experts = [each for each in net.modules() if isinstance(each, Experts)]
-        self._balanced = [each for each in experts if each.balance_weight]
-
-    def forward(self, batch: Batch) -> LossSum:
-        """Sums over the targets of a batch, which is on the net's device."""
-        if not self._balanced:
-            return self.loss(self.net, batch)
-        with routed(self._balanced) as logits:
-            found = self.loss(self.net, batch)
-        like = self._balanced[0]
-        balance = like.balance_weight * balance_loss(logits, like.top_k, batch.tokens.real)
-        return found._replace(loss=found.loss + found.tokens * balance)
 
 
 @dataclass(frozen=True)
@@ -285,7 +255,7 @@ class Trainer:
 
     def _clip(self) -> Tensor:
         """The norm of the whole gradient before it is clipped."""
-        parameters = [p for p in self.net.parameters() if p.grad is not None]
+        parameters = [p for p in trainable(self.net).values() if p.grad is not None]
         if self.settings.clip_norm is not None:
             return nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
