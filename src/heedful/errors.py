@@ -1,4 +1,4 @@
-"""What users see when something of theirs is wrong: one line, then exit code 2."""
+"""Errors that users can mend: one line, then exit code 2."""
 
 from collections.abc import Callable, Sequence
 

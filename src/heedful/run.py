@@ -63,7 +63,7 @@ class Result:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run has once it is started; `resumed_from` is the step that it goes on from.
+    """A started run; `resumed_from` is the step of the checkpoint that it resumes.
 
     `unigram_entropy` is that of the targets that it learns from, as `RunStarted` has it.
     """

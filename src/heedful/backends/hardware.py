@@ -9,7 +9,7 @@ _INSTRUCTIONS = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni"
 
 
 def instruction_set() -> str:
-    """What this processor multiplies with: a machine's kind, and its best instructions."""
+    """The processor's architecture and its best instructions for products: `x86_64 avx512f`."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -19,7 +19,7 @@ FOLDER, RECORD, WEIGHTS = "engines", "engines.json", "model.safetensors"
 SHORTLIST = "shortlist.safetensors"
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
-# What each engine is a version of.
+# The package whose version a form depends on, by engine.
 PACKAGES = {"ctranslate2": "ctranslate2", "compiled": "torch"}
 
 
@@ -53,7 +53,7 @@ class Weights:
 
     @classmethod
     def of(cls, path: Path) -> "Weights":
-        """Of a model's weights."""
+        """The digest, size and time of a file of weights."""
         stat = path.stat()
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -69,7 +69,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Forms:
-    """What an engine has of the model.
+    """The forms of a model for one engine.
 
     Attributes:
         version: of the engine that it was made with.
@@ -86,7 +86,7 @@ class Forms:
 
 @dataclass(frozen=True)
 class Record:
-    """What `engines.json` says.
+    """The content of `engines.json`.
 
     Attributes:
         kind: of the model, as its class is called.
@@ -109,7 +109,7 @@ class Record:
 
     @classmethod
     def new(cls, model: Path, kind: Kind) -> "Record":
-        """Of a model directory, on this machine, without any form."""
+        """A record for a model directory on this machine, without any form."""
         weights = Weights.of(model / WEIGHTS)
         return cls(heedful.__version__, kind, weights, instruction_set(), cores(), {})
 

@@ -41,7 +41,7 @@ class Batch:
 
     @property
     def num_targets(self) -> int:
-        """What a loss sums over."""
+        """The number of targets that a loss sums over."""
         return self.targets.size(0)
 
     def to(self, device: torch.device | str) -> "Batch":

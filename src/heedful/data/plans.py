@@ -1,4 +1,4 @@
-"""What goes together in a batch: pure functions of lengths, seed and epoch."""
+"""The rows of each batch: pure functions of lengths, seed and epoch."""
 
 from dataclasses import dataclass
 

@@ -21,7 +21,7 @@ from heedful.progress import work
 
 _SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
 _ALONE = 64  # texts together where nothing runs side by side
-# Of each round of timing: the share of the best rate, by medians so far, to stay in.
+# For each round of timing, the share of the best median rate that a setting must reach.
 SURVIVAL_SHARES = (0.7, 0.7, 0.9, 0.9, 0.9, 0.9)
 _SHORTEST, _LONGEST = 0.1, 2.0  # seconds of one: again from the first text, and no further text
 _BATCHES = (8, 16, 32, 64)  # prompts of mean length that are worked on together

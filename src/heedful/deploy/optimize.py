@@ -42,14 +42,14 @@ USES: tuple[Use, ...] = get_args(Use)
 
 @dataclass
 class Findings:
-    """What was found out.
+    """The result of `optimize`.
 
     Attributes:
         record: what is kept.
         proofs: of each form that is kept, by its engine and precision.
         refused: by form, why it is not kept.
         rates: (use, setting, tokens a second), of a use the best first.
-        shortlist: what one is worth, where it was asked for and is kept.
+        shortlist: its size, recall and proof, where it was requested and is kept.
     """
 
     record: Record

@@ -18,13 +18,13 @@ from heedful.pipelines.translation import Translator
 
 CLOSE = 1e-4  # nats a token
 _BATCH_TOKENS = 8_192
-# What a form may lose: points of BLEU and of accuracy, per cent of perplexity, of likeness.
+# Allowed losses: points of BLEU and of accuracy, per cent of perplexity and of likeness.
 TOLERANCES = {"bleu": 0.3, "accuracy": 0.3, "perplexity": 1.0, "likeness": 1.0}
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a form of a model does beside the net itself, on the same texts.
+    """Metrics of a converted backend and of the net itself, on the same texts.
 
     Attributes:
         metric: bleu, perplexity, accuracy (per cent) or likeness (cosine of vectors, per cent).
@@ -47,7 +47,7 @@ class Proof:
 
     @property
     def loss(self) -> float:
-        """What is lost, in the units of `TOLERANCES`; below 0: it is better."""
+        """The loss against the net, in the units of `TOLERANCES`; below 0: it is better."""
         if self.metric == "perplexity":
             return 100 * (self.engine / self.eager - 1)
         return self.eager - self.engine
@@ -74,7 +74,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class _Found:
-    """Of each text what an engine gives out, and numbers that two engines may be compared by."""
+    """For each text the output of a backend, and numbers to compare backends by."""
 
     outputs: list[Any]
     numbers: list[np.ndarray]
@@ -114,7 +114,7 @@ class Prover:
         self._by_net = _Found(written, self._numbers(self.eager))
 
     def prove(self, engine: Backend) -> Proof:
-        """What a form does on the texts."""
+        """The metrics of a backend on the texts, beside those of the net."""
         found = _Found(self._outputs(engine), self._numbers(engine))
         values, own = self._values(found), self._values(self._by_net)
         metric = next(iter(values))
@@ -132,7 +132,7 @@ class Prover:
         )
 
     def pairs(self) -> list[tuple[list[int], list[int]]]:
-        """Of a translator: ids of each source and what its scores are of, without ends."""
+        """A translator's source ids with the target ids that are scored, without ends."""
         return [*zip(self._rows, self._targets or [], strict=True)]
 
     def _read(self, texts: Sequence[str]) -> list[list[int]]:
@@ -215,10 +215,10 @@ class Prover:
         place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)  # noqa: B905
         if place is None:
             return False
-        one, other = (self._told(row, each[: place + 1]) for each in (ours, theirs))
+        one, other = (self._last_log_prob(row, each[: place + 1]) for each in (ours, theirs))
         return abs(one - other) < CLOSE
 
-    def _told(self, row: list[int], ids: list[int]) -> float:
+    def _last_log_prob(self, row: list[int], ids: list[int]) -> float:
         """The net's log-probability of the last of some new tokens."""
         assert isinstance(self.model, Generator)
         if self._targets is None:

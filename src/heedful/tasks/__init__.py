@@ -1,4 +1,4 @@
-"""What is learnt, one file a task: data first, then the model, its loss and its scores."""
+"""Tasks, one file each: data, loss and evaluation."""
 
 from heedful import plugins
 

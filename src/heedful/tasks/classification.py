@@ -29,9 +29,9 @@ from heedful.tasks.inputs import (
     given_files,
     hold_out_rows,
     joint_tokenizer,
+    plan_training,
     read_given,
     read_labelled,
-    training_plan,
 )
 from heedful.tasks.judging import FinalScores, evaluation_of, write_scores
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
@@ -95,7 +95,7 @@ class Classification(Task):
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
     def plan(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return training_plan(self.recipe, epoch, data.ids("train").lengths)
+        return plan_training(self.recipe, epoch, data.ids("train").lengths)
 
     def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         columns = data.splits[split]

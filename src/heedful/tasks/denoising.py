@@ -26,7 +26,7 @@ from heedful.evaluation.likelihood import averages
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelCard, Translator
-from heedful.tasks.inputs import joint_tokenizer, read_text_data, training_plan
+from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
 from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums, write_scores
 from heedful.tasks.masked_lm import example_rng, shown
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
@@ -111,7 +111,7 @@ class Denoising(Task):
         """By the texts' own lengths, so that a plan does not hang on what the noise draws."""
         lengths = data.ids("train").lengths
         src, tgt = self.noise.longest_sides(int(lengths.max()))
-        batches = training_plan(self.recipe, epoch, src[lengths], tgt[lengths])
+        batches = plan_training(self.recipe, epoch, src[lengths], tgt[lengths])
         return [PlannedRows(epoch, indices) for indices in batches]
 
     def collate(self, data: Data, item: PlannedRows) -> Batch:
@@ -180,7 +180,7 @@ class Denoising(Task):
 
 @lru_cache(maxsize=4)  # asked for with every batch
 def noise_tokens(tokenizer: Tokenizer) -> NoiseTokens:
-    """What a noise has to know of a tokenizer. A token that ends as a sentence does is a stop."""
+    """The special and sentence-ending ids of a tokenizer, for a noise."""
     pieces = tokenizer.tokens(range(tokenizer.vocab_size))
     stops = {
         index

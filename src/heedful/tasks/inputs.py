@@ -1,4 +1,4 @@
-"""What tasks read and how they batch it: files of a recipe, new tokenizers, plans of epochs."""
+"""The files of a recipe as rows, new tokenizers, and the training batches of an epoch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -136,7 +136,7 @@ def named_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Pa
     ]
 
 
-def training_plan(
+def plan_training(
     recipe: Recipe, epoch: int, *lengths: Int64[np.ndarray, " N"]
 ) -> list[Int64[np.ndarray, " n"]]:
     """The batches of an epoch of texts, or of pairs by both their lengths."""

@@ -26,7 +26,7 @@ from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
-from heedful.tasks.inputs import joint_tokenizer, read_text_data, training_plan
+from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
 from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums, write_scores
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import Data, Origin, PlannedRows, RawData
@@ -96,7 +96,7 @@ class MaskedLm(Task):
         return len(self.rows(data, split))
 
     def rows(self, data: Data, split: str) -> Sequences:
-        """What stands in one row of a batch: a text, or as many as fit."""
+        """The rows of batches: a text each, or with `pack` as many as fit."""
         texts = data.ids(split)
         return _packed(texts, self.recipe.data.max_length) if self.objective.pack else texts
 
@@ -104,7 +104,7 @@ class MaskedLm(Task):
         return encoder_keys(self.recipe, data, name, "mlm")
 
     def plan(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
-        batches = training_plan(self.recipe, epoch, self.rows(data, "train").lengths)
+        batches = plan_training(self.recipe, epoch, self.rows(data, "train").lengths)
         return [PlannedRows(epoch, indices) for indices in batches]
 
     def collate(self, data: Data, item: PlannedRows) -> Batch:

@@ -21,7 +21,7 @@ from heedful.zoo.saved import drawn_net, make_config
 
 
 def origin_of(path: str | None, source: SavedModel | None, teacher: SavedModel | None) -> Origin:
-    """What the data take over: one's own tokenizer, or those of the models a run comes from."""
+    """The tokenizers that the data take over: the recipe's own, or those of a model."""
     master = teacher or source
     own = None
     if path is not None:

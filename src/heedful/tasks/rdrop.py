@@ -32,7 +32,7 @@ class RDrop:
         return chunked_loss(net.head, states, batch.targets, self._loss_of)
 
     def _loss_of(self, logits: Tensor, target: Tensor, wanted: bool) -> ChunkLoss:
-        """Of the logits (2, n, V) of both passes."""
+        """Loss and gradient from the logits (2, n, V) of both passes."""
         smoothing, alpha = self.label_smoothing, self.alpha
         place = target.expand(2, -1)[..., None]
         log_probs = logits.log_softmax(-1)

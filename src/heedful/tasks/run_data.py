@@ -17,7 +17,7 @@ from heedful.data.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run takes over from the model that it starts or learns from.
+    """Tokenizers, start id and labels that a run takes over from another model.
 
     Attributes:
         tokenizers: of both sides; None: new ones are made.
@@ -72,7 +72,7 @@ class Data:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of a task with one side."""
+        """The tokenizer of a task with one side."""
         return self.tokenizers[0]
 
     @property

@@ -39,7 +39,7 @@ class RunParts:
 
     @property
     def names(self) -> dict[str, Any]:
-        """What the run's folder notes of the data, to open them again."""
+        """The names of the prepared data that the run's folder notes, to open them again."""
         outputs = self.data.outputs
         return {
             "data": self.data.directory.name,

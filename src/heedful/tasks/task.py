@@ -117,7 +117,7 @@ class Task(ABC):
     def plan(self, data: Data, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, as items for `collate`; a pure function.
 
-        Of several processes the one of a rank takes `plan(data, epoch)[rank::world]`.
+        One of several processes takes `plan(data, epoch)[rank::world]`.
         """
 
     @abstractmethod

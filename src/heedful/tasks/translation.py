@@ -26,8 +26,8 @@ from heedful.tasks.inputs import (
     joint_tokenizer,
     make_tokenizer,
     named_paths,
+    plan_training,
     read_given,
-    training_plan,
     without_held_out,
 )
 from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums
@@ -91,7 +91,7 @@ class Translation(Task):
 
     def plan(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         lengths = (data.ids("train", side).lengths for side in ("src", "tgt"))
-        return training_plan(self.recipe, epoch, *lengths)
+        return plan_training(self.recipe, epoch, *lengths)
 
     def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         src, tgt = data.ids(split, "src"), data.ids(split, "tgt")
