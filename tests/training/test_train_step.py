@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fsdp_worker
 from encoder_runs import Ready, recipe_of, train_step
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
-from heedful.training.trainer import Trainer, Work
+from heedful.training.trainer import Trainer, TrainStep, Work
 from waits import Waits
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -39,21 +40,26 @@ NAMES = (
 )
 
 
+def run_two(worker: str, folder: Path) -> None:
+    """Two processes of a worker, which write into the folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(SUPPORT)])}
+    words = [sys.executable, str(SUPPORT / worker), str(folder)]
+    for _ in range(2):  # once more where gloo, which is not what is tested, stands still
+        (folder / "store").unlink(missing_ok=True)
+        others = [subprocess.Popen([*words, str(rank), "2"], env=environment) for rank in range(2)]
+        codes = [other.wait(timeout=240) for other in others]
+        if codes == [0, 0]:
+            break
+    assert codes == [0, 0]
+
+
 def test_two_processes_have_the_gradients_of_one(tmp_path):
     for name in NAMES:
         folder = tmp_path / name
         folder.mkdir()
         recipe = recipe_named(name, folder)
         (tmp_path / f"{name}.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(SUPPORT)])}
-    words = [sys.executable, str(SUPPORT / "ddp_worker.py"), str(tmp_path)]
-    for _ in range(2):  # once more where gloo, which is not what is tested, stands still
-        (tmp_path / "store").unlink(missing_ok=True)
-        others = [subprocess.Popen([*words, str(rank), "2"], env=environment) for rank in range(2)]
-        codes = [other.wait(timeout=240) for other in others]
-        if codes == [0, 0]:
-            break
-    assert codes == [0, 0]
+    run_two("ddp_worker.py", tmp_path)
     for name in NAMES:
         run = Ready(recipe_named(name, tmp_path / name), tmp_path / "data")
         step = train_step(run).eval()  # without dropout
@@ -66,6 +72,22 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
         for key, weight in step.net.named_parameters():
             if weight.grad is not None:
                 torch.testing.assert_close(found[key], weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
+    """FSDP2 of every block and of the step, the loss in chunks of a head that may be tied."""
+    run_two("fsdp_worker.py", tmp_path)
+    for name in fsdp_worker.NETS:
+        step = TrainStep(fsdp_worker.net_of(name), fsdp_worker.objective)
+        batch = fsdp_worker.batch(0, fsdp_worker.ROWS)
+        (step(batch).loss / int(batch.tokens.real.sum())).backward()
+        found = load_file(tmp_path / f"{name}.safetensors")
+        grads = fsdp_worker.gradients(step)
+        assert set(found) == set(grads)
+        for key, grad in grads.items():
+            torch.testing.assert_close(
+                found[key], grad, rtol=1e-5, atol=1e-8, msg=lambda m, k=key, n=name: f"{n} {k}: {m}"
+            )
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,5 +1,6 @@
 """Losses as (sum, count): divided once an optimizer step, by the count over all that it saw."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,8 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from heedful.parts.heads import OutputHead
 
 # Logits that are formed at once, but never fewer rows: each chunk reads the whole matrix and writes
 # its whole gradient.
@@ -62,7 +61,7 @@ ChunkLossOf = Callable[[Float[Tensor, "... n V"], Int[Tensor, "n"], bool], Chunk
 
 
 def head_loss(
-    head: OutputHead,
+    head: nn.Module,
     states: Float[Tensor, "N D"],
     targets: Int[Tensor, "N"],
     *,
@@ -90,7 +89,6 @@ def head_loss(
     return chunked_loss(head, states, targets, loss_of)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def chunked_loss(
     head: nn.Module,
     states: Float[Tensor, "... N D"],
@@ -100,78 +98,127 @@ def chunked_loss(
     """A loss of a head's logits, which are formed some rows at a time, with their gradient at once.
 
     The gradient of a few rows is formed while they are still in the processor's cache; Hsu et al.
-    2024 do so on GPUs, where a whole chunk is worked on at once. The head is called, so that what
-    wraps or replaces its matrix is seen. Under autocast it runs in that type, the loss in fp32.
+    2024 do so on GPUs, where a whole chunk is worked on at once. The head is called as a module, so
+    that whatever wraps it or its matrix (LoRA, FSDP2) is seen. Under autocast it runs in that type,
+    the loss in fp32.
+
+    All logits are formed at once, and their gradient is left to autograd, in a compiled step, and
+    for a head that FSDP2 shards by itself: its weights are gathered for a call and for the backward
+    pass of the step, not between. One that is sharded with the step (the root) is called in chunks.
 
     Args:
         states: (N, D), or more of the same targets, as (2, N, D) of two passes.
         loss_of: from logits (..., n, V) in fp32, targets (n,), and whether the gradient is wanted.
     """
-    logits_of: Callable[[Tensor], Tensor] = head
-    out = head
-    if isinstance(head, OutputHead):
-        states, logits_of, out = head.transform(states), head.logits, head.out
-    weights = [weight for weight in out.parameters() if weight.requires_grad]
-    if not torch.is_grad_enabled():
-        states, weights = states.detach(), []
-    vocab = getattr(out, "out_features", 10_000)  # a wrapper may not say
-    rows = max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
-    passes = states.shape[:-2].numel()
-    block = max(1, _BLOCK_ELEMENTS // (passes * vocab)) if states.device.type == "cpu" else rows
-    loss, nll, correct = _Chunked.apply(  # type: ignore[no-untyped-call]
-        states, targets, logits_of, (rows, block), loss_of, *weights
+    if torch.compiler.is_compiling() or _is_sharded(head):
+        whole = loss_of(head(states).float(), targets, False)
+        return LossSum(whole.loss, whole.nll.detach(), whole.correct, targets.numel())
+    sums = torch.float32 if states.device.type == "mps" else torch.float64
+    loss, nll = states.new_zeros(2, dtype=sums)
+    correct: Tensor | None = None
+    wanted = torch.is_grad_enabled() and (
+        states.requires_grad or any(p.requires_grad for p in head.parameters())
     )
-    return LossSum(loss, nll, correct, targets.numel())
+    gradients = _Gradients(states)
+    rows = _rows_at_once(head, states)
+    for x, target in zip(states.detach().split(rows, -2), targets.split(rows), strict=True):
+        with torch.set_grad_enabled(wanted):
+            out = head(x.requires_grad_(wanted))
+        grad = torch.empty_like(out) if wanted else out
+        passes = states.shape[:-2].numel()
+        block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1)))
+        block = block if out.device.type == "cpu" else rows
+        blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
+        for logits, some, place in zip(*blocks, strict=True):
+            found = loss_of(logits.float(), some, wanted)
+            loss += found.loss
+            nll += found.nll
+            if found.correct is not None:
+                correct = found.correct if correct is None else correct + found.correct
+            if found.grad is not None:
+                place.copy_(found.grad)
+        if wanted:
+            gradients.add(x, out, grad)
+    total = loss.float()
+    if wanted:
+        total = gradients.attached_to(total)
+    return LossSum(total, nll.float(), correct, targets.numel())
 
 
-class _Chunked(torch.autograd.Function):
+def _is_sharded(head: nn.Module) -> bool:
+    """Whether FSDP2 shards a head, or a part of it, by itself."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing is sharded
+    return fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in head.modules())
+
+
+def _rows_at_once(head: nn.Module, states: Tensor) -> int:
+    """Rows of a chunk, by the number of logits that one has."""
+    vocab = getattr(getattr(head, "out", head), "out_features", 10_000)  # a wrapper may not say
+    return max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
+
+
+class _Gradients:
+    """The gradients of a loss that is formed chunk by chunk: of the states and of the weights.
+
+    The weights are found in the graph of a chunk, so that they are those that the head was called
+    with: FSDP2 exchanges the parameters of a module while it is called.
+    """
+
+    def __init__(self, states: Tensor) -> None:
+        self.states = states
+        self.of_states: list[Tensor] = []
+        self.weights: list[Tensor] = []
+        self.of_weights: list[Tensor] = []
+
+    def add(self, x: Tensor, out: Tensor, grad: Tensor) -> None:
+        """The gradients of one chunk `out` of logits, of which `grad` is the gradient."""
+        if not self.of_states:
+            self.weights = [leaf for leaf in _leaves(out) if leaf is not x]
+            # Summed in fp32 at least: chunks would vanish in a 16-bit weight's own type.
+            self.of_weights = [
+                w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32))
+                for w in self.weights
+            ]
+        of_x, *of_weights = torch.autograd.grad(out, (x, *self.weights), grad)
+        self.of_states.append(of_x)
+        for total, part in zip(self.of_weights, of_weights, strict=True):
+            total += part
+
+    def attached_to(self, loss: Tensor) -> Tensor:
+        """The loss, whose backward pass gives these gradients."""
+        of_states = torch.cat(self.of_states, -2)
+        of_weights = [g.to(w.dtype) for g, w in zip(self.of_weights, self.weights, strict=True)]
+        attached: Tensor = _Attached.apply(  # type: ignore[no-untyped-call]
+            loss, (of_states, *of_weights), self.states, *self.weights
+        )
+        return attached
+
+
+class _Attached(torch.autograd.Function):
+    """A loss whose gradients are known already."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        targets: Tensor,
-        logits_of: Callable[[Tensor], Tensor],
-        sizes: tuple[int, int],
-        loss_of: ChunkLossOf,
-        *weights: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        rows, block = sizes
-        wanted = bool(ctx.needs_input_grad[0] or weights)
-        grad_states = torch.empty_like(states)
-        # Summed in fp32 at least: chunks would vanish in a 16-bit weight's own type.
-        grads = [
-            w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights
-        ]
-        sums = torch.float32 if states.device.type == "mps" else torch.float64
-        loss, nll = states.new_zeros(2, dtype=sums)
-        correct: Tensor | None = None
-        chunks = (states.detach().split(rows, -2), targets.split(rows), grad_states.split(rows, -2))
-        for x, target, grad_x in zip(*chunks, strict=True):
-            with torch.set_grad_enabled(wanted):
-                out = logits_of(x.requires_grad_(wanted))
-            grad = torch.empty_like(out)
-            blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
-            for logits, some, place in zip(*blocks, strict=True):
-                found = loss_of(logits.float(), some, wanted)
-                loss += found.loss
-                nll += found.nll
-                if found.correct is not None:
-                    correct = found.correct if correct is None else correct + found.correct
-                if found.grad is not None:
-                    place.copy_(found.grad)
-            if not wanted:
-                continue
-            of_x, *of_weights = torch.autograd.grad(out, (x, *weights), grad)
-            grad_x.copy_(of_x)
-            for total, part in zip(grads, of_weights, strict=True):
-                total += part
-        ctx.grads = grad_states, [g.to(w.dtype) for g, w in zip(grads, weights, strict=True)]
-        nll = nll.float()
-        # For reporting only, and kept by callers: neither may hold the gradients in memory.
-        ctx.mark_non_differentiable(nll, *(() if correct is None else (correct,)))
-        return loss.float(), nll, correct
+    def forward(ctx: Any, loss: Tensor, grads: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        ctx.grads = grads
+        return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        grad_states, of_weights = ctx.grads
-        return grad_states * scale, *[None] * 4, *(grad * scale for grad in of_weights)
+    def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(grad * scales[0] for grad in ctx.grads)
+
+
+def _leaves(out: Tensor) -> list[Tensor]:
+    """The leaves of a tensor's graph that want a gradient, each once."""
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    left = [out.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        left += [parent for parent, _ in node.next_functions]
+    return found

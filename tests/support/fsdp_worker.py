@@ -1,0 +1,106 @@
+"""One of two processes that shard nets with FSDP2; run by tests/training/test_train_step.py."""
+
+import faulthandler
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from architectures import tiny
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.encoder_only import EncoderOnly
+from heedful.parts import losses
+from heedful.parts.losses import LossSum, head_loss
+from heedful.parts.relative import RelativePositionBias
+from heedful.parts.tokens import Tokens
+from heedful.training.trainer import TrainStep
+from option_space import VOCAB
+
+NETS: dict[str, dict[str, Any]] = {
+    "vaswani2017": {"tie_embeddings": "all"},
+    "gpt2": {},
+    # The balance loss is a mean over the tokens of a process, so that shares of it do not add up.
+    "mixtral": {"balance_weight": None},
+    "llama": {"tie_embeddings": False},
+    "bert": {},
+    "t5": {},
+}
+ROWS, WIDTH = 4, 6
+
+
+def batch(first: int, last: int) -> Any:
+    """Some rows of one batch, the same in every process."""
+    torch.manual_seed(1)
+    ids, lengths = torch.randint(VOCAB, (ROWS, WIDTH)), torch.tensor([6, 2, 4, 5])
+    ids, lengths = ids[first:last], lengths[first:last]
+    return SimpleNamespace(tokens=Tokens.of(ids, lengths))
+
+
+def objective(net: Any, given: Any) -> LossSum:
+    """The chunked loss of every real token."""
+    tokens = given.tokens
+    if isinstance(net, EncoderDecoder):
+        states = net.states(tokens, tokens)
+    else:
+        states = net.encode(tokens) if isinstance(net, EncoderOnly) else net.decode(tokens)
+    return head_loss(net.head, states[tokens.real], tokens.ids[tokens.real])
+
+
+def gradients(step: TrainStep) -> dict[str, Tensor]:
+    """The whole gradient of each parameter, by its name."""
+    found = {n: p.grad for n, p in step.net.named_parameters() if p.grad is not None}
+    return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in found.items()}
+
+
+def net_of(name: str) -> Any:
+    """The net of a name of `NETS`, the same in every process."""
+    return tiny(name, **NETS[name])
+
+
+def main() -> None:
+    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    faulthandler.dump_traceback_later(150, exit=True)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    torch.set_num_threads(1)
+    losses._LEAST_ROWS, losses._CHUNK_ELEMENTS = 2, 2 * VOCAB  # several chunks
+    distributed.init_process_group(
+        "gloo",
+        init_method=(folder / "store").as_uri(),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=90),
+    )
+    mesh = init_device_mesh("cpu", (world,))
+    targets = int(batch(0, ROWS).tokens.real.sum())
+    share = ROWS // world
+    for name in NETS:
+        step = TrainStep(net_of(name), objective)
+        for module in step.net.modules():
+            if isinstance(module, RelativePositionBias):  # blocks share it
+                fully_shard(module, mesh=mesh)
+        for stack in (getattr(step.net, side, None) for side in ("encoder", "decoder")):
+            for block in [] if stack is None else stack.blocks:
+                fully_shard(block, mesh=mesh)
+        if name == "llama":  # a head with weights of its own may be sharded by itself
+            fully_shard(step.net.head, mesh=mesh)
+        fully_shard(step, mesh=mesh)
+        found = step(batch(rank * share, (rank + 1) * share))
+        # FSDP2 takes the mean over the processes; the loss is of all their targets.
+        (found.loss * world / targets).backward()
+        grads = gradients(step)
+        if rank == 0:
+            save_file(grads, folder / f"{name}.safetensors")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
