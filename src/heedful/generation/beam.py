@@ -30,15 +30,17 @@ class Beams:
     Attributes:
         tokens: one row for each sentence before the first step, then `w` for each beam.
         log_prob: -inf for a row that repeats the first one, where a beam has too few hypotheses.
-        key: what hypotheses are ranked by: the log-probability, in groups less the charges.
+        memory: what a kind of search keeps of each hypothesis; the plain one nothing of its own.
         parent: the row of the same beam in the step before that each row extends.
+        best_open: reference to the first hypothesis of the last step that had one.
     """
 
     tokens: Int[Tensor, "N all"]
     log_prob: Float[Tensor, "R w"]
-    key: Float[Tensor, "R w"]
+    memory: Float[Tensor, "R w *F"]
     parent: Int[Tensor, "R w"]
     is_open: Bool[Tensor, "R"]
+    best_open: Int[Tensor, "R"]
     finished: Finished
     length: int = 0
 
@@ -47,23 +49,24 @@ class Beams:
         return Beams(
             self.tokens.unflatten(0, self.parent.shape)[beams].flatten(0, 1),
             self.log_prob[beams],
-            self.key[beams],
+            self.memory[beams],
             self.parent[beams],
             self.is_open[beams],
+            self.best_open[beams],
             self.finished.select(beams),
             self.length,
         )
 
 
 class Choice(NamedTuple):
-    """One step of each beam: the hypotheses that stay open with their keys, and those that end.
+    """One step of each beam: the hypotheses that stay open, with their memory, and those that end.
 
     `largest` is the largest value seen; `is_tied` says whether a row had a tie that only an exact
     choice puts in order.
     """
 
     is_open: Extensions
-    key: Float[Tensor, "R w"]
+    memory: Float[Tensor, "R w *F"]
     ends: Extensions
     largest: Float[Tensor, ""]
     is_tied: Bool[Tensor, ""]
@@ -91,24 +94,22 @@ class BeamSearch(Search):
         """Decode until every sentence is done: the hypotheses of each, best first."""
         beams, history = self.init(), BackPointers(self._num_places)
         found: dict[int, list[Hypothesis]] = {}
-        closed_at: dict[int, int] = {}  # by the number of the beam
         is_open = [True] * len(beams.is_open)
         while self.sentences:
             rows = [flag for flag in is_open for _ in range(self.width)]
             known = None if all(is_open) or not beams.length else rows
             beams, choice, is_open = self._next(beams, known)
             history.append(choice.is_open, choice.ends)
-            numbers = self._numbers(self.sentences)
-            for number in (n for n, flag in zip(numbers, is_open, strict=True) if not flag):
-                closed_at.setdefault(number, beams.length)
+            before = self.sentences
             size = self.num_groups
             opened = [any(is_open[at : at + size]) for at in range(0, len(is_open), size)]
             keep = self.drop_done(opened)
             if keep is not None:
-                left = self._numbers([place for place, flag in enumerate(opened) if not flag])
-                done = torch.tensor(left, device=beams.is_open.device)
-                lengths = {numbers[place]: closed_at[numbers[place]] for place in left}
-                found |= self._results(beams.finished.select(done), history.select(done), lengths)
+                left = [place for place, flag in enumerate(opened) if not flag]
+                done = torch.tensor(self._numbers(left), device=beams.is_open.device)
+                numbers = self._numbers([before[place] for place in left])
+                results = self._results(beams.select(done), history.select(done), numbers)
+                found |= dict(zip(numbers, results, strict=True))
                 stay = self._numbers(keep)
                 places = torch.tensor(stay, dtype=torch.long, device=done.device)
                 beams, history = beams.select(places), history.select(places)
@@ -134,7 +135,8 @@ class BeamSearch(Search):
         score = log_prob.new_full((size[0], self.capacity), -torch.inf)
         finished = Finished(score, torch.zeros_like(score, dtype=torch.long))
         is_open = torch.ones_like(parent[:, 0], dtype=torch.bool)
-        return Beams(start, log_prob, log_prob, parent, is_open, finished)
+        best_open = torch.full_like(parent[:, 0], -self._num_places)  # nothing
+        return Beams(start, log_prob, log_prob, parent, is_open, best_open, finished)
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -177,10 +179,12 @@ class BeamSearch(Search):
         longest = [self.request.longest[s] for s in self.sentences for _ in range(self.num_groups)]
         finished = self._finished(beams, choice.ends, self.width)
         is_open = beams.is_open & (extended.log_prob[:, 0] > -torch.inf)
+        best_open = beams.best_open.masked_fill(is_open, beams.length * self._num_places)
         if length in longest:
             at_limit = torch.tensor([limit == length for limit in longest], device=is_open.device)
-            cut = extended.log_prob.masked_fill(~at_limit[:, None], -torch.inf)
-            cut_off = extended._replace(log_prob=cut)
+            cut_off = self.cut_off(choice)
+            log_prob = cut_off.log_prob.masked_fill(~at_limit[:, None], -torch.inf)
+            cut_off = cut_off._replace(log_prob=log_prob)
             finished = self._finished(replace(beams, finished=finished), cut_off, 0)
             is_open = is_open & ~at_limit
         is_open = is_open & ~self._is_done(finished, extended.log_prob, length, longest)
@@ -188,8 +192,12 @@ class BeamSearch(Search):
         first = torch.arange(0, len(tokens), self.width, device=tokens.device)
         rows = (extended.parent + first[:, None]).flatten()
         tokens = torch.cat([tokens[rows], extended.token.view(-1, 1)], dim=1)
-        log_prob, key, parent = extended.log_prob, choice.key, extended.parent
-        return Beams(tokens, log_prob, key, parent, is_open, finished, length)
+        log_prob, parent = extended.log_prob, extended.parent
+        return Beams(tokens, log_prob, choice.memory, parent, is_open, best_open, finished, length)
+
+    def cut_off(self, choice: Choice) -> Extensions:
+        """Open hypotheses that may be the result at the length limit."""
+        return choice.is_open
 
     def _by_beam(self, beams: Beams, rows: Tensor) -> Tensor:
         """Rows (N, ...) as (R, w, ...); the one of a sentence in the first step for all of it."""
@@ -302,25 +310,24 @@ class BeamSearch(Search):
         return [number for s in sentences for number in range(s * size, (s + 1) * size)]
 
     def _results(
-        self, finished: Finished, history: BackPointers, closed_at: dict[int, int]
-    ) -> dict[int, list[Hypothesis]]:
-        """What some beams, of which each closed at a length, found: at least the best open prefix,
-        not finished."""
+        self, beams: Beams, history: BackPointers, numbers: list[int]
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses found by some beams, best first; else the best open prefix of each."""
         on_host = history.on_host()
-        scores, refs = finished.score.tolist(), finished.ref.tolist()
-        results: dict[int, list[Hypothesis]] = {}
-        for beam, (number, length) in enumerate(closed_at.items()):
-            longest = self.request.longest[number // self.num_groups]
-            found = [
-                pair for pair in zip(scores[beam], refs[beam], strict=True) if pair[0] > -torch.inf
-            ]
-            best_open = (-torch.inf, (length - 2) * self._num_places)
-            results[number] = []
-            for score, ref in sorted(found, key=lambda pair: -pair[0]) or [best_open]:
+        scores, refs = beams.finished.score.tolist(), beams.finished.ref.tolist()
+        prefixes = beams.best_open.tolist()
+        results = []
+        for beam, number in enumerate(numbers):
+            pairs = zip(scores[beam], refs[beam], strict=True)
+            found = sorted((p for p in pairs if p[0] > -torch.inf), key=lambda pair: -pair[0])
+            last_step = self.request.longest[number // self.num_groups] - 1
+            hypotheses = []
+            for score, ref in found or [(-torch.inf, prefixes[beam])]:
                 step, place = divmod(ref, self._num_places)
-                is_forced = self.request.force_eos and longest == step + 1
+                is_forced = self.request.force_eos and step == last_step
                 path = history.path(on_host, beam, ref)
                 made = self.score.hypothesis(*path, place >= self.width and not is_forced)
                 has_penalty = self.penalties is not None and score > -torch.inf
-                results[number].append(replace(made, score=score) if has_penalty else made)
+                hypotheses.append(replace(made, score=score) if has_penalty else made)
+            results.append(hypotheses)
         return results

@@ -31,20 +31,20 @@ class DiverseBeamSearch(BeamSearch):
         """As `BeamSearch.choose`, with the charges."""
         rows, log_prob, key = (
             values.unflatten(0, (-1, self.num_groups))
-            for values in (rows, beams.log_prob, beams.key)
+            for values in (rows, beams.log_prob, beams.memory)
         )
         is_open = beams.is_open.unflatten(0, (-1, self.num_groups))
         taken = torch.zeros_like(rows[:, 0, 0])  # how often earlier groups take each token
         groups = [self._choose_best(rows[:, 0], log_prob[:, 0], exact)]
         for group in range(1, self.num_groups):
             earlier = groups[-1]
-            is_real = (earlier.key > -torch.inf) & is_open[:, group - 1, None]
+            is_real = (earlier.memory > -torch.inf) & is_open[:, group - 1, None]
             taken = taken.scatter_add(1, earlier.is_open.token, is_real.to(taken.dtype))
             of_group = rows[:, group], log_prob[:, group], key[:, group]
             groups.append(self._choose_charged(*of_group, self.diversity_penalty * taken, exact))
         return Choice(
             _interleaved([choice.is_open for choice in groups]),
-            torch.stack([choice.key for choice in groups], dim=1).flatten(0, 1),
+            torch.stack([choice.memory for choice in groups], dim=1).flatten(0, 1),
             _interleaved([choice.ends for choice in groups]),
             torch.stack([choice.largest for choice in groups]).amax(),
             torch.stack([choice.is_tied for choice in groups]).any(),
