@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful.generation import beam_search, sample
+from heedful.generation.constrained import constrained_beam_search
 from heedful.generation.rules import sampling_rules
 from tables import Remembered
 from waits import Waits
@@ -88,3 +89,19 @@ def test_a_beam_step_waits_once(
             rules=sampling_rules(**rules), max_new_tokens=12, min_new_tokens=12, stop=stop,
         )  # fmt: skip
     assert steps == list(range(12))  # before each step there was one look for each one before it
+
+
+def test_a_step_with_phrases_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(3)
+    steps = []
+    with counted(monkeypatch) as seen:
+
+        def stepped(prefixes: Tensor, state: Table) -> Tensor:
+            steps.append(sum(seen.values()))
+            return table(prefixes, state)
+
+        constrained_beam_search(
+            stepped, [[1], [2], [3]], [[4, 5, 4], [5, 6]], state=table, beam_size=4, eos_id=EOS,
+            max_new_tokens=12, min_new_tokens=12,
+        )  # fmt: skip
+    assert steps == list(range(12))

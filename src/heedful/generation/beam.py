@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from heedful.generation.back_pointers import BackPointers, Extensions, Finished
@@ -37,7 +37,7 @@ class Beams:
 
     tokens: Int[Tensor, "N all"]
     log_prob: Float[Tensor, "R w"]
-    memory: Float[Tensor, "R w *F"]
+    memory: Shaped[Tensor, "R w ..."]
     parent: Int[Tensor, "R w"]
     is_open: Bool[Tensor, "R"]
     best_open: Int[Tensor, "R"]
@@ -66,7 +66,7 @@ class Choice(NamedTuple):
     """
 
     is_open: Extensions
-    memory: Float[Tensor, "R w *F"]
+    memory: Shaped[Tensor, "R w ..."]
     ends: Extensions
     largest: Float[Tensor, ""]
     is_tied: Bool[Tensor, ""]
@@ -223,15 +223,19 @@ class BeamSearch(Search):
     def _best_open(
         self, candidates: Extensions, keys: Float[Tensor, "R X"]
     ) -> tuple[Extensions, Float[Tensor, "R w"]]:
-        """The `width` best by key that do not end, with their keys; the first one repeated, with
-        -inf, where there are fewer."""
+        """The `width` best by key that do not end, with their keys."""
         best = keys.masked_fill(self._is_end(candidates.token), -torch.inf)
         key, places = best.sort(dim=1, descending=True, stable=True)
         key, places = key[:, : self.width], places[:, : self.width]
+        return self._opened(candidates, key, places), key
+
+    def _opened(
+        self, candidates: Extensions, key: Float[Tensor, "R w"], places: Int[Tensor, "R w"]
+    ) -> Extensions:
+        """The candidates at some places; where the key is -inf the first one, with -inf."""
         is_empty = key == -torch.inf
         extended = candidates.take(torch.where(is_empty, places[:, :1], places))
-        log_prob = extended.log_prob.masked_fill(is_empty, -torch.inf)
-        return extended._replace(log_prob=log_prob), key
+        return extended._replace(log_prob=extended.log_prob.masked_fill(is_empty, -torch.inf))
 
     def _ends(
         self,

@@ -2,38 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.decoding import Search
+from heedful.generation.back_pointers import Extensions
+from heedful.generation.beam import Beams, BeamSearch, Choice
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
 from heedful.generation.request import Starts, read_request
-from heedful.generation.state import NextLogProbs, State, sum_dtype
+from heedful.generation.state import NextLogProbs, State
 from heedful.generation.topk import top_k
 
 Phrases = Sequence[Sequence[int]]
-
-
-class _Prefix(NamedTuple):
-    """New tokens with their log-probabilities, and the row that they go on from."""
-
-    ids: tuple[int, ...] = ()
-    parts: tuple[float, ...] = ()
-    total: float = 0.0
-    row: int = 0
-
-
-@dataclass
-class _Beam:
-    """What a sentence has open, and the best that it found."""
-
-    open: list[_Prefix]
-    kept: list[Hypothesis]
 
 
 def constrained_beam_search(
@@ -77,125 +61,136 @@ def constrained_beam_search(
         if set(phrase) & set(request.eos_ids):
             raise UserError("a required phrase holds an end of text, after which nothing comes")
     score = LengthScore(normalization, length_penalty)
-    wanted = [tuple(phrase) for phrase in phrases]
-    search = _Constrained(next_log_probs, state, request, wanted, beam_size, num_return, score)
+    arguments = next_log_probs, state, request, "optimal", score, beam_size, num_return
+    wanted = [tuple(map(int, phrase)) for phrase in phrases]
+    search = BeamSearch(*arguments)
+    if wanted:
+        search = ConstrainedBeamSearch(*arguments, phrases=wanted)
     with torch.no_grad():
         return search.run()
 
 
 @dataclass
-class _Constrained(Search):
-    phrases: list[tuple[int, ...]]
-    width: int
-    num_return: int
-    score: LengthScore
+class ConstrainedBeamSearch(BeamSearch):
+    """A beam search by the stop rule `optimal` in which nothing ends before it holds all phrases.
 
-    def run(self) -> list[list[Hypothesis]]:
-        """Decode until every sentence is done; sentences that are done leave the batch."""
-        beams = [_Beam([_Prefix()], []) for _ in self.sentences]
-        tokens, length = self.request.start, 0
-        while self.sentences:
-            given, ruled = self.next_step(tokens, length)
-            length += 1
-            self.step.check_rankable(given.max().item(), ruled.max().item(), length)
-            by_sentence = ruled.view(len(self.sentences), -1, ruled.size(1))
-            for sentence, rows in zip(self.sentences, by_sentence, strict=True):
-                self._advance(beams[sentence], rows, length, self.request.longest[sentence])
-            tokens = tokens.unflatten(0, (len(self.sentences), -1))
-            keep = self.drop_done([bool(beams[s].open) for s in self.sentences], at_once=True)
-            tokens = tokens if keep is None else tokens[keep]
-            if self.sentences:
-                open_ = [self._filled(beams[sentence].open) for sentence in self.sentences]
-                tokens = self._extended(tokens, open_)
-        return [beam.kept[: self.num_return] for beam in beams]
+    The memory of a hypothesis is its progress (F) in each of `F` phrases: the most first tokens of
+    the phrase that it ends in, or all of them once it has held the phrase.
+    """
 
-    def _extended(
-        self, tokens: Int[Tensor, "B W all"], prefixes: list[list[_Prefix]]
-    ) -> Int[Tensor, "N more"]:
-        """The rows of the next step; the state follows."""
-        moves = [[(prefix.row, prefix.ids[-1]) for prefix in beam] for beam in prefixes]
-        parents, new = torch.tensor(moves, device=tokens.device).unbind(2)
-        if self.state is not None and self.width > 1:
-            self.state.follow(parents)
-        tokens = tokens.take_along_dim(parents[..., None], 1)
-        return torch.cat([tokens, new[..., None]], dim=2).flatten(0, 1)
+    phrases: list[tuple[int, ...]] = field(default_factory=list)
 
-    def _filled(self, open_: list[_Prefix]) -> list[_Prefix]:
-        """`width` prefixes: the first one repeated where there are too few."""
-        return open_ + open_[:1] * (self.width - len(open_))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        device = self.request.start.device
+        alphabet = sorted({token for phrase in self.phrases for token in phrase})
+        lengths = [len(phrase) for phrase in self.phrases]
+        filled = [phrase + phrase[:1] * (max(lengths) + 1 - len(phrase)) for phrase in self.phrases]
+        moves = [
+            [[_progress(phrase, at, token) for token in [*alphabet, -1]] for at in range(len(row))]
+            for phrase, row in zip(self.phrases, filled, strict=True)
+        ]
+        self._alphabet = torch.tensor(alphabet, device=device)
+        self._lengths = torch.tensor(lengths, device=device)
+        self._followers = torch.tensor(filled, device=device)  # by phrase and progress
+        self._moves = torch.tensor(moves, device=device)  # by phrase, progress and letter
+        self._phrase = torch.arange(len(lengths), device=device)
 
-    def _advance(self, beam: _Beam, rows: Float[Tensor, "W V"], length: int, longest: int) -> None:
-        """Extend by one token: complete endings are kept, the other prefixes share the beam."""
-        banks: dict[int, list[_Prefix]] = {}  # by the number of phrase tokens in the prefix
-        for prefix in self._candidates(beam.open, rows[: len(beam.open)]):
-            unmet = self._unmet(prefix.ids)
-            ends = prefix.ids[-1] in self.request.eos_ids
-            if not unmet and (ends or length == longest):
-                forced = self.request.force_eos and length == longest
-                finished = ends and not forced
-                beam.kept.append(self.score.hypothesis([*prefix.ids], [*prefix.parts], finished))
-            elif not ends:
-                begun = max((count for _, count in unmet), default=0)
-                met = self._total - sum(len(phrase) for phrase, _ in unmet) + begun
-                banks.setdefault(met, []).append(prefix)
-        beam.kept.sort(key=lambda found: -found.score)
-        del beam.kept[max(self.num_return, 1) :]
-        open_ = self._shared(banks)
-        if not beam.kept and (length == longest or not open_):
-            best = (open_ or beam.open)[0]
-            beam.kept.append(self.score.hypothesis([*best.ids], [*best.parts], False))
-        beam.open = [] if length == longest or self._is_done(beam, open_, longest) else open_
+    def init(self) -> Beams:
+        """As `BeamSearch.init`, without progress."""
+        beams = super().init()
+        progress = beams.parent[..., None].expand(-1, -1, len(self.phrases))
+        return replace(beams, memory=torch.zeros_like(progress))
 
-    def _candidates(self, prefixes: list[_Prefix], rows: Float[Tensor, "W V"]) -> list[_Prefix]:
-        """The likeliest prefixes of one token more, the likeliest of each row, and what the phrases
-        want next, the best first."""
-        totals = torch.tensor([p.total for p in prefixes], dtype=sum_dtype(rows.device))
-        sums = totals.to(rows.device)[:, None] + rows
-        count = self.width * (1 + len(self.request.eos_ids))  # so that `width` do not end
-        flat = top_k(sums.flatten()[None], min(count, sums.numel()))[1][0].tolist()
-        places = {divmod(place, rows.size(1)) for place in flat}
-        places |= set(enumerate(sums.argmax(1).tolist()))
-        for row, prefix in enumerate(prefixes):
-            for phrase, begun in self._unmet(prefix.ids):
-                places |= {(row, phrase[0]), (row, phrase[begun])}
-        ordered = sorted(places)
-        values = rows[[n for n, _ in ordered], [t for _, t in ordered]].tolist()
-        found = []
-        for (row, token), value in zip(ordered, values, strict=True):
-            if value != -torch.inf:
-                ids, parts, total, _ = prefixes[row]
-                found.append(_Prefix((*ids, token), (*parts, value), total + value, row))
-        return sorted(found, key=lambda each: -each.total)
+    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
+        """Divide the beam among the candidates by how many tokens of the phrases they have."""
+        values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
+        likeliest = self._likeliest(self._candidates(beams.log_prob, tokens, values))
+        wanted = self._wanted(beams, rows, likeliest)
+        candidates = Extensions(*(torch.cat(p, dim=1) for p in zip(likeliest, wanted, strict=True)))
+        parents = beams.memory.take_along_dim(candidates.parent[..., None], dim=1)
+        progress = self._moved(parents, candidates.token)
+        key = candidates.log_prob.masked_fill(self._is_end(candidates.token), -torch.inf)
+        places = self._shared(key, progress)
+        is_open = self._opened(candidates, key.gather(1, places), places)
+        ends = self._ends(candidates, candidates.log_prob, rows, beams.log_prob)
+        lacks = ~self._is_complete(beams.memory).gather(1, ends.parent)
+        return Choice(
+            is_open,
+            progress.take_along_dim(places[..., None], dim=1),
+            ends._replace(log_prob=ends.log_prob.masked_fill(lacks, -torch.inf)),
+            values.amax().to(key.dtype),
+            tied,
+        )
 
-    def _shared(self, banks: dict[int, list[_Prefix]]) -> list[_Prefix]:
-        """An equal part of the beam for each number of met tokens; what is left over goes to those
-        with the most. Those come first."""
-        quota = self.width // (self._total + 1)
-        order = sorted(banks, reverse=True)
-        chosen = [prefix for met in order for prefix in banks[met][:quota]]
-        rest = [prefix for met in order for prefix in banks[met][quota:]]
-        return chosen + rest[: self.width - len(chosen)]
+    def cut_off(self, choice: Choice) -> Extensions:
+        """Open hypotheses with all phrases."""
+        lacks = ~self._is_complete(choice.memory)
+        log_prob = choice.is_open.log_prob.masked_fill(lacks, -torch.inf)
+        return choice.is_open._replace(log_prob=log_prob)
 
-    def _is_done(self, beam: _Beam, open_: list[_Prefix], longest: int) -> bool:
-        """Whether nothing open can beat what is kept."""
-        if len(beam.kept) < self.num_return or not open_:
-            return not open_
-        lengths = (len(open_[0].ids) + 1, longest)
-        most = max(self.score.divisor(length) for length in lengths)
-        return max(prefix.total for prefix in open_) / most <= beam.kept[-1].score
+    def _likeliest(self, candidates: Extensions) -> Extensions:
+        """The likeliest of all, so many that `width` do not end, and of each row; others have
+        -inf."""
+        log_prob = candidates.log_prob
+        by_row = log_prob.unflatten(1, (self.width, -1))
+        count = self.width * (1 + len(self._eos))
+        best = log_prob.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        is_best = torch.zeros_like(log_prob, dtype=torch.bool).scatter(1, best, True)
+        of_row = by_row.argmax(dim=2, keepdim=True)
+        is_best = is_best.view_as(by_row).scatter(2, of_row, True).flatten(1)
+        return candidates._replace(log_prob=log_prob.masked_fill(~is_best, -torch.inf))
 
-    @property
-    def _total(self) -> int:
-        """Tokens of all phrases."""
-        return sum(map(len, self.phrases))
+    def _wanted(self, beams: Beams, rows: Float[Tensor, "R w V"], known: Extensions) -> Extensions:
+        """Each hypothesis with the next and with the first token of each phrase that it lacks;
+        -inf where the token is wanted twice or known already."""
+        lacks = beams.memory < self._lengths
+        first = self._followers[:, 0].expand_as(beams.memory)
+        tokens = torch.cat([self._followers[self._phrase, beams.memory], first], dim=2)
+        is_known = (known.log_prob > -torch.inf).unflatten(1, (self.width, -1))
+        taken = known.token.view_as(is_known).masked_fill(~is_known, -1)
+        is_known = (tokens[..., None] == taken[:, :, None]).any(3)
+        open_tokens = tokens.masked_fill(~torch.cat([lacks, lacks], dim=2), -2)
+        is_known |= (open_tokens[..., None] == open_tokens[:, :, None]).tril(-1).any(3)
+        is_known |= open_tokens < 0
+        parts = rows.gather(2, tokens).masked_fill(is_known, -torch.inf)
+        return self._candidates(beams.log_prob, tokens.flatten(0, 1), parts.flatten(0, 1))
 
-    def _unmet(self, ids: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
-        """Phrases that are not there, and how many tokens at the end each begins with."""
-        found = []
-        for phrase in self.phrases:
-            size = len(phrase)
-            if not any(ids[at : at + size] == phrase for at in range(len(ids) - size + 1)):
-                sizes = range(min(len(ids), size - 1), 0, -1)
-                begun = next((n for n in sizes if ids[-n:] == phrase[:n]), 0)
-                found.append((phrase, begun))
-        return found
+    def _shared(
+        self, log_prob: Float[Tensor, "R X"], progress: Int[Tensor, "R X F"]
+    ) -> Int[Tensor, "R w"]:
+        """Places of the candidates that stay open: an equal part of the beam for each number of
+        met tokens; what is left over goes to those with the most. Those come first."""
+        lacks = progress < self._lengths
+        met = (self._lengths * ~lacks).sum(dim=2) + (progress * lacks).amax(dim=2)
+        bank = met.masked_fill(log_prob == -torch.inf, -1)
+        order = log_prob.sort(dim=1, descending=True, stable=True).indices
+        bank, of_order = bank.gather(1, order).sort(dim=1, descending=True, stable=True)
+        order = order.gather(1, of_order)
+        place = torch.arange(bank.shape[1], device=bank.device).expand_as(bank)
+        is_new = bank != bank.roll(1, dims=1)
+        begin = (place * is_new).cummax(dim=1).values
+        quota = self.width // (sum(map(len, self.phrases)) + 1)
+        is_first = ((place - begin < quota) & (bank >= 0)).int()
+        chosen = is_first.sort(dim=1, descending=True, stable=True).indices[:, : self.width]
+        return order.gather(1, chosen)
+
+    def _moved(
+        self, progress: Int[Tensor, "R X F"], token: Int[Tensor, "R X"]
+    ) -> Int[Tensor, "R X F"]:
+        """The progress after one more token."""
+        size = len(self._alphabet)
+        letter = torch.searchsorted(self._alphabet, token).clamp(max=size - 1)
+        letter = letter.masked_fill(self._alphabet[letter] != token, size)
+        return self._moves[self._phrase, progress, letter[..., None]]
+
+    def _is_complete(self, progress: Int[Tensor, "R X F"]) -> Bool[Tensor, "R X"]:
+        return (progress == self._lengths).all(dim=2)
+
+
+def _progress(phrase: tuple[int, ...], progress: int, token: int) -> int:
+    """The progress in a phrase after one more token (Knuth, Morris and Pratt 1977)."""
+    if progress >= len(phrase):
+        return len(phrase)
+    ids = (*phrase[:progress], token)
+    return next(n for n in range(len(ids), -1, -1) if ids[len(ids) - n :] == phrase[:n])
