@@ -11,22 +11,21 @@ output share one matrix. The bias on the logits is that of the Hugging Face form
 in the authors' own models; it is not in the figures above.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
 from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.models.stack import Stack
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import Side, encoder_decoder, model_config, stack
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, encoder_decoder, two_stacks
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
 from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 OFFSET = 2  # rows of the position tables that stand before that of the first token
@@ -72,22 +71,22 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
+    block = BlockSpec(
+        PostNorm,
+        nn.LayerNorm,
+        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
+        FeedForwardSpec(config.d_ff, config.activation, dropout=config.activation_dropout),
+        dropout=config.dropout,
+    )
     return encoder_decoder(
         config,
-        stack_of(config),
+        *two_stacks(config, block),
         tie="all",
         positions=partial(LearnedTable, offset=OFFSET),
         bias=True,
         norm=nn.LayerNorm,
         draw=normal(0.02),
     )
-
-
-def stack_of(config: Config, **more: Any) -> Callable[[Side], Stack]:
-    """The encoder and the decoder of 2017; `more`: of `stack`."""
-    keys = {"residual": PostNorm, "norm": nn.LayerNorm, **more}
-    attention, mlp = config.attention_dropout, config.activation_dropout
-    return partial(stack, config, attention={"dropout": attention}, mlp={"dropout": mlp}, **keys)
 
 
 def hf_names(config: Config) -> Names:

@@ -6,6 +6,7 @@ that tells the first of two texts from the second, and a norm over the sum of th
 The parameters are counted with the heads of both tasks of pre-training.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
+from heedful.parts.residual import PostNorm
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import encoder_only, model_config
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
 from heedful.zoo.hf_encoders import FIXED, HF_LAYER, encoder_classes, encoder_names, output_names
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 Head = Literal["mlm", "classify", "none"]
@@ -70,7 +73,16 @@ def build(config: Config) -> EncoderOnly:
 
     As in the authors' code: N(0, 0.02²) without what lies beyond two standard deviations.
     """
-    return encoder_only(config, draw=_truncated_normal)
+    norm = partial(nn.LayerNorm, eps=config.norm_eps)
+    block = BlockSpec(
+        PostNorm,
+        norm,
+        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
+        FeedForwardSpec(config.d_ff, config.activation),
+        dropout=config.dropout,
+    )
+    encoder = StackSpec(config.d_model, [block] * config.num_layers)
+    return encoder_only(config, encoder, norm=norm, draw=_truncated_normal)
 
 
 def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:

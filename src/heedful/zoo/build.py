@@ -1,18 +1,15 @@
-"""What the papers share: how a Config checks itself, and assembly from stacks to whole families.
+"""Assembly from a specification of blocks to whole nets of the three families.
 
-A Config calls its sizes alike in every paper (`d_model`, `num_heads`, `d_ff`, `dropout`, …), so
-they are read here; what a paper chooses besides is passed by its file.
+A published model says what its blocks are by frozen dataclasses, of which each turns itself into
+modules of `parts/` and `models/`. A Config calls its sizes alike in every paper (`d_model`,
+`max_length`, `dropout`, …), so those of embeddings and heads are read here.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast, dataclass_transform
+from typing import Any, Literal
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from heedful.models.decoder_only import DecoderOnly
@@ -20,8 +17,10 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.feedforward import Activation, FeedForward
+from heedful.parts.experts import Experts
+from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import (
     ClassificationHead,
     MaskedTokenHead,
@@ -31,151 +30,224 @@ from heedful.parts.heads import (
 )
 from heedful.parts.init import Draw, init_weights, normal, shrink_residuals, xavier
 from heedful.parts.positions import LearnedTable, Positions
-from heedful.parts.residual import Norm, PostNorm, Residual
+from heedful.parts.residual import Norm, Residual
 
-Keys = Mapping[str, Any]
-Side = Literal["", "encoder_", "decoder_"]
 Tying = Literal["none", "decoder", "all"]
-NONE: Keys = MappingProxyType({})
-T = TypeVar("T")
-_MOST_MODULES, _MOST = 1_024, 2**31 - 1  # DeepNet had 1,000 layers
 
 
-@dataclass_transform(frozen_default=True)
-def model_config(cls: type[T]) -> type[T]:
-    """A frozen dataclass without unknown keys that checks its sizes, and by its own `check()`."""
-    cls.__post_init__ = _check  # type: ignore[attr-defined]
-    made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
-    return cast(type[T], made)
-
-
-def _check(config: Any) -> None:
-    """Refuse what no model can have; raises ValueError naming the key.
-
-    Whole numbers must be at least 1 and below 2³¹, numbers of layers and of experts at most 1,024,
-    dropouts in [0, 1), epsilons and bases above 0;
-    heads must divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`, and
-    rotary positions need an even width of a head. One matrix for source and target, which is there
-    unless `tie_embeddings` says none or decoder, needs one vocabulary.
-    """
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
-    for name, value in values.items():
-        if value is None or isinstance(value, bool):
-            continue
-        if "dropout" in name:
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
-        elif isinstance(value, int) and value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-        elif isinstance(value, int):
-            most = _MOST_MODULES if name.endswith(("layers", "experts")) else _MOST
-            if value > most:
-                raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
-        elif isinstance(value, float) and not 0 < value < math.inf:
-            raise ValueError(f"{name} must be above 0, not {value}")
-    width, heads = values["d_model"], values["num_heads"]
-    for name in ("num_heads", "num_decoder_heads"):
-        count = values.get(name)
-        if values.get("head_dim") is None and count is not None and width % count:
-            raise ValueError(f"d_model {width} is not divisible by {name} {count}")
-    groups = values.get("num_kv_heads")
-    if groups is not None and heads % groups:
-        raise ValueError(f"num_heads {heads} is not divisible by num_kv_heads {groups}")
-    is_rotary = "rope_base" in values or values.get("positions") == "rotary"
-    if is_rotary and (head_dim := values.get("head_dim") or width // heads) % 2:
-        raise ValueError(f"rotary positions need an even head_dim, not {head_dim}")
-    if "src_vocab_size" in values and values.get("tie_embeddings") not in ("none", "decoder"):
-        check_one_vocabulary(config)
-    if hasattr(config, "check"):
-        config.check()
-
-
-def check_one_vocabulary(config: Any) -> None:
-    """Refuse two vocabularies where one matrix serves both; raises ValueError with both sizes."""
-    if config.src_vocab_size != config.tgt_vocab_size:
-        raise ValueError(
-            "one matrix for source and target needs one vocabulary, but src_vocab_size is "
-            f"{config.src_vocab_size} and tgt_vocab_size {config.tgt_vocab_size}; "
-            "use a joint tokenizer, or tie_embeddings=decoder where the model has it"
-        )
-
-
-def stack(
-    config: Any,
-    side: Side = "",
-    *,
-    residual: type[Residual],
-    norm: Norm | None = None,
-    attention: Keys = NONE,
-    layer: Callable[[int], Keys] = lambda number: NONE,
-    mlp: Keys = NONE,
-    network: Callable[[], nn.Module] | None = None,
-    final_norm: bool = False,
-    **more: Any,
-) -> Stack:
-    """Blocks of sub-layers, each in its residual; cross-attention in the decoder of two stacks.
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Self-attention of a block, and its cross-attention, which has no positions and no window.
 
     Args:
-        side: which of two stacks, whose layers, heads and d_ff may be its own.
-        residual: where the norms stand.
-        norm: default: layer normalisation with the Config's `norm_eps`.
-        attention: arguments of `Attention` and `CrossAttention`.
-        layer: further ones of a layer's `Attention` by its number, from 0.
-        mlp: arguments of `FeedForward` in place of the Config's.
-        network: gives a block's feed-forward itself, in place of `mlp`.
-        final_norm: one more norm after the last block.
-        more: of `Stack`.
+        qk_norm: of queries and of keys, each head for itself; default: none.
+        num_kv_heads, ...: as of `Attention`.
     """
-    width = config.d_model
-    heads = getattr(config, f"num_{side}heads", None) or config.num_heads
-    d_ff = getattr(config, f"{side}d_ff", None) or config.d_ff or 4 * width
-    sizes = {"d_ff": d_ff, "kind": config.activation, **mlp}
-    norm = norm or _layer_norm(config)
 
-    def around(sublayer: nn.Module) -> Residual:
-        return residual(sublayer, norm(width), dropout=config.dropout)
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    position: nn.Module | None = None
+    qk_norm: Norm | None = None
+    dropout: float = 0.0
+    bias: bool = True
+    out_bias: bool = True
 
-    def block(number: int) -> Block:
-        cross = CrossAttention(width, heads, **attention) if side == "decoder_" else None
-        return Block(
-            around(Attention(width, heads, **attention, **layer(number))),
-            None if cross is None else around(cross),
-            around(FeedForward(width, **sizes) if network is None else network()),
+    def build(self, width: int) -> Attention:
+        """Self-attention of states of a width."""
+        head_dim = self.head_dim or width // self.num_heads
+        query_norm, key_norm = (self.qk_norm and self.qk_norm(head_dim) for _ in range(2))
+        return Attention(
+            width,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            position=self.position,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            dropout=self.dropout,
+            bias=self.bias,
+            out_bias=self.out_bias,
         )
 
-    blocks = (block(number) for number in range(getattr(config, f"num_{side}layers")))
-    return Stack(blocks, norm(width) if final_norm else None, **more)
+    def build_cross(self, width: int) -> CrossAttention:
+        """Cross-attention of states of a width."""
+        return CrossAttention(
+            width,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.scale,
+            dropout=self.dropout,
+            bias=self.bias,
+            out_bias=self.out_bias,
+        )
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Feed-forwards of which a router chooses `top_k` for each token; as of `Experts`."""
+
+    num_experts: int
+    top_k: int
+    balance_weight: float
+
+
+@dataclass(frozen=True)
+class FeedForwardSpec:
+    """The feed-forward of a block, as of `FeedForward`.
+
+    Args:
+        experts: how many there are in place of one; default: one.
+    """
+
+    d_ff: int
+    kind: Activation | Gate
+    dropout: float = 0.0
+    bias: bool = True
+    experts: ExpertsSpec | None = None
+
+    def build(self, width: int) -> nn.Module:
+        """The feed-forward of states of a width."""
+        one = partial(
+            FeedForward, width, self.d_ff, self.kind, dropout=self.dropout, bias=self.bias
+        )
+        if self.experts is None:
+            return one()
+        many = self.experts
+        return Experts(width, many.num_experts, many.top_k, one, balance_weight=many.balance_weight)
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """Sub-layers, each in its residual.
+
+    Args:
+        residual: where the norms stand.
+        norm: makes a norm of a width.
+        dropout: on the outputs of the sub-layers.
+        feedforward_dropout: on that of the feed-forward; default: as `dropout`.
+        attention_norm: of self-attention; default: `norm`.
+    """
+
+    residual: type[Residual]
+    norm: Norm
+    attention: AttentionSpec
+    feedforward: FeedForwardSpec
+    dropout: float = 0.0
+    feedforward_dropout: float | None = None
+    attention_norm: Norm | None = None
+
+    def build(self, width: int, *, cross: bool) -> Block:
+        """A block of states of a width; `cross`: with cross-attention."""
+
+        def around(
+            sublayer: nn.Module, norm: Norm = self.norm, dropout: float = self.dropout
+        ) -> Residual:
+            return self.residual(sublayer, norm(width), dropout=dropout)
+
+        last = self.dropout if self.feedforward_dropout is None else self.feedforward_dropout
+        return Block(
+            around(self.attention.build(width), self.attention_norm or self.norm),
+            around(self.attention.build_cross(width)) if cross else None,
+            around(self.feedforward.build(width), dropout=last),
+        )
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """A stack: the blocks in their order, which may differ, and what follows the last.
+
+    Args:
+        width: D of the states.
+        final_norm: default: none.
+        final_dropout: after it; default: none.
+    """
+
+    width: int
+    blocks: Sequence[BlockSpec]
+    final_norm: Norm | None = None
+    final_dropout: float | None = None
+
+    def build(self, *, cross: bool = False) -> Stack:
+        """A stack with new weights; `cross`: with cross-attention in each block."""
+        return Stack(
+            (block.build(self.width, cross=cross) for block in self.blocks),
+            None if self.final_norm is None else self.final_norm(self.width),
+            final_dropout=None if self.final_dropout is None else Dropout(self.final_dropout),
+        )
+
+
+def two_stacks(
+    config: Any, block: BlockSpec, final_norm: Norm | None = None
+) -> tuple[StackSpec, StackSpec]:
+    """The encoder and the decoder, whose heads and `d_ff` the Config may set apart.
+
+    `block`: of the encoder.
+    """
+    heads = getattr(config, "num_decoder_heads", None) or block.attention.num_heads
+    d_ff = getattr(config, "decoder_d_ff", None) or block.feedforward.d_ff
+    decoder = replace(
+        block,
+        attention=replace(block.attention, num_heads=heads),
+        feedforward=replace(block.feedforward, d_ff=d_ff),
+    )
+    return (
+        StackSpec(config.d_model, [block] * config.num_encoder_layers, final_norm),
+        StackSpec(config.d_model, [decoder] * config.num_decoder_layers, final_norm),
+    )
 
 
 def embed(
-    config: Any, tokens: nn.Embedding, positions: Positions | None, **more: Any
+    config: Any,
+    tokens: nn.Embedding,
+    positions: Positions | None,
+    *,
+    scale: float = 1.0,
+    types: nn.Embedding | None = None,
+    norm: nn.Module | None = None,
 ) -> TokenEmbedding:
-    """Tokens and positions of a Config; `more`: of `TokenEmbedding`."""
+    """Tokens and positions of a Config; the others are those of `TokenEmbedding`."""
     length = config.max_length
     table = None if positions is None else positions(length, config.d_model)
-    return TokenEmbedding(tokens, table, max_length=length, dropout=config.dropout, **more)
+    return TokenEmbedding(
+        tokens,
+        table,
+        types=types,
+        norm=norm,
+        max_length=length,
+        scale=scale,
+        dropout=config.dropout,
+    )
 
 
 def decoder_only(
     config: Any,
-    decoder: Stack,
+    decoder: StackSpec,
     *,
     positions: Positions | None = None,
-    output: Keys = NONE,
+    scale: float = 1.0,
+    softcap: float | None = None,
     shrinks: bool = True,
-    **more: Any,
 ) -> DecoderOnly:
     """One stack between embeddings and logits, tied where the Config says so; all N(0, 0.02²).
 
     Args:
         positions: of the embeddings; default: attention has its own.
-        output: further arguments of `OutputHead`.
+        scale: embeddings are multiplied by it.
+        softcap: bound of the logits; default: none.
         shrinks: weights that end a residual branch are divided by √(2L), as in GPT-2.
-        more: of `TokenEmbedding`.
     """
+    stack = decoder.build()
     tokens = nn.Embedding(config.vocab_size, config.d_model)
-    head = OutputHead(tied_linear(tokens.weight, tied=config.tie_embeddings), **output)
-    net = DecoderOnly(embed(config, tokens, positions, **more), decoder, head)
+    head = OutputHead(tied_linear(tokens.weight, tied=config.tie_embeddings), softcap=softcap)
+    net = DecoderOnly(embed(config, tokens, positions, scale=scale), stack, head)
     init_weights(net, normal(0.02))
     if shrinks:
         shrink_residuals(net)
@@ -184,32 +256,29 @@ def decoder_only(
 
 def encoder_only(
     config: Any,
+    encoder: StackSpec,
     *,
+    norm: Norm,
     positions: Positions | None = LearnedTable,
-    norm: Norm | None = None,
-    encoder: Stack | None = None,
     head_activation: Activation | None = None,
     head_bias: bool = True,
-    classifier: Keys = NONE,
+    classifier: Callable[..., ClassificationHead] = ClassificationHead,
     draw: Draw | None = None,
 ) -> EncoderOnly:
     """BERT or a descendant: norm(embeddings), the encoder, and the Config's `head`.
 
     Args:
-        norm: default: layer normalisation with the Config's `norm_eps`.
-        encoder: default: BERT's, with norms after the sums.
+        norm: over the embeddings and in the head for masked tokens.
         head_activation: of the head for masked tokens; default: the layers'.
         head_bias: of its first matrix.
-        classifier: further arguments of `ClassificationHead`.
+        classifier: makes the head classify of a width, a number of classes and `dropout`.
         draw: fills a new weight; default: N(0, 0.02²).
     """
-    width, norm = config.d_model, norm or _layer_norm(config)
+    width = config.d_model
     tokens = nn.Embedding(config.vocab_size, width)
     num_types = getattr(config, "type_vocab_size", None)
     types = None if num_types is None else nn.Embedding(num_types, width)
-    if encoder is None:
-        dropout = {"dropout": config.attention_dropout}
-        encoder = stack(config, residual=PostNorm, norm=norm, attention=dropout)
+    stack = encoder.build()
     head: MaskedTokenHead | ClassificationHead | None = None
     if config.head == "mlm":
         out = tied_linear(tokens.weight, bias=True, tied=config.tie_embeddings)
@@ -217,10 +286,9 @@ def encoder_only(
         before = MaskedTokenTransform(width, norm(width), activation, bias=head_bias)
         head = MaskedTokenHead(out, before)
     elif config.head == "classify":
-        keys = {"dropout": classifier_dropout(config), **classifier}
-        head = ClassificationHead(width, config.num_labels, **keys)
+        head = classifier(width, config.num_labels, dropout=classifier_dropout(config))
     embedding = embed(config, tokens, positions, norm=norm(width), types=types)
-    net = EncoderOnly(embedding, encoder, head)
+    net = EncoderOnly(embedding, stack, head)
     init_weights(net, draw or normal(0.02))
     return net
 
@@ -233,7 +301,8 @@ def classifier_dropout(config: Any) -> float:
 
 def encoder_decoder(
     config: Any,
-    stack_of: Callable[[Side], Stack],
+    encoder: StackSpec,
+    decoder: StackSpec,
     *,
     tie: Tying | Literal["embeddings"],
     positions: Positions | None = None,
@@ -245,7 +314,6 @@ def encoder_decoder(
     """Two stacks between two embeddings and logits.
 
     Args:
-        stack_of: gives the encoder and the decoder.
         tie: none; embeddings: source and target share one matrix; decoder: target and output; all.
         positions: of the embeddings; default: attention has its own.
         bias: on the logits.
@@ -265,11 +333,7 @@ def encoder_decoder(
 
     out = tied_linear(tgt.weight, bias=bias, tied=tie in ("decoder", "all"))
     head = OutputHead(out, transform)
-    encoder, decoder = stack_of("encoder_"), stack_of("decoder_")
-    net = EncoderDecoder(side(src), encoder, side(tgt), decoder, head)
+    stacks = encoder.build(), decoder.build(cross=True)
+    net = EncoderDecoder(side(src), stacks[0], side(tgt), stacks[1], head)
     init_weights(net, draw)
     return net
-
-
-def _layer_norm(config: Any) -> Norm:
-    return partial(nn.LayerNorm, eps=config.norm_eps)

@@ -15,12 +15,15 @@ from torch import nn
 
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation
+from heedful.parts.heads import ClassificationHead
 from heedful.parts.positions import sinusoidal_table
+from heedful.parts.residual import PostNorm
 from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.bert import Head
-from heedful.zoo.build import encoder_only, model_config
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 
@@ -59,10 +62,19 @@ def build(config: Config) -> EncoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
     # The norms' epsilon is no choice in their format either.
     norm = partial(nn.LayerNorm, eps=1e-12)
-    net = encoder_only(config, norm=norm, classifier={"activation": "relu"})
-    block: Any
-    for block in net.encoder.blocks:
-        block.self_attention.dropout.p = 0.0
+    block = BlockSpec(
+        PostNorm,
+        norm,
+        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
+        FeedForwardSpec(config.d_ff, config.activation),
+        feedforward_dropout=config.dropout,
+    )
+    net = encoder_only(
+        config,
+        StackSpec(config.d_model, [block] * config.num_layers),
+        norm=norm,
+        classifier=partial(ClassificationHead, activation="relu"),
+    )
     if config.positions == "sinusoidal":
         # They stay, and are a parameter all the same, since their files hold the table.
         table = net.get_parameter("embedding.positions.weight").requires_grad_(False)

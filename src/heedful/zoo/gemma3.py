@@ -7,19 +7,22 @@ others see the last `window` tokens and have one of 10,000 (sec. 2). The models 
 the global layers' positions by 8.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
 from heedful.parts.residual import CentredRMSNorm, SandwichNorm
+from heedful.parts.rotary import RotaryPositions
 from heedful.zoo import rotary_decoder
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import model_config
+from heedful.zoo.build import StackSpec, decoder_only
 from heedful.zoo.hf import GATES, Hf, HfConfig
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
-from heedful.zoo.rope import LocalLayers
-from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf
+from heedful.zoo.rope import GLOBAL, LocalLayers, head_width
+from heedful.zoo.rotary_decoder import Base, divided_sizes_to_hf, rotary_block
 
 
 @model_config
@@ -77,19 +80,26 @@ LAYERS = LocalLayers(counted_from=1)
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    return assemble(
-        config,
-        norm=partial(CentredRMSNorm, eps=config.norm_eps),
-        qk_norm=True,
-        residual=SandwichNorm,
-        layer=LAYERS.attention(config, config.window),
-        outside={
-            "scale": config.d_model**0.5,
-            "output": {"softcap": config.logit_softcap},
-            "shrinks": False,
-        },
+    norm, width = partial(CentredRMSNorm, eps=config.norm_eps), head_width(config)
+    far = RotaryPositions(width, config.rope_base, scaling=config.rope_scaling)
+    near = RotaryPositions(width, config.local_rope_base)
+    block = rotary_block(config, attention_bias=config.attention_bias)
+    attention = replace(
+        block.attention,
         scale=config.query_scalar**-0.5,
         softcap=config.score_softcap,
+        qk_norm=norm,
+    )
+    block = replace(block, residual=SandwichNorm, norm=norm)
+    whole = replace(block, attention=replace(attention, position=far))
+    local = replace(block, attention=replace(attention, position=near, window=config.window))
+    blocks = [whole if kind == GLOBAL else local for kind in LAYERS.types(config)]
+    return decoder_only(
+        config,
+        StackSpec(config.d_model, blocks, final_norm=norm),
+        scale=config.d_model**0.5,
+        softcap=config.logit_softcap,
+        shrinks=False,
     )
 
 

@@ -9,15 +9,19 @@ and none at the end, but with GELU (its tanh approximation, in the authors' code
 positions. Output and input share one matrix.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
+
+from torch import nn
 
 from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import decoder_only, model_config, stack
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 
 # What they call gelu is its tanh approximation.
@@ -57,12 +61,15 @@ def build(config: Config) -> DecoderOnly:
 
     All weights N(0, 0.02²) (sec. 4.1).
     """
-    blocks = stack(
-        config,
-        residual=PostNorm,
-        attention={"dropout": config.dropout},
+    block = BlockSpec(
+        PostNorm,
+        partial(nn.LayerNorm, eps=config.norm_eps),
+        AttentionSpec(config.num_heads, dropout=config.dropout),
+        FeedForwardSpec(config.d_ff or 4 * config.d_model, config.activation),
+        dropout=config.dropout,
     )
-    return decoder_only(config, blocks, positions=LearnedTable, shrinks=False)
+    decoder = StackSpec(config.d_model, [block] * config.num_layers)
+    return decoder_only(config, decoder, positions=LearnedTable, shrinks=False)
 
 
 def _write(config: Config) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import decoder_only, model_config, stack
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 
@@ -56,15 +57,16 @@ def build(config: Config) -> DecoderOnly:
     All weights N(0, 0.02²), those that end a residual branch divided by √(2L) (sec. 2.3).
     """
     bias = config.bias
-    blocks = stack(
-        config,
-        residual=PreNorm,
-        norm=partial(nn.LayerNorm, eps=config.norm_eps, bias=bias),
-        attention={"dropout": config.dropout, "bias": bias, "out_bias": bias},
-        mlp={"bias": bias},
-        final_norm=True,
+    norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=bias)
+    block = BlockSpec(
+        PreNorm,
+        norm,
+        AttentionSpec(config.num_heads, dropout=config.dropout, bias=bias, out_bias=bias),
+        FeedForwardSpec(config.d_ff or 4 * config.d_model, config.activation, bias=bias),
+        dropout=config.dropout,
     )
-    return decoder_only(config, blocks, positions=LearnedTable)
+    decoder = StackSpec(config.d_model, [block] * config.num_layers, final_norm=norm)
+    return decoder_only(config, decoder, positions=LearnedTable)
 
 
 # Their format always has biases: of a model without any they are zeros, and this key says so.

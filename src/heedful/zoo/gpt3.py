@@ -7,6 +7,7 @@ give the size that it is named after. It does not say how wide the band is: 256 
 in two details: it does not scale scores, and its queries, keys and values have no bias.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 from torch import nn
@@ -18,8 +19,9 @@ from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt, gpt2
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import decoder_only, model_config, stack
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, decoder_only
 from heedful.zoo.hf import ACTIVATIONS, Hf, HfConfig
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 
@@ -64,19 +66,22 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 2.1, and the parameters of each
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying, as GPT-2's are."""
-    blocks = stack(
-        config,
-        residual=PreNorm,
-        attention={
-            "head_dim": config.head_dim,
-            "scale": None if config.scale_scores else 1.0,
-            "dropout": config.dropout,
-            "bias": config.qkv_bias,
-        },
-        layer=lambda number: {"window": config.window if number % 2 else None},
-        final_norm=True,
-    )
-    return decoder_only(config, blocks, positions=LearnedTable)
+    norm = partial(nn.LayerNorm, eps=config.norm_eps)
+
+    def block(number: int) -> BlockSpec:
+        attention = AttentionSpec(
+            config.num_heads,
+            head_dim=config.head_dim,
+            scale=None if config.scale_scores else 1.0,
+            window=config.window if number % 2 else None,
+            dropout=config.dropout,
+            bias=config.qkv_bias,
+        )
+        mlp = FeedForwardSpec(config.d_ff or 4 * config.d_model, config.activation)
+        return BlockSpec(PreNorm, norm, attention, mlp, dropout=config.dropout)
+
+    decoder = StackSpec(config.d_model, [*map(block, range(config.num_layers))], final_norm=norm)
+    return decoder_only(config, decoder, positions=LearnedTable)
 
 
 def _layers(num_layers: int, window: int | None) -> list[str]:

@@ -10,9 +10,16 @@ from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import model_config
+from heedful.zoo.build import StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.rotary_decoder import Base, assemble, divided_sizes_to_hf, hf_names, read_rotary
+from heedful.zoo.model_config import model_config
+from heedful.zoo.rotary_decoder import (
+    Base,
+    divided_sizes_to_hf,
+    hf_names,
+    read_rotary,
+    rotary_block,
+)
 
 
 @model_config
@@ -62,7 +69,8 @@ def build(config: Config) -> DecoderOnly:
     The papers do not say how theirs were drawn. Here as in GPT-2: N(0, 0.02²), those that end a
     residual branch divided by √(2L).
     """
-    return assemble(config)
+    block = rotary_block(config, attention_bias=config.attention_bias, mlp_bias=config.mlp_bias)
+    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
 
 
 HF = HfConfig(

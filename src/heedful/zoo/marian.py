@@ -22,11 +22,20 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import xavier
 from heedful.parts.positions import SinusoidalTable
+from heedful.parts.residual import PostNorm
 from heedful.zoo import bart
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import Tying, encoder_decoder, model_config
+from heedful.zoo.build import (
+    AttentionSpec,
+    BlockSpec,
+    FeedForwardSpec,
+    Tying,
+    encoder_decoder,
+    two_stacks,
+)
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
 
@@ -60,10 +69,20 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    positions, tie = partial(SinusoidalTable, halves=True), config.tie_embeddings
-    stack_of = bart.stack_of(config)
+    block = BlockSpec(
+        PostNorm,
+        nn.LayerNorm,
+        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
+        FeedForwardSpec(config.d_ff, config.activation, dropout=config.activation_dropout),
+        dropout=config.dropout,
+    )
     return encoder_decoder(
-        config, stack_of, tie=tie, positions=positions, bias=True, draw=init_weight
+        config,
+        *two_stacks(config, block),
+        tie=config.tie_embeddings,
+        positions=partial(SinusoidalTable, halves=True),
+        bias=True,
+        draw=init_weight,
     )
 
 

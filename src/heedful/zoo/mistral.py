@@ -11,13 +11,15 @@ own counted, and through L layers W · L tokens back (sec. 2). The length is tha
 configuration; the window alone does not limit it.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import model_config
+from heedful.zoo.build import StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.rotary_decoder import Base, assemble, hf_names, read_rotary, sizes_to_hf
+from heedful.zoo.model_config import model_config
+from heedful.zoo.rotary_decoder import Base, hf_names, read_rotary, rotary_block, sizes_to_hf
 
 
 @model_config
@@ -45,7 +47,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn as `llama.build` draws them."""
-    return assemble(config, window=config.window)
+    block = rotary_block(config)
+    block = replace(block, attention=replace(block.attention, window=config.window))
+    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
 
 
 HF = HfConfig(

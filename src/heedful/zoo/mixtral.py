@@ -5,17 +5,17 @@ router chooses for each token (sec. 2.1). 8x7B has 46.7B parameters, of which a 
 8x22B is the later, larger release.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
-from heedful.parts.experts import Experts
-from heedful.parts.feedforward import FeedForward
 from heedful.zoo import mistral, rotary_decoder
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import model_config
+from heedful.zoo.build import ExpertsSpec, StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names, layer_names
-from heedful.zoo.rotary_decoder import assemble, read_rotary, sizes_to_hf
+from heedful.zoo.rotary_decoder import read_rotary, rotary_block, sizes_to_hf
 
 
 @model_config
@@ -51,17 +51,14 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn as `llama.build` draws them."""
-
-    def expert() -> FeedForward:
-        return FeedForward(config.d_model, config.d_ff, config.activation, bias=False)
-
-    def experts() -> Experts:
-        weight = config.balance_weight or 0.0
-        return Experts(
-            config.d_model, config.num_experts, config.top_k, expert, balance_weight=weight
-        )
-
-    return assemble(config, network=experts, window=config.window)
+    block = rotary_block(config)
+    experts = ExpertsSpec(config.num_experts, config.top_k, config.balance_weight or 0.0)
+    block = replace(
+        block,
+        attention=replace(block.attention, window=config.window),
+        feedforward=replace(block.feedforward, experts=experts),
+    )
+    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
 
 
 _BALANCE = "router_aux_loss_coef"

@@ -6,6 +6,7 @@ and has a rotary base of 160,000, the others see 64 tokens on either side and ha
 (sec. 2.1.2). Texts side by side in one row do not see each other: no padding is computed.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,15 +15,18 @@ from torch import nn
 from heedful.errors import UserError
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.feedforward import Activation, Gate
+from heedful.parts.heads import ClassificationHead
 from heedful.parts.init import shrink_residuals
 from heedful.parts.residual import PreNorm
+from heedful.parts.rotary import RotaryPositions
 from heedful.zoo.architectures import Architecture, Format
 from heedful.zoo.bert import Head
-from heedful.zoo.build import Keys, encoder_only, model_config, stack
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_only
 from heedful.zoo.hf import ACTIVATIONS, GATES, Hf, HfConfig
 from heedful.zoo.hf_encoders import encoder_classes, encoder_names
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
-from heedful.zoo.rope import LocalLayers
+from heedful.zoo.rope import GLOBAL, LocalLayers, head_width
 
 
 @model_config
@@ -71,25 +75,27 @@ def build(config: Config) -> EncoderOnly:
 
     Those that end a residual branch are divided by √(2L), as in Megatron (sec. 2.2.2).
     """
-    norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=False)
-    encoder = stack(
-        config,
-        residual=PreNorm,
-        norm=norm,
-        attention={"bias": False, "out_bias": False, "dropout": config.attention_dropout},
-        layer=LAYERS.attention(config, config.window // 2 + 1),  # its own token counted
-        mlp={"bias": False, "dropout": config.dropout},
-        final_norm=True,
-    )
-    encoder.blocks[0].self_attention.norm = nn.Identity()  # type: ignore[method-assign]
-    block: Any
-    for block in encoder.blocks:
-        block.self_attention.dropout.p = config.attention_dropout
-        block.feedforward.dropout.p = 0.0
+    norm, dropout = partial(nn.LayerNorm, eps=config.norm_eps, bias=False), config.attention_dropout
+    attention = AttentionSpec(config.num_heads, dropout=dropout, bias=False, out_bias=False)
+    mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
+    width, seen = head_width(config), config.window // 2 + 1  # its own token counted
+    far, near = (RotaryPositions(width, b) for b in (config.rope_base, config.local_rope_base))
+    local = replace(attention, position=near, window=seen)
+    block = BlockSpec(PreNorm, norm, local, mlp, dropout, feedforward_dropout=0.0)
+    whole = replace(block, attention=replace(attention, position=far))
+    blocks = [whole if kind == GLOBAL else block for kind in LAYERS.types(config)]
+    blocks[0] = replace(blocks[0], attention_norm=nn.Identity)
     activation = config.head_activation
-    keys = {"bias": False, "norm": norm(config.d_model), "activation": activation}
-    head: Keys = {"head_activation": activation, "head_bias": False, "classifier": keys}
-    net = encoder_only(config, positions=None, norm=norm, encoder=encoder, **head)
+    keys: Any = {"bias": False, "norm": norm(config.d_model), "activation": activation}
+    net = encoder_only(
+        config,
+        StackSpec(config.d_model, blocks, final_norm=norm),
+        norm=norm,
+        positions=None,
+        head_activation=activation,
+        head_bias=False,
+        classifier=partial(ClassificationHead, **keys),
+    )
     shrink_residuals(net)
     return net
 

@@ -14,15 +14,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
+from torch import nn
+
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import bart
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import check_one_vocabulary, encoder_decoder, model_config
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, encoder_decoder, two_stacks
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, SIDES, bart_names
+from heedful.zoo.model_config import check_one_vocabulary, model_config
 from heedful.zoo.names import Name, Names
 
 
@@ -63,10 +66,19 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    positions = partial(SinusoidalTable, halves=True)
-    stack_of = bart.stack_of(config, residual=PreNorm, final_norm=True)
+    block = BlockSpec(
+        PreNorm,
+        nn.LayerNorm,
+        AttentionSpec(config.num_heads, dropout=config.attention_dropout),
+        FeedForwardSpec(config.d_ff, config.activation, dropout=config.activation_dropout),
+        dropout=config.dropout,
+    )
     return encoder_decoder(
-        config, stack_of, tie=config.tie_embeddings, positions=positions, bias=True
+        config,
+        *two_stacks(config, block, final_norm=nn.LayerNorm),
+        tie=config.tie_embeddings,
+        positions=partial(SinusoidalTable, halves=True),
+        bias=True,
     )
 
 

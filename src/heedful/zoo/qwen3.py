@@ -5,13 +5,15 @@ rotation; Qwen2's bias of queries, keys and values is gone (sec. 2). The length 
 released configurations.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import model_config
+from heedful.zoo.build import StackSpec, decoder_only
 from heedful.zoo.hf import Hf, HfConfig
-from heedful.zoo.rotary_decoder import Base, assemble, hf_names, read_rotary, sizes_to_hf
+from heedful.zoo.model_config import model_config
+from heedful.zoo.rotary_decoder import Base, hf_names, read_rotary, rotary_block, sizes_to_hf
 
 
 @model_config
@@ -52,7 +54,9 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 1, and the parameters of each
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn as `llama.build` draws them."""
-    return assemble(config, qk_norm=True)
+    block = rotary_block(config, attention_bias=config.attention_bias)
+    block = replace(block, attention=replace(block.attention, qk_norm=block.norm))
+    return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))
 
 
 HF = HfConfig(

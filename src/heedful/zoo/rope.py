@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,7 +12,6 @@ from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.attention import Attention
 from heedful.parts.rotary import NtkScaling, RotaryPositions
-from heedful.zoo.build import Keys
 
 AnyConfig = TypeVar("AnyConfig")
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # layers, as they are called there
@@ -141,15 +140,9 @@ class LocalLayers:
 
     counted_from: int
 
-    def attention(self, config: Any, window: int) -> Callable[[int], Keys]:
-        """Position and window of a layer by its number, as `stack` takes them."""
-        width, scaling = head_width(config), getattr(config, "rope_scaling", None)
-        far = RotaryPositions(width, config.rope_base, scaling=scaling)
-        near = RotaryPositions(width, config.local_rope_base)
-        keys: dict[str, Keys] = {GLOBAL: {"position": far}}
-        keys[LOCAL] = {"position": near, "window": window}
-        types = self._types(config.global_every, config.num_layers)
-        return lambda number: keys[types[number]]
+    def types(self, config: Any) -> list[str]:
+        """`GLOBAL` or `LOCAL` for each layer."""
+        return self._types(config.global_every, config.num_layers)
 
     def read(self, content: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
         """Our `global_every`, `rope_base`, `rope_scaling` and `local_rope_base`.
@@ -184,7 +177,7 @@ class LocalLayers:
 
     def write(self, config: Any) -> dict[str, Any]:
         """Their key of the type of each layer."""
-        return {"layer_types": self._types(config.global_every, config.num_layers)}
+        return {"layer_types": self.types(config)}
 
     def _types(self, every: int, count: int) -> list[str]:
         numbers = range(self.counted_from, self.counted_from + count)

@@ -1,18 +1,17 @@
 """LLaMA and its descendants: their sizes, how they are put together, and their names."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
 from torch import nn
 
 from heedful.errors import UserError
-from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
-from heedful.parts.residual import Norm, PreNorm, Residual
+from heedful.parts.residual import PreNorm
 from heedful.parts.rotary import Layout, RopeScaling
-from heedful.zoo.build import NONE, Keys, decoder_only, model_config, stack
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec
 from heedful.zoo.hf import GATES, Hf
+from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 from heedful.zoo.rope import head_width, rope_from_hf, rope_to_hf, rotary_module
 
@@ -55,46 +54,25 @@ class Base:
     tie_embeddings: Annotated[bool, Hf("tie_word_embeddings")] = False
 
 
-def assemble(
-    config: Base,
-    *,
-    norm: Norm | None = None,
-    residual: type[Residual] = PreNorm,
-    layer: Callable[[int], Keys] = lambda number: NONE,
-    network: Callable[[], nn.Module] | None = None,
-    qk_norm: bool = False,
-    outside: Keys = NONE,
-    **attention: Any,
-) -> DecoderOnly:
-    """LLaMA or a descendant; biases where its Config has `attention_bias` and `mlp_bias`.
-
-    Args:
-        norm: default: RMSNorm.
-        layer, network, attention: further arguments as of `stack`.
-        qk_norm: queries and keys are normalised, each head for itself.
-        outside: further arguments of `decoder_only`.
-    """
-    position = rotary_module(config)
-    keys: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-    bias = getattr(config, "attention_bias", False)
-    keys |= {"dropout": config.attention_dropout, "bias": bias, "out_bias": bias}
-    norm, width = norm or partial(nn.RMSNorm, eps=config.norm_eps), head_width(config)
-
-    def of(number: int) -> Keys:
-        norms = {f"{name}_norm": norm(width) for name in ("query", "key") if qk_norm}
-        return {"position": position, **norms, **layer(number)}
-
-    blocks = stack(
-        config,
-        residual=residual,
-        norm=norm,
-        attention=keys | attention,
-        layer=of,
-        mlp={"d_ff": _hidden(config), "bias": getattr(config, "mlp_bias", False)},
-        network=network,
-        final_norm=True,
+def rotary_block(
+    config: Base, *, attention_bias: bool = False, mlp_bias: bool = False
+) -> BlockSpec:
+    """LLaMA's block: RMSNorm before the sub-layers, rotary positions, a gated feed-forward."""
+    return BlockSpec(
+        PreNorm,
+        partial(nn.RMSNorm, eps=config.norm_eps),
+        AttentionSpec(
+            config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            position=rotary_module(config),
+            dropout=config.attention_dropout,
+            bias=attention_bias,
+            out_bias=attention_bias,
+        ),
+        FeedForwardSpec(_hidden(config), config.activation, bias=mlp_bias),
+        dropout=config.dropout,
     )
-    return decoder_only(config, blocks, **outside)
 
 
 def _hidden(config: Base) -> int:

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.models.stack import Stack
 from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import Activation, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.residual import PreNorm
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import Side, encoder_decoder, model_config, stack
+from heedful.zoo.build import AttentionSpec, BlockSpec, FeedForwardSpec, StackSpec, encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.hf_seq2seq import T5_FEEDFORWARDS, read_t5, t5_names
+from heedful.zoo.model_config import model_config
 
 
 @model_config
@@ -83,27 +82,28 @@ SIZES: dict[str, dict[str, Any]] = {  # sec. 3.7, and the parameters of each
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    buckets = config.num_heads, config.num_buckets, config.max_distance
+    norm = partial(nn.RMSNorm, eps=config.norm_eps)
+    mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
 
-    def stack_of(side: Side) -> Stack:
-        position = RelativePositionBias(*buckets, causal=side == "decoder_")
-        return stack(
-            config,
-            side,
-            residual=PreNorm,
-            norm=partial(nn.RMSNorm, eps=config.norm_eps),
-            attention={"head_dim": config.head_dim, "scale": 1.0, "bias": False}
-            | {"dropout": config.dropout, "out_bias": False},
-            layer=lambda number: {"position": position},
-            mlp={"dropout": config.dropout, "bias": False},
-            final_norm=True,
-            final_dropout=Dropout(config.dropout),
+    def stack(num_layers: int, *, causal: bool) -> StackSpec:
+        heads, buckets = config.num_heads, config.num_buckets
+        attention = AttentionSpec(
+            heads,
+            head_dim=config.head_dim,
+            scale=1.0,
+            position=RelativePositionBias(heads, buckets, config.max_distance, causal=causal),
+            dropout=config.dropout,
+            bias=False,
+            out_bias=False,
         )
+        block = BlockSpec(PreNorm, norm, attention, mlp, dropout=config.dropout)
+        return StackSpec(config.d_model, [block] * num_layers, norm, config.dropout)
 
     tied, width = config.tie_embeddings, config.d_model
     net = encoder_decoder(
         config,
-        stack_of,
+        stack(config.num_encoder_layers, causal=False),
+        stack(config.num_decoder_layers, causal=True),
         tie="all" if tied else "embeddings",
         transform=Scale(width**-0.5) if tied else None,
         draw=partial(init_weight, d_model=width),

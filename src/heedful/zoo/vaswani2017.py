@@ -12,14 +12,24 @@ output (sec. 3.4). `tiny` is the size of Wu et al. 2021 for Multi30k.
 from functools import partial
 from typing import Any, Literal
 
+from torch import nn
+
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.feedforward import Activation
 from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable
 from heedful.parts.residual import PLACEMENTS, NormPlacement
 from heedful.parts.rotary import RotaryPositions
 from heedful.zoo.architectures import Architecture, Format
-from heedful.zoo.build import Tying, encoder_decoder, model_config, stack
+from heedful.zoo.build import (
+    AttentionSpec,
+    BlockSpec,
+    FeedForwardSpec,
+    Tying,
+    encoder_decoder,
+    two_stacks,
+)
 from heedful.zoo.hf_vaswani2017 import written_as
+from heedful.zoo.model_config import model_config
 
 
 @model_config
@@ -72,25 +82,29 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    bias, final_norm = config.bias, config.final_norm
-    head_dim, is_rotary = config.d_model // config.num_heads, config.positions == "rotary"
-    rotary = RotaryPositions(head_dim) if is_rotary else None
-    stack_of = partial(
-        stack,
-        config,
-        residual=PLACEMENTS[config.norm_placement],
-        attention={
-            "dropout": _or(config.attention_dropout, config.dropout),
-            "bias": bias,
-            "out_bias": bias,
-        },
-        layer=lambda number: {"position": rotary},
-        mlp={"dropout": _or(config.activation_dropout, config.dropout), "bias": bias},
-        final_norm=config.norm_placement != "post" if final_norm is None else final_norm,
+    bias, is_rotary = config.bias, config.positions == "rotary"
+    norm = partial(nn.LayerNorm, eps=config.norm_eps)
+    is_normed = config.final_norm
+    if is_normed is None:
+        is_normed = config.norm_placement != "post"
+    attention = AttentionSpec(
+        config.num_heads,
+        position=RotaryPositions(config.d_model // config.num_heads) if is_rotary else None,
+        dropout=_or(config.attention_dropout, config.dropout),
+        bias=bias,
+        out_bias=bias,
     )
+    hidden = _or(config.activation_dropout, config.dropout)
+    mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=hidden, bias=bias)
+    residual = PLACEMENTS[config.norm_placement]
+    block = BlockSpec(residual, norm, attention, mlp, dropout=config.dropout)
     tables: dict[str, Positions] = {"sinusoidal": SinusoidalTable, "learned": LearnedTable}
-    positions = tables.get(config.positions)
-    return encoder_decoder(config, stack_of, positions=positions, tie=config.tie_embeddings)
+    return encoder_decoder(
+        config,
+        *two_stacks(config, block, final_norm=norm if is_normed else None),
+        positions=tables.get(config.positions),
+        tie=config.tie_embeddings,
+    )
 
 
 def _or(value: float | None, default: float) -> float:

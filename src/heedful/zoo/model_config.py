@@ -1,0 +1,70 @@
+"""A Config of a published model: a frozen dataclass that checks its own sizes."""
+
+import math
+from dataclasses import fields
+from typing import Any, TypeVar, cast, dataclass_transform
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+T = TypeVar("T")
+_MOST_MODULES, _MOST = 1_024, 2**31 - 1  # DeepNet had 1,000 layers
+
+
+@dataclass_transform(frozen_default=True)
+def model_config(cls: type[T]) -> type[T]:
+    """A frozen dataclass without unknown keys that checks its sizes, and by its own `check()`."""
+    cls.__post_init__ = _check  # type: ignore[attr-defined]
+    made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    return cast(type[T], made)
+
+
+def _check(config: Any) -> None:
+    """Refuse what no model can have; raises ValueError naming the key.
+
+    Whole numbers must be at least 1 and below 2³¹, numbers of layers and of experts at most 1,024,
+    dropouts in [0, 1), epsilons and bases above 0;
+    heads must divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`, and
+    rotary positions need an even width of a head. One matrix for source and target, which is there
+    unless `tie_embeddings` says none or decoder, needs one vocabulary.
+    """
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    for name, value in values.items():
+        if value is None or isinstance(value, bool):
+            continue
+        if "dropout" in name:
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
+        elif isinstance(value, int) and value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+        elif isinstance(value, int):
+            most = _MOST_MODULES if name.endswith(("layers", "experts")) else _MOST
+            if value > most:
+                raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
+        elif isinstance(value, float) and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0, not {value}")
+    width, heads = values["d_model"], values["num_heads"]
+    for name in ("num_heads", "num_decoder_heads"):
+        count = values.get(name)
+        if values.get("head_dim") is None and count is not None and width % count:
+            raise ValueError(f"d_model {width} is not divisible by {name} {count}")
+    groups = values.get("num_kv_heads")
+    if groups is not None and heads % groups:
+        raise ValueError(f"num_heads {heads} is not divisible by num_kv_heads {groups}")
+    is_rotary = "rope_base" in values or values.get("positions") == "rotary"
+    if is_rotary and (head_dim := values.get("head_dim") or width // heads) % 2:
+        raise ValueError(f"rotary positions need an even head_dim, not {head_dim}")
+    if "src_vocab_size" in values and values.get("tie_embeddings") not in ("none", "decoder"):
+        check_one_vocabulary(config)
+    if hasattr(config, "check"):
+        config.check()
+
+
+def check_one_vocabulary(config: Any) -> None:
+    """Refuse two vocabularies where one matrix serves both; raises ValueError with both sizes."""
+    if config.src_vocab_size != config.tgt_vocab_size:
+        raise ValueError(
+            "one matrix for source and target needs one vocabulary, but src_vocab_size is "
+            f"{config.src_vocab_size} and tgt_vocab_size {config.tgt_vocab_size}; "
+            "use a joint tokenizer, or tie_embeddings=decoder where the model has it"
+        )
