@@ -1,12 +1,16 @@
-"""Checkpointed activations change no gradient."""
+"""Checkpointed activations change no gradient and no model, and fewer tensors are saved."""
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
+import heedful.models.stack
 from architectures import ARCHITECTURES, tiny
+from encoder_runs import recipe_of
 from heedful.data.collate import collate_pairs, collate_texts
 from heedful.evaluation.likelihood import batch_loss
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.run import train
 from heedful.training.step import TrainStep
 from trainers import pairs
 
@@ -44,3 +48,44 @@ def test_gradients_are_bit_equal_with_dropout(name):
     assert plain.keys() == again.keys()
     assert all(torch.equal(grad, again[name]) for name, grad in plain.items())
     assert torch.equal(random, random_again)  # the next step draws the same numbers
+
+
+def saved_bytes(net, *, activation_checkpointing):
+    """Of the storages that a forward pass saves, those of weights left out."""
+    step = TrainStep(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
+    weights = {weight.untyped_storage().data_ptr() for weight in net.parameters()}
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        step(batch_for(net))
+    kept = {key: tensor for key, tensor in saved.items() if key not in weights}
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_block_saves_little_but_its_input(name):
+    net = tiny(name, dropout=0.3)
+    plain = saved_bytes(net, activation_checkpointing=False)
+    fewer = saved_bytes(net, activation_checkpointing=True)
+    assert fewer < plain / 2
+
+
+def test_a_recipe_turns_it_on_in_steps_alone_and_the_model_stays_the_same(tmp_path, monkeypatch):
+    calls = []
+
+    def counted(*args, **keys):
+        calls.append(args)
+        return checkpoint(*args, **keys)
+
+    monkeypatch.setattr(heedful.models.stack, "checkpoint", counted)
+    models = []
+    for is_on in (False, True):
+        keys = {"training__activation_checkpointing": is_on, "training__max_steps": 4}
+        train(recipe_of("masked_lm", tmp_path, **keys), tmp_path / str(is_on))
+        models.append((tmp_path / str(is_on) / "model.safetensors").read_bytes())
+    assert len(calls) == 4 * 2  # two blocks in each step, none in evaluations
+    assert models[0] == models[1]
