@@ -86,6 +86,7 @@ class BeamSearch(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._eos = torch.tensor(sorted(self.request.eos_ids), device=self.request.start.device)
+        self._parents: dict[int, Tensor] = {}  # by the number of candidates of each row
         self._num_best = self.width + len(self._eos)  # of each row, so that `width` do not end
         num_ends = self.width * (len(self._eos) if self.stop == "optimal" else 1)
         self._num_places = self.width + num_ends
@@ -214,11 +215,15 @@ class BeamSearch(Search):
     ) -> Extensions:
         """Every hypothesis with each of the tokens of its row."""
         num_beams, width = log_prob.shape
-        parent = torch.arange(width, device=tokens.device).repeat_interleave(tokens.shape[1])
+        count = tokens.shape[1]
+        if count not in self._parents:
+            rows = torch.arange(width, device=tokens.device)
+            self._parents[count] = rows.repeat_interleave(count)
         part = parts.to(log_prob.dtype).view(num_beams, width, -1)
         total = (part + log_prob[..., None]).flatten(1)
         token = tokens.reshape(num_beams, -1)
-        return Extensions(parent.expand(num_beams, -1), token, part.flatten(1), total)
+        parent = self._parents[count].expand(num_beams, -1)
+        return Extensions(parent, token, part.flatten(1), total)
 
     def _best_open(
         self, candidates: Extensions, keys: Float[Tensor, "R X"]

@@ -34,12 +34,14 @@ def constrained_beam_search(
 ) -> list[list[Hypothesis]]:
     """For each start up to `num_return` outputs that hold every phrase, best first.
 
-    Dynamic beam allocation (Post and Vilar 2018, sec. 3): the beam is divided among those that
-    have equally many tokens of the phrases, and each step tries, beside the likeliest tokens, those
-    that the phrases want next. Nothing ends before it holds all. The search ends when nothing open
-    can beat what it found, as under `optimal`; with a beam as large as the space the result is the
-    true optimum. Where nothing with all phrases is found, the best prefix with the most of their
-    tokens is returned, not finished.
+    Dynamic beam allocation (Post and Vilar 2018, sec. 3), which divides one beam among the banks of
+    grid beam search (Hokamp and Liu 2017): hypotheses with equally many tokens of the phrases form
+    a bank, and each step tries, beside the likeliest tokens, those that the phrases want next.
+
+    Nothing ends before it holds all. The search ends when nothing open can beat what it found, as
+    under `optimal`; with a beam as large as the space the result is the true optimum. Where nothing
+    with all phrases is found, the best prefix with the most of their tokens is returned, not
+    finished.
 
     Args:
         phrases: ids of each; they may overlap in an output, and may be equal.
@@ -171,9 +173,9 @@ class ConstrainedBeamSearch(BeamSearch):
         is_new = bank != bank.roll(1, dims=1)
         begin = (place * is_new).cummax(dim=1).values
         quota = self.width // (sum(map(len, self.phrases)) + 1)
-        is_first = ((place - begin < quota) & (bank >= 0)).int()
-        chosen = is_first.sort(dim=1, descending=True, stable=True).indices[:, : self.width]
-        return order.gather(1, chosen)
+        is_first = (place - begin < quota) & (bank >= 0)
+        chosen = is_first.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        return order.gather(1, chosen[:, : self.width])
 
     def _moved(
         self, progress: Int[Tensor, "R X F"], token: Int[Tensor, "R X"]
