@@ -4,6 +4,7 @@ import faulthandler
 import os
 import sys
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from heedful.parts import losses
 from heedful.parts.losses import LossSum, head_loss
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.tokens import Tokens
-from heedful.training.trainer import TrainStep
+from heedful.training.step import TrainStep
 from option_space import VOCAB
 
 NETS: dict[str, dict[str, Any]] = {
@@ -81,8 +82,8 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (world,))
     targets = int(batch(0, ROWS).tokens.real.sum())
     share = ROWS // world
-    for name in NETS:
-        step = TrainStep(net_of(name), objective)
+    for name, checkpointed in product(NETS, (False, True)):
+        step = TrainStep(net_of(name), objective, activation_checkpointing=checkpointed)
         for module in step.net.modules():
             if isinstance(module, RelativePositionBias):  # blocks share it
                 fully_shard(module, mesh=mesh)
@@ -97,7 +98,7 @@ def main() -> None:
         (found.loss * world / targets).backward()
         grads = gradients(step)
         if rank == 0:
-            save_file(grads, folder / f"{name}.safetensors")
+            save_file(grads, folder / f"{name}-{checkpointed}.safetensors")
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 import fsdp_worker
 from encoder_runs import Ready, recipe_of, train_step
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
-from heedful.training.trainer import Trainer, TrainStep, Work
+from heedful.training.step import TrainStep
+from heedful.training.trainer import Trainer, Work
+from heedful.zoo.names import trainable
 from waits import Waits
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -81,13 +83,19 @@ def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
         step = TrainStep(fsdp_worker.net_of(name), fsdp_worker.objective)
         batch = fsdp_worker.batch(0, fsdp_worker.ROWS)
         (step(batch).loss / int(batch.tokens.real.sum())).backward()
-        found = load_file(tmp_path / f"{name}.safetensors")
         grads = fsdp_worker.gradients(step)
-        assert set(found) == set(grads)
-        for key, grad in grads.items():
-            torch.testing.assert_close(
-                found[key], grad, rtol=1e-5, atol=1e-8, msg=lambda m, k=key, n=name: f"{n} {k}: {m}"
-            )
+        for checkpointed in (False, True):
+            case = f"{name}-{checkpointed}"
+            found = load_file(tmp_path / f"{case}.safetensors")
+            assert set(found) == set(grads)
+            for key, grad in grads.items():
+                torch.testing.assert_close(
+                    found[key],
+                    grad,
+                    rtol=1e-5,
+                    atol=1e-8,
+                    msg=lambda m, k=key, c=case: f"{c} {k}: {m}",
+                )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -136,6 +144,20 @@ def test_a_step_between_reports_never_waits(tmp_path, name, clip, optimizer):
     with Waits() as waits:
         trainer._report_steps()
     assert sum(waits.seen.values()) <= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_reads_no_number_from_its_device(tmp_path, name):
+    """On the meta device there is none to read: shapes alone say which operators run."""
+    run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
+    step, batch = train_step(run).train(), run.load(run.plan(0)[0]).to("meta")
+    teacher = getattr(step.loss, "teacher", None)
+    for net in (step, *([] if teacher is None else [teacher])):
+        net.to("meta")
+    found = step(batch)
+    found.loss.backward()
+    assert found.loss.is_meta
+    assert all(p.grad is not None and p.grad.is_meta for p in trainable(step.net).values())
 
 
 class Generators:
