@@ -82,6 +82,7 @@ def build(config: Config) -> EncoderDecoder:
         config,
         *two_stacks(config, block),
         tie="all",
+        scaled=config.scale_embeddings,
         positions=partial(LearnedTable, offset=OFFSET),
         bias=True,
         norm=nn.LayerNorm,

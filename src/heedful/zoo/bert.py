@@ -82,7 +82,9 @@ def build(config: Config) -> EncoderOnly:
         dropout=config.dropout,
     )
     encoder = StackSpec(config.d_model, [block] * config.num_layers)
-    return encoder_only(config, encoder, norm=norm, draw=_truncated_normal)
+    return encoder_only(
+        config, encoder, norm=norm, num_types=config.type_vocab_size, draw=_truncated_normal
+    )
 
 
 def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:

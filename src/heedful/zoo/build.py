@@ -260,6 +260,7 @@ def encoder_only(
     *,
     norm: Norm,
     positions: Positions | None = LearnedTable,
+    num_types: int | None = None,
     head_activation: Activation | None = None,
     head_bias: bool = True,
     classifier: Callable[..., ClassificationHead] = ClassificationHead,
@@ -268,6 +269,7 @@ def encoder_only(
     """BERT or a descendant: norm(embeddings), the encoder, and the Config's `head`.
 
     Args:
+        num_types: rows of an embedding of types; default: there is none.
         norm: over the embeddings and in the head for masked tokens.
         head_activation: of the head for masked tokens; default: the layers'.
         head_bias: of its first matrix.
@@ -276,7 +278,6 @@ def encoder_only(
     """
     width = config.d_model
     tokens = nn.Embedding(config.vocab_size, width)
-    num_types = getattr(config, "type_vocab_size", None)
     types = None if num_types is None else nn.Embedding(num_types, width)
     stack = encoder.build()
     head: MaskedTokenHead | ClassificationHead | None = None
@@ -305,6 +306,7 @@ def encoder_decoder(
     decoder: StackSpec,
     *,
     tie: Tying | Literal["embeddings"],
+    scaled: bool = False,
     positions: Positions | None = None,
     bias: bool = False,
     transform: nn.Module | None = None,
@@ -315,20 +317,21 @@ def encoder_decoder(
 
     Args:
         tie: none; embeddings: source and target share one matrix; decoder: target and output; all.
+        scaled: embeddings are multiplied by √d_model.
         positions: of the embeddings; default: attention has its own.
         bias: on the logits.
         transform: of the states that the output matrix reads; default: none.
         norm: over the embeddings; default: none.
         draw: fills a new weight.
     """
-    width, is_scaled = config.d_model, getattr(config, "scale_embeddings", False)
+    width = config.d_model
     tgt = nn.Embedding(config.tgt_vocab_size, width)
     is_shared = tie in ("embeddings", "all")
     src = tgt if is_shared else nn.Embedding(config.src_vocab_size, width)
 
     def side(tokens: nn.Embedding) -> TokenEmbedding:
         built = None if norm is None else norm(width)
-        scale = width**0.5 if is_scaled else 1.0
+        scale = width**0.5 if scaled else 1.0
         return embed(config, tokens, positions, scale=scale, norm=built)
 
     out = tied_linear(tgt.weight, bias=bias, tied=tie in ("decoder", "all"))

@@ -80,6 +80,7 @@ def build(config: Config) -> EncoderDecoder:
         config,
         *two_stacks(config, block),
         tie=config.tie_embeddings,
+        scaled=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),
         bias=True,
         draw=init_weight,

@@ -77,6 +77,7 @@ def build(config: Config) -> EncoderDecoder:
         config,
         *two_stacks(config, block, final_norm=nn.LayerNorm),
         tie=config.tie_embeddings,
+        scaled=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),
         bias=True,
     )

@@ -69,6 +69,7 @@ def build(config: Config) -> EncoderOnly:
         config,
         encoder,
         norm=norm,
+        num_types=config.type_vocab_size,
         positions=partial(LearnedTable, offset=config.position_offset),
         head_activation="gelu",
         classifier=partial(ClassificationHead, input_dropout=classifier_dropout(config)),

@@ -104,6 +104,7 @@ def build(config: Config) -> EncoderDecoder:
         *two_stacks(config, block, final_norm=norm if is_normed else None),
         positions=tables.get(config.positions),
         tie=config.tie_embeddings,
+        scaled=config.scale_embeddings,
     )
 
 
