@@ -1,8 +1,5 @@
 """The host waits for the device once a beam step, and not at all between looks otherwise."""
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,20 +20,6 @@ RULES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """`tolist` is a look; on the CPU it reaches no operator."""
-    waits, tolist = Waits(), Tensor.tolist
-
-    def look(tensor: Tensor) -> Any:
-        waits.seen["look"] += 1
-        return tolist(tensor)
-
-    with monkeypatch.context() as patched, waits:
-        patched.setattr(Tensor, "tolist", look)
-        yield waits.seen
-
-
 class Table(Remembered):
     """A state whose function of the last token needs no host."""
 
@@ -54,34 +37,30 @@ class Table(Remembered):
 
 @pytest.mark.parametrize("rules", [{}, RULES], ids=["no rules", "all rules"])
 @pytest.mark.parametrize("seeds", [None, [1, 2, 3]], ids=["greedy", "sampled"])
-def test_nothing_waits_between_looks(
-    monkeypatch: pytest.MonkeyPatch, seeds: list[int] | None, rules: dict[str, Any]
-) -> None:
+def test_nothing_waits_between_looks(seeds: list[int] | None, rules: dict[str, Any]) -> None:
     table = Table(3)
     samples = 1 if seeds is None else 2
-    with counted(monkeypatch) as seen:
+    with Waits() as waits:
         found = sample(
             table, [[1], [2], [3]], state=table, seeds=seeds, num_samples=samples, eos_id=EOS,
             rules=sampling_rules(**rules), max_new_tokens=24, min_new_tokens=24, look_every=8,
         )  # fmt: skip
     assert [len(one.ids) for one in found] == [24] * 3 * samples
     assert table.calls == 24
-    assert seen == {"look": 3}
+    assert waits.seen == {"tolist": 3}
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("stop", ["optimal", "beam_full", "heuristic"])
 @pytest.mark.parametrize("rules", [{}, RULES], ids=["no rules", "all rules"])
-def test_a_beam_step_waits_once(
-    monkeypatch: pytest.MonkeyPatch, stop: str, rules: dict[str, Any], groups: int
-) -> None:
+def test_a_beam_step_waits_once(stop: str, rules: dict[str, Any], groups: int) -> None:
     table = Table(3)
     steps = []
-    with counted(monkeypatch) as seen:
+    with Waits() as waits:
         function = table.__call__
 
         def stepped(prefixes: Tensor, state: Table) -> Tensor:
-            steps.append(sum(seen.values()))
+            steps.append(sum(waits.seen.values()))
             return function(prefixes, state)
 
         beam_search(
@@ -91,13 +70,13 @@ def test_a_beam_step_waits_once(
     assert steps == list(range(12))  # before each step there was one look for each one before it
 
 
-def test_a_step_with_phrases_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_with_phrases_waits_once() -> None:
     table = Table(3)
     steps = []
-    with counted(monkeypatch) as seen:
+    with Waits() as waits:
 
         def stepped(prefixes: Tensor, state: Table) -> Tensor:
-            steps.append(sum(seen.values()))
+            steps.append(sum(waits.seen.values()))
             return table(prefixes, state)
 
         constrained_beam_search(

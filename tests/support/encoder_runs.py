@@ -1,6 +1,7 @@
 """What the tests of encoders' tasks share: tiny recipes, runs that are stopped, saved models."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from heedful.tasks.distillation import Distilled
 from heedful.tasks.preparing import prepare
 from heedful.tasks.rdrop import RDrop
 from heedful.tasks.run_data import Origin
+from heedful.tasks.word_dropout import WordDropout
 from heedful.training.events import Event, StepDone
-from heedful.training.step import TrainStep
+from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from option_space import randomised
@@ -126,21 +128,25 @@ class Ready:
         return self.task.finish(self.model, self.data, out)
 
 
-def train_step(run: Ready) -> TrainStep:
+def train_step(run: Ready, device: str = "cpu") -> TrainStep:
     """A net for a task's data with its loss, the same at every call."""
     name = run.recipe.model["architecture"]
     keys = run.recipe.model | run.task.model_keys(run.data, name)
     known = architecture(name).config.__dataclass_fields__
     config = make_config(name, {key: value for key, value in keys.items() if key in known})
     torch.manual_seed(0)
-    net = architecture(name).build(config)
-    settings, smoothing = run.recipe.distillation, run.recipe.training.label_smoothing
-    if settings.teacher is not None:
-        teacher = architecture(name).build(config).eval().requires_grad_(False)
-        return TrainStep(net, Distilled(settings, teacher, smoothing))
-    if run.recipe.training.r_drop:
-        return TrainStep(net, RDrop(run.recipe.training.r_drop, smoothing))
-    return TrainStep(net, lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
+    net = architecture(name).build(config).to(device)
+    distillation, training = run.recipe.distillation, run.recipe.training
+    smoothing = training.label_smoothing
+    loss: LossFunction = partial(batch_loss, label_smoothing=smoothing)
+    if distillation.teacher is not None:
+        teacher = architecture(name).build(config).to(device).eval().requires_grad_(False)
+        loss = Distilled(distillation, teacher, smoothing)
+    if training.r_drop:
+        loss = RDrop(training.r_drop, smoothing)
+    if training.word_dropout:
+        loss = WordDropout(loss, run.tokenizers, training.word_dropout, torch.device(device))
+    return TrainStep(net, loss)
 
 
 def words(vocabulary: Sequence[str]) -> Tokenizer:

@@ -4,9 +4,10 @@ import numpy as np
 import torch
 
 from heedful.config import Training
-from heedful.data.collate import collate_pairs
+from heedful.data.collate import collate_pairs, collate_texts
 from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
+from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Evaluation, Trainer, Work
@@ -50,6 +51,15 @@ def pairs(lengths, seed=0):
     rng = np.random.default_rng(seed)
     sides = zip(*lengths, strict=True)
     return [pack_ids([rng.integers(4, VOCAB, n).tolist() for n in side], VOCAB) for side in sides]
+
+
+def batch_for(net):
+    """Rows of several lengths, so that some of them are padded, with some targets."""
+    source, target = pairs([(3, 5), (6, 2), (4, 7)])
+    rows = torch.arange(3).numpy()
+    if isinstance(net, EncoderDecoder):
+        return collate_pairs(source, target, rows, start_ids=[1], pad_id=0)
+    return collate_texts(source, rows, pad_id=0, labels=torch.tensor([1, 5, 2]).numpy())
 
 
 def copied(net):

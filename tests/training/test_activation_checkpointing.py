@@ -7,21 +7,10 @@ from torch.utils.checkpoint import checkpoint
 import heedful.models.stack
 from architectures import ARCHITECTURES, tiny
 from encoder_runs import recipe_of
-from heedful.data.collate import collate_pairs, collate_texts
 from heedful.evaluation.likelihood import batch_loss
-from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.run import train
 from heedful.training.step import TrainStep
-from trainers import pairs
-
-
-def batch_for(net):
-    """Rows of several lengths, so that some of them are padded, with some targets."""
-    source, target = pairs([(3, 5), (6, 2), (4, 7)])
-    rows = torch.arange(3).numpy()
-    if isinstance(net, EncoderDecoder):
-        return collate_pairs(source, target, rows, start_ids=[1], pad_id=0)
-    return collate_texts(source, rows, pad_id=0, labels=torch.tensor([1, 5, 2]).numpy())
+from trainers import batch_for
 
 
 def gradients(net, *, activation_checkpointing):
