@@ -43,3 +43,19 @@ def test_a_run_with_frozen_weights_resumes_bit_equal(tmp_path, optimizer):
     assert averaged == set(trained)
     assert not {name for name in weights_of(whole.net) if name not in trained} & owners
     assert len(whole.optimizer.state) == len(trained)
+
+
+def test_what_is_judged_and_saved_has_the_frozen_weights_too(tmp_path):
+    net, best = frozen_net(), {}
+    before = copied(net)
+    keys = settings(max_steps=2, evaluate_every=2, ema_decay=0.9, average_last=2)
+    work = {"keep_best": lambda: best.update(copied(net))}
+    trainer, _ = trainer_of(net, pairs([(3, 2), (4, 5)]), [[0], [1]], keys, tmp_path, **work)
+    trainer.run()
+    saved = load_file(trainer.checkpoints.newest() / "model.safetensors")
+    assert set(best) == set(saved) == set(before)
+    for name in before:
+        is_frozen = name not in trainable(net)
+        assert torch.equal(saved[name], before[name]) is is_frozen, name
+        assert torch.equal(best[name], before[name]) is is_frozen, name
+    assert any(not torch.equal(best[name], saved[name]) for name in trainable(net))
