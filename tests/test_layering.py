@@ -30,17 +30,7 @@ LAYERS = [
 ]
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 # Modules that may import each other, with the reason. (importing module, imported module).
-CYCLES_ALLOWED: dict[tuple[str, str], str] = {
-    (
-        "pipelines.language_model",
-        "pipelines.scoring",
-    ): "loaded when scoring: imports torch",
-    (
-        "pipelines.translation",
-        "pipelines.scoring",
-    ): "loaded when scoring: imports torch",
-    ("pipelines.loading", "pipelines.nets"): "loaded with the net: nets imports torch",
-}
+CYCLES_ALLOWED: dict[tuple[str, str], str] = {}
 # Lines of a file, of a function without its docstring, of a file that describes one architecture.
 MAX_FILE, MAX_FUNCTION, MAX_PAPER = 450, 60, 150
 ENTRY_POINTS = {"__init__", "__main__"}  # the public names, of any layer

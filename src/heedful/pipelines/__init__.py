@@ -16,8 +16,9 @@ if TYPE_CHECKING:
         MaskedLanguageModel,
     )
     from heedful.pipelines.ensembles import ensemble
+    from heedful.pipelines.kinds import AnyModel
     from heedful.pipelines.language_model import LanguageModel
-    from heedful.pipelines.loading import AnyModel, expect, load
+    from heedful.pipelines.loading import expect, load
     from heedful.pipelines.metadata import GenerationIds, Limits, ModelCard
     from heedful.pipelines.nets import choose_device, kind_of, open_net, parameter_count
     from heedful.pipelines.text_generation import Generator, TextScore
@@ -31,7 +32,8 @@ _NAMES = {
     "language_model": ("LanguageModel",),
     "base": ("SavedModel", "save_description"),
     "nets": ("choose_device", "kind_of", "open_net", "parameter_count"),
-    "loading": ("AnyModel", "expect", "load"),
+    "kinds": ("AnyModel",),
+    "loading": ("expect", "load"),
     "translation": ("Translator",),
 }
 

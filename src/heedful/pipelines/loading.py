@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from heedful import plugins
 from heedful.backends.base import Settings
@@ -13,14 +13,10 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_object
 from heedful.pipelines.base import CONFIG, SIDES, SavedModel
-from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
-from heedful.pipelines.language_model import LanguageModel
+from heedful.pipelines.kinds import KINDS
 from heedful.pipelines.metadata import ModelCard
-from heedful.pipelines.translation import Translator
 
-AnyModel = Translator | LanguageModel | MaskedLanguageModel | Classifier | Embedder
 Kind = TypeVar("Kind", bound=SavedModel)
-KINDS: dict[str, type[AnyModel]] = {kind.__name__: kind for kind in get_args(AnyModel)}
 
 
 def load(

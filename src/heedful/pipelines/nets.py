@@ -15,8 +15,8 @@ from heedful.parts.heads import ClassificationHead, MaskedTokenHead
 from heedful.parts.layout import inputs_first
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
+from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
-from heedful.pipelines.loading import AnyModel
 from heedful.pipelines.metadata import ModelCard
 from heedful.pipelines.translation import Translator
 from heedful.zoo.names import set_weights

@@ -16,9 +16,7 @@ from heedful.evaluation.likelihood import averages
 from heedful.options import TooLong
 from heedful.parts.losses import LossSum
 from heedful.pipelines.base import Texts
-from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.text_generation import Generator, TextScore
-from heedful.pipelines.translation import Translator
 
 
 class TextSums(NamedTuple):
@@ -61,7 +59,7 @@ def text_sums(model: Generator, batches: Iterable[Batch], num_texts: int) -> Tex
 
 
 def score_pairs(
-    model: Translator,
+    model: Generator,
     sources: Sequence[str],
     targets: Sequence[str],
     *,
@@ -75,7 +73,7 @@ def score_pairs(
 
 
 def teacher_forced(
-    model: Translator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
+    model: Generator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
 ) -> dict[str, float]:
     """Perplexity and token accuracy of the targets given their sources."""
     found = score_pairs(model, sources, targets, too_long=too_long).total()
@@ -86,7 +84,7 @@ def teacher_forced(
 
 
 def score_texts(
-    model: LanguageModel, texts: Texts, stride: int | None, batch_tokens: int | None = None
+    model: Generator, texts: Texts, stride: int | None, batch_tokens: int | None = None
 ) -> list[TextScore]:
     """Log-probability of each text; see `LanguageModel.score`."""
     context = model.config.max_length
@@ -95,13 +93,13 @@ def score_texts(
     return _window_sums(model, packed, context, stride, batch_tokens).scores()
 
 
-def window_sums(model: LanguageModel, texts: Sequences, *, context: int, stride: int) -> LossSum:
+def window_sums(model: Generator, texts: Sequences, *, context: int, stride: int) -> LossSum:
     """Loss and correct tokens over all of some texts, by windows that overlap."""
     return _window_sums(model, texts, context, stride).total()
 
 
 def _window_sums(
-    model: LanguageModel,
+    model: Generator,
     texts: Sequences,
     context: int,
     stride: int,
@@ -121,7 +119,7 @@ def _checked(batch_tokens: int | None) -> int:
 
 
 def _pair_batches(
-    model: Translator, pairs: tuple[Sequences, Sequences], max_tokens: int
+    model: Generator, pairs: tuple[Sequences, Sequences], max_tokens: int
 ) -> Iterator[Batch]:
     """Batches of the pairs in which neither side was left out."""
     lengths = [side.lengths for side in pairs]
@@ -136,7 +134,7 @@ def _pair_batches(
 
 
 def _encode_pairs(
-    model: Translator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
+    model: Generator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
 ) -> tuple[Sequences, Sequences]:
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} sources but {len(targets)} targets")
