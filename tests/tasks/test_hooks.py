@@ -36,6 +36,7 @@ def test_the_documentation_has_the_hooks_of_the_class_in_its_order() -> None:
 def test_a_run_calls_the_hooks_in_order_and_they_leave_the_task_as_it_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))  # nothing is prepared yet
     kind, hooks, called, tasks = plugins.task.get(name), documented_hooks(), list[str](), set()
     states: list[dict[str, Any]] = []
 
