@@ -45,7 +45,7 @@ def rows_of(lengths: tuple[int, ...] = (3, 1, 2, 3)) -> list[list[int]]:
 
 def asked(model: Generator, rows: list[list[int]], **options: Any) -> Any:
     """A call that both can answer."""
-    return model.asked(rows, **{"beam_size": 1, "max_new_tokens": 12} | options)
+    return model.request(rows, **{"beam_size": 1, "max_new_tokens": 12} | options)
 
 
 def ids_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
@@ -56,7 +56,7 @@ def ids_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
 def same(pair: tuple[Any, CTranslate2], rows: Any, call: Any) -> list[tuple[Any, Any]]:
     """Each output of both, which must have the same tokens and ends."""
     model, engine = pair
-    assert engine.lacks(rows, call) == []
+    assert engine.unsupported_reasons(rows, call) == []
     ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
     assert ids_of(ours) == ids_of(theirs)
     pairs = [each for found in zip(ours, theirs, strict=True) for each in zip(*found, strict=True)]
@@ -79,14 +79,14 @@ def test_greedy_is_the_same(pair: Any, options: dict[str, Any]) -> None:
         ({"no_repeat_ngram_size": 2}, {}),
         ({"banned": [9, 10, 11, 30]}, {}),
         ({"top_k": 1}, {}),
-        ({}, {"first": 9}),
-        ({}, {"never": tuple(range(8, 24))}),
+        ({}, {"forced_bos_id": 9}),
+        ({}, {"suppressed_ids": tuple(range(8, 24))}),
     ],
 )
 def test_tokens_under_rules_are_the_same(pair: Any, options: Any, changes: Any) -> None:
     """The tokens alone: what is forbidden has its share of probability taken by the others."""
     model, engine = pair
-    if "first" in changes and engine.facts.family == "decoder_only":
+    if "forced_bos_id" in changes and engine.facts.family == "decoder_only":
         return
     rows = rows_of((3, 3) if "banned" in options else (3, 1, 2, 3))
     same(pair, rows, asked(model, rows, **options).of([*range(len(rows))], **changes))
@@ -124,8 +124,8 @@ def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
     [(end, _)] = Counter(token for ids in written for token in ids).most_common(1)
     options = {"beam_size": 3, "num_return": 3, "stop_rule": "beam_full", "max_new_tokens": 30}
     call = asked(model, rows, **options, length_penalty=0.7)
-    call = call.of([*range(len(rows))], end=(end,))
-    assert engine.lacks(rows, call) == []
+    call = call.of([*range(len(rows))], eos_ids=(end,))
+    assert engine.unsupported_reasons(rows, call) == []
     pairs = zip(model.eager.outputs(rows, call), engine.outputs(rows, call), strict=True)
     for ours, theirs in pairs:
         if all(each.finished for each in (*ours, *theirs)):
@@ -138,10 +138,10 @@ def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
 
 def test_each_row_keeps_its_own_limit_and_what_must_stand_at_it(pair: Any) -> None:
     model, rows = pair[0], rows_of()
-    ends = {"limits": [2, 7, 4, 1], "last": model.end_ids()[0]}
+    ends = {"max_new_tokens": [2, 7, 4, 1], "forced_eos_id": model.end_ids()[0]}
     for scores in (True, False):
         call = asked(model, rows, scores=scores).of([0, 1, 2, 3], **ends)
-        for (_, other), limit in zip(same(pair, rows, call), call.limits, strict=True):
+        for (_, other), limit in zip(same(pair, rows, call), call.max_new_tokens, strict=True):
             assert len(other.ids) <= limit
             assert scores == math.isfinite(other.log_prob)
 
@@ -162,7 +162,7 @@ def test_what_is_drawn_differs(pair: Any) -> None:
     model, engine = pair
     rows = rows_of()
     call = asked(model, rows, temperature=3.0, num_return=4)
-    assert engine.lacks(rows, call) == []
+    assert engine.unsupported_reasons(rows, call) == []
     several = engine.outputs(rows, call)
     assert all(len(outputs) == 4 for outputs in several)
     assert len({tuple(o.ids) for o in several[0]}) > 1
@@ -197,8 +197,15 @@ def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
     call = asked(model, rows, temperature=1.0, num_return=2, scores=scores)
     ends = tuple(range(0, model.eager.vocab_size, 2))
     places = [*range(len(rows))]
-    call = call.of(places, limits=[*limits] * count, end=ends, never=(), first=None, last=None)
-    assert engine.lacks(rows, call) == []
+    call = call.of(
+        places,
+        max_new_tokens=[*limits] * count,
+        eos_ids=ends,
+        suppressed_ids=(),
+        forced_bos_id=None,
+        forced_eos_id=None,
+    )
+    assert engine.unsupported_reasons(rows, call) == []
     found = engine.outputs(rows, call)
     assert len(seen) == len(rows)
     for place, limit in enumerate(limits):
@@ -265,7 +272,7 @@ def test_what_it_lacks_is_said_and_runs_eager(
     model.engine = engine_of(model, tmp_path)
     texts = ["the cat", "a dog"]
     rows = model.prompt_ids(texts)
-    reasons = model.engine.lacks(rows, model.asked(rows, **options))
+    reasons = model.engine.unsupported_reasons(rows, model.request(rows, **options))
     assert any(word in reason for reason in reasons), reasons
     given = {"max_new_tokens": 6} | options
     found = [model.generate(texts, **given) for _ in range(2)]
@@ -278,7 +285,7 @@ def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:
     model = model_of("mistral")
     engine = engine_of(model, tmp_path)
     rows = rows_of((4,))
-    [reason] = engine.lacks(rows, asked(model, rows))
+    [reason] = engine.unsupported_reasons(rows, asked(model, rows))
     assert "window of 3" in reason
 
 

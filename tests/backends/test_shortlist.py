@@ -94,7 +94,7 @@ def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -
     drawn = np.random.default_rng(1).integers(4, VOCAB, 4 * VOCAB)
     model.shortlist = made = Shortlist(np.array([end, 3]), starts, drawn, VOCAB)
     rows = [[5, 6, 7, 8, 2], [9, 2], [5, 12, 2]]
-    asked = model.asked(rows, max_new_tokens=7, **options)
+    asked = model.request(rows, max_new_tokens=7, **options)
     found = model.eager.outputs(rows, asked)
     for row, outputs in zip(rows, found, strict=True):
         words = torch.tensor(made.words(row))
@@ -116,7 +116,7 @@ def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -
         assert [one.ids for one in outputs] == [one.ids for one in wanted]
         assert [one.score for one in outputs] == pytest.approx([one.score for one in wanted])
         assert {token for one in outputs for token in one.ids} <= set(words.tolist())
-    asked = model.asked(rows, max_new_tokens=7, shortlist=False, **options)
+    asked = model.request(rows, max_new_tokens=7, shortlist=False, **options)
     free = model.eager.outputs(rows, asked)
     assert [one[0].ids for one in free] != [one[0].ids for one in found]
 
@@ -134,7 +134,7 @@ def test_ctranslate2_writes_what_eager_writes_of_the_same_list(tmp_path: Path) -
     differ = 0
     for row in np.random.default_rng(0).integers(6, 40, (6, 4)).tolist():
         asked, free = (
-            model.asked([row], beam_size=1, max_new_tokens=9, shortlist=listed)
+            model.request([row], beam_size=1, max_new_tokens=9, shortlist=listed)
             for listed in (True, False)
         )
         [[ours]], [[theirs]] = model.eager.outputs([row], asked), engine.outputs([row], asked)
@@ -168,7 +168,7 @@ def test_required_phrases_are_listed_whatever_the_source() -> None:
     marks = np.array([model.tokenizer.eos_id])
     nothing = np.zeros(41, np.int64)
     model.shortlist = Shortlist(marks, nothing, np.array([], np.int64), 40)
-    asked = model.asked([[6, 7, 8]], require=[[30, 31]], beam_size=2, max_new_tokens=6)
+    asked = model.request([[6, 7, 8]], require=[[30, 31]], beam_size=2, max_new_tokens=6)
     [[best, *_]] = model.eager.outputs([[6, 7, 8]], asked)
     assert (30, 31) in pairwise(best.ids)
     assert math.isfinite(best.log_prob)

@@ -76,8 +76,8 @@ def test_what_was_compiled_for_something_else_is_said(
 
 def test_what_it_lacks_is_said(writer: Path) -> None:
     model, rows = heedful.load(writer, engine="compiled"), [[5, 6, 7], [8]]
-    asked = model.asked(rows, draft="lookup", beam_size=1, max_new_tokens=4)
-    assert model.engine.lacks(rows, asked) == ["it has no draft"]
+    asked = model.request(rows, draft="lookup", beam_size=1, max_new_tokens=4)
+    assert model.engine.unsupported_reasons(rows, asked) == ["it has no draft"]
 
 
 def test_without_a_compiler_one_line_says_what_to_install(

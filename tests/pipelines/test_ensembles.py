@@ -129,7 +129,7 @@ def test_targets_are_scored_by_the_mean_of_probabilities(
     found = joint.teacher_forced(sources, targets)
     assert found["perplexity"] == pytest.approx(math.exp(-sum(wanted) / count))
     assert found["token_accuracy"] == pytest.approx(right / count)
-    told = joint.engine.log_probs(*map(list, zip(*rows, strict=True)), joint.asked([rows[0][0]]))
+    told = joint.engine.log_probs(*map(list, zip(*rows, strict=True)), joint.request([rows[0][0]]))
     assert [each.tolist() for each in told] == [pytest.approx(parts) for parts in log_probs]
 
 
@@ -157,7 +157,7 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
 
 
 COMBINED = {  # what an ensemble does with all of its models
-    "asked", "generate", "generations", "in_turn", "score", "stream", "teacher_forced",
+    "request", "generate", "generations", "in_turn", "score", "stream", "teacher_forced",
     "translate", "window_sums",
 }  # fmt: skip
 SHARED = {  # what all models of an ensemble have alike, or the first has for all

@@ -53,7 +53,7 @@ def test_start_ids_count_towards_the_positions_of_the_net(
     assert model.generate(ROWS, beam_size=1, **options) == wanted
     assert model.generate(ROWS, beam_size=1, draft="lookup", **options) == wanted
     assert ensemble([model, model]).generate(ROWS, beam_size=1, **options) == wanted
-    steps = [token for run, _ in model.eager.runs(ROWS[0], model.asked(ROWS[:1], beam_size=1,
+    steps = [token for run, _ in model.eager.runs(ROWS[0], model.request(ROWS[:1], beam_size=1,
              **options)) for token in run]  # fmt: skip
     assert steps == wanted[0]
     for own in ({"beam_size": 3}, {"temperature": 1.0}, {"beam_size": 4, "require": [[9, 10]]}):
@@ -84,7 +84,7 @@ def test_a_draft_of_the_same_weights_is_always_right_as_far_as_its_positions(
 ) -> None:
     """A call of the model gives the two tokens that were proposed, and one more."""
     model, row = translator(name, 1), [6]
-    call = model.asked([row], beam_size=1, max_new_tokens=LONGEST, num_draft_tokens=2)
+    call = model.request([row], beam_size=1, max_new_tokens=LONGEST, num_draft_tokens=2)
     call = call._replace(draft=(Eager(model.net, positions), model.ids.start))
     assert [len(run) for run, _ in model.eager.runs(row, call)] == runs
 
@@ -124,7 +124,7 @@ def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
         for found in outputs:
             assert (len(found.ids), found.ids[-1], found.finished) == (4, last, last == END)
             targets = [found.ids[:-1]]
-            [parts] = model.eager.log_probs([row], targets, model.asked([row]))
+            [parts] = model.eager.log_probs([row], targets, model.request([row]))
             assert found.log_prob == pytest.approx(float(parts[:-1].sum()), abs=1e-4)
 
 

@@ -110,12 +110,12 @@ def test_score_and_the_engines_log_probs_are_the_same_numbers(
         scores = model.score(TEXTS, TEXTS)
         rows = [tokenizer.encode_target(tokenizer.encode(text)) for text in TEXTS]
         targets = [row[:-1] for row in rows]
-        found = model.eager.log_probs(rows, targets, model.asked(rows))
+        found = model.eager.log_probs(rows, targets, model.request(rows))
         expected = [reference(model, *both) for both in zip(rows, targets, strict=True)]
     else:
         scores = model.score(TEXTS)
         rows = model.prompt_ids(TEXTS)
-        found = model.eager.log_probs(rows, None, model.asked(rows))
+        found = model.eager.log_probs(rows, None, model.request(rows))
         expected = [reference(model, row, []) for row in rows]
     for ours, theirs, score in zip(found, expected, scores, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -136,7 +136,7 @@ def test_distributions_over_the_vocabulary_are_formed_a_bounded_number_at_a_time
     with hook:
         found = model.score(*([TEXTS] * (2 if name in TWO_STACKS else 1)))
         rows = [model.src_tokenizer.encode(text) for text in TEXTS]
-        model.eager.log_probs(rows, rows if name in TWO_STACKS else None, model.asked(rows))
+        model.eager.log_probs(rows, rows if name in TWO_STACKS else None, model.request(rows))
         if name in TWO_STACKS:
             model.teacher_forced(TEXTS, TEXTS)
     assert max(sizes) == 3

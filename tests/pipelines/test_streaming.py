@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_models import TEXTS, model_of
-from heedful.backends.base import Asked
+from heedful.backends.base import GenerationRequest
 from heedful.backends.torch.eager import Eager
 from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
@@ -22,7 +22,7 @@ class Written(Eager):
 
     ids: list[int]
 
-    def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
+    def runs(self, row: list[int], asked: GenerationRequest) -> Iterator[tuple[list[int], bool]]:
         for place, token in enumerate(self.ids, 1):
             yield [token], place == len(self.ids)
 

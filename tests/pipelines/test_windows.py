@@ -31,7 +31,7 @@ class Echo(Backend):
         self.batches: list[int] = []
         self.waiting = 0
 
-    def lacks(self, rows: Any, asked: Any) -> list[str]:
+    def unsupported_reasons(self, rows: Any, asked: Any) -> list[str]:
         return []
 
     def outputs(self, rows: list[list[int]], asked: Any) -> list[list[Hypothesis]]:

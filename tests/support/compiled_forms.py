@@ -160,7 +160,7 @@ def hold_beside_ctranslate2(model: Any) -> None:
     from heedful.deploy.convert import make_form, open_form
 
     rows = [[5, 6, 7], [8, 9]]
-    asked = model.asked(rows, beam_size=1, max_new_tokens=8)
+    asked = model.request(rows, beam_size=1, max_new_tokens=8)
     with tempfile.TemporaryDirectory() as place:
         facts = make_form(model, Path(place), "float32")
         engine = open_form(Path(place), facts, "float32", Settings(1))

@@ -19,40 +19,41 @@ class Settings:
     batch_tokens: int | None = None
 
 
-class Asked(NamedTuple):  # made anew for each call: a frozen dataclass takes thrice as long
-    """What one call asks of an engine. The last four fields have one entry for each row.
+class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as long to make
+    """One call of a backend: options, and ids of tokens. The last four have an entry for each row.
 
     Attributes:
-        options: with nothing left open (`Options.with_defaults`).
-        start: what a decoder of two stacks reads first; none for one stack.
-        end: any of these ends a text.
-        never: may not be written.
-        first, last: the token that must come first, and the one that must stand at the limit.
-        banned: sequences of ids that may not be written.
-        required: those that each output must hold.
+        options: with no default left open (`Options.with_defaults`).
+        decoder_start_ids: ids that the decoder of two stacks reads first; none for one stack.
+        eos_ids: any of these ends a text.
+        suppressed_ids: ids that may not be written.
+        forced_bos_id: the id that must be written first; None: any.
+        forced_eos_id: the id that must stand at the length limit; None: any.
+        bad_words_ids: sequences of ids that may not be written.
+        required_ids: sequences of ids that each output must hold.
         max_length: positions that the net has.
-        draft: of speculative decoding: "lookup", or another net's engine with its start ids.
+        draft: of speculative decoding: "lookup", or another net's backend with its start ids.
         decode: the text of new ids, for stop texts.
-        limits: most new tokens.
-        numbers: the rows' own numbers among all prompts, for a prefix function.
-        prefixes: ids that each output must begin with, after `first`; None: any.
+        max_new_tokens: the most new tokens of each row, the end included.
+        prompt_numbers: the number of each row among all prompts, for a prefix function.
+        output_prefixes: ids that each output must begin with, after `forced_bos_id`; None: any.
         seeds: of drawing; None: nothing is drawn.
     """
 
     options: Options
-    start: tuple[int, ...]
-    end: tuple[int, ...]
-    never: tuple[int, ...]
-    first: int | None
-    last: int | None
-    banned: list[list[int]]
-    required: list[list[int]]
+    decoder_start_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]
+    suppressed_ids: tuple[int, ...]
+    forced_bos_id: int | None
+    forced_eos_id: int | None
+    bad_words_ids: list[list[int]]
+    required_ids: list[list[int]]
     max_length: int
     draft: Any
     decode: Callable[[list[int]], str]
-    limits: list[int]
-    numbers: list[int]
-    prefixes: list[list[int]] | None
+    max_new_tokens: list[int]
+    prompt_numbers: list[int]
+    output_prefixes: list[list[int]] | None
     seeds: list[int] | None
 
     @property
@@ -61,14 +62,15 @@ class Asked(NamedTuple):  # made anew for each call: a frozen dataclass takes th
         options = self.options
         return LengthScore(options.normalization or "average", options.length_penalty or 0.0)
 
-    def of(self, places: list[int], **changes: Any) -> "Asked":
-        """For these of the rows alone."""
-        if not changes and places == [*range(len(self.limits))]:
+    def of(self, places: list[int], **changes: Any) -> "GenerationRequest":
+        """The request of these rows alone."""
+        if not changes and places == [*range(len(self.max_new_tokens))]:
             return self
-        of_rows = {name: getattr(self, name) for name in ("limits", "numbers", "prefixes", "seeds")}
+        names = ("max_new_tokens", "prompt_numbers", "output_prefixes", "seeds")
+        columns = {name: getattr(self, name) for name in names}
         chosen = {
-            name: each if each is None else [each[place] for place in places]
-            for name, each in of_rows.items()
+            name: column if column is None else [column[place] for place in places]
+            for name, column in columns.items()
         }
         return self._replace(**chosen | changes)
 
@@ -85,20 +87,22 @@ class Backend(Protocol):
     def precision(self) -> str:
         """Of the weights."""
 
-    def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
+    def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """Every reason why this cannot be run here; none: it can."""
 
-    def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
+    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
         """Of one batch of prompts the outputs of each, best first."""
 
-    def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
+    def submit(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> Callable[[], list[list[Hypothesis]]]:
         """`outputs`, begun at once where there are workers; what is returned waits for them."""
 
-    def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
+    def runs(self, row: list[int], request: GenerationRequest) -> Iterator[tuple[list[int], bool]]:
         """New tokens of one output as they are written, and whether they were the last."""
 
     def log_probs(
-        self, rows: list[list[int]], targets: list[list[int]] | None, asked: Asked
+        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
         """Log-probabilities of given tokens: of each target and of the end behind it, given its
         source; without targets of all tokens of each row but the first."""

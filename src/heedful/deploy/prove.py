@@ -151,8 +151,8 @@ class Prover:
                 rows = [row[: max(1, len(row) // 2)] for row in rows]
                 # As many as surely fit.
                 new = {"max_new_tokens": max(1, min(32, model.config.max_length // 2))}
-            asked = model.asked(rows, beam_size=1, **new)
-            found = self._in_batches(rows, lambda p: engine.outputs(_of(rows, p), asked.of(p)))
+            request = model.request(rows, beam_size=1, **new)
+            found = self._in_batches(rows, lambda p: engine.outputs(_of(rows, p), request.of(p)))
             return [outputs[0].ids for outputs in found]
         if isinstance(model, Classifier):
             return [int(row.argmax()) for row in self._numbers(engine)]
@@ -162,11 +162,11 @@ class Prover:
         """Log-probabilities of given tokens, logits of classes, or vectors."""
         model, rows, targets = self.model, self._rows, self._targets
         if isinstance(model, Generator):
-            asked = model.asked(rows)
+            request = model.request(rows)
 
             def scored(p: list[int]) -> list[np.ndarray]:
                 told = None if targets is None else _of(targets, p)
-                return engine.log_probs(_of(rows, p), told, asked.of(p))
+                return engine.log_probs(_of(rows, p), told, request.of(p))
 
             return self._in_batches(rows, scored)
         if isinstance(model, Classifier):
@@ -223,9 +223,9 @@ class Prover:
         assert isinstance(self.model, Generator)
         if self._targets is None:
             half = row[: max(1, len(row) // 2)]
-            [found] = self.eager.log_probs([half + ids], None, self.model.asked([half]))
+            [found] = self.eager.log_probs([half + ids], None, self.model.request([half]))
             return float(found[-1])
-        [found] = self.eager.log_probs([row], [ids], self.model.asked([row]))
+        [found] = self.eager.log_probs([row], [ids], self.model.request([row]))
         return float(found[-2])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from heedful.backends.base import Asked, Backend, Settings
+from heedful.backends.base import Backend, GenerationRequest, Settings
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
@@ -59,7 +59,7 @@ class Generator(SavedModel):
     # Of the last call: what was given, card and settings, and what came of them. A small model
     # answers in the time that it takes to check and to gather them.
     _last: tuple[dict[str, Any], ModelCard, Settings | None, Options] | None = None
-    _last_asked: dict[str, Any] | None = None
+    _last_request: dict[str, Any] | None = None
 
     @property
     def ids(self) -> GenerationIds:
@@ -134,8 +134,8 @@ class Generator(SavedModel):
             return ""
         written: list[int] = []
         text = shown = ""
-        asked = self._asked([row], [0], chosen)
-        for tokens, ended in self._engine([row], asked).runs(row, asked):
+        request = self._request([row], [0], chosen)
+        for tokens, ended in self._engine([row], request).runs(row, request):
             written += tokens
             text = cut(self._decode(written), chosen.stop) if chosen.stop else self._decode(written)
             safe = text if ended else _settled(text, chosen.stop)
@@ -147,7 +147,7 @@ class Generator(SavedModel):
         return text
 
     def options(self, **given: Any) -> Options:
-        """What is asked for, the card's defaults behind it; raises UserError for an unknown one."""
+        """The options given, with the card's defaults; raises UserError for an unknown one."""
         last, card = self._last, self.card
         settings = self.engine.settings if self.engine else self.settings
         is_plain = _PLAIN.issuperset(map(type, given.values()))
@@ -217,12 +217,12 @@ class Generator(SavedModel):
         begun: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
         for places in batches:
             chosen = [rows[place] for place in places]
-            asked = self._asked(chosen, [first + place for place in places], options)
-            engine = self._engine(chosen, asked)
+            request = self._request(chosen, [first + place for place in places], options)
+            engine = self._engine(chosen, request)
             if waits and len(batches) == 1:
-                begun.append((places, partial(engine.outputs, chosen, asked)))
+                begun.append((places, partial(engine.outputs, chosen, request)))
             else:
-                begun.append((places, engine.submit(chosen, asked)))
+                begun.append((places, engine.submit(chosen, request)))
 
         def finish() -> list[list[Hypothesis]]:
             found = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
@@ -237,11 +237,11 @@ class Generator(SavedModel):
 
         return finish
 
-    def _engine(self, rows: list[list[int]], asked: Asked) -> Backend:
+    def _engine(self, rows: list[list[int]], request: GenerationRequest) -> Backend:
         """What runs a call: the net itself where the engine lacks something, which is said once."""
         if self.engine is None:
             return self.eager
-        lacking = self.engine.lacks(rows, asked)
+        lacking = self.engine.unsupported_reasons(rows, request)
         if not lacking:
             return self.engine
         if not self._said:
@@ -252,12 +252,14 @@ class Generator(SavedModel):
             )
         return self.eager
 
-    def _asked(self, rows: list[list[int]], numbers: list[int], options: Options) -> Asked:
-        """What an engine is asked for of some prompts."""
-        of_all, given = self._last_asked, options.prefixes
+    def _request(
+        self, rows: list[list[int]], numbers: list[int], options: Options
+    ) -> GenerationRequest:
+        """The request of some prompts, by their numbers."""
+        of_all, given = self._last_request, options.prefixes
         if of_all is None or of_all["options"] is not options:
-            of_all = self._asked_of_all(options)
-            self._last_asked = of_all if options.draft is None else None  # a draft may be large
+            of_all = self._shared_fields(options)
+            self._last_request = of_all if options.draft is None else None  # a draft may be large
         prefixes = None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers]
         limits = [self.length_limit(row, options) for row in rows]
         if options.min_new_tokens > (shortest := min(limits, default=options.min_new_tokens)):
@@ -267,17 +269,17 @@ class Generator(SavedModel):
                 f"tokens, but min_new_tokens is {options.min_new_tokens}: ask for fewer, or set "
                 "max_new_tokens"
             )
-        return Asked(
+        return GenerationRequest(
             **of_all,
             decode=self._decode,
-            limits=limits,
-            numbers=numbers,
-            prefixes=prefixes,
+            max_new_tokens=limits,
+            prompt_numbers=numbers,
+            output_prefixes=prefixes,
             seeds=options.seeds(numbers),
         )
 
-    def _asked_of_all(self, options: Options) -> dict[str, Any]:
-        """What is asked of all prompts of a call alike."""
+    def _shared_fields(self, options: Options) -> dict[str, Any]:
+        """The fields of a request that all prompts of a call share."""
         ids, draft = self.ids, options.draft
 
         def encode(text: str) -> list[int]:
@@ -300,20 +302,20 @@ class Generator(SavedModel):
             draft = (draft.eager, draft.ids.start)
         return {
             "options": options,
-            "start": ids.start,
-            "end": tuple(self.end_ids()),
-            "never": never,
-            "first": ids.first,
-            "last": ids.last,
-            "banned": [ids for each in options.banned for ids in forms(each)],
-            "required": required,
+            "decoder_start_ids": ids.start,
+            "eos_ids": tuple(self.end_ids()),
+            "suppressed_ids": never,
+            "forced_bos_id": ids.first,
+            "forced_eos_id": ids.last,
+            "bad_words_ids": [ids for each in options.banned for ids in forms(each)],
+            "required_ids": required,
             "max_length": self.config.max_length,
             "draft": draft,
         }
 
-    def asked(self, rows: list[list[int]], **options: Any) -> Asked:
-        """What an engine is asked for of prompts that are given as ids."""
-        return self._asked(rows, list(range(len(rows))), self._settled_options(options))
+    def request(self, rows: list[list[int]], **options: Any) -> GenerationRequest:
+        """The request of prompts that are given as ids."""
+        return self._request(rows, list(range(len(rows))), self._settled_options(options))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tgt_tokenizer.decode(list(ids))

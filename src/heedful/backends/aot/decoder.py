@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from heedful.backends.aot.kernels import pack
-from heedful.backends.base import Asked, Settings
+from heedful.backends.base import GenerationRequest, Settings
 from heedful.backends.manifest import SHORTLIST
 from heedful.backends.torch.eager import Eager, rules_of
 from heedful.data.collate import Batch
@@ -169,16 +169,16 @@ class Compiled(Eager):
         """The CPU."""
         return torch.device("cpu")
 
-    def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
+    def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """As `Backend.lacks`."""
-        found = [] if asked.draft is None else ["it has no draft"]
-        if asked.options.coverage_penalty:
+        found = [] if request.draft is None else ["it has no draft"]
+        if request.options.coverage_penalty:
             found.append("it shows no attention")
-        if self._has_shortlist and asked.options.shortlist:
+        if self._has_shortlist and request.options.shortlist:
             found.append("it has no shortlist")
         if not self.two_stacks and any(
             len(row) + limit > self.max_length
-            for row, limit in zip(rows, asked.limits, strict=True)
+            for row, limit in zip(rows, request.max_new_tokens, strict=True)
         ):
             found.append(f"a text may outgrow the {self.max_length} tokens of the net")
         return found
@@ -191,31 +191,35 @@ class Compiled(Eager):
         logits = logits.index_select(0, batch.places)
         return lambda rows: log_softmax(logits[rows])
 
-    def _searched(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
+    def _searched(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> list[list[Hypothesis]]:
         """Greedy decoding without rules in a loop of its own, where the host has little to do."""
-        options = asked.options
+        options = request.options
         banned = [
-            rule.tokens if isinstance(rule, BannedTokens) else None for rule in rules_of(asked)
+            rule.tokens if isinstance(rule, BannedTokens) else None for rule in rules_of(request)
         ]
         is_plain = (
             options.rows == options.num_return == 1
-            and not (options.draws or options.stop or asked.required)
-            and asked.prefixes is None
+            and not (options.draws or options.stop or request.required_ids)
+            and request.output_prefixes is None
             and None not in banned
         )
         tokens = [_one(token) for each in banned for token in each or ()]
         if not is_plain or None in tokens:
-            return super()._searched(rows, asked)
-        return [[each] for each in self._greedy(rows, asked, tokens)]
+            return super()._searched(rows, request)
+        return [[each] for each in self._greedy(rows, request, tokens)]
 
-    def _greedy(self, rows: list[list[int]], asked: Asked, banned: list[Any]) -> list[Hypothesis]:
+    def _greedy(
+        self, rows: list[list[int]], request: GenerationRequest, banned: list[Any]
+    ) -> list[Hypothesis]:
         """One output for each row; `banned` ids are never written."""
-        options = asked.options
-        begin, state = self.open(rows, asked.start, max(asked.limits), 1)
-        request = read_request(begin, **self._request(rows, asked))
-        shortest = max(request.shortest)
+        options = request.options
+        begin, state = self.open(rows, request.decoder_start_ids, max(request.max_new_tokens), 1)
+        search = read_request(begin, **self._search_arguments(rows, request))
+        shortest = max(search.shortest)
         blocked = torch.tensor(banned, dtype=torch.long)
-        blocked_at_first = torch.tensor([*banned, *asked.end])
+        blocked_at_first = torch.tensor([*banned, *request.eos_ids])
         found: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
         left, is_open = [*range(len(rows))], [True] * len(rows)
         tokens, length = begin, 0
@@ -233,7 +237,7 @@ class Compiled(Eager):
                     raise UserError(f"the model gave {part} at step {length}")
                 found[row][0].append(token)
                 found[row][1].append(part if options.scores else math.nan)
-                is_open[row] = request.end(row, found[row][0], None) is None
+                is_open[row] = search.end(row, found[row][0], None) is None
             opened = [is_open[row] for row in left]
             keep = sentences_to_keep(opened, not any(opened))
             if keep is not None:
@@ -241,8 +245,8 @@ class Compiled(Eager):
                 if left:
                     state.select(torch.tensor(keep))
                     tokens = tokens[keep]
-        score = asked.score
-        return [score.hypothesis(ids, parts, ids[-1] in asked.end) for ids, parts in found]
+        score = request.score
+        return [score.hypothesis(ids, parts, ids[-1] in request.eos_ids) for ids, parts in found]
 
 
 def _one(banned: int | Sequence[int]) -> int | None:

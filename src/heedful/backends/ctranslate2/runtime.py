@@ -1,4 +1,4 @@
-"""CTranslate2 as an engine: what it can run of a call, and how it is asked."""
+"""CTranslate2 as a backend: the requests that it can run, and how it is called."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from heedful.backends.base import Asked, Settings
+from heedful.backends.base import GenerationRequest, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
 from heedful.files import write_text
@@ -129,70 +129,77 @@ class CTranslate2:
 
     # --- what writes ----------------------------------------------------------------------------
 
-    def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
+    def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """As `Backend.lacks`."""
-        found = self._call_of(asked).lacking
+        found = self._call_of(request).lacking
         if self.facts.family == "encoder_decoder":
             return found
         found, longest = [*found], self.facts.longest_prompt
         if longest is not None and max(map(len, rows)) > longest:
             found.append(f"a prompt is longer than the window of {longest} tokens")
-        if any(len(r) + n > asked.max_length for r, n in zip(rows, asked.limits, strict=True)):
-            found.append(f"a text may outgrow the {asked.max_length} tokens of the net")
+        if any(
+            len(r) + n > request.max_length
+            for r, n in zip(rows, request.max_new_tokens, strict=True)
+        ):
+            found.append(f"a text may outgrow the {request.max_length} tokens of the net")
         return found
 
-    def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
+    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
         """As `Backend.outputs`."""
         # Not by `submit`: a call that waits for its own answers is done a little sooner.
         with _undamaged(self._directory):
-            return self._read(self._begin(rows, asked, asynchronous=False), rows, asked)
+            return self._read(self._begin(rows, request, asynchronous=False), rows, request)
 
-    def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
+    def submit(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> Callable[[], list[list[Hypothesis]]]:
         """As `Backend.submit`."""
         with _undamaged(self._directory):
-            begun = self._begin(rows, asked, asynchronous=True)
+            begun = self._begin(rows, request, asynchronous=True)
 
         def wait() -> list[list[Hypothesis]]:
             with _undamaged(self._directory):
-                return self._read([each.result() for each in begun], rows, asked)
+                return self._read([each.result() for each in begun], rows, request)
 
         return wait
 
-    def _begin(self, rows: list[list[int]], asked: Asked, *, asynchronous: bool) -> list[Any]:
+    def _begin(
+        self, rows: list[list[int]], request: GenerationRequest, *, asynchronous: bool
+    ) -> list[Any]:
         """What it answers to each row, or what waits for that: in calls that leave each result
         independent of the other rows.
 
         What a prompt has beyond the shortest of its call is there as if it were written: rules and
         beams see it, and beside a prompt of a single token it is given back.
         """
-        options = asked.options
+        options = request.options
         has_prompts = self.facts.family == "decoder_only"
         is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
         groups: dict[tuple[int, int], list[int]] = {}
-        for place, (row, limit) in enumerate(zip(rows, asked.limits, strict=True)):
+        for place, (row, limit) in enumerate(zip(rows, request.max_new_tokens, strict=True)):
             length = (min(len(row), 2) if is_plain else len(row)) if has_prompts else 0
             # A sample that is longer than its limit can be cut, but its score is of the whole.
             own_limit = limit if options.draws and options.scores else 0
             groups.setdefault((length, own_limit), []).append(place)
         if len(groups) == 1:
-            return self._answers(rows, asked, asynchronous)
+            return self._answers(rows, request, asynchronous)
         begun: dict[int, Any] = {}
         for places in groups.values():
             chosen = [rows[place] for place in places]
-            answers = self._answers(chosen, asked.of(places), asynchronous)
+            answers = self._answers(chosen, request.of(places), asynchronous)
             begun.update(zip(places, answers, strict=True))
         return [begun[place] for place in range(len(rows))]
 
     def _read(
-        self, found: list[Any], rows: list[list[int]], asked: Asked
+        self, found: list[Any], rows: list[list[int]], request: GenerationRequest
     ) -> list[list[Hypothesis]]:
         """Outputs in the rows' order, searched again where one is longer than its own limit.
 
         Samples are not drawn again, which would favor those that end early: `_outputs` cuts them,
         or their call has a single limit.
         """
-        limits = asked.limits
-        outputs = list(map(self._outputs, found, limits, repeat(asked)))
+        limits = request.max_new_tokens
+        outputs = list(map(self._outputs, found, limits, repeat(request)))
         if len({*limits}) == 1:
             return outputs
         long: dict[int, list[int]] = {}
@@ -200,17 +207,17 @@ class CTranslate2:
             if max(len(each.ids) for each in of_row) > limit:
                 long.setdefault(limit, []).append(place)
         begun = {
-            limit: self._begin([rows[p] for p in places], asked.of(places), asynchronous=True)
+            limit: self._begin([rows[p] for p in places], request.of(places), asynchronous=True)
             for limit, places in long.items()
         }
         for limit, places in long.items():
             for place, each in zip(places, begun[limit], strict=True):
-                outputs[place] = self._outputs(each.result(), limit, asked)
+                outputs[place] = self._outputs(each.result(), limit, request)
         return outputs
 
-    def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
+    def runs(self, row: list[int], request: GenerationRequest) -> Iterator[tuple[list[int], bool]]:
         """As `Backend.runs`."""
-        keys, limit = {**self._call_of(asked).keys}, asked.limits[0]
+        keys, limit = {**self._call_of(request).keys}, request.max_new_tokens[0]
         for beside in ("beam_size", "num_hypotheses", "length_penalty", "return_scores"):
             del keys[beside]
         del keys["return_end_token"]
@@ -219,7 +226,7 @@ class CTranslate2:
             steps = self._model.generate_tokens(source, max_length=limit, **keys)
         elif keys.pop("min_decoding_length") > 0 or "use_vmap" in keys:
             # The first cannot be asked for there, and ids by a shortlist count within it.
-            [[best]] = self.outputs([row], asked)
+            [[best]] = self.outputs([row], request)
             yield best.ids, True
             return
         else:
@@ -234,12 +241,16 @@ class CTranslate2:
             if step is None:
                 return
             count += 1
-            at_limit = count == limit and step.token_id not in asked.end
-            token = asked.last if at_limit and asked.last is not None else step.token_id
+            at_limit = count == limit and step.token_id not in request.eos_ids
+            token = (
+                request.forced_eos_id
+                if at_limit and request.forced_eos_id is not None
+                else step.token_id
+            )
             yield [token], bool(step.is_last)
 
     def log_probs(
-        self, rows: list[list[int]], targets: list[list[int]] | None, asked: Asked
+        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
         """As `Backend.log_probs`."""
         if targets is None:
@@ -250,9 +261,11 @@ class CTranslate2:
             found = self._model.score_batch(*sides, max_input_length=0)
         return [np.array(each.log_probs, np.float32) for each in found]
 
-    def _answers(self, rows: list[list[int]], asked: Asked, asynchronous: bool) -> list[Any]:
-        keys, words = self._call_of(asked).keys, self._words(rows, self._source)
-        limit = max(asked.limits)
+    def _answers(
+        self, rows: list[list[int]], request: GenerationRequest, asynchronous: bool
+    ) -> list[Any]:
+        keys, words = self._call_of(request).keys, self._words(rows, self._source)
+        limit = max(request.max_new_tokens)
         if self.facts.family == "decoder_only":
             answer, keys = self._model.generate_batch, keys | {"max_length": limit}
         else:
@@ -261,19 +274,19 @@ class CTranslate2:
             keys["target_prefix"] = keys["target_prefix"] * len(rows)
         return list(answer(words, asynchronous=asynchronous, **keys))
 
-    def _call_of(self, asked: Asked) -> "_Call":
+    def _call_of(self, request: GenerationRequest) -> "_Call":
         """How it is called, looked up where the last call was alike."""
         last = self._last
-        if last is None or last.options is not asked.options or last.ids != _ids(asked):
+        if last is None or last.options is not request.options or last.ids != _ids(request):
             with _undamaged(self._directory):
-                keys = self._keys(asked)
-            last = _Call(asked.options, _ids(asked), self._lacking(asked), keys)
+                keys = self._keys(request)
+            last = _Call(request.options, _ids(request), self._unsupported(request), keys)
             self._last = None if last.lacking else last
         return last
 
-    def _lacking(self, asked: Asked) -> list[str]:
+    def _unsupported(self, request: GenerationRequest) -> list[str]:
         """What it lacks for any prompt."""
-        options = asked.options
+        options = request.options
         values = _lacking(options)
         found = [
             f"it has no {name}"
@@ -283,7 +296,7 @@ class CTranslate2:
         if (options.beam_size or 1) > 1:
             if "stop_rule" in options.said and options.stop_rule != "beam_full":
                 found.append(f"it has no stop rule {options.stop_rule}")
-            if len(asked.end) > 1:  # it would go on behind one where many rank high
+            if len(request.eos_ids) > 1:  # it would go on behind one where many rank high
                 found.append("its beams end with one token")
             if options.normalization == "gnmt":
                 found.append("it has no normalization gnmt")
@@ -291,15 +304,17 @@ class CTranslate2:
                 found.append("it has no length penalty below 0")
         if options.draws and "seed" in options.said:
             found.append("what it draws does not follow a seed")
-        if self.facts.family == "encoder_decoder" and len(asked.start) != 1:
+        if self.facts.family == "encoder_decoder" and len(request.decoder_start_ids) != 1:
             found.append("its decoder starts with one token")
-        if self.facts.family == "decoder_only" and any(len(ids) > 1 for ids in asked.banned):
+        if self.facts.family == "decoder_only" and any(
+            len(ids) > 1 for ids in request.bad_words_ids
+        ):
             found.append("a banned sequence does not see the prompt")
         return found
 
-    def _keys(self, asked: Asked) -> dict[str, Any]:
+    def _keys(self, request: GenerationRequest) -> dict[str, Any]:
         """The options in its words, but for the length."""
-        options = asked.options
+        options = request.options
         keys: dict[str, Any] = {
             "beam_size": options.rows if (options.beam_size or 1) > 1 else 1,
             "num_hypotheses": options.num_return,
@@ -307,9 +322,9 @@ class CTranslate2:
             "no_repeat_ngram_size": options.no_repeat_ngram_size or 0,
             "return_scores": options.scores,
             "return_end_token": True,
-            "end_token": [self._target[token] for token in asked.end],
+            "end_token": [self._target[token] for token in request.eos_ids],
         }
-        banned = [*([token] for token in asked.never), *asked.banned]
+        banned = [*([token] for token in request.suppressed_ids), *request.bad_words_ids]
         if banned:
             keys["suppress_sequences"] = [[self._target[token] for token in ids] for ids in banned]
         if options.draws:
@@ -321,15 +336,15 @@ class CTranslate2:
         shortest = max(options.min_new_tokens - 1, 0)  # it does not count the end
         if self.facts.family == "decoder_only":
             return keys | {"min_length": shortest, "include_prompt_in_result": False}
-        if asked.first is not None:
-            keys["target_prefix"] = [[self._target[asked.first]]]
+        if request.forced_bos_id is not None:
+            keys["target_prefix"] = [[self._target[request.forced_bos_id]]]
         if self._has_shortlist and options.shortlist:
             keys["use_vmap"] = True
         return keys | {"min_decoding_length": shortest, "max_input_length": 0}
 
-    def _outputs(self, result: Any, limit: int, asked: Asked) -> list[Hypothesis]:
+    def _outputs(self, result: Any, limit: int, request: GenerationRequest) -> list[Hypothesis]:
         """Outputs of ours, of its answer for a row whose limit is given."""
-        options, end, last = asked.options, asked.end, asked.last
+        options, end, last = request.options, request.eos_ids, request.forced_eos_id
         if self.facts.family == "decoder_only":
             found = result.sequences_ids
         else:
@@ -346,7 +361,7 @@ class CTranslate2:
                 finished = last in end
             outputs.append(Hypothesis(ids, mean, finished, mean, []))
         if options.scores:
-            score = asked.score
+            score = request.score
             for each in outputs:
                 each.log_prob *= len(each.ids) ** _power(options)
                 each.score = score(each.log_prob, len(each.ids))
@@ -387,9 +402,15 @@ def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
     write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))
 
 
-def _ids(asked: Asked) -> tuple[Any, ...]:
+def _ids(request: GenerationRequest) -> tuple[Any, ...]:
     """What beside the options decides how it is called."""
-    return asked.start, asked.end, asked.never, asked.first, asked.banned
+    return (
+        request.decoder_start_ids,
+        request.eos_ids,
+        request.suppressed_ids,
+        request.forced_bos_id,
+        request.bad_words_ids,
+    )
 
 
 def _power(options: Options) -> float:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from heedful.backends.base import Asked, Settings
+from heedful.backends.base import GenerationRequest, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.backends.torch.coverage import Coverage
 from heedful.backends.torch.state import (
@@ -82,54 +82,56 @@ class Eager:
         device: torch.device = next(self.net.parameters()).device
         return device
 
-    def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
+    def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """Nothing."""
         return []
 
-    def submit(self, rows: list[list[int]], asked: Asked) -> Callable[[], list[list[Hypothesis]]]:
+    def submit(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> Callable[[], list[list[Hypothesis]]]:
         """Nothing is begun before it is waited for."""
-        return partial(self.outputs, rows, asked)
+        return partial(self.outputs, rows, request)
 
-    def outputs(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
+    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
         """Outputs of each row, best first; what else is in the batch does not matter."""
         self.net.eval()
-        with torch.inference_mode(), self._threads(len(rows) * asked.options.rows):
-            if asked.draft is None:
-                return self._searched(rows, asked)
+        with torch.inference_mode(), self._threads(len(rows) * request.options.rows):
+            if request.draft is None:
+                return self._searched(rows, request)
             found: list[list[Hypothesis]] = []
             for place, row in enumerate(rows):
-                speculation = self._speculation(row, asked.of([place]))
+                speculation = self._speculation(row, request.of([place]))
                 list(speculation)
                 found.append([speculation.result()])
             return found
 
-    def runs(self, row: list[int], asked: Asked) -> Iterator[tuple[list[int], bool]]:
+    def runs(self, row: list[int], request: GenerationRequest) -> Iterator[tuple[list[int], bool]]:
         """Tokens of one output as they are written, and whether they were the last."""
         self.net.eval()
-        if asked.draft is not None:
+        if request.draft is not None:
             with torch.inference_mode():
-                speculation = self._speculation(row, asked)
+                speculation = self._speculation(row, request)
             for run in self._one_at_a_time(iter(speculation)):
                 yield run, speculation.ended
             return
         with torch.inference_mode():
-            function, start, common = self._search([row], asked, 1)
-            common |= {"seeds": asked.seeds, "stop": _stop(asked), "look_every": 1}
+            function, start, common = self._search([row], request, 1)
+            common |= {"seeds": request.seeds, "stop": _stop(request), "look_every": 1}
             steps = sample_steps(function, start, **common)
         for step in self._one_at_a_time(steps):
             yield step.tokens, bool(step.ended)
 
     def log_probs(
-        self, rows: list[list[int]], targets: list[list[int]] | None, asked: Asked
+        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
         """As `Backend.log_probs`."""
         if targets is None:
             inputs, scored, source = rows, [row[1:] for row in rows], None
             first_scored = 0
         else:
-            start = start_ids(asked.start)
+            start = start_ids(request.decoder_start_ids)
             inputs = [[*start, *target] for target in targets]
-            scored = [[*target, asked.end[0]] for target in targets]
+            scored = [[*target, request.eos_ids[0]] for target in targets]
             source, first_scored = Tokens.of(*self._batch(rows)), len(start) - 1
         tokens = Tokens.of(*self._batch(inputs))
         counts = [len(row) for row in scored]
@@ -209,12 +211,14 @@ class Eager:
 
     # --- searches -------------------------------------------------------------------------------
 
-    def _searched(self, rows: list[list[int]], asked: Asked) -> list[list[Hypothesis]]:
-        options, size = asked.options, asked.options.rows
-        function, start, common = self._search(rows, asked, size)
-        beams = {"beam_size": size, "num_return": options.num_return, **vars(asked.score)}
-        if asked.required:
-            return constrained_beam_search(function, start, asked.required, **beams, **common)
+    def _searched(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> list[list[Hypothesis]]:
+        options, size = request.options, request.options.rows
+        function, start, common = self._search(rows, request, size)
+        beams = {"beam_size": size, "num_return": options.num_return, **vars(request.score)}
+        if request.required_ids:
+            return constrained_beam_search(function, start, request.required_ids, **beams, **common)
         if options.coverage_penalty:
             if not self.two_stacks:
                 raise UserError("coverage_penalty is of a source, and this model reads none")
@@ -229,84 +233,96 @@ class Eager:
                 num_groups=options.num_groups,
                 diversity_penalty=options.diversity_penalty,
                 # The card's own token at the limit is certain, and wins over a forced end.
-                force_eos=None if asked.last is None else False,
+                force_eos=None if request.forced_eos_id is None else False,
                 **beams,
                 **common,
             )
         samples = sample(
             function,
             start,
-            seeds=asked.seeds,
+            seeds=request.seeds,
             num_samples=options.num_return,
-            stop=_stop(asked),
-            score=asked.score,
+            stop=_stop(request),
+            score=request.score,
             **common,
         )
         return [samples[place : place + size] for place in range(0, len(samples), size)]
 
     def _search(
-        self, rows: list[list[int]], asked: Asked, beams: int
+        self, rows: list[list[int]], request: GenerationRequest, beams: int
     ) -> tuple[Any, Tensor, dict[str, Any]]:
         """The function, the start and the arguments that searches in batches share."""
-        listed = self._listed(rows, asked)
-        start, state = self.open(rows, asked.start, max(asked.limits), beams, listed)
-        common = self._request(rows, asked) | {"state": state}
+        listed = self._listed(rows, request)
+        start, state = self.open(
+            rows, request.decoder_start_ids, max(request.max_new_tokens), beams, listed
+        )
+        common = self._search_arguments(rows, request) | {"state": state}
         return state.next_log_probs, start, common
 
-    def _listed(self, rows: list[list[int]], asked: Asked) -> Listed | None:
+    def _listed(self, rows: list[list[int]], request: GenerationRequest) -> Listed | None:
         """What a shortlist lets each row become, and what it must have."""
-        options = asked.options
+        options = request.options
         if self.shortlist is None or not options.shortlist or not self.two_stacks:
             return None
         if options.prefix_function is not None:  # which may ask for any token
             return None
         forced = (options.forced or {}).values()
-        phrases = chain.from_iterable(asked.required)
-        must = {*asked.end, *forced, *phrases, asked.first, asked.last} - {None}
-        prefixes = asked.prefixes or [[] for _ in rows]
+        phrases = chain.from_iterable(request.required_ids)
+        must = {
+            *request.eos_ids,
+            *forced,
+            *phrases,
+            request.forced_bos_id,
+            request.forced_eos_id,
+        } - {None}
+        prefixes = request.output_prefixes or [[] for _ in rows]
         words = [
             [*must, *prefix, *self.shortlist.words(row).tolist()]
             for row, prefix in zip(rows, prefixes, strict=True)
         ]
         return Listed(self.net.head, words)
 
-    def _request(self, rows: list[list[int]], asked: Asked) -> dict[str, Any]:
-        """What every search is asked for (`read_request`)."""
-        request: dict[str, Any] = {
-            "eos_id": list(asked.end),
-            "max_new_tokens": asked.limits,
-            "min_new_tokens": asked.options.min_new_tokens,
-            "rules": rules_of(asked),
-            "prompts": self._seen(rows, asked),
+    def _search_arguments(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> dict[str, Any]:
+        """The arguments that every search takes (`read_request`)."""
+        arguments: dict[str, Any] = {
+            "eos_id": list(request.eos_ids),
+            "max_new_tokens": request.max_new_tokens,
+            "min_new_tokens": request.options.min_new_tokens,
+            "rules": rules_of(request),
+            "prompts": self._seen(rows, request),
         }
-        if asked.prefixes is not None:
-            first = [] if asked.first is None else [asked.first]
-            request["forced_prefix"] = [[*first, *prefix] for prefix in asked.prefixes]
-        return request
+        if request.output_prefixes is not None:
+            first = [] if request.forced_bos_id is None else [request.forced_bos_id]
+            arguments["forced_prefix"] = [[*first, *prefix] for prefix in request.output_prefixes]
+        return arguments
 
-    def _seen(self, rows: list[list[int]], asked: Asked) -> list[list[int]]:
+    def _seen(self, rows: list[list[int]], request: GenerationRequest) -> list[list[int]]:
         """Tokens before the new ones: rules look at what is written, not at a source."""
-        return [list(asked.start) for _ in rows] if self.two_stacks else rows
+        return [list(request.decoder_start_ids) for _ in rows] if self.two_stacks else rows
 
-    def _speculation(self, row: list[int], asked: Asked) -> Speculation:
-        if asked.options.num_return > 1:
+    def _speculation(self, row: list[int], request: GenerationRequest) -> Speculation:
+        if request.options.num_return > 1:
             raise UserError("a draft gives one output for each prompt: leave out num_return")
-        left = self.max_length - len(self._seen([row], asked)[0]) + 1
-        limit = asked.limits[0]
-        if asked.options.max_new_tokens is None and left > 0:  # nobody asked for more than there is
+        left = self.max_length - len(self._seen([row], request)[0]) + 1
+        limit = request.max_new_tokens[0]
+        if (
+            request.options.max_new_tokens is None and left > 0
+        ):  # nobody asked for more than there is
             limit = min(limit, left)
-        asked = asked.of([0], limits=[limit])
+        request = request.of([0], max_new_tokens=[limit])
         draft: Draft
-        if isinstance(asked.draft, tuple):
-            helper, start = asked.draft
+        if isinstance(request.draft, tuple):
+            helper, start = request.draft
             if helper.vocab_size != self.vocab_size:
                 raise UserError("the draft must have the model's own vocabulary")
             draft = helper._draft(row, start, limit)
-        elif asked.draft == "lookup":
+        elif request.draft == "lookup":
             draft = PromptLookup()
         else:
-            raise UserError(f'draft must be a model or "lookup", not {asked.draft!r}')
-        begin, target = self.open([row], asked.start, limit, 1)
+            raise UserError(f'draft must be a model or "lookup", not {request.draft!r}')
+        begin, target = self.open([row], request.decoder_start_ids, limit, 1)
         if begin.size(1) + limit > target.longest + 1:
             raise UserError(
                 f"speculative decoding cannot outgrow the net: {begin.size(1)} tokens and {limit} "
@@ -316,10 +332,10 @@ class Eager:
             target,
             draft,
             begin[0].tolist(),
-            num_draft_tokens=asked.options.num_draft_tokens,
-            seed=None if asked.seeds is None else asked.seeds[0],
-            stop=_stop(asked),
-            **self._request([row], asked),
+            num_draft_tokens=request.options.num_draft_tokens,
+            seed=None if request.seeds is None else request.seeds[0],
+            stop=_stop(request),
+            **self._search_arguments([row], request),
         )
 
     def _draft(self, row: list[int], start: Sequence[int], limit: int) -> Reader:
@@ -384,23 +400,27 @@ class Eager:
         return [each[: len(row)] for each, row in zip(found, rows, strict=True)]
 
 
-def rules_of(asked: Asked) -> list[Rule]:
+def rules_of(request: GenerationRequest) -> list[Rule]:
     """The rules of a batch; a prefix function is told the prompts' own numbers.
 
     What the card forbids is as if the model did; what it forces is certain, as in transformers:
     it costs no log-probability.
     """
-    options, function = asked.options, asked.options.prefix_function
-    own = function and (lambda sentence, ids: function(asked.numbers[sentence], ids))
+    options, function = request.options, request.options.prefix_function
+    own = function and (lambda sentence, ids: function(request.prompt_numbers[sentence], ids))
     given = {name: value for name, value in vars(options).items() if name in IN_ORDER}
     if not options.draws:
         given["temperature"] = None
-    given |= {"prefix_function": own, "banned": asked.banned, "never": asked.never}
+    given |= {
+        "prefix_function": own,
+        "banned": request.bad_words_ids,
+        "never": request.suppressed_ids,
+    }
     rules = sampling_rules(**given)
-    if asked.first is not None:
-        rules.append(ForcedTokens({0: asked.first}, certain=True))
-    if asked.last is not None:
-        at_limit = [{length - 1: asked.last} for length in asked.limits]
+    if request.forced_bos_id is not None:
+        rules.append(ForcedTokens({0: request.forced_bos_id}, certain=True))
+    if request.forced_eos_id is not None:
+        at_limit = [{length - 1: request.forced_eos_id} for length in request.max_new_tokens]
         rules.append(ForcedTokens(at_limit, certain=True))
     return rules
 
@@ -412,5 +432,5 @@ def start_ids(ids: Sequence[int]) -> Sequence[int]:
     return ids
 
 
-def _stop(asked: Asked) -> StopStrings | None:
-    return StopStrings(asked.decode, asked.options.stop) if asked.options.stop else None
+def _stop(request: GenerationRequest) -> StopStrings | None:
+    return StopStrings(request.decode, request.options.stop) if request.options.stop else None

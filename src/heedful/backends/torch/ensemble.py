@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.backends.base import Asked, Settings
+from heedful.backends.base import GenerationRequest, Settings
 from heedful.backends.torch.eager import Eager
 from heedful.backends.torch.state import Decoding, Listed
 from heedful.data.collate import Batch
@@ -80,11 +80,11 @@ class Ensemble(Eager):
     def _weights_of_step(self) -> int:
         return sum(net._weights_of_step for net in self.nets)
 
-    def lacks(self, rows: list[list[int]], asked: Asked) -> list[str]:
+    def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
         """Nothing that one net alone could give; raises UserError for a draft."""
-        if asked.draft is not None:
+        if request.draft is not None:
             raise UserError("an ensemble takes no draft; leave it out, or give one model")
-        if asked.options.coverage_penalty:
+        if request.options.coverage_penalty:
             raise UserError("an ensemble takes no coverage_penalty; leave it out")
         return []
 
