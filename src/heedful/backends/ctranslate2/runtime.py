@@ -242,11 +242,8 @@ class CTranslate2:
                 return
             count += 1
             at_limit = count == limit and step.token_id not in request.eos_ids
-            token = (
-                request.forced_eos_id
-                if at_limit and request.forced_eos_id is not None
-                else step.token_id
-            )
+            last = request.forced_eos_id
+            token = last if at_limit and last is not None else step.token_id
             yield [token], bool(step.is_last)
 
     def log_probs(
