@@ -100,6 +100,7 @@ class Stack(nn.Module):
                 across = Visibility(tokens.span, source, causal=False)
         masks = self.masks(x, visible, across)
         is_checkpointed = self.activation_checkpointing and torch.is_grad_enabled()
+        is_checkpointed = is_checkpointed and layers is None  # a cache is written to once
         for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True)):
             layer = None if layers is None else layers[index]
             inputs = x, mask[0], memory, mask[1], layer

@@ -173,7 +173,7 @@ class MultiHead(nn.Module):
     @property
     def mask_key(self) -> tuple[Any, ...]:
         """Equal for attentions of a stack whose masks are equal."""
-        numbers = (self.window, self.softcap, self.num_heads, self.num_kv_heads, self.dropout.p)
+        numbers = (self.window, self.softcap, self.num_heads, self.num_kv_heads)
         return (id(self.position), has_hooks(self.pattern), *numbers)
 
     def _parts(self, visible: Visibility) -> Sequence[tuple[range, range] | None]:
