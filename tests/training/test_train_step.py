@@ -16,6 +16,7 @@ from architectures import ARCHITECTURES, tiny
 from encoder_runs import Ready, recipe_of, train_step
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
+from heedful.parts import losses
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer, Work
@@ -102,6 +103,24 @@ def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
                     atol=1e-8,
                     msg=lambda m, k=key, c=case: f"{c} {k}: {m}",
                 )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_that_is_sharded_by_itself_has_the_same_loss(tmp_path, name, monkeypatch):
+    """Its logits are formed at once, whatever the loss is; so are those of a compiled step."""
+    run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
+    step = train_step(run).eval()
+    batch = run.load(run.plan(0)[0])
+    found = []
+    for is_sharded in (False, True):
+        monkeypatch.setattr(losses, "_is_sharded", lambda head, answer=is_sharded: answer)
+        step.zero_grad()
+        sums = step(batch)
+        sums.loss.backward()
+        found.append([sums.loss, sums.nll, *(p.grad for p in step.net.parameters())])
+    for chunked, whole in zip(*found, strict=True):
+        if chunked is not None:
+            torch.testing.assert_close(whole, chunked, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TASKS)

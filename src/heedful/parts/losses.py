@@ -102,17 +102,16 @@ def chunked_loss(
     that whatever wraps it or its matrix (LoRA, FSDP2) is seen. Under autocast it runs in that type,
     the loss in fp32.
 
-    All logits are formed at once, and their gradient is left to autograd, in a compiled step, and
-    for a head that FSDP2 shards by itself: its weights are gathered for a call and for the backward
-    pass of the step, not between. One that is sharded with the step (the root) is called in chunks.
+    All logits are formed at once in a compiled step, and for a head that FSDP2 shards by itself:
+    its weights are gathered for a call and for the backward pass of the step, not between. One that
+    is sharded with the step (the root) is called in chunks.
 
     Args:
         states: (N, D), or more of the same targets, as (2, N, D) of two passes.
         loss_of: from logits (..., n, V) in fp32, targets (n,), and whether the gradient is wanted.
     """
     if torch.compiler.is_compiling() or _is_sharded(head):
-        whole = loss_of(head(states).float(), targets, False)
-        return LossSum(whole.loss, whole.nll.detach(), whole.correct, targets.numel())
+        return _whole_loss(head(states), targets, loss_of)
     sums = torch.float32 if states.device.type == "mps" else torch.float64
     loss, nll = states.new_zeros(2, dtype=sums)
     correct: Tensor | None = None
@@ -143,6 +142,17 @@ def chunked_loss(
     if wanted:
         total = gradients.attached_to(total)
     return LossSum(total, nll.float(), correct, targets.numel())
+
+
+def _whole_loss(
+    logits: Float[Tensor, "... N V"], targets: Int[Tensor, "N"], loss_of: ChunkLossOf
+) -> LossSum:
+    """The loss of all logits at once, whose own gradient goes back through the head."""
+    found = loss_of(logits.detach().float(), targets, logits.requires_grad)
+    loss = found.loss.float()
+    if found.grad is not None:
+        loss = _Attached.apply(loss, (found.grad.to(logits.dtype),), logits)  # type: ignore[no-untyped-call]
+    return LossSum(loss, found.nll.float(), found.correct, targets.numel())
 
 
 def _is_sharded(head: nn.Module) -> bool:
