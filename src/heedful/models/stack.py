@@ -66,10 +66,10 @@ class Stack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
-        # In training: keep the input of each block, and compute its activations again for the
-        # gradient (Chen et al. 2016).
-        self.activation_checkpointing = False
         self.final_dropout = nn.Identity() if final_dropout is None else final_dropout
+        # Keep the input of each block, and compute its activations again for the gradient (Chen et
+        # al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+        self.activation_checkpointing = False
 
     def forward(
         self,
@@ -99,8 +99,10 @@ class Stack(nn.Module):
             if source is not None:
                 across = Visibility(tokens.span, source, causal=False)
         masks = self.masks(x, visible, across)
-        is_checkpointed = self.activation_checkpointing and torch.is_grad_enabled()
-        is_checkpointed = is_checkpointed and layers is None  # a cache is written to once
+        # A cache must be written to once.
+        is_checkpointed = (
+            self.activation_checkpointing and cache is None and torch.is_grad_enabled()
+        )
         for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True)):
             layer = None if layers is None else layers[index]
             inputs = x, mask[0], memory, mask[1], layer

@@ -152,8 +152,9 @@ class MultiHead(nn.Module):
             rotation = self.position(visible.queries.positions)
         is_plain = self.position_scores is None and self.window is None and not forms_weights
         if is_plain and visible.is_causal_alone:
+            everything = MaskBlock(queries=None, keys=None, bias=None)
             return AttentionMask(
-                visible.real, rotation, (MaskBlock(None, None, None),), False, True
+                visible.real, rotation, (everything,), forms_weights=False, is_causal=True
             )
         options: dict[str, Any] = {
             "scheme": self.position_scores,
@@ -168,7 +169,7 @@ class MultiHead(nn.Module):
             return MaskBlock(queries, keys, visible.bias(dtype, part=part, **options))
 
         blocks = tuple(block(part) for part in parts)
-        return AttentionMask(visible.real, rotation, blocks, forms_weights, False)
+        return AttentionMask(visible.real, rotation, blocks, forms_weights, is_causal=False)
 
     @property
     def mask_key(self) -> tuple[Any, ...]:

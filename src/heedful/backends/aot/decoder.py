@@ -170,7 +170,7 @@ class Compiled(Eager):
         return torch.device("cpu")
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """As `Backend.lacks`."""
+        """As `Backend.unsupported_reasons`."""
         found = [] if request.draft is None else ["it has no draft"]
         if request.options.coverage_penalty:
             found.append("it shows no attention")

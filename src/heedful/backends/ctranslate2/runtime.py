@@ -130,7 +130,7 @@ class CTranslate2:
     # --- what writes ----------------------------------------------------------------------------
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """As `Backend.lacks`."""
+        """As `Backend.unsupported_reasons`."""
         found = self._call_of(request).lacking
         if self.facts.family == "encoder_decoder":
             return found
