@@ -34,10 +34,7 @@ class Bars:
         def advance(count: int) -> None:
             nonlocal done, said
             done, now = done + count, time.monotonic()
-            remaining = 0 if total is None else total - done
-            left = (
-                "" if total is None else f"{clock((now - began) * remaining / max(1, done))} left"
-            )
+            left = "" if total is None else _time_left(now - began, done, total)
             bar.update(task, completed=done, description=left)
             if not self._console.is_terminal and now - said >= self._line_seconds:
                 said = now
@@ -78,6 +75,7 @@ class Bars:
 
 
 def _time_left(seconds: float, done: int, total: int) -> str:
+    """Time left of `total` when `done` of it took so many seconds."""
     return f"{clock(seconds * (total - done) / max(1, done))} left"
 
 
