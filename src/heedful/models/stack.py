@@ -128,21 +128,22 @@ class Stack(nn.Module):
             x.requires_grad or any(p.requires_grad for p in self.parameters())
         )
         formed: dict[Any, AttentionMask] = {}
-
-        def mask(attention: Any, seen: Visibility) -> AttentionMask:
-            key = (seen is across, attention.mask_key)
-            if key not in formed:
-                formed[key] = attention.mask(seen, x, trains=trains)
-            return formed[key]
-
         masks: list[tuple[AttentionMask, AttentionMask | None]] = []
         for block in self.blocks:
-            own: Any = block.self_attention.sublayer  # type: ignore[union-attr]
-            cross: Any = block.cross_attention
-            of_source = None
-            if across is not None and cross is not None:
-                of_source = mask(cross.sublayer, across)
-            masks.append((mask(own, visible), of_source))
+            found: list[Any] = []
+            for residual, seen in (
+                (block.self_attention, visible),
+                (block.cross_attention, across),
+            ):
+                if residual is None or seen is None:
+                    found.append(None)
+                    continue
+                attention: Any = residual.sublayer  # type: ignore[union-attr]
+                key = (seen is across, attention.mask_key)
+                if key not in formed:
+                    formed[key] = attention.mask(seen, x, trains=trains)
+                found.append(formed[key])
+            masks.append((found[0], found[1]))
         return masks
 
     @property

@@ -164,12 +164,11 @@ class MultiHead(nn.Module):
         if forms_weights:
             dtype = torch.promote_types(dtype, torch.float32)
 
-        def block(part: tuple[range, range] | None) -> MaskBlock:
+        blocks = []
+        for part in parts:
             queries, keys = part or (None, None)
-            return MaskBlock(queries, keys, visible.bias(dtype, part=part, **options))
-
-        blocks = tuple(block(part) for part in parts)
-        return AttentionMask(visible.real, rotation, blocks, forms_weights, is_causal=False)
+            blocks.append(MaskBlock(queries, keys, visible.bias(dtype, part=part, **options)))
+        return AttentionMask(visible.real, rotation, tuple(blocks), forms_weights, is_causal=False)
 
     @property
     def mask_key(self) -> tuple[Any, ...]:
@@ -232,16 +231,12 @@ class MultiHead(nn.Module):
         Query heads that share a key head are further queries of that head; where the kernel knows
         by itself what may be seen, and no bias is formed, each has a copy of the key head.
         """
-        length, repeats = query.size(2), self.num_heads // self.num_kv_heads
+        repeats = self.num_heads // self.num_kv_heads
         if mask.is_causal and repeats > 1:
             key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
             repeats = 1
         if repeats > 1:
             query = query.unflatten(1, (-1, repeats)).flatten(2, 3)
-
-        def of_heads(x: Tensor) -> Tensor:
-            """(B, G, repeats · T, …) as (B, H, T, …)."""
-            return x if repeats == 1 else x.unflatten(2, (repeats, length)).flatten(1, 2)
 
         weights: Tensor | None = None
         if not mask.forms_weights:
@@ -251,13 +246,13 @@ class MultiHead(nn.Module):
             )
         elif has_hooks(self.pattern):
             weights = attention_weights(query, key, bias, self.scale, self.softcap)
-            weights = self.pattern(_of_real(of_heads(weights.to(value.dtype)), mask.real))
+            weights = self.pattern(_of_real(_of_heads(weights.to(value.dtype), repeats), mask.real))
             folded = weights if repeats == 1 else weights.unflatten(1, (-1, repeats)).flatten(2, 3)
             heads = self.dropout(folded) @ value
         else:
             heads, weights = attend(query, key, value, bias, self.dropout, self.scale, self.softcap)
-            weights = of_heads(weights)
-        return of_heads(heads), weights
+            weights = _of_heads(weights, repeats)
+        return _of_heads(heads, repeats), weights
 
     @property
     def position_scores(self) -> nn.Module | None:
@@ -415,6 +410,11 @@ class CrossAttention(MultiHead):
 def has_hooks(module: nn.Module) -> bool:
     """Whether forward hooks, before or after it, are set on a module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _of_heads(x: Float[Tensor, "B G folded *n"], repeats: int) -> Float[Tensor, "B H T *n"]:
+    """Queries (repeats · T) of each key head as those (T) of each of their own heads."""
+    return x if repeats == 1 else x.unflatten(2, (repeats, -1)).flatten(1, 2)
 
 
 def _of_real(
