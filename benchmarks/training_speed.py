@@ -201,7 +201,7 @@ def plain_step(net: nn.Module, precision: str) -> Callable[[Batch], None]:
     def step(batch: Batch) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             assert batch.source is not None
-            logits = net(batch.source.ids, batch.tokens.ids, batch.places)
+            logits = net(batch.source.ids, batch.tokens.ids, batch.target_positions)
             loss = F.cross_entropy(logits, batch.targets, label_smoothing=SMOOTHING)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), CLIP)

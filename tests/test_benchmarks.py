@@ -98,11 +98,11 @@ def test_peers_of_training_form_the_logits_of_real_targets(
     net = speed.TorchTransformer(size) if name == "torch" else speed.Marian(size, name)
     net.eval()
     ids, every = batch.tokens.ids, torch.arange(batch.tokens.ids.numel())
-    assert len(batch.places) < len(every)
+    assert len(batch.target_positions) < len(every)
     with torch.no_grad():
-        logits = net(batch.source.ids, ids, batch.places)
+        logits = net(batch.source.ids, ids, batch.target_positions)
         whole = net(batch.source.ids, ids, every)
-    torch.testing.assert_close(logits, whole[batch.places])
+    torch.testing.assert_close(logits, whole[batch.target_positions])
     if name != "torch":
         assert net.net.config._attn_implementation == name
         layer = net.net.model.encoder.layers[0].self_attn

@@ -11,7 +11,7 @@ class UserError(ValueError):
     """
 
 
-def listed(names: Sequence[str], show: Callable[[str], str] = repr, most: int = 10) -> str:
+def format_names(names: Sequence[str], show: Callable[[str], str] = repr, most: int = 10) -> str:
     """Some names for a message: the first ones, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(show, names[:most])) + more

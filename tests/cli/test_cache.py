@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from commands import tiny, tree
 from heedful import plugins
 from heedful.cli.app import make_app
-from heedful.data.prepared import MANIFEST, Hold, cache_folder, prepared
+from heedful.data.prepared import MANIFEST, Hold, cache_folder, prepare_once
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
 from heedful.tasks.preparing import prepare
@@ -33,7 +33,7 @@ def add(cache: Path, number: int, *, days: float = 0, size: int = 1_000) -> Path
     def fill(directory: Path) -> None:
         (directory / "train").write_bytes(bytes(size))
 
-    path = prepared(cache, {"number": number}, fill, about)
+    path = prepare_once(cache, {"number": number}, fill, about)
     used = time.time() - days * DAY
     os.utime(path / MANIFEST, (used, used))
     return path

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from heedful.data.collate import Batch, collate_pairs, collate_texts, collate_windows
 from heedful.data.columns import Sequences, pack_ids
-from heedful.data.plans import plan_evaluation, plan_windows
+from heedful.data.plans import plan_evaluation_windows, plan_windows
 from heedful.parts.tokens import Tokens
 
 IDS = st.lists(st.integers(0, 99), max_size=7)  # pad, bos and eos may stand inside a text
@@ -36,7 +36,7 @@ def rows_of(tokens: Tokens, pad_id: int) -> list[list[int]]:
 
 
 def at_places(batch: Batch, values: torch.Tensor) -> list[int]:
-    return values.flatten()[batch.places].tolist()
+    return values.flatten()[batch.target_positions].tolist()
 
 
 @given(
@@ -63,12 +63,12 @@ def test_a_batch_holds_its_pairs(
     expected = [
         row * width + before + n for row, i in enumerate(chosen) for n in range(len(tgt[i]))
     ]
-    assert batch.places.tolist() == expected
+    assert batch.target_positions.tolist() == expected
     assert batch.num_targets == sum(len(tgt[i]) for i in chosen)
     assert batch.num_tokens == sum(len(src[i]) + before + len(tgt[i]) for i in chosen)
     there = batch.to("meta")
     assert there.source is not None
-    tensors = (there.source.ids, there.tokens.ids, there.targets, there.places)
+    tensors = (there.source.ids, there.tokens.ids, there.targets, there.target_positions)
     assert {(tensor.dtype, tensor.device.type) for tensor in tensors} == {(torch.int64, "meta")}
 
 
@@ -171,7 +171,7 @@ def test_evaluation_scores_every_token_but_the_first_of_its_text_once(
     scored: list[int] = []
     read: list[list[int]] = []
     limits = {"context": context, "stride": stride, "max_tokens": max_tokens}
-    for windows in plan_evaluation(texts.lengths, **limits):
+    for windows in plan_evaluation_windows(texts.lengths, **limits):
         batch = collate_windows(texts, windows, isolate=isolate, pad_id=pad_id)
         assert batch.tokens.segments is None
         rows = rows_of(batch.tokens, pad_id)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from heedful.data.columns import (
     Columns,
     Counts,
-    Report,
+    DataReport,
     Sequences,
     join_columns,
     open_columns,
@@ -168,7 +168,9 @@ def test_columns_come_back_in_the_dtype_of_the_vocabulary(
     vocab_size = 70_000 if wide else 2**16
     sequences = [[i % vocab_size for i in ids] for ids in sequences]
     path, count = tmp_path_factory.mktemp("columns") / "train", len(sequences)
-    report = Report(count + 2, count, 1, noun="pairs", empty={"src": 1}, counts={"x": Counts(1, 2)})
+    report = DataReport(
+        count + 2, count, 1, noun="pairs", empty={"src": 1}, counts={"x": Counts(1, 2)}
+    )
     columns = {"x": pack_ids(sequences, vocab_size), "n": np.arange(count)}
     write_columns(path, Columns(columns, report, {"labels": ["今"]}))
     found = open_columns(path)
@@ -229,11 +231,11 @@ def test_parts_laid_end_to_end_are_the_files_of_the_whole(
 
     def written(name: str, ids: list[list[int]]) -> Path:
         columns = {"src": pack_ids(ids, vocab_size), "tgt": pack_ids(ids[::-1], vocab_size)}
-        write_columns(folder / name, Columns(columns, Report(len(ids), len(ids))))
+        write_columns(folder / name, Columns(columns, DataReport(len(ids), len(ids))))
         return folder / name
 
     names = [written(str(number), part) for number, part in enumerate(parts)]
-    join_columns(folder / "joined", names, Report(len(rows), len(rows)))
+    join_columns(folder / "joined", names, DataReport(len(rows), len(rows)))
     joined = open_columns(folder / "joined")
     assert [ids.tolist() for ids in joined.sequences("src")] == rows
     whole = {path.name: path.read_bytes() for path in written("whole", rows).iterdir()}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data.columns import Sequences, pack_ids
-from heedful.data.plans import pack_rows, plan_batches, plan_evaluation, plan_windows
+from heedful.data.plans import pack_rows, plan_batches, plan_evaluation_windows, plan_windows
 from heedful.errors import UserError
 
 PLANS = {
@@ -152,7 +152,7 @@ def test_windows_that_cannot_be() -> None:
         plan_windows(np.zeros(0, np.int64), context=7, batch_size=1, **plan)
     for stride in (0, 5):
         with pytest.raises(UserError, match="must be from 1 to context 4"):
-            plan_evaluation(np.array([9]), context=4, stride=stride)
+            plan_evaluation_windows(np.array([9]), context=4, stride=stride)
 
 
 def test_large_texts_are_planned_without_a_loop_over_tokens() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data.columns import Columns, Report, open_columns, pack_ids, write_columns
-from heedful.data.prepared import FORMAT, content_key, prepared
+from heedful.data.columns import Columns, DataReport, open_columns, pack_ids, write_columns
+from heedful.data.prepared import FORMAT, content_key, prepare_once
 from heedful.errors import UserError
 
 
 def fill(directory: Path) -> None:
     columns = {"x": pack_ids([[1, 2], [3]], 10), "n": np.arange(2)}
-    write_columns(directory / "train", Columns(columns, Report(2, 2)))
+    write_columns(directory / "train", Columns(columns, DataReport(2, 2)))
     (directory / "tokenizer.json").write_text("{}")
 
 
@@ -25,23 +25,23 @@ def never(directory: Path) -> None:
 
 
 def test_another_format_has_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = prepared(tmp_path, {}, fill)
+    path = prepare_once(tmp_path, {}, fill)
     monkeypatch.setattr("heedful.data.prepared.FORMAT", FORMAT + 1)
-    assert prepared(tmp_path, {}, fill) != path
+    assert prepare_once(tmp_path, {}, fill) != path
 
 
 def test_equal_keys_share_a_folder_and_what_is_other_has_its_own(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("a")
-    path = prepared(tmp_path / "cache", {"files": content_key([text]), "max_length": 9}, fill)
+    path = prepare_once(tmp_path / "cache", {"files": content_key([text]), "max_length": 9}, fill)
     assert path.parent == tmp_path / "cache"
     assert open_columns(path / "train").sequences("x")[0].tolist() == [1, 2]
     again = {"max_length": 9, "files": content_key([text])}
-    assert prepared(tmp_path / "cache", again, never) == path
+    assert prepare_once(tmp_path / "cache", again, never) == path
     text.write_text("b")
     others = [
-        prepared(tmp_path / "cache", {"files": content_key([text]), "max_length": 9}, fill),
-        prepared(tmp_path / "cache", {**again, "max_length": 8}, fill),
+        prepare_once(tmp_path / "cache", {"files": content_key([text]), "max_length": 9}, fill),
+        prepare_once(tmp_path / "cache", {**again, "max_length": 8}, fill),
     ]
     assert len({path, *others}) == 3
     with pytest.raises(UserError, match="/dev/zero is a device"):
@@ -57,11 +57,11 @@ def test_what_was_not_finished_is_not_there(error: BaseException, tmp_path: Path
         raise error
 
     with pytest.raises((KeyboardInterrupt, UserError)):
-        prepared(tmp_path, {}, fail)
+        prepare_once(tmp_path, {}, fail)
     assert not [entry for entry in tmp_path.iterdir() if entry.is_dir()]
-    path = prepared(tmp_path, {}, fill)
+    path = prepare_once(tmp_path, {}, fill)
     (tmp_path / f".{path.name}.1.tmp").mkdir()  # as a killed process leaves it
-    other = prepared(tmp_path / "other", {}, fill)
+    other = prepare_once(tmp_path / "other", {}, fill)
     assert other.name == path.name
 
 
@@ -80,23 +80,23 @@ def test_what_was_not_finished_is_not_there(error: BaseException, tmp_path: Path
 def test_files_that_have_changed_since_are_refused(
     change: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    path = prepared(tmp_path, {}, fill)
+    path = prepare_once(tmp_path, {}, fill)
     change(path)
     with pytest.raises(UserError, match=r"have changed since \(.*\); heedful cache rm \w{20} rem"):
-        prepared(tmp_path, {}, never)
+        prepare_once(tmp_path, {}, never)
 
 
 RACE = """
 import sys, time
 from pathlib import Path
-from heedful.data.prepared import prepared
+from heedful.data.prepared import prepare_once
 
 def fill(directory):
     print("prepares", flush=True)
     time.sleep(1)
     (directory / "text").write_text("a")
 
-print(prepared(Path(sys.argv[1]), {"a": 1}, fill).name)
+print(prepare_once(Path(sys.argv[1]), {"a": 1}, fill).name)
 """
 
 

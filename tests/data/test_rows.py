@@ -31,7 +31,7 @@ def file_of(directory: Path, name: str, content: str | bytes) -> Path:
 
 
 def places(rows: Rows) -> list[str]:
-    return [rows.place(index) for index in range(len(rows))]
+    return [rows.location(index) for index in range(len(rows))]
 
 
 @given(lines=st.lists(st.text().filter(lambda t: "\n" not in t and not t.endswith("\r"))))
@@ -234,7 +234,7 @@ def test_an_object_of_jsonl_is_a_text_whatever_the_unit(tmp_path: Path) -> None:
         for unit in ("line", "paragraph", "file"):
             rows = read_rows([path], {"text": "body"}, unit=unit)  # type: ignore[arg-type]
             assert rows["text"] == [texts[0], texts[2]]
-            assert rows.place(1) == f"{path}, line 3"
+            assert rows.location(1) == f"{path}, line 3"
             assert rows.report.summary() == "4 lines read, 2 texts kept; 2 dropped as empty"
 
 

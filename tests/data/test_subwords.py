@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from heedful.data.columns import Columns, pack_ids
 from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.rows import Rows
-from heedful.data.subwords import BpeDropout, SubwordSampler, UnigramSampling, splitter
+from heedful.data.subwords import BpeDropout, SubwordSampler, UnigramSampling, make_splitter
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 
@@ -217,4 +217,4 @@ def test_a_tokenizer_that_splits_in_one_way_is_refused(kind: str) -> None:
     size = 60 if kind == "wordpiece" else None
     tokenizer = train_tokenizer(TEXTS, kind=kind, vocab_size=size)
     with pytest.raises(UserError, match=f"kind {kind} splits each word in one way"):
-        splitter(tokenizer, 0.1)
+        make_splitter(tokenizer, 0.1)

@@ -52,7 +52,7 @@ def with_classes(table: Any, column: str, names: list[str]) -> Any:
 
 
 def texts(rows: Rows) -> tuple[dict[str, list[str]], list[int]]:
-    return rows.columns, [int(rows.place(i).rsplit(" ")[-1]) for i in range(len(rows))]
+    return rows.columns, [int(rows.location(i).rsplit(" ")[-1]) for i in range(len(rows))]
 
 
 @pytest.mark.parametrize("format", FORMATS)

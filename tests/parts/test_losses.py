@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.evaluation.likelihood import averages, total
+from heedful.evaluation.likelihood import sum_losses, token_metrics
 from heedful.parts import losses
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import cross_entropy, head_loss
@@ -149,8 +149,8 @@ def test_what_is_reported_holds_no_graph_and_is_counted_where_asked_for() -> Non
         assert not result.correct.requires_grad
     not_asked = linear(data(), 0.0)
     assert not_asked.correct is None
-    assert total([not_asked, not_asked]).correct is None
-    assert averages(total([not_asked, not_asked])).keys() == {"perplexity", "loss"}
+    assert sum_losses([not_asked, not_asked]).correct is None
+    assert token_metrics(sum_losses([not_asked, not_asked])).keys() == {"perplexity", "loss"}
 
 
 @pytest.mark.parametrize("wanted", [[], [0], [1], [0, 1]])

@@ -41,7 +41,7 @@ def ready(folder: Path, kind: str = "bart", **changes: Any) -> Ready:
 def sides(batch: Batch, row: int) -> tuple[list[int], ...]:
     """What the encoder and the decoder read of a row, and what is to be said."""
     source, heard = (real_ids(tokens, row) for tokens in (batch.source, batch.tokens))
-    rows = batch.places // batch.tokens.ids.size(1)
+    rows = batch.target_positions // batch.tokens.ids.size(1)
     return source, heard, batch.targets[rows == row].tolist()
 
 

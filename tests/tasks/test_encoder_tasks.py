@@ -44,7 +44,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str,
         batch = collate_texts(rows, np.arange(3), pad_id=1)
         places, said = torch.tensor([0, 5, 9, 12, 18, 20]), torch.tensor([7, 3, 0, 18, 11, 4])
         wanted = torch.full((27,), -100).index_copy(0, places, said).view(3, 9)
-        batch = replace(batch, targets=said, places=places)
+        batch = replace(batch, targets=said, target_positions=places)
     elif name == "Bert":
         types = {"token_type_ids": batch.types}
     mask = batch.tokens.real.long()

@@ -60,7 +60,7 @@ def batch_of(rows: Sequences, indices: Any, masking: Any = None, **keys: Any) ->
 def selected(batch: Batch) -> torch.Tensor:
     """Where something is to be said."""
     places = torch.zeros(batch.tokens.ids.numel(), dtype=torch.bool)
-    places[batch.places] = True
+    places[batch.target_positions] = True
     return places.view_as(batch.tokens.ids)
 
 

@@ -86,7 +86,7 @@ def batch_of(ids: torch.Tensor, lengths: torch.Tensor) -> Batch:
     real = tokens.real.clone()
     real[:, 0] = False  # the first token of a row is predicted by nothing
     places = real.flatten().nonzero()[:, 0]
-    return Batch(tokens=tokens, targets=ids.flatten()[places], places=places - 1,
+    return Batch(tokens=tokens, targets=ids.flatten()[places], target_positions=places - 1,
                  indices=torch.arange(len(ids)).numpy(), num_tokens=int(lengths.sum()))  # fmt: skip
 
 

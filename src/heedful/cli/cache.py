@@ -11,7 +11,7 @@ from heedful.cli.shared import note, print_json
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
-    from heedful.data.cache import Entry
+    from heedful.data.cache import CacheEntry
 
 app = typer.Typer(
     help="List and remove prepared data, which runs share (HEEDFUL_CACHE, or ~/.cache/heedful).",
@@ -27,11 +27,11 @@ def list_entries(json: Json = False) -> None:
     """
     from rich.filesize import decimal
 
-    from heedful.data.cache import cached, is_used
+    from heedful.data.cache import is_in_use, list_entries
     from heedful.data.prepared import cache_folder
 
     directory = cache_folder()
-    entries = cached(directory)
+    entries = list_entries(directory)
     used = [datetime.fromtimestamp(entry.used).astimezone() for entry in entries]
     if json:
         print_json(
@@ -40,7 +40,7 @@ def list_entries(json: Json = False) -> None:
                     "name": entry.path.name,
                     "bytes": entry.size,
                     "last_used": when.isoformat(timespec="seconds"),
-                    "in_use": is_used(entry),
+                    "in_use": is_in_use(entry),
                     **entry.about,
                 }
                 for entry, when in zip(entries, used, strict=True)
@@ -48,7 +48,7 @@ def list_entries(json: Json = False) -> None:
         )
         return
     for entry, when in zip(entries, used, strict=True):
-        last = "in use" if is_used(entry) else f"{when:%Y-%m-%d}"
+        last = "in use" if is_in_use(entry) else f"{when:%Y-%m-%d}"
         task, files = entry.about.get("task", "?"), entry.about.get("files", [])
         source = ", ".join(map(str, files)) or "generated"
         typer.echo(f"{entry.path.name}  {decimal(entry.size):>9}  {last:<10}  {task}: {source}")
@@ -74,13 +74,13 @@ def remove_entries(
     """
     from rich.filesize import decimal
 
-    from heedful.data.cache import cached, remove_entry, remove_unfinished_entries
+    from heedful.data.cache import list_entries, remove_entry, remove_unfinished_entries
     from heedful.data.prepared import cache_folder
 
     if sum((bool(names), everything, older_than is not None)) != 1:
         raise UserError("give names (heedful cache ls), or --older-than DAYS, or --all")
     directory = cache_folder()
-    entries = cached(directory)
+    entries = list_entries(directory)
     if names:
         asked = [_named(entries, name) for name in names]
         entries = [entry for entry in entries if entry in asked]
@@ -100,7 +100,7 @@ def remove_entries(
         note(f"{name} is in use by a run, and kept")
 
 
-def _named(entries: "list[Entry]", name: str) -> "Entry":
+def _named(entries: "list[CacheEntry]", name: str) -> "CacheEntry":
     """The one entry whose name begins so."""
     found = [entry for entry in entries if entry.path.name.startswith(name)]
     if len(found) != 1:

@@ -169,7 +169,7 @@ def _of_labels(model: "pipelines.Classifier", path: Path, fields: dict[str, str 
     table = confusion(wanted, chosen, len(model.labels))
     entries = [
         {
-            "place": given.place(row),
+            "place": given.location(row),
             "text": given["text"][row],
             **({} if pairs is None else {"pair": pairs[row]}),
             "label": given[LABEL][row],

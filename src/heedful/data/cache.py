@@ -12,7 +12,7 @@ from heedful.files import is_leftover, read_object, remove, remove_leftovers, to
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A prepared folder.
 
     Attributes:
@@ -27,7 +27,7 @@ class Entry:
     about: dict[str, Any]
 
 
-def cached(directory: Path) -> list[Entry]:
+def list_entries(directory: Path) -> list[CacheEntry]:
     """The prepared folders in the cache, the last used first; whatever else is there is no entry.
 
     Raises:
@@ -41,22 +41,22 @@ def cached(directory: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: -entry.used)
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> CacheEntry:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     try:
         about = read_object(path / MANIFEST).get("about", {})
     except UserError:  # a damaged manifest; the folder can still be removed
         about = {}
-    return Entry(path, size, (path / MANIFEST).stat().st_mtime, dict(about))
+    return CacheEntry(path, size, (path / MANIFEST).stat().st_mtime, dict(about))
 
 
-def is_used(entry: Entry) -> bool:
+def is_in_use(entry: CacheEntry) -> bool:
     """Whether a process has the folder open (`prepared.Hold`)."""
     with told("read", entry.path), (entry.path / MANIFEST).open("rb") as file:
         return not _locked(file.fileno())
 
 
-def remove_entry(entry: Entry) -> bool:
+def remove_entry(entry: CacheEntry) -> bool:
     """Remove a prepared folder, and say whether that was done: a folder in use stays.
 
     Raises:
@@ -66,11 +66,11 @@ def remove_entry(entry: Entry) -> bool:
     with told("remove", path), (path / MANIFEST).open("r+b") as file:
         if not _locked(file.fileno()):
             return False
-        discard(path)
+        remove_folder(path)
     return True
 
 
-def discard(path: Path) -> None:
+def remove_folder(path: Path) -> None:
     """Remove a prepared folder that is not needed any more, with its lock; OSError as `rename`."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.rename(aside)  # so that nobody sees a part of it

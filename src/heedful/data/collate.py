@@ -33,7 +33,7 @@ class Batch:
 
     tokens: Tokens
     targets: Int64[Tensor, " M"]
-    places: Int64[Tensor, " M"]
+    target_positions: Int64[Tensor, " M"]
     source: Tokens | None = None
     types: Int64[Tensor, "B T"] | None = None
     indices: Int64[np.ndarray, " B"]
@@ -64,8 +64,8 @@ def collate_pairs(
 ) -> Batch:
     """Pairs at `indices`, in that order: the decoder reads the start ids (at least one) and the
     target without its last token."""
-    src_ids, src_real = padded_rows(src, indices, pad_id)
-    tgt_ids, tgt_real = padded_rows(tgt, indices, pad_id)
+    src_ids, src_real = pad_rows(src, indices, pad_id)
+    tgt_ids, tgt_real = pad_rows(tgt, indices, pad_id)
     first_scored = len(start_ids) - 1
     start = np.tile(np.array(start_ids, dtype=np.int64), (len(indices), 1))
     read = np.concatenate([start, tgt_ids[:, :-1]], axis=1)
@@ -73,10 +73,10 @@ def collate_pairs(
     real = np.concatenate([before, tgt_real], axis=1)
     scored = np.concatenate([~before, tgt_real], axis=1)
     return Batch(
-        source=tokens_of(src_ids, src_real),
-        tokens=tokens_of(np.where(real, read, pad_id), real),
+        source=make_tokens(src_ids, src_real),
+        tokens=make_tokens(np.where(real, read, pad_id), real),
         targets=torch.from_numpy(tgt_ids[tgt_real]),
-        places=torch.from_numpy(np.flatnonzero(scored)),
+        target_positions=torch.from_numpy(np.flatnonzero(scored)),
         indices=indices.astype(np.int64),
         num_tokens=int(src_real.sum() + real.sum()),
     )
@@ -95,16 +95,16 @@ def collate_texts(
     Args:
         second: for pairs of texts, where in its sequence each second one begins.
     """
-    ids, real = padded_rows(texts, indices, pad_id)
+    ids, real = pad_rows(texts, indices, pad_id)
     types = None
     if second is not None:
         columns = np.arange(ids.shape[1])
         types = torch.from_numpy(((columns >= second[indices][:, None]) & real).astype(np.int64))
     targets = np.zeros(0, dtype=np.int64) if labels is None else labels[indices]
     return Batch(
-        tokens=tokens_of(ids, real),
+        tokens=make_tokens(ids, real),
         targets=torch.from_numpy(targets),
-        places=torch.arange(len(targets)) * ids.shape[1],
+        target_positions=torch.arange(len(targets)) * ids.shape[1],
         types=types,
         indices=indices.astype(np.int64),
         num_tokens=int(real.sum()),
@@ -112,7 +112,9 @@ def collate_texts(
 
 
 def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id: int) -> Batch:
-    """Windows of `plan_windows` or `plan_evaluation`; `indices` tell the text each begins in.
+    """Windows of `plan_windows` or `plan_evaluation_windows`, as rows.
+
+    `indices` holds the text in which each window begins.
 
     Args:
         isolate: keep texts apart: `tokens.segments` tell them (but where no row has two), and a
@@ -138,15 +140,15 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
             counts = np.bincount((rows + numbers)[real])
             longest = -(-int(counts.max()) // _TEXT_MULTIPLE) * _TEXT_MULTIPLE
     return Batch(
-        tokens=tokens_of(np.where(real, ids[:, :-1], pad_id), real, segments, longest),
+        tokens=make_tokens(np.where(real, ids[:, :-1], pad_id), real, segments, longest),
         targets=torch.from_numpy(ids[:, 1:][scored]),
-        places=torch.from_numpy(np.flatnonzero(scored)),
+        target_positions=torch.from_numpy(np.flatnonzero(scored)),
         indices=windows.order[text[:, 0]],
         num_tokens=int(real.sum()),
     )
 
 
-def padded_rows(
+def pad_rows(
     sequences: Sequences, indices: Integer[np.ndarray, " B"], pad_id: int
 ) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
     """Sequences as rows padded on the right, and which places are not padding."""
@@ -157,7 +159,7 @@ def padded_rows(
     return padded, real
 
 
-def tokens_of(
+def make_tokens(
     ids: Int64[np.ndarray, "B T"],
     real: Bool[np.ndarray, "B T"],
     segments: Int64[Tensor, "B T"] | None = None,

@@ -43,7 +43,7 @@ class Sequences:
     def take(self, indices: NDArray[np.integer[Any]]) -> "Sequences":
         """Some of them, in that order, in memory."""
         lengths = self.lengths[indices]
-        offsets = offsets_of(lengths)
+        offsets = offsets_from_lengths(lengths)
         shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
         return Sequences(self.ids[shift + np.arange(offsets[-1])], offsets)
 
@@ -64,7 +64,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Report:
+class DataReport:
     """The account of some rows, from reading to encoding.
 
     Args:
@@ -118,7 +118,7 @@ class Columns:
     """
 
     columns: Mapping[str, Column]
-    report: Report
+    report: DataReport
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class Packer:
         assert ids.max(initial=0) < self._vocab_size, self._vocab_size
         dtype = np.uint16 if self._vocab_size <= 2**16 else np.uint32
         return Sequences(
-            ids.astype(dtype, copy=False), offsets_of(np.array(self._lengths, np.int64))
+            ids.astype(dtype, copy=False), offsets_from_lengths(np.array(self._lengths, np.int64))
         )
 
 
@@ -172,7 +172,7 @@ def pack_ids(sequences: Iterable[Sequence[int]], vocab_size: int) -> Sequences:
     return packer.packed()
 
 
-def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def offsets_from_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """(N + 1): where N sequences of these lengths begin, laid end to end, and the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
@@ -191,7 +191,7 @@ def write_columns(directory: Path, columns: Columns) -> None:
     _describe(directory, list(columns.columns), columns.info, columns.report)
 
 
-def join_columns(directory: Path, parts: Sequence[Path], report: Report) -> None:
+def join_columns(directory: Path, parts: Sequence[Path], report: DataReport) -> None:
     """Write the sequences of some folders of columns, laid end to end, into a new folder.
 
     The files are those that `write_columns` would write of them all, with the ids of one part in
@@ -201,7 +201,7 @@ def join_columns(directory: Path, parts: Sequence[Path], report: Report) -> None
     names = list(open_columns(parts[0]).columns)
     for name in names:
         lengths = [open_columns(part).sequences(name).lengths for part in parts]
-        offsets = offsets_of(np.concatenate(lengths))
+        offsets = offsets_from_lengths(np.concatenate(lengths))
         np.save(directory / f"{name}.offsets.npy", offsets, allow_pickle=False)
         dtype = open_columns(parts[0]).sequences(name).ids.dtype
         size = int(offsets[-1])
@@ -215,7 +215,9 @@ def join_columns(directory: Path, parts: Sequence[Path], report: Report) -> None
     _describe(directory, names, {}, report)
 
 
-def _describe(directory: Path, names: list[str], info: Mapping[str, Any], report: Report) -> None:
+def _describe(
+    directory: Path, names: list[str], info: Mapping[str, Any], report: DataReport
+) -> None:
     described = {"columns": names, "info": info, "report": asdict(report)}
     write_json(directory / _DESCRIPTION, described)
 
@@ -233,5 +235,5 @@ def open_columns(directory: Path) -> Columns:
         else Sequences(mapped(f"{name}.ids"), mapped(f"{name}.offsets"))
         for name in content["columns"]
     }
-    report = TypeAdapter(Report).validate_python(content["report"])
+    report = TypeAdapter(DataReport).validate_python(content["report"])
     return Columns(columns, report, content["info"])

@@ -36,7 +36,7 @@ class TextColumn:
     texts: tuple[str, ...]
     special_tokens: Literal["text", "target", "document", "none"] = "text"
 
-    def finished(self, ids: list[int], second: list[int] | None = None) -> list[int]:
+    def with_special_tokens(self, ids: list[int], second: list[int] | None = None) -> list[int]:
         """The sequence that is stored."""
         tokenizer = self.tokenizer
         if self.special_tokens == "text":
@@ -51,7 +51,7 @@ class TextColumn:
     @cached_property
     def num_special(self) -> int:
         """How many tokens a sequence has besides those of its texts."""
-        return len(self.finished([], [] if len(self.texts) > 1 else None))
+        return len(self.with_special_tokens([], [] if len(self.texts) > 1 else None))
 
     def cut(self, ids: list[list[int]], max_length: int) -> list[list[int]]:
         """What is left of the ids of one or two texts with their special tokens."""
@@ -108,7 +108,7 @@ def encode_rows(
             if truncation == "error":
                 told = " and ".join(f"{size} {name}" for name, size in sizes.items())
                 raise UserError(
-                    f"{rows.place(index)}: {told} tokens (special ones counted), more than"
+                    f"{rows.location(index)}: {told} tokens (special ones counted), more than"
                     f" max_length {max_length}; raise it, or set truncation to drop or truncate"
                 )
             if truncation == "drop":
@@ -160,7 +160,7 @@ class _Growing:
     def add(self, texts: Sequence[str], ids: list[list[int]]) -> None:
         """One row: its texts as they were read, and their ids as they are stored."""
         tokenizer = self.column.tokenizer
-        sequence = self.column.finished(*ids)
+        sequence = self.column.with_special_tokens(*ids)
         self.packer.add(sequence)
         if len(ids) > 1:
             self.seconds.append(len(sequence) - len(ids[1]) - len(tokenizer.suffix_ids))

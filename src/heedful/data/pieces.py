@@ -20,7 +20,7 @@ class Pieces:
         self._continues = getattr(model, "continuing_subword_prefix", None)
         self._ends = getattr(model, "end_of_word_suffix", None)
 
-    def shown(self, piece: str) -> str:
+    def display(self, piece: str) -> str:
         """As text, with U+2581 for a space; bytes that are not whole characters as `<E4><BB>`."""
         text = self._of_bytes(piece)
         if text is None:

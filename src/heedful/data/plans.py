@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from heedful.data.columns import offsets_of
+from heedful.data.columns import offsets_from_lengths
 from heedful.errors import UserError
 
 _BAND = 2  # source lengths that are mixed, in tokens
-HELD_OUT_TOKENS = 8_192  # padded, of a batch without training
+EVALUATION_BATCH_TOKENS = 8_192  # padded, of a batch without training
 _NO_LIMIT = 2**62
 
 
@@ -62,8 +62,8 @@ def plan_batches(
     return [batches[i] for i in rng.permutation(len(batches))] if shuffle else batches
 
 
-def plan_held_out(
-    *lengths: Integer[np.ndarray, " N"], max_tokens: int = HELD_OUT_TOKENS
+def plan_evaluation_batches(
+    *lengths: Integer[np.ndarray, " N"], max_tokens: int = EVALUATION_BATCH_TOKENS
 ) -> list[Int64[np.ndarray, " n"]]:
     """Batches of texts or pairs of similar length, the longest first.
 
@@ -86,7 +86,7 @@ def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.n
         `Sequences(s.ids, s.offsets[b])` are the groups, on the same ids.
     """
     assert lengths.max(initial=0) <= max_length, "encode_rows leaves no text that is longer"
-    ends = offsets_of(lengths.astype(np.int64))
+    ends = offsets_from_lengths(lengths.astype(np.int64))
     borders = [0]
     while borders[-1] < len(lengths):
         full = ends[borders[-1]] + max_length
@@ -153,12 +153,12 @@ def plan_windows(
     return Windows(order, offsets, starts, sizes, first_scored).batches(batch_size)
 
 
-def plan_evaluation(
+def plan_evaluation_windows(
     lengths: Integer[np.ndarray, " N"],
     *,
     context: int,
     stride: int,
-    max_tokens: int = HELD_OUT_TOKENS,
+    max_tokens: int = EVALUATION_BATCH_TOKENS,
 ) -> list[Windows]:
     """Windows that score each token of each text but its first exactly once, long ones first.
 
@@ -168,7 +168,7 @@ def plan_evaluation(
     many tokens as there are, or as fit; with `stride` equal to `context` no token is an input
     twice. A text that begins with BOS has BOS for the first token, which is context alone. To
     score a corpus as one text, its texts running on into each other, plan for the one length.
-    Batches are bounded as those of `plan_held_out`.
+    Batches are bounded as those of `plan_evaluation_batches`.
 
     Raises:
         UserError: `stride` is not from 1 to `context`.
@@ -180,7 +180,7 @@ def plan_evaluation(
     beyond_first = np.maximum(sizes - 1 - context, 0)  # targets that the first window leaves
     counts = np.where(sizes > 1, 1 - (-beyond_first // stride), 0)
     texts = np.repeat(np.arange(len(sizes)), counts)
-    number = np.arange(len(texts)) - offsets_of(counts)[texts]  # of a window in its text
+    number = np.arange(len(texts)) - offsets_from_lengths(counts)[texts]  # of a window in its text
     inside = number * stride
     windows = Windows(
         order,
@@ -200,7 +200,7 @@ def _stream(
 ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K1"]]:
     """The order and the offsets of a stream of texts of these lengths."""
     order = order[lengths[order] > 0]
-    return order, offsets_of(lengths[order].astype(np.int64))
+    return order, offsets_from_lengths(lengths[order].astype(np.int64))
 
 
 def _cut(

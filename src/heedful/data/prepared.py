@@ -37,7 +37,7 @@ def content_key(paths: Sequence[Path]) -> list[str]:
     return [_digest(file) for path in paths for file in table_files(path)]
 
 
-def prepared(
+def prepare_once(
     directory: Path,
     key: Mapping[str, Any],
     prepare: Callable[[Path], None],

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.columns import Report
+from heedful.data.columns import DataReport
 from heedful.data.tables import is_table, read_table
-from heedful.errors import UserError, listed
+from heedful.errors import UserError, format_names
 from heedful.files import open_bytes, parse_json
 
 Field: TypeAlias = int | str  # a column by its number, counted from 1; a column or key by its name
@@ -37,23 +37,23 @@ class Rows:
     Args:
         report: what was read and what was left out.
         sources: names of what the rows were read from.
-        places: (2, N): for each row the index of its source, and its line there, from 1.
+        locations: (2, N): for each row the index of its source, and its line there, from 1.
     """
 
     def __init__(
         self,
         columns: Mapping[str, list[str]],
-        report: Report | None = None,
+        report: DataReport | None = None,
         sources: Sequence[str] = (),
-        places: NDArray[np.int64] | None = None,
+        locations: NDArray[np.int64] | None = None,
     ) -> None:
         self.columns = dict(columns)
         count = len(next(iter(self.columns.values())))
         assert all(len(texts) == count for texts in self.columns.values())
         noun = "pairs" if "tgt" in self.columns else "texts"
-        self.report = Report(count, count, noun=noun) if report is None else report
+        self.report = DataReport(count, count, noun=noun) if report is None else report
         self.sources = tuple(sources)
-        self.places = places
+        self.locations = locations
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -64,19 +64,19 @@ class Rows:
     def __contains__(self, column: str) -> bool:
         return column in self.columns
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Where row `index`, counted from 0, was read."""
-        if self.places is None:
+        if self.locations is None:
             return f"{self.report.noun.removesuffix('s')} {index + 1}"
-        source, line = self.places[:, index]
+        source, line = self.locations[:, index]
         return f"{self.sources[source]}, line {line}"
 
     def select(self, indices: NDArray[np.integer[Any]]) -> "Rows":
         """Some of the rows, in that order, for example to hold them out."""
         chosen = indices.tolist()
         columns = {name: [texts[i] for i in chosen] for name, texts in self.columns.items()}
-        places = None if self.places is None else self.places[:, indices]
-        return Rows(columns, None, self.sources, places)
+        locations = None if self.locations is None else self.locations[:, indices]
+        return Rows(columns, None, self.sources, locations)
 
 
 def read_rows(
@@ -261,12 +261,12 @@ def _collected(
 ) -> Rows:
     """The entries of sources by name: the empty ones are left out, and all are counted."""
     rows: dict[str, list[str]] = {column: [] for column in columns}
-    places: list[tuple[int, int]] = []
+    locations: list[tuple[int, int]] = []
     empty = dict.fromkeys(columns, 0)
     num_lines = num_empty = 0
     noun = "pairs" if "tgt" in columns else "texts"
     for source, (name, entries) in enumerate(found):
-        before, lines_before = len(places), num_lines
+        before, lines_before = len(locations), num_lines
         for line, size, texts in entries:
             num_lines += size
             row = dict(zip(columns, texts, strict=bool(texts)))
@@ -282,15 +282,15 @@ def _collected(
                     raise UserError(f"{name}, line {line}: no label; add it, or drop the line")
             for column, text in row.items():
                 rows[column].append(text)
-            places.append((source, line))
-        if len(places) == before:
+            locations.append((source, line))
+        if len(locations) == before:
             what = {"pairs": "pair with text on both sides", "texts": "text"}[noun]
             raise UserError(
                 f"{name} is empty: it holds no {'labelled ' * (LABEL in columns)}{what} in"
                 f" {num_lines - lines_before} lines; leave it out, or name another file"
             )
-    report = Report(num_lines, len(places), num_empty, noun=noun, empty=empty)
-    return Rows(rows, report, [name for name, _ in found], np.array(places, dtype=np.int64).T)
+    report = DataReport(num_lines, len(locations), num_empty, noun=noun, empty=empty)
+    return Rows(rows, report, [name for name, _ in found], np.array(locations, dtype=np.int64).T)
 
 
 @contextmanager
@@ -380,7 +380,7 @@ def _tsv(path: Path, fields: Sequence[Field | None]) -> Iterator[_Entry]:
             if header.count(name) != 1:
                 raise UserError(
                     f"{path}, line 1: column {name!r} is {'twice' if name in header else 'not'} in"
-                    f" the header ({listed(header)}); name a column that is there once"
+                    f" the header ({format_names(header)}); name a column that is there once"
                 )
         columns, width = [header.index(name) for name in names], len(header)
     for number, line in lines:

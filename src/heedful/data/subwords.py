@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from heedful.data.columns import Columns, Sequences, offsets_of, pack_ids
+from heedful.data.columns import Columns, Sequences, offsets_from_lengths, pack_ids
 from heedful.data.pieces import BYTE
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -113,7 +113,7 @@ class UnigramSampling:
 Split: TypeAlias = BpeDropout | UnigramSampling
 
 
-def splitter(tokenizer: Tokenizer, strength: float) -> Split:
+def make_splitter(tokenizer: Tokenizer, strength: float) -> Split:
     """How words are split anew; `strength` is BPE's share of merges left out, or unigram's α.
 
     Raises:
@@ -149,7 +149,7 @@ class SubwordSampler:
 
     Args:
         tokenizers: of the columns of sequences.
-        strength: as of `splitter`.
+        strength: as of `make_splitter`.
         max_length: a row stays as it is stored where one of its columns would become longer.
         max_tokens: or all of them together. Either is no limit where stored rows are longer.
 
@@ -169,7 +169,7 @@ class SubwordSampler:
     ) -> None:
         self.columns, self.seed = columns, seed
         self._words = {
-            name: _Words(columns.sequences(name), tokenizer, splitter(tokenizer, strength))
+            name: _Words(columns.sequences(name), tokenizer, make_splitter(tokenizer, strength))
             for name, tokenizer in tokenizers.items()
         }
         lengths = np.stack([words.stored.lengths for words in self._words.values()])
@@ -244,7 +244,7 @@ class _Words:
         splits: list[Sequence[int]] = [*self._different]
         for word, count in zip(self._different, counts.tolist(), strict=True):
             splits += self._split(word, count, draw)
-        first = len(counts) + offsets_of(counts)[self.words]
+        first = len(counts) + offsets_from_lengths(counts)[self.words]
         chosen = first + self._copies % counts[self.words]
         packed = pack_ids(splits, self._vocab_size)
         return packed, chosen, np.bincount(self.rows, packed.lengths[chosen], len(self.stored))

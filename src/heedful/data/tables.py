@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from heedful.errors import UserError, listed
+from heedful.errors import UserError, format_names
 from heedful.files import plain_name, read_object
 
 _BATCH_ROWS = 4_096  # held at a time
@@ -101,7 +101,7 @@ def _shown(
     if flat.names.count(name) != 1:
         often = "twice" if name in flat.names else "not"
         raise UserError(
-            f"{file}: column {name!r} is {often} in the table ({listed(flat.names)});"
+            f"{file}: column {name!r} is {often} in the table ({format_names(flat.names)});"
             " name a column that is there once"
         )
     kind = flat.field(name).type

@@ -248,7 +248,7 @@ class Tokenizer:
         of bytes a piece that is not whole characters is shown as bytes, such as `<E4><BB>`.
         """
         return [
-            self.piece(i) if i in self.special_ids else self._spelling.shown(self.piece(i))
+            self.piece(i) if i in self.special_ids else self._spelling.display(self.piece(i))
             for i in ids
         ]
 

@@ -1,4 +1,4 @@
-"""The loss of a batch's targets, summed over batches, and averages of the sums."""
+"""The loss of a batch's targets, summed over batches, and token_metrics of the sums."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
     return target_loss(net.head, target_states(net, batch), batch.targets, **options)
 
 
-def total(parts: Sequence[LossSum]) -> LossSum:
+def sum_losses(parts: Sequence[LossSum]) -> LossSum:
     """The sums over all parts, on the CPU, in double precision.
 
     `correct` is None where a part has none.
@@ -60,7 +60,7 @@ def unigram_entropy(targets: Iterable[Int64[Tensor, " M"]], enough: int = 50_000
     return float(-(shares * np.log(shares)).sum())
 
 
-def averages(found: LossSum) -> dict[str, float]:
+def token_metrics(found: LossSum) -> dict[str, float]:
     """Perplexity and loss (without label smoothing) of sums over tokens, and accuracy where correct
     tokens were counted."""
     values = {

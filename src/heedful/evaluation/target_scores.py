@@ -63,4 +63,4 @@ def target_states(net: Net, batch: Batch) -> Float[Tensor, "M D"]:
         if types is not None and table is not None:
             types = types.clamp(max=table.num_embeddings - 1)
         states = net.encode(batch.tokens, types)
-    return states.flatten(0, 1).index_select(0, batch.places)
+    return states.flatten(0, 1).index_select(0, batch.target_positions)

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from heedful.insight import cache_checks as cache
+from heedful.insight import dependency_checks as dependency
 from heedful.insight import learning_checks as learning
 from heedful.insight import padding_checks as padding
-from heedful.insight import sight_checks as sight
 from heedful.insight.checks import Check
 from heedful.insight.kind import LENGTHS, Outputs, Side, Stacks, kind_of, parameters_of
 from heedful.insight.probe import Call, Probe
@@ -19,13 +19,13 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 # In this order they are asked and reported: each after those that it needs.
 CHECKS = (
-    sight.output_shape,
-    sight.deterministic,
-    sight.causality,
-    sight.mask_polarity,
-    sight.sees_both_sides,
-    sight.position_awareness,
-    sight.batch_independence,
+    dependency.output_shape,
+    dependency.deterministic,
+    dependency.causality,
+    dependency.mask_polarity,
+    dependency.sees_both_sides,
+    dependency.position_awareness,
+    dependency.batch_independence,
     *padding.source_padding,
     *padding.target_padding,
     *padding.text_padding,

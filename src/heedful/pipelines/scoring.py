@@ -10,9 +10,13 @@ from jaxtyping import Float64, Int64
 from heedful.backends.torch.eager import Eager, start_ids
 from heedful.data.collate import Batch, collate_pairs, collate_windows
 from heedful.data.columns import Sequences, pack_ids
-from heedful.data.plans import HELD_OUT_TOKENS, plan_evaluation, plan_held_out
+from heedful.data.plans import (
+    EVALUATION_BATCH_TOKENS,
+    plan_evaluation_batches,
+    plan_evaluation_windows,
+)
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import averages
+from heedful.evaluation.likelihood import token_metrics
 from heedful.options import TooLong
 from heedful.parts.losses import LossSum
 from heedful.pipelines.base import Texts
@@ -51,7 +55,7 @@ def text_sums(model: Generator, batches: Iterable[Batch], num_texts: int) -> Tex
     sums = TextSums(np.zeros(num_texts), *(np.zeros(num_texts, np.int64) for _ in range(2)))
     for batch in batches:
         scores = scorer.target_scores(batch)
-        texts = batch.indices[batch.places.numpy() // batch.tokens.ids.size(1)]
+        texts = batch.indices[batch.target_positions.numpy() // batch.tokens.ids.size(1)]
         np.add.at(sums.log_probs, texts, scores.log_probs.cpu().double().numpy())
         np.add.at(sums.tokens, texts, 1)
         np.add.at(sums.correct, texts, scores.correct.cpu().numpy())
@@ -79,7 +83,7 @@ def teacher_forced(
     found = score_pairs(model, sources, targets, too_long=too_long).total()
     if not found.tokens:
         raise UserError("all pairs are left out: each has a side that is longer than the model's")
-    mean = averages(found)
+    mean = token_metrics(found)
     return {name: mean[name] for name in ("perplexity", "token_accuracy")}
 
 
@@ -106,7 +110,9 @@ def _window_sums(
     batch_tokens: int | None = None,
 ) -> TextSums:
     max_tokens = _checked(batch_tokens)
-    plan = plan_evaluation(texts.lengths, context=context, stride=stride, max_tokens=max_tokens)
+    plan = plan_evaluation_windows(
+        texts.lengths, context=context, stride=stride, max_tokens=max_tokens
+    )
     batches = (collate_windows(texts, item, isolate=False, pad_id=0) for item in plan)
     return text_sums(model, batches, len(texts))
 
@@ -115,7 +121,7 @@ def _checked(batch_tokens: int | None) -> int:
     """Padded tokens of a batch."""
     if batch_tokens is not None and batch_tokens < 1:
         raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")
-    return batch_tokens or HELD_OUT_TOKENS
+    return batch_tokens or EVALUATION_BATCH_TOKENS
 
 
 def _pair_batches(
@@ -124,7 +130,7 @@ def _pair_batches(
     """Batches of the pairs in which neither side was left out."""
     lengths = [side.lengths for side in pairs]
     kept = np.flatnonzero(np.minimum(*lengths))
-    for rows in plan_held_out(*(side[kept] for side in lengths), max_tokens=max_tokens):
+    for rows in plan_evaluation_batches(*(side[kept] for side in lengths), max_tokens=max_tokens):
         yield collate_pairs(
             *pairs,
             kept[rows],

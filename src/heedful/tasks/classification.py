@@ -14,12 +14,12 @@ from jaxtyping import Int64
 from heedful import task_keys
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
-from heedful.data.plans import plan_held_out
+from heedful.data.plans import plan_evaluation_batches
 from heedful.data.rows import LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import UserError, listed
+from heedful.errors import UserError, format_names
 from heedful.evaluation.labels import confusion, label_scores, per_label
-from heedful.evaluation.likelihood import target_loss, total
+from heedful.evaluation.likelihood import sum_losses, target_loss
 from heedful.evaluation.target_scores import target_states
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
@@ -143,7 +143,7 @@ class Classification(Task):
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
         parts, predictions = [], np.zeros(len(data.splits[split]), dtype=np.int64)
         with work("classifying", len(predictions)) as advance:
-            for indices in plan_held_out(data.ids(split).lengths):
+            for indices in plan_evaluation_batches(data.ids(split).lengths):
                 batch = self.collate(data, indices, split).to(model.device)
                 states = target_states(net, batch)
                 loss = target_loss(net.head, states, batch.targets, label_smoothing=smoothing)
@@ -151,7 +151,7 @@ class Classification(Task):
                 predictions[indices] = net.head(states).argmax(-1).cpu().numpy()
                 advance(len(indices))
         labels = data.splits[split].numbers("labels")
-        return total(parts), predictions, confusion(labels, predictions, len(data.labels))
+        return sum_losses(parts), predictions, confusion(labels, predictions, len(data.labels))
 
 
 def label_names(rows: Rows) -> tuple[str, ...]:
@@ -179,8 +179,8 @@ def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
     for index, label in enumerate(rows[LABEL]):
         if label not in known:
             raise UserError(
-                f"{rows.place(index)}: label {label!r} is not among those of the"
-                f" training text ({listed(names)}); correct it, or train on it too"
+                f"{rows.location(index)}: label {label!r} is not among those of the"
+                f" training text ({format_names(names)}); correct it, or train on it too"
             )
     return np.array([known[label] for label in rows[LABEL]], dtype=np.int64)
 

@@ -22,7 +22,7 @@ from heedful.data.encoding import TextColumn
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import averages
+from heedful.evaluation.likelihood import token_metrics
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelCard, Translator
@@ -132,7 +132,7 @@ class Denoising(Task):
             for sample in self._samples(model, data)
         ]
         write_text(out / "samples.txt", "\n".join(shown_samples))
-        return write_scores(data, out, counts, averages(found))
+        return write_scores(data, out, counts, token_metrics(found))
 
     def held_out(self, data: Data, split: str) -> Pairs:
         """The held-out texts as they are always corrupted."""

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.config import Distillation, Recipe
-from heedful.data.cache import discard
+from heedful.data.cache import remove_folder
 from heedful.data.collate import Batch
-from heedful.data.columns import Report, join_columns, open_columns
-from heedful.data.prepared import content_key, prepared
-from heedful.errors import UserError, listed
+from heedful.data.columns import DataReport, join_columns, open_columns
+from heedful.data.prepared import content_key, prepare_once
+from heedful.errors import UserError, format_names
 from heedful.evaluation.target_scores import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
@@ -167,8 +167,8 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
         )
     if data.labels and data.labels != tuple(teacher.card.labels):
         raise UserError(
-            f"distillation.teacher knows the labels {listed(teacher.card.labels)}, but "
-            f"data.train.file has {listed(data.labels)}; they must be the same"
+            f"distillation.teacher knows the labels {format_names(teacher.card.labels)}, but "
+            f"data.train.file has {format_names(data.labels)}; they must be the same"
         )
     teacher.net.eval().requires_grad_(False)
 
@@ -241,12 +241,12 @@ def sequence_distillation(
                 "distillation.teacher ends none of its translations within its length limit, so "
                 "there is nothing to learn from; train it longer, or use level word"
             )
-        join_columns(directory / "train", parts, Report(total, num_kept, noun="pairs"))
+        join_columns(directory / "train", parts, DataReport(total, num_kept, noun="pairs"))
 
-    data = data.learning_from(prepared(cache, key, fill, about))
+    data = data.learning_from(prepare_once(cache, key, fill, about))
     for shard in shards:
         with suppress(OSError):  # one that somebody removed already
-            discard(shard)
+            remove_folder(shard)
     kept = len(data.splits["train"])
     if kept < total:
         say(f"           {total - kept:,} left out: too long, or without an end")

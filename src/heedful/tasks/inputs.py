@@ -64,9 +64,9 @@ def read_texts(files: Files, recipe: Recipe) -> Rows:
         )
     rows = read_labelled(files)
     if "pair" not in rows:
-        return Rows({"text": rows["text"]}, rows.report, rows.sources, rows.places)
+        return Rows({"text": rows["text"]}, rows.report, rows.sources, rows.locations)
     both = [text for pair in zip(rows["text"], rows["pair"], strict=True) for text in pair]
-    places = None if rows.places is None else np.repeat(rows.places, 2, axis=1)
+    places = None if rows.locations is None else np.repeat(rows.locations, 2, axis=1)
     return Rows({"text": both}, None, rows.sources, places)
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Int64
 
 from heedful.config import OWN_METRICS, Recipe
 from heedful.data.collate import Batch
-from heedful.data.plans import plan_held_out
-from heedful.evaluation.likelihood import averages, total
+from heedful.data.plans import plan_evaluation_batches
+from heedful.evaluation.likelihood import sum_losses, token_metrics
 from heedful.files import write_json
 from heedful.parts.losses import LossSum
 from heedful.plugins import metric
@@ -58,8 +58,8 @@ def held_out_sums(
     net.eval()
     device = next(net.parameters()).device
     options = {"label_smoothing": label_smoothing, "count_correct": True}
-    batches = (collate(indices).to(device) for indices in plan_held_out(*lengths))
-    return total([loss(net, batch, **options) for batch in batches])
+    batches = (collate(indices).to(device) for indices in plan_evaluation_batches(*lengths))
+    return sum_losses([loss(net, batch, **options) for batch in batches])
 
 
 def evaluation_of(
@@ -67,7 +67,7 @@ def evaluation_of(
 ) -> Evaluation:
     """An evaluation by the recipe's metric, from held-out sums and scores."""
     scores = scores or {}
-    values = averages(sums)
+    values = token_metrics(sums)
     accuracy = scores.get("accuracy", values["token_accuracy"])
     known = {"accuracy": accuracy, **scores, "loss": values["loss"], "token_accuracy": accuracy}
     name = recipe.evaluation.metric

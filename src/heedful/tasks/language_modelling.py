@@ -13,7 +13,7 @@ from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_windows
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
-from heedful.evaluation.likelihood import averages
+from heedful.evaluation.likelihood import token_metrics
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, LanguageModel, ModelCard
@@ -109,7 +109,7 @@ class LanguageModelling(Task):
 
     def finish(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
         found, by_size = self._sums_and_bits(model, data, data.final)
-        mean = averages(found)
+        mean = token_metrics(found)
         scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **by_size}
         characters = data.splits[data.final].report.counts["text"].characters
         samples = "\n\n".join(sample.output for sample in self._samples(model, data))

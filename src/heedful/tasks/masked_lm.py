@@ -21,7 +21,7 @@ from heedful.data.plans import pack_rows
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.likelihood import averages
+from heedful.evaluation.likelihood import token_metrics
 from heedful.evaluation.target_scores import target_states
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
@@ -122,7 +122,7 @@ class MaskedLm(Task):
     def finish(self, model: MaskedLanguageModel, data: Data, out: Path) -> FinalScores:
         """Loss (without label smoothing), perplexity and accuracy at the hidden tokens."""
         found = self._split_sums(model, data, data.final)
-        mean = averages(found)
+        mean = token_metrics(found)
         scores = {"accuracy": mean.pop("token_accuracy"), **mean}
         counts = {"num_texts": len(data.splits[data.final]), "num_masked": found.tokens}
         return write_scores(data, out, counts, scores)
@@ -175,7 +175,7 @@ def fill_in(net: EncoderOnly, batch: Batch, never: frozenset[int]) -> Int64[Tens
     logits = net.head(target_states(net, batch))
     logits[:, sorted(never)] = -torch.inf
     ids = batch.tokens.ids
-    return ids.flatten().index_copy(0, batch.places, logits.argmax(-1)).view_as(ids)
+    return ids.flatten().index_copy(0, batch.target_positions, logits.argmax(-1)).view_as(ids)
 
 
 def masked_batch(
@@ -212,7 +212,7 @@ def masked_batch(
         batch,
         tokens=replace(batch.tokens, ids=torch.from_numpy(hidden)),
         targets=torch.from_numpy(ids[selected]),
-        places=torch.from_numpy(np.flatnonzero(selected)),
+        target_positions=torch.from_numpy(np.flatnonzero(selected)),
     )
 
 

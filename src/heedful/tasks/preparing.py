@@ -11,10 +11,10 @@ import numpy as np
 from heedful.config import Recipe
 from heedful.data.columns import Columns, open_columns, write_columns
 from heedful.data.encoding import encode_rows
-from heedful.data.prepared import Hold, content_key, prepared
+from heedful.data.prepared import Hold, content_key, prepare_once
 from heedful.data.rows import Rows, format_of
 from heedful.data.tokenizer import Tokenizer
-from heedful.errors import listed
+from heedful.errors import format_names
 from heedful.files import read_json, write_json, write_text
 from heedful.plugins import SHIPPED
 from heedful.tasks.inputs import SOURCES, SPLITS, named_paths, split_files
@@ -34,7 +34,7 @@ def prepare(task: Task, cache: Path, origin: Origin, say: Say) -> Data:
     files = [path for split in split_files(recipe).values() for path in split.paths()]
     about = {"task": recipe.task, "files": files}
     key = prepared_key(recipe, origin)
-    directory = prepared(cache, key, lambda folder: _fill(task, origin, folder), about)
+    directory = prepare_once(cache, key, lambda folder: _fill(task, origin, folder), about)
     data = open_data(directory, origin.start_id)
     _describe(data, say)
     return data
@@ -122,4 +122,4 @@ def _counted_labels(train: Columns, labels: tuple[str, ...]) -> str:
     """Each label with the number of its training texts."""
     counts = np.bincount(train.numbers("labels"), minlength=len(labels))
     shown = [f"{name} ({count:,})" for name, count in zip(labels, counts, strict=True)]
-    return listed(shown, str)
+    return format_names(shown, str)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from heedful.config import Distillation
-from heedful.data.columns import Columns, Report, pack_ids, write_columns
-from heedful.data.prepared import prepared
+from heedful.data.columns import Columns, DataReport, pack_ids, write_columns
+from heedful.data.prepared import prepare_once
 from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.metrics import sentence_chrf
 from heedful.pipelines import Translator
@@ -93,13 +93,13 @@ class ShardWriter:
                     zip(("src", "tgt"), self.data.tokenizers, strict=True)
                 )
             }
-            report = Report(len(rows), len(kept), noun="pairs")
+            report = DataReport(len(rows), len(kept), noun="pairs")
             write_columns(directory / PAIRS, Columns(columns, report))
             self._num_made += 1
 
         key = {**self.key, "pass": number, "first_row": rows.start, "num_rows": len(rows)}
         about = {**self.about, "task": f"{self.about['task']}, unfinished"}
-        return prepared(self.cache, key, fill, about)
+        return prepare_once(self.cache, key, fill, about)
 
     def _say_translates(self, chosen: Pass, num_done: int) -> None:
         name = "backward" if chosen.kind == "backward" else "teacher"

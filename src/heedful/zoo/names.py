@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from heedful.errors import UserError, listed
+from heedful.errors import UserError, format_names
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -318,7 +318,7 @@ def _rounded(slots: Sequence[_Slot], held: Mapping[str, Tensor], where: Path | s
 
 def few(names: Sequence[str]) -> str:
     """The first tensors' names in order, for a message."""
-    return listed(sorted(names), str, most=3)
+    return format_names(sorted(names), str, most=3)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -188,7 +188,7 @@ class Compiled(Eager):
         sides = [batch.tokens] if batch.source is None else [batch.source, batch.tokens]
         ids = [side.ids for side in sides]
         logits = self.net(*ids, *(side.lengths for side in sides)).flatten(0, 1)
-        logits = logits.index_select(0, batch.places)
+        logits = logits.index_select(0, batch.target_positions)
         return lambda rows: log_softmax(logits[rows])
 
     def _searched(

@@ -141,7 +141,9 @@ class Eager:
             tokens=tokens,
             source=source,
             targets=torch.tensor([*chain.from_iterable(scored)], dtype=torch.long),
-            places=torch.cat([p + n * width + first_scored for n, p in enumerate(places)]),
+            target_positions=torch.cat(
+                [p + n * width + first_scored for n, p in enumerate(places)]
+            ),
             indices=np.arange(len(rows)),
             num_tokens=sum(map(len, inputs)),
         )
