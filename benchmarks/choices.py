@@ -19,8 +19,8 @@ from heedful.parts.attention import attend
 from heedful.parts.dropout import Dropout
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import head_loss
+from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Span
-from heedful.parts.visibility import Visibility
 
 # A batch of Transformer-Tiny: 128 sentences of 16 tokens, width 128 in 4 heads, 10,000 entries.
 BATCH, LENGTH, WIDTH, HEADS, VOCAB = 128, 16, 128, 4, 10_000
@@ -67,7 +67,7 @@ def choices() -> dict[str, dict[str, Callable[[], float]]]:
         }
     }
     places = Span(torch.arange(LENGTH)[None])
-    mask = Visibility(places, places, causal=True)
+    mask = MaskSpec(places, places, causal=True)
     for dtype, p in ((torch.float32, 0.0), (torch.float32, 0.1), (torch.bfloat16, 0.0)):
         q, k, v = (
             torch.randn(BATCH, HEADS, LENGTH, WIDTH // HEADS, dtype=dtype, requires_grad=True)

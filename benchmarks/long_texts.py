@@ -30,8 +30,8 @@ from common import (
     write_results,
 )
 from heedful.parts.attention import Attention
+from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Span, Tokens
-from heedful.parts.visibility import Visibility
 from heedful.zoo import llama
 
 WIDTH, HEADS, WINDOW = 256, 8, 256
@@ -105,7 +105,7 @@ def layer(kind: str, length: int) -> Callable[[], float]:
         places = Span(torch.arange(length)[None])
 
         def net(x: Tensor) -> Tensor:
-            return attention(x, Visibility(places, places, causal=True))
+            return attention(x, MaskSpec(places, places, causal=True))
 
     def run() -> float:
         net(x).sum().backward()
@@ -151,7 +151,7 @@ def decode(contexts: tuple[int, ...], timing: dict[str, Any]) -> dict[str, dict[
     for context in contexts:
         cache = net.start(1, capacity=context + 2)
         ids = torch.randint(8, config.vocab_size, (1, context + 1))
-        net.decode(Tokens.of(ids[:, :context]), cache)
+        net.decode(Tokens.from_ids(ids[:, :context]), cache)
         last = Tokens(ids[:, -1:], torch.full((1, 1), context))
 
         def token(cache: Any = cache, last: Tokens = last, context: int = context) -> float:

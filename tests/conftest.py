@@ -35,7 +35,12 @@ SHAPES_CHECKED = (
     *("generation/test_search.py", "generation/test_sampling.py", "generation/test_logits.py"),
     *("generation/test_constrained.py", "generation/test_diverse_beam.py"),
     *("insight/test_verify.py", "deploy/test_convert.py", "zoo/test_gemma3.py"),
-    *("zoo/test_modernbert.py", "zoo/test_t5.py", "zoo/test_vaswani2017.py", "zoo/test_undrawn.py"),
+    *(
+        "zoo/test_modernbert.py",
+        "zoo/test_t5.py",
+        "zoo/test_vaswani2017.py",
+        "zoo/test_initialization.py",
+    ),
     *(
         "backends/test_coverage.py",
         "pipelines/test_scoring.py",

@@ -463,7 +463,7 @@ def test_a_broken_directory_is_refused_and_nothing_is_written(
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
 
 
-@pytest.mark.parametrize("function", ["undrawn_net", "from_hf", "open_net"])
+@pytest.mark.parametrize("function", ["uninitialized_net", "from_hf", "open_net"])
 def test_a_mistake_of_ours_is_not_blamed_on_the_directory(
     function: str, directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ class Table(Remembered):
         logits = 2 * logits.index_fill(1, torch.tensor([EOS]), -2.0)
         return logits.log_softmax(dim=1)
 
-    def follow(self, parents: Tensor) -> None:
+    def reorder(self, parents: Tensor) -> None:
         pass
 
 

@@ -15,8 +15,8 @@ from heedful.errors import UserError
 from heedful.insight import verify
 from heedful.insight.verify import checks_of
 from heedful.parts.cache import Cache
+from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
-from heedful.parts.visibility import Visibility
 from heedful.pipelines import ModelCard, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
@@ -132,10 +132,10 @@ def test_a_net_of_ours_that_hides_a_far_token_is_found() -> None:
     attention = net.decoder.blocks[0].self_attention.sublayer
     whole = attention.mask
 
-    def near_only(visible: Visibility, x: Tensor, **options: Any) -> Any:
+    def near_only(visible: MaskSpec, x: Tensor, **options: Any) -> Any:
         size = visible.keys.positions.size(1)
         near = torch.ones(x.size(1), size, dtype=torch.bool).tril().triu(-3)
-        cut = Visibility(visible.queries, visible.keys, causal=True, allowed=near[None])
+        cut = MaskSpec(visible.queries, visible.keys, causal=True, allowed=near[None])
         return whole(cut, x, **options)
 
     attention.mask = near_only

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from architectures import DECODERS, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import Attention, CrossAttention, MultiHead
+from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
-from heedful.parts.visibility import Visibility
 from heedful.zoo import ARCHITECTURES
 from option_space import EXACT, VOCAB
 
@@ -79,13 +79,13 @@ def test_a_pattern_that_a_hook_returns_takes_its_place(name: str) -> None:
 def test_the_weights_of_cached_steps_are_the_rows_of_a_whole_pass(name: str) -> None:
     net = tiny(name)
     ids = torch.randint(VOCAB, (2, 6))
-    source = Tokens.of(torch.randint(VOCAB, (2, 4)))
+    source = Tokens.from_ids(torch.randint(VOCAB, (2, 4)))
     whole = list_weights(net)
     if isinstance(net, EncoderDecoder):
-        net.states(source, Tokens.of(ids))
+        net.states(source, Tokens.from_ids(ids))
         cache = net.start(source, capacity=16)
     else:
-        net.decode(Tokens.of(ids))
+        net.decode(Tokens.from_ids(ids))
         cache = net.start(2, capacity=16)
     expected = dict(whole)
     for place in range(6):
@@ -117,8 +117,8 @@ def test_returned_weights_give_the_output(groups: int, window: int | None) -> No
     torch.manual_seed(0)
     attention = Attention(12, 4, num_kv_heads=groups, window=window, bias=False).double()
     x = torch.randn(3, 150, 12, dtype=torch.float64)
-    tokens = Tokens.of(torch.zeros(3, 150, dtype=torch.long), torch.tensor([150, 9, 0]))
-    visible = Visibility.among(tokens, causal=True)
+    tokens = Tokens.from_ids(torch.zeros(3, 150, dtype=torch.long), torch.tensor([150, 9, 0]))
+    visible = MaskSpec.from_tokens(tokens, causal=True)
     out, weights = attention(x, visible, return_weights=True)
     assert weights.shape == (3, 4, 150, 150)
     torch.testing.assert_close(out, attention(x, visible), **EXACT)
@@ -144,9 +144,9 @@ def test_weights_are_those_of_torch_s_own_module() -> None:
         ours.kv.bias.copy_(bias[12:])
         ours.out.load_state_dict(theirs.out_proj.state_dict())
     x, memory = (torch.randn(2, size, 12, dtype=torch.float64) for size in (4, 5))
-    source = Tokens.of(torch.zeros(2, 5).long(), torch.tensor([5, 2]))
-    target = Tokens.of(torch.zeros(2, 4).long())
-    visible = Visibility(target.span, source.span, causal=False)
+    source = Tokens.from_ids(torch.zeros(2, 5).long(), torch.tensor([5, 2]))
+    target = Tokens.from_ids(torch.zeros(2, 4).long())
+    visible = MaskSpec(target.span, source.span, causal=False)
     out, weights = ours(x, visible, memory, return_weights=True)
     real = source.real
     assert real is not None

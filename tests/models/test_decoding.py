@@ -108,7 +108,7 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
                     data.draw(st.lists(lengths_of(beams, 0, beams - 1), min_size=count,
                                        max_size=count), "parents")
                 )  # fmt: skip
-                cache.follow(parents)
+                cache.reorder(parents)
                 chosen = (parents + beams * torch.arange(count)[:, None]).flatten().tolist()
                 texts = [texts[i] for i in chosen]
             case "rewind":
@@ -125,7 +125,7 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
                 rows = data.draw(st.lists(st.integers(0, count - 1), unique=True, min_size=1))
                 fresh = texts_of(data.draw(lengths_of(len(rows), 0, 4), "fresh"), step + 7)
                 other, theirs = begun(net, fresh, side, cache.capacity, beams)
-                cache.put(torch.tensor(rows), other)
+                cache.write_rows(torch.tensor(rows), other)
                 for index, row in enumerate(rows):
                     texts[row * beams : (row + 1) * beams] = theirs[index * beams :][:beams]
             case "grow":
@@ -149,9 +149,9 @@ def test_rows_come_and_go_in_one_cache_while_others_go_on(name: str) -> None:
         free = [row for row in range(4) if row not in texts]
         if waiting and free and torch.rand(()) < 0.6:
             row, text = free[int(torch.randint(len(free), ()))], waiting.pop()
-            other, prompt = start(net, [text], capacity=16), Tokens.of(text.ids[None])
+            other, prompt = start(net, [text], capacity=16), Tokens.from_ids(text.ids[None])
             said[row] = [net.head(net.decode(prompt, other))[0]]
-            cache.put(torch.tensor([row]), other)
+            cache.write_rows(torch.tensor([row]), other)
             texts[row] = text
         real = torch.tensor([[row in texts] for row in range(4)])
         lengths = [texts[row].ids.numel() if row in texts else 0 for row in range(4)]
@@ -196,7 +196,7 @@ def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> No
         patch.setattr(EncoderDecoder, "encode", None)
         for step in range(3):
             kept = [store.clone() for store in stores]
-            cache.follow(torch.tensor([[0, 0, 2], [1, 2, 0]]))
+            cache.reorder(torch.tensor([[0, 0, 2], [1, 2, 0]]))
             assert all(torch.equal(*pair) for pair in zip(stores, kept, strict=True))
             ids = torch.full((6, 1), step)
             net.decode(Tokens(ids, torch.tensor([3, 3, 3, 2, 2, 2])[:, None] + step), cache)
@@ -220,7 +220,7 @@ def test_decoding_under_autocast_is_near_decoding_without() -> None:
     net = two_stacks(Single()).float()
     source, ids = texts_of([5, 5])[1].source[None], torch.tensor([[1, 2, 3]])
     with torch.autocast("cpu", torch.bfloat16):
-        cache = net.start(Tokens.of(source), capacity=3)
+        cache = net.start(Tokens.from_ids(source), capacity=3)
         steps = [net.head(net.decode(Tokens(ids[:, [i]], torch.tensor([[i]])), cache)) for i in
                  range(3)]  # fmt: skip
     torch.testing.assert_close(torch.cat(steps, 1).float(), net(source, ids), rtol=0.2, atol=0.5)
@@ -239,7 +239,7 @@ def test_rows_that_are_neither_one_a_text_nor_one_a_beam_are_refused() -> None:
     net = decoder(Single())
     cache = net.start(2, capacity=4, beams=3)
     with pytest.raises(AssertionError):
-        net.decode(Tokens.of(pad(random_rows([1] * 3, 0), "right")), cache)
+        net.decode(Tokens.from_ids(pad(random_rows([1] * 3, 0), "right")), cache)
 
 
 @pytest.mark.parametrize("beams", [1, 2])
@@ -262,7 +262,7 @@ def test_a_cache_forgets_what_no_window_reaches(beams: int, padded: bool) -> Non
             expected = net(row[None, first:])[0, -1].log_softmax(-1)
             torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
         parents = torch.randint(beams, (3, beams))
-        decoding.follow(parents)
+        decoding.reorder(parents)
         rows = rows.view(3, beams, -1).gather(1, parents[..., None].expand(-1, -1, rows.size(1)))
         rows = rows.flatten(0, 1)
     assert decoding.cache.capacity == 16

@@ -328,7 +328,7 @@ def test_a_class_is_told_from_the_first_real_token(
 ) -> None:
     """Not from the first column, which is padding where rows are padded on the left."""
     net, texts = encoder(single, "classes", seed), texts_of(lengths, seed)
-    states = [net.encode(Tokens.of(text.ids[None]))[0, 0] for text in texts]
+    states = [net.encode(Tokens.from_ids(text.ids[None]))[0, 0] for text in texts]
     assert_same(outputs(net, texts, side, width=7), [net.head(state[None])[0] for state in states])
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
-from heedful.parts.visibility import Visibility
 from option_space import (
     EXACT,
     SEARCH,
@@ -58,7 +58,9 @@ def test_rows_of_short_texts_attend_in_blocks_along_the_diagonal(
     """What the blocks give is what the whole table gives, in what every weight learns too."""
     net = decoder(Single(scheme, windows=(window, None)))
     _, ids, segments = packed([16, 3, 40, 1] * 7)
-    parts = [Tokens.of(ids, segments=segments, longest_text=longest) for longest in (None, 64)]
+    parts = [
+        Tokens.from_ids(ids, segments=segments, longest_text=longest) for longest in (None, 64)
+    ]
     upstream = torch.randn(*ids.shape, net.embedding.tokens.embedding_dim, dtype=torch.float64)
     found = []
     for tokens in parts:
@@ -68,7 +70,7 @@ def test_rows_of_short_texts_attend_in_blocks_along_the_diagonal(
         found.append([states.detach(), *(p.grad.clone() for p in net.decoder.parameters())])
     assert_same(*found)
     x = net.embedding(parts[1])
-    masks = net.decoder.masks(x, Visibility.among(parts[1], causal=True))
+    masks = net.decoder.masks(x, MaskSpec.from_tokens(parts[1], causal=True))
     for mask, _ in masks:
         assert len(mask.blocks) == 4  # of 420 columns
         for block in mask.blocks:
@@ -111,6 +113,6 @@ def test_no_text_of_a_packed_row_leaks_into_another(
     assert torch.equal(after[~inside], before[~inside])
     assert (after[inside] != before[inside]).any()
     marked = torch.where(inside, VOCAB - 1, ids % (VOCAB - 1))  # one id is in this text alone
-    states = net.decode(Tokens.of(marked, segments=segments))[0]
+    states = net.decode(Tokens.from_ids(marked, segments=segments))[0]
     (states[~inside] * torch.randn(1, single.d_model)).sum().backward()
     assert not net.embedding.tokens.weight.grad[VOCAB - 1].any()

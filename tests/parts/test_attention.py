@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from heedful.parts import attention as attention_module
 from heedful.parts.attention import Attention, CrossAttention, attend
+from heedful.parts.masks import MaskSpec
 from heedful.parts.relative import AlibiBias, RelativePositionBias
 from heedful.parts.rotary import RotaryPositions
 from heedful.parts.tokens import Span, Tokens
-from heedful.parts.visibility import Visibility
 from option_space import EXACT, SEARCH, SIDES, lengths_of
 
 B, T, S, H, D, E = 2, 4, 5, 3, 12, 4
@@ -47,10 +47,10 @@ def attention(*heads: int, cross: bool = False, scheme: str = "none", **options:
     return module.double().eval()
 
 
-def of_table(allowed: Tensor) -> Visibility:
+def of_table(allowed: Tensor) -> MaskSpec:
     """From a table (B, T, K) of who may attend to whom."""
     spans = (Span(torch.arange(n)[None]) for n in allowed.shape[1:])
-    made = Visibility(*spans, causal=False, allowed=allowed)
+    made = MaskSpec(*spans, causal=False, allowed=allowed)
     made.real = allowed.any(-1)
     return made
 
@@ -238,7 +238,7 @@ def test_long_texts_train_by_the_fused_kernel_with_the_same_gradients(
 ) -> None:
     module = attention(*heads, dropout=0.0, **options).train()
     ids = torch.zeros(B, LONG, dtype=torch.long)
-    tokens = Tokens.of(ids, None if lengths is None else torch.tensor(lengths))
+    tokens = Tokens.from_ids(ids, None if lengths is None else torch.tensor(lengths))
     x, upstream = random(B, LONG, D, seed=1).requires_grad_(), random(B, LONG, D, seed=2)
     plain_calls: list[Any] = []
     monkeypatch.setattr(
@@ -248,7 +248,7 @@ def test_long_texts_train_by_the_fused_kernel_with_the_same_gradients(
     for least in (10**9, 1):
         monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", least)
         plain_calls.clear()
-        out = module(x, Visibility.among(tokens, causal=causal))
+        out = module(x, MaskSpec.from_tokens(tokens, causal=causal))
         assert bool(plain_calls) is (least > 1)
         leaves = [x, *module.parameters()]
         found.append([out, *torch.autograd.grad(out, leaves, upstream)])
@@ -263,8 +263,8 @@ def test_what_the_fused_kernel_cannot_train_takes_plain_products_at_any_length(
     monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 1)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     module = attention(H, **options).train()
-    tokens = Tokens.of(torch.zeros(B, LONG, dtype=torch.long))
-    module(random(B, LONG, D), Visibility.among(tokens, causal=True)).sum().backward()
+    tokens = Tokens.from_ids(torch.zeros(B, LONG, dtype=torch.long))
+    module(random(B, LONG, D), MaskSpec.from_tokens(tokens, causal=True)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
@@ -321,8 +321,8 @@ def test_grouped_heads_are_repeated_heads(
     """Values and gradients; with padding, and with any position scheme."""
     module = attention(*heads, scheme=scheme)
     full, x = repeated(module), random(2, 6, D, seed=3)
-    tokens = Tokens.of(torch.zeros(2, 6, dtype=torch.int64), torch.tensor(lengths), side)
-    visible = Visibility.among(tokens, causal=causal)
+    tokens = Tokens.from_ids(torch.zeros(2, 6, dtype=torch.int64), torch.tensor(lengths), side)
+    visible = MaskSpec.from_tokens(tokens, causal=causal)
     grouped, each = (m(x, visible) for m in (module, full))
     torch.testing.assert_close(grouped, each, **EXACT)
     with torch.no_grad():
@@ -366,7 +366,7 @@ def test_a_windowed_layer_is_a_dense_table(
     """Values of both paths and gradients; taken in parts of `size` queries or of W."""
     windowed, full = (attention(*heads, window=w, scheme=scheme) for w in (window, None))
     counts = None if lengths is None else torch.tensor(lengths).clamp(max=length)
-    tokens = Tokens.of(torch.zeros(2, length, dtype=torch.int64), counts, side)
+    tokens = Tokens.from_ids(torch.zeros(2, length, dtype=torch.int64), counts, side)
     _same_as_dense(windowed, full, tokens, causal, window, size)
 
 
@@ -375,7 +375,7 @@ def test_a_windowed_layer_is_a_dense_table(
 def test_long_texts_are_taken_in_several_parts_that_fit_together(window: int, causal: bool) -> None:
     """At the size that parts really have, the last one shorter than the others."""
     ids = torch.zeros(2, 300, dtype=torch.int64)
-    tokens = Tokens.of(ids, torch.tensor([300, 170]), "left")
+    tokens = Tokens.from_ids(ids, torch.tensor([300, 170]), "left")
     windowed, full = attention(2, 1, window=window), attention(2, 1)
     _same_as_dense(windowed, full, tokens, causal, window, attention_module._LOCAL_QUERIES)
 
@@ -383,9 +383,9 @@ def test_long_texts_are_taken_in_several_parts_that_fit_together(window: int, ca
 def _same_as_dense(
     windowed: Any, full: Any, tokens: Tokens, causal: bool, window: int, size: int
 ) -> None:
-    visible, span = Visibility.among(tokens, causal=causal), tokens.span
+    visible, span = MaskSpec.from_tokens(tokens, causal=causal), tokens.span
     distance = span.positions[:, :, None] - span.positions[:, None, :]
-    dense = Visibility(span, span, causal=causal, allowed=distance.abs() < window)
+    dense = MaskSpec(span, span, causal=causal, allowed=distance.abs() < window)
     x = random(2, tokens.ids.size(1), D)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_module, "_LOCAL_QUERIES", size)
@@ -431,9 +431,9 @@ def test_what_a_windowed_layer_writes_grows_with_the_text_alone(
     module, totals = attention(2, groups, window=128, scheme=scheme).float(), []
     for length in (1024, 2048, 4096):
         lengths = torch.tensor([3 * length // 4]) if padded else None
-        tokens = Tokens.of(torch.zeros(1, length, dtype=torch.int64), lengths)
+        tokens = Tokens.from_ids(torch.zeros(1, length, dtype=torch.int64), lengths)
         with _Written() as mode:
             x = torch.randn(1, length, D)
-            module(x, Visibility.among(tokens, causal=causal)).sum().backward()
+            module(x, MaskSpec.from_tokens(tokens, causal=causal)).sum().backward()
         totals.append(mode.total)
     assert totals[2] - totals[1] == pytest.approx(2 * (totals[1] - totals[0]), rel=0.01)

@@ -16,7 +16,7 @@ from heedful.parts.attention import CrossAttention
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.heads import OutputHead, Scale, tied_linear
 from heedful.parts.positions import LearnedTable
-from heedful.parts.residual import PLACEMENTS, CentredRMSNorm, SandwichNorm
+from heedful.parts.residual import PLACEMENTS, SandwichNorm, ZeroCenteredRMSNorm
 from heedful.zoo.vaswani2017 import Config, build
 
 D, WIDE = 6, 8
@@ -76,7 +76,7 @@ def test_rms_norm_is_that_of_transformers(theirs: str, centred: bool) -> None:
 
     package, module, name = theirs.split(".")
     found = getattr(getattr(getattr(transformers.models, package), module), name)(D, eps=1e-3)
-    norm = random((CentredRMSNorm if centred else nn.RMSNorm)(D, 1e-3)).float()
+    norm = random((ZeroCenteredRMSNorm if centred else nn.RMSNorm)(D, 1e-3)).float()
     found.weight.data.copy_(norm.weight.data)
     x = x_of(2, 3, D).float()
     torch.testing.assert_close(norm(x), found(x), rtol=1e-5, atol=1e-6)
@@ -85,7 +85,7 @@ def test_rms_norm_is_that_of_transformers(theirs: str, centred: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_norms_of_large_states_do_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
     """The square of 1,000 is more than fp16 holds."""
-    for kind in (nn.RMSNorm, CentredRMSNorm, nn.LayerNorm):
+    for kind in (nn.RMSNorm, ZeroCenteredRMSNorm, nn.LayerNorm):
         out = kind(4).to(dtype)(torch.tensor([[1e3, -1e3, 1e3, -1e3]], dtype=dtype))
         torch.testing.assert_close(out.abs().float(), torch.ones(1, 4), rtol=0, atol=1e-2)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import heedful
 from backend_models import model_of
-from heedful.parts.layout import inputs_first
+from heedful.parts.layout import make_weights_column_major
 from heedful.zoo import vaswani2017
 
 
@@ -20,7 +20,7 @@ def test_a_net_with_inputs_first_gives_the_same_and_keeps_what_is_shared() -> No
     net = vaswani2017.build(config).eval()
     src, tgt = torch.randint(4, 11, (3, 5)), torch.randint(4, 11, (3, 4))
     before, names = net(src, tgt), {name: value.clone() for name, value in net.named_parameters()}
-    inputs_first(net)
+    make_weights_column_major(net)
     linears = [module for module in net.modules() if isinstance(module, nn.Linear)]
     assert linears
     assert all(module.weight.t().is_contiguous() for module in linears)

@@ -93,7 +93,7 @@ def test_embeddings_are_scaled_before_positions_are_added_and_dropout_is_on_the_
     torch.manual_seed(0)
     tokens, table = nn.Embedding(7, 4), sinusoidal_table(60, 4)
     module = TokenEmbedding(tokens, SinusoidalTable(60, 4), max_length=60, scale=2.0, dropout=0.5)
-    batch = Tokens.of(torch.randint(7, (3, 50)), torch.tensor([50, 3, 0]), "left")
+    batch = Tokens.from_ids(torch.randint(7, (3, 50)), torch.tensor([50, 3, 0]), "left")
     expected = tokens.weight[batch.ids] * 2 + table[batch.positions]
     torch.testing.assert_close(module.eval()(batch), expected)
     out = module.train()(batch)

@@ -184,7 +184,7 @@ def _states(net: Any, folder: str) -> Iterator[float]:
         zip(rows, np.array(found.last_hidden_state), strict=True)
     ):
         kinds = None if types is None else torch.tensor([types[place]])
-        ours = net.encode(Tokens.of(torch.tensor([row])), kinds)[0]
+        ours = net.encode(Tokens.from_ids(torch.tensor([row])), kinds)[0]
         yield _difference(ours, torch.tensor(theirs[: len(row)]))
 
 

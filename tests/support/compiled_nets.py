@@ -110,7 +110,7 @@ def _hold(net: Any, compiled: Any, request: Callable[..., Tensor]) -> None:
 def _batch(rows: int, width: int) -> Tokens:
     """Random texts, some of them empty rows that only fill the bucket."""
     lengths = torch.randint(width + 1, (rows,))
-    return Tokens.of(torch.randint(VOCAB, (rows, width)), lengths, "left")
+    return Tokens.from_ids(torch.randint(VOCAB, (rows, width)), lengths, "left")
 
 
 def _begun(net: Any, tokens: Tokens) -> tuple[Cache, Tensor]:
@@ -129,7 +129,7 @@ def _request(net: Any, rows: int, width: int, seed: int) -> Tensor:
     torch.manual_seed(seed)
     cache, position = _begun(net, _batch(rows, width))
     for step in range(1 + seed % 3):
-        cache.follow(torch.randint(BEAMS, (rows, BEAMS)))
+        cache.reorder(torch.randint(BEAMS, (rows, BEAMS)))
         at = (position + step).repeat_interleave(BEAMS)[:, None]
         new = Tokens(torch.randint(VOCAB, at.shape), at, torch.rand(at.shape) < 0.9)
         states = net.decode(new, cache)

@@ -42,7 +42,7 @@ def batch(first: int, last: int) -> Any:
     torch.manual_seed(1)
     ids, lengths = torch.randint(VOCAB, (ROWS, WIDTH)), torch.tensor([6, 2, 4, 5])
     ids, lengths = ids[first:last], lengths[first:last]
-    return SimpleNamespace(tokens=Tokens.of(ids, lengths))
+    return SimpleNamespace(tokens=Tokens.from_ids(ids, lengths))
 
 
 def objective(net: Any, given: Any) -> LossSum:

@@ -18,7 +18,7 @@ from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf
 from heedful.parts.attention import MultiHead
 from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.residual import CentredRMSNorm
+from heedful.parts.residual import ZeroCenteredRMSNorm
 from heedful.pipelines import parameter_count
 from heedful.zoo import architecture
 from heedful.zoo.architectures import Architecture, Format
@@ -308,7 +308,7 @@ def assert_drawn(net: nn.Module, std: float, ends: float | None = None) -> None:
         ends: the size of matrices that end a residual branch; None: the same.
     """
     last = re.compile(r".*sublayer(\..+)?\.(out|down)\.weight")
-    centred = {id(part.weight) for part in net.modules() if isinstance(part, CentredRMSNorm)}
+    centred = {id(part.weight) for part in net.modules() if isinstance(part, ZeroCenteredRMSNorm)}
     for name, parameter in net.named_parameters():
         if parameter.dim() > 1:
             size = ends if ends is not None and last.fullmatch(name) else std

@@ -98,7 +98,7 @@ def texts_of(lengths: Sequence[int], seed: int = 0) -> list[Text]:
 
 def tokens_of(rows: Sequence[Tensor], side: PaddingSide = "right", **padding: Any) -> Tokens:
     """Rows as one padded batch."""
-    return Tokens.of(pad(rows, side, **padding), lengths_in(rows), side)
+    return Tokens.from_ids(pad(rows, side, **padding), lengths_in(rows), side)
 
 
 def lengths_in(rows: Sequence[Tensor]) -> Tensor:

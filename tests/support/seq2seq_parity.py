@@ -74,7 +74,8 @@ class Seq2SeqLaws(Laws):
             real = pairs.tgt_mask.bool()
             theirs = theirs_of(model, pairs).last_hidden_state[real]
             ours = found.net.states(
-                Tokens.of(pairs.src, pairs.src_lengths), Tokens.of(pairs.tgt, pairs.tgt_lengths)
+                Tokens.from_ids(pairs.src, pairs.src_lengths),
+                Tokens.from_ids(pairs.tgt, pairs.tgt_lengths),
             )
             torch.testing.assert_close(ours[real], theirs, **CLOSE)
 

@@ -75,7 +75,7 @@ class Remembered:
         self.batch = batch
         self.followed: list[list[list[int]]] = []
 
-    def follow(self, parents: Tensor) -> None:
+    def reorder(self, parents: Tensor) -> None:
         rows = self.prefixes.unflatten(0, (self.batch, -1))
         assert len(parents) == self.batch
         self.prefixes = torch.cat([of[own] for of, own in zip(rows, parents, strict=True)])

@@ -15,7 +15,7 @@ from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import bert
 from heedful.zoo.names import weights_of
-from heedful.zoo.saved import OF_WORDS, load_tensors
+from heedful.zoo.saved import VOCABULARY_TENSORS, load_tensors
 
 WEIGHTS = "model.safetensors"
 
@@ -151,7 +151,7 @@ def test_the_table_of_other_words_of_the_same_number_is_not_loaded(source, tmp_p
 def test_the_names_of_tables_of_words():
     names = weights_of(bert.build(bert.Config(12, 8, 2, 1, 16, max_length=8, tie_embeddings=False)))
     rows = {name for name, weight in names.items() if weight.size(0) == 12}
-    assert rows == {name for name in names if re.fullmatch(OF_WORDS, name)}
+    assert rows == {name for name in names if re.fullmatch(VOCABULARY_TENSORS, name)}
 
 
 def test_a_run_may_have_a_tokenizer_that_is_there_already(tmp_path):

@@ -14,7 +14,7 @@ from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepDone
 from heedful.training.folder import facts_of_run
 from heedful.training.loggers import read_log
-from heedful.zoo.saved import WEIGHTS, load_tensors, step_of
+from heedful.zoo.saved import WEIGHTS, load_tensors, read_step
 
 LAST = "checkpoints/step-00000012"
 RESULTS = ("model.safetensors", "scores.json", "test.output.txt", "config.json", "tokenizer.json")
@@ -240,7 +240,7 @@ def test_an_unfinished_run_has_a_model_and_says_of_which_step(commands, whole, t
     assert go_on(commands, recipe, out, {"interrupt_at": 1}).code == 130
     assert not [each for each in read_log(out / "log.jsonl") if isinstance(each, Evaluated)]
     assert commands.run("translate", out, stdin=b"a\n").code == 0
-    assert step_of(out / WEIGHTS) == 1
+    assert read_step(out / WEIGHTS) == 1
     (out / ".lock").touch()
     assert "its model is of step 1" in commands.run("translate", out, stdin=b"a\n").err
     (out / WEIGHTS).unlink()

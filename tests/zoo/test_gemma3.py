@@ -106,7 +106,7 @@ def test_scores_are_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_cache_is_filled_by_more_tokens_than_a_window_takes_at_once(tmp_path: Path) -> None:
     net = imported(GEMMA3.model(attn_logit_softcapping=0.5), tmp_path).net
     ids, lengths, mask = padded(random_rows(23, [150, 4, 1, 7]), "left")
-    tokens, cache = Tokens.of(ids, lengths, "left"), net.start(4, capacity=150)
+    tokens, cache = Tokens.from_ids(ids, lengths, "left"), net.start(4, capacity=150)
     parts = (tokens.ids, tokens.positions, mask.bool())
     pieces = zip(*(part.split([130, 1, 19], dim=1) for part in parts), strict=True)
     logits = torch.cat([net.head(net.decode(Tokens(*piece), cache)) for piece in pieces], dim=1)

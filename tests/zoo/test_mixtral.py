@@ -8,7 +8,7 @@ import torch
 from decoder_parity import HF_SIZES, TINY, DecoderCase, RotaryLaws, random_net
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.parts.experts import Experts, balance_loss, routed
+from heedful.parts.experts import Experts, balance_loss, record_router_logits
 from heedful.parts.tokens import Tokens
 from heedful.training.step import TrainStep
 from hf_parity import by_key, imported, padded, random_rows, transformers
@@ -69,7 +69,7 @@ def theirs_loss(logits: list[torch.Tensor], top_k: int, mask: Any) -> torch.Tens
 def test_the_balance_loss_is_that_of_transformers(side: str | None, top_k: int) -> None:
     """Value and gradient, with padding and without."""
     lengths = torch.tensor([5, 2, 1]) if side else None
-    tokens = Tokens.of(torch.zeros(3, 5, dtype=torch.long), lengths, side or "right")
+    tokens = Tokens.from_ids(torch.zeros(3, 5, dtype=torch.long), lengths, side or "right")
     mask = None if tokens.real is None else tokens.real.long()
     torch.manual_seed(0)
     logits = [torch.randn(3, 5, 4, requires_grad=True) for _ in range(3)]
@@ -81,7 +81,7 @@ def test_the_balance_loss_is_that_of_transformers(side: str | None, top_k: int) 
 
 
 def batch_of(ids: torch.Tensor, lengths: torch.Tensor) -> Batch:
-    tokens = Tokens.of(ids, lengths, "right")
+    tokens = Tokens.from_ids(ids, lengths, "right")
     assert tokens.real is not None
     real = tokens.real.clone()
     real[:, 0] = False  # the first token of a row is predicted by nothing
@@ -126,7 +126,7 @@ def test_experts_meet_only_the_tokens_that_chose_them(grad: bool) -> None:
     for expert in experts.experts:
         expert.register_forward_hook(lambda module, inputs, out: met.append(inputs[0].size(0)))
     ids = torch.stack(random_rows(19, [2]))
-    with torch.set_grad_enabled(grad), routed([experts]) as logits:
+    with torch.set_grad_enabled(grad), record_router_logits([experts]) as logits:
         net(ids).sum()
         out = net(ids).sum()
     assert [each.shape for each in logits] == [(1, 2, 8)] * 2

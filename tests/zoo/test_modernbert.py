@@ -87,9 +87,9 @@ def test_texts_side_by_side_are_what_each_is_alone(size: int, tmp_path: Path) ->
     lengths = [size, 4, 1, size // 2]
     rows = random_rows(23, lengths)
     segments = torch.arange(4).repeat_interleave(torch.tensor(lengths))[None]
-    states = net.encode(Tokens.of(torch.cat(rows)[None], segments=segments))[0]
+    states = net.encode(Tokens.from_ids(torch.cat(rows)[None], segments=segments))[0]
     for row, found in zip(rows, states.split(lengths), strict=True):
-        torch.testing.assert_close(found, net.encode(Tokens.of(row[None]))[0], **CLOSE)
+        torch.testing.assert_close(found, net.encode(Tokens.from_ids(row[None]))[0], **CLOSE)
 
 
 @torch.no_grad()

@@ -118,7 +118,7 @@ def test_the_scores_by_distance_are_stored_once_and_serve_all_layers() -> None:
     first, second = (block.self_attention.sublayer.position for block in found.net.encoder.blocks)
     assert first is second
     first.register_forward_hook(lambda module, inputs, output: calls.append(output))
-    found.net.encode(Tokens.of(src))
+    found.net.encode(Tokens.from_ids(src))
     (scores,) = calls  # formed once for all layers
     assert scores.abs().max() > 0
 
@@ -226,7 +226,7 @@ def test_dropout_acts_after_the_last_norm_too() -> None:
         if isinstance(module, Attention):
             assert module.dropout.p == 0.5
     torch.manual_seed(0)
-    zeros = Tokens.of(torch.zeros(4, 9, dtype=int))
+    zeros = Tokens.from_ids(torch.zeros(4, 9, dtype=int))
     states = net.train().states(zeros, zeros)
     assert 0.3 < (states == 0).float().mean() < 0.7
     states = net.eval().states(zeros, zeros)

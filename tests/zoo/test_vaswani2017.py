@@ -85,8 +85,8 @@ def test_logits_and_every_gradient_are_torchs(padded: bool, changes: dict[str, A
     # torch's masks say True = may not; ours say True = may.
     src_pad, tgt_pad = (None if real is None else ~real for real in (src_real, tgt_real))
     states = transformer(
-        around.src_embedding(Tokens.of(src)),
-        around.tgt_embedding(Tokens.of(tgt)),
+        around.src_embedding(Tokens.from_ids(src)),
+        around.tgt_embedding(Tokens.from_ids(tgt)),
         tgt_mask=torch.ones(T, T).triu(1).bool(),
         src_key_padding_mask=src_pad,
         tgt_key_padding_mask=tgt_pad,

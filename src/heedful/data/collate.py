@@ -168,4 +168,4 @@ def make_tokens(
     """Rows that are padded on the right; padding is told only where there is any."""
     lengths = None if real.all() else torch.from_numpy(real.sum(axis=1))
     given = torch.from_numpy(ids)
-    return Tokens.of(given, lengths, segments=segments, longest_text=longest_text)
+    return Tokens.from_ids(given, lengths, segments=segments, longest_text=longest_text)

@@ -34,7 +34,7 @@ from heedful.pipelines import (
 from heedful.zoo.architectures import Format
 from heedful.zoo.hf import config_keys_from_hf, config_to_hf, labels_to_hf
 from heedful.zoo.names import from_hf, to_hf
-from heedful.zoo.saved import make_config, undrawn_net
+from heedful.zoo.saved import make_config, uninitialized_net
 
 Say = Callable[[str], None]
 
@@ -207,7 +207,7 @@ def net_from_hf(
     with _reading_values(where):
         found = config_keys_from_hf(format.config, kind.config, directory.config, where)
     config = make_config(name, found | keys, where)
-    net = undrawn_net(name, config, directory.tensors, where)
+    net = uninitialized_net(name, config, directory.tensors, where)
 
     def drawn() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -247,11 +247,11 @@ def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], d
     """Their `config.json` and tensors; raises UserError where they have no place for ours.
 
     An architecture that is another one by some of its settings, or once its weights are put into
-    another order, gives that one by `written_as`.
+    another order, gives that one by `export_as`.
     """
     format = _format_of(name)
-    if format.written_as is not None:
-        name, config, net = format.written_as(config, net)
+    if format.export_as is not None:
+        name, config, net = format.export_as(config, net)
         format = _format_of(name)
     if format.config is None:
         raise UserError(

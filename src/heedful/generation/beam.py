@@ -309,7 +309,7 @@ class BeamSearch(Search):
         parents = beams.parent.view(len(self.sentences), self.num_groups, self.width)
         first = torch.arange(self.num_groups, device=parents.device) * self.width
         parents = (parents + first[:, None]).flatten(1)
-        self.state.follow(parents if beams.length > 1 else torch.zeros_like(parents))
+        self.state.reorder(parents if beams.length > 1 else torch.zeros_like(parents))
 
     # --- the result -----------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class Sampler(Search):
                     of.repeat_interleave(self.num_samples, dim=0) for of in (tokens, given, ruled)
                 )
                 if self.state is not None:
-                    self.state.follow(tokens.new_zeros(len(self.sentences), self.num_samples))
+                    self.state.reorder(tokens.new_zeros(len(self.sentences), self.num_samples))
             best, token = first_largest(ruled)
             if numbers is not None:
                 token = inverse_cdf(ruled, numbers[:, number])[:, None]

@@ -27,7 +27,7 @@ class State(Protocol):
     one for each of its `W` beams or samples.
     """
 
-    def follow(self, parents: Int[Tensor, "B W"]) -> None:
+    def reorder(self, parents: Int[Tensor, "B W"]) -> None:
         """Row w of sentence b goes on from its former row `parents[b, w]`, counted within b."""
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:

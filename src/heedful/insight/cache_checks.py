@@ -115,7 +115,7 @@ def _begin_ours(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
     rows: Any = 3
     if not probe.single:
         given = way.source.ids["src"], way.source.lengths.get("src")
-        rows = Tokens.of(*given, way.source.padding_side)
+        rows = Tokens.from_ids(*given, way.source.padding_side)
     beams = 2 if way.reorders else 1
     cache = net.start(rows, capacity=longest * beams, beams=beams)
     pads = torch.tensor(way.pads, device=probe.device) if any(way.pads) else None
@@ -124,7 +124,7 @@ def _begin_ours(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
     def reorder(rows: Int[Tensor, "M"]) -> None:
         if rows.tolist() != _REORDERS[1]:  # the first token was that of all beams of a source
             state.select(rows[::2] // 2)
-            state.follow((rows % 2).view(-1, 2))
+            state.reorder((rows % 2).view(-1, 2))
 
     return lambda ids: net.head(net.decode(state.tokens(ids), state.cache)), reorder
 

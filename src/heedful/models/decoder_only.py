@@ -36,7 +36,7 @@ class DecoderOnly(nn.Module):
                 positions begin anew with it. Default: one text a row.
         """
         check_lengths(lengths, ids.size(1))
-        return self.head(self.decode(Tokens.of(ids, lengths, padding_side, segments)))
+        return self.head(self.decode(Tokens.from_ids(ids, lengths, padding_side, segments)))
 
     def decode(self, tokens: Tokens, cache: Cache | None = None) -> Float[Tensor, "N T D"]:
         """States, which `head` turns into logits: of whole texts, or of new tokens with a cache.

@@ -60,8 +60,8 @@ class EncoderDecoder(nn.Module):
         """
         check_lengths(src_lengths, src.size(1))
         check_lengths(tgt_lengths, tgt.size(1))
-        source = Tokens.of(src, src_lengths, padding_side)
-        return self.head(self.states(source, Tokens.of(tgt, tgt_lengths, padding_side)))
+        source = Tokens.from_ids(src, src_lengths, padding_side)
+        return self.head(self.states(source, Tokens.from_ids(tgt, tgt_lengths, padding_side)))
 
     def states(self, source: Tokens, target: Tokens) -> Float[Tensor, "B T D"]:
         """What the head turns into logits."""

@@ -45,7 +45,7 @@ class EncoderOnly(nn.Module):
             padding_side: where rows are padded.
         """
         check_lengths(lengths, ids.size(1))
-        tokens = Tokens.of(ids, lengths, padding_side)
+        tokens = Tokens.from_ids(ids, lengths, padding_side)
         states = self.encode(tokens, types)
         if isinstance(self.head, ClassificationHead):
             first = 0 if tokens.real is None else tokens.real.int().argmax(1)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from heedful.parts.cache import Cache, LayerCache
+from heedful.parts.masks import AttentionMask, MaskSpec
 from heedful.parts.residual import Residual
 from heedful.parts.tokens import Span, Tokens
-from heedful.parts.visibility import AttentionMask, Visibility
 
 
 class Block(nn.Module):
@@ -95,9 +95,9 @@ class Stack(nn.Module):
             layers, visible, across = cache.begin(tokens)
             x = x.reshape(cache.num_sources, -1, x.size(-1))
         else:
-            visible = Visibility.among(tokens, causal=causal)
+            visible = MaskSpec.from_tokens(tokens, causal=causal)
             if source is not None:
-                across = Visibility(tokens.span, source, causal=False)
+                across = MaskSpec(tokens.span, source, causal=False)
         masks = self.masks(x, visible, across)
         # A cache must be written to once.
         is_checkpointed = (
@@ -113,7 +113,7 @@ class Stack(nn.Module):
         return self.final_dropout(self.final_norm(x)).view(shape)
 
     def masks(
-        self, x: Float[Tensor, "N T D"], visible: Visibility, across: Visibility | None = None
+        self, x: Float[Tensor, "N T D"], visible: MaskSpec, across: MaskSpec | None = None
     ) -> list[tuple[AttentionMask, AttentionMask | None]]:
         """The masks of each block's self-attention and cross-attention, which equal layers share.
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from heedful.parts.cache import LayerCache
 from heedful.parts.dropout import Dropout
+from heedful.parts.masks import AttentionMask, MaskBlock, MaskSpec
 from heedful.parts.rotary import RotaryPositions, rotate
-from heedful.parts.visibility import AttentionMask, MaskBlock, Visibility
 
 # Queries that a sliding-window layer takes at a time, at least: fewer and the loop is what costs.
 _LOCAL_QUERIES = 128
@@ -37,7 +37,7 @@ def attend(
     NaN: `Attention` turns what comes of them into zeros.
 
     Args:
-        bias: of a `Visibility`, in fp32 at least.
+        bias: of a `MaskSpec`, in fp32 at least.
         scale: default 1 / √E.
         softcap: scores s become softcap · tanh(s / softcap) before the bias (Gemma 2); default: no.
     """
@@ -127,7 +127,7 @@ class MultiHead(nn.Module):
 
     def mask(
         self,
-        visible: Visibility,
+        visible: MaskSpec,
         x: Float[Tensor, "N T D"],
         *,
         trains: bool,
@@ -176,7 +176,7 @@ class MultiHead(nn.Module):
         numbers = (self.window, self.softcap, self.num_heads, self.num_kv_heads)
         return (id(self.position), has_hooks(self.pattern), *numbers)
 
-    def _parts(self, visible: Visibility) -> Sequence[tuple[range, range] | None]:
+    def _parts(self, visible: MaskSpec) -> Sequence[tuple[range, range] | None]:
         """Columns of queries that attend together, and of the keys that are within their reach.
 
         Where a window, or texts that are shorter than a packed row, leave most keys out, these are
@@ -260,7 +260,7 @@ class MultiHead(nn.Module):
         return None if isinstance(self.position, RotaryPositions) else self.position
 
     def _forms_weights(
-        self, visible: Visibility, part: tuple[range, range] | None, x: Tensor, trains: bool
+        self, visible: MaskSpec, part: tuple[range, range] | None, x: Tensor, trains: bool
     ) -> bool:
         """Whether to run plain products: for capped scores, and on a CPU where they train faster.
 
@@ -278,10 +278,10 @@ class MultiHead(nn.Module):
         return rows * reach < _FUSED_WEIGHTS
 
     def _mask_of(
-        self, visible: Visibility | AttentionMask, x: Tensor, shows_weights: bool
+        self, visible: MaskSpec | AttentionMask, x: Tensor, shows_weights: bool
     ) -> AttentionMask:
         if isinstance(visible, AttentionMask):
-            assert not shows_weights, "weights are returned of a Visibility, not of a mask"
+            assert not shows_weights, "weights are returned of a MaskSpec, not of a mask"
             return visible
         return self.mask(visible, x, trains=self._trains(x), shows_weights=shows_weights)
 
@@ -335,7 +335,7 @@ class Attention(MultiHead):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        visible: Visibility | AttentionMask,
+        visible: MaskSpec | AttentionMask,
         cache: LayerCache | None = None,
         *,
         return_weights: bool = False,
@@ -346,7 +346,7 @@ class Attention(MultiHead):
             visible: what each token may attend to, or the mask that is formed of it.
             cache: the keys and values of `x` are written to it, and attention is over all it holds.
             return_weights: return (output, weights (B, H, T, K)), the weights before dropout and
-                zero where no key is visible; `visible` is then a `Visibility`.
+                zero where no key is visible; `visible` is then a `MaskSpec`.
         """
         mask = self._mask_of(visible, x, return_weights)
         heads, groups = self.num_heads, self.num_kv_heads
@@ -381,7 +381,7 @@ class CrossAttention(MultiHead):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        visible: Visibility | AttentionMask,
+        visible: MaskSpec | AttentionMask,
         memory: Float[Tensor, "B S D"] | None = None,
         projected: Float[Tensor, "B both S E"] | None = None,
         *,

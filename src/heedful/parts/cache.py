@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Span, Tokens
-from heedful.parts.visibility import Visibility
 
 FREE = 2**31 - 1  # position of a slot that holds nothing: after every query, so that none sees it
 
@@ -99,7 +99,7 @@ class Cache:
         """C, tokens that a text's beams may have together."""
         return self.positions.size(1) - 1
 
-    def begin(self, tokens: Tokens) -> tuple[list[LayerCache], Visibility, Visibility | None]:
+    def begin(self, tokens: Tokens) -> tuple[list[LayerCache], MaskSpec, MaskSpec | None]:
         """Give slots to new tokens: of B rows, which all beams of a text share, or of B · W rows.
 
         Padding is given none. The rows of a text become queries of one: the layers take its tokens
@@ -120,11 +120,11 @@ class Cache:
                 seen = self.seen[:, :, : self.limit]
                 allowed = seen if length == 1 else seen.repeat_interleave(length, 1)
         held = Span(self.positions[:, : self.limit])
-        visible = Visibility(queries, held, causal=True, allowed=allowed)
+        visible = MaskSpec(queries, held, causal=True, allowed=allowed)
         across = None
         if self.cross:
             places = torch.arange(self.cross[0].size(2), device=self.used.device)[None]
-            across = Visibility(queries, Span(places, self.source_real), causal=False)
+            across = MaskSpec(queries, Span(places, self.source_real), causal=False)
         first = torch.arange(texts, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
         crosses: Sequence[Tensor | None] = self.cross or [None] * len(self.stores)
@@ -134,7 +134,7 @@ class Cache:
         ]
         return layers, visible, across
 
-    def follow(self, parents: Int[Tensor, "B W"]) -> None:
+    def reorder(self, parents: Int[Tensor, "B W"]) -> None:
         """Beam w of text b goes on from its former beam parents[b, w]."""
         self.seen = self.seen.gather(1, parents[..., None].expand_as(self.seen))
 
@@ -193,7 +193,7 @@ class Cache:
         self.used.clamp_(max=length)
         self.positions[:, length:] = FREE
 
-    def put(self, rows: Int[Tensor, "M"], other: "Cache") -> None:
+    def write_rows(self, rows: Int[Tensor, "M"], other: "Cache") -> None:
         """Texts `rows` leave, and those of `other`, of the same capacity, take their places."""
         for mine, new in zip(self._tensors(), other._tensors(), strict=True):
             mine.index_copy_(0, rows, new)

@@ -77,7 +77,7 @@ class Experts(nn.Module):
 
 
 @contextmanager
-def routed(experts: Sequence[Experts]) -> Iterator[list[Tensor]]:
+def record_router_logits(experts: Sequence[Experts]) -> Iterator[list[Tensor]]:
     """Collects the logits (B, T, E) of these experts' routers, call by call, while it is open.
 
     By an attribute, not by hooks, which cannot be compiled; nothing of it stays on the modules.

@@ -61,7 +61,7 @@ class OutputHead(nn.Module):
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.logits(self.transform(x))
 
-    def only(self, entries: Int[Tensor, "U"]) -> "OutputHead":
+    def restrict_vocabulary(self, entries: Int[Tensor, "U"]) -> "OutputHead":
         """A head of these entries of the vocabulary alone, with a copy of their rows of Wᵀ.
 
         As in the chunked loss, `out` must be a plain `nn.Linear`.

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import Residual
 
-Draw = Callable[[nn.Module, str, Tensor], None]
+Initializer = Callable[[nn.Module, str, Tensor], None]
 
 
-def init_weights(net: nn.Module, draw: Draw | None = None) -> nn.Module:
-    """Draw every parameter of `net` once, however many modules share it.
+def init_weights(net: nn.Module, draw: Initializer | None = None) -> nn.Module:
+    """Initializer every parameter of `net` once, however many modules share it.
 
     `draw(module, name, parameter)` fills one; the default is `xavier`.
     """
@@ -42,7 +42,7 @@ def xavier(module: nn.Module, name: str, parameter: Tensor) -> None:
         _constant(module, name, parameter)
 
 
-def normal(std: float = 0.02) -> Draw:
+def normal(std: float = 0.02) -> Initializer:
     """All matrices and embeddings N(0, std²), biases zero, norms the identity: BERT and GPT."""
 
     def draw(module: nn.Module, name: str, parameter: Tensor) -> None:

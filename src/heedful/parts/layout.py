@@ -5,7 +5,7 @@ from torch import nn
 
 
 @torch.no_grad()
-def inputs_first(net: nn.Module) -> nn.Module:
+def make_weights_column_major(net: nn.Module) -> nn.Module:
     """Let each linear's weight, (out, in), lie in memory as (in, out); values and shapes stay.
 
     A CPU multiplies 2 to 64 rows of fp32, as many as a decoding step has, with such a weight in

@@ -57,7 +57,7 @@ class ChunkLoss(NamedTuple):
     grad: Tensor | None
 
 
-ChunkLossOf = Callable[[Float[Tensor, "... n V"], Int[Tensor, "n"], bool], ChunkLoss]
+ChunkLossFunction = Callable[[Float[Tensor, "... n V"], Int[Tensor, "n"], bool], ChunkLoss]
 
 
 def head_loss(
@@ -93,7 +93,7 @@ def chunked_loss(
     head: nn.Module,
     states: Float[Tensor, "... N D"],
     targets: Int[Tensor, "N"],
-    loss_of: ChunkLossOf,
+    loss_of: ChunkLossFunction,
 ) -> LossSum:
     """A loss of a head's logits, which are formed some rows at a time, with their gradient at once.
 
@@ -145,7 +145,7 @@ def chunked_loss(
 
 
 def _whole_loss(
-    logits: Float[Tensor, "... N V"], targets: Int[Tensor, "N"], loss_of: ChunkLossOf
+    logits: Float[Tensor, "... N V"], targets: Int[Tensor, "N"], loss_of: ChunkLossFunction
 ) -> LossSum:
     """The loss of all logits at once, whose own gradient goes back through the head."""
     found = loss_of(logits.detach().float(), targets, logits.requires_grad)

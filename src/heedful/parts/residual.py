@@ -68,7 +68,7 @@ PLACEMENTS: dict[NormPlacement, type[Residual]] = {
 }
 
 
-class CentredRMSNorm(nn.Module):
+class ZeroCenteredRMSNorm(nn.Module):
     """x / √(mean(x²) + eps) · (1 + weight), so that a weight of zero is the identity (Gemma).
 
     In fp32 at least: 1 + weight rounds in 16 bits.

@@ -52,7 +52,7 @@ class Tokens:
     longest_text: int | None = None
 
     @classmethod
-    def of(
+    def from_ids(
         cls,
         ids: Int[Tensor, "B T"],
         lengths: Int[Tensor, "B"] | None = None,

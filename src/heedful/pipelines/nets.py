@@ -12,7 +12,7 @@ from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.parts.layout import inputs_first
+from heedful.parts.layout import make_weights_column_major
 from heedful.pipelines.base import CONFIG
 from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.kinds import AnyModel
@@ -20,7 +20,7 @@ from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import ModelCard
 from heedful.pipelines.translation import Translator
 from heedful.zoo.names import set_weights
-from heedful.zoo.saved import LOCK, WEIGHTS, load_tensors, make_config, step_of, undrawn_net
+from heedful.zoo.saved import LOCK, WEIGHTS, load_tensors, make_config, read_step, uninitialized_net
 
 
 def load_net(
@@ -41,10 +41,10 @@ def load_net(
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
     _check_run(directory)
     weights = load_tensors(directory / WEIGHTS)
-    net = undrawn_net(name, config, weights, directory / WEIGHTS)
+    net = uninitialized_net(name, config, weights, directory / WEIGHTS)
     set_weights(net, weights, directory / WEIGHTS)
     net.to(choose_device(device), dtype).eval()
-    inputs_first(net)
+    make_weights_column_major(net)
     return net, config
 
 
@@ -55,7 +55,7 @@ def _check_run(directory: Path) -> None:
         raise UserError(
             f"{directory} holds a run, but no model yet: it is written after the first step"
         )
-    if (directory / LOCK).is_file() and (step := step_of(weights)) is not None:
+    if (directory / LOCK).is_file() and (step := read_step(weights)) is not None:
         logging.getLogger("heedful").warning(
             f"note: {directory} is a run that goes on, or was killed; its model is of step {step:,}"
         )

@@ -10,7 +10,7 @@ from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.pipelines import SavedModel
 from heedful.tasks.preparing import Say
-from heedful.zoo.saved import OF_WORDS, copy_matching
+from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
 NAMES = "init_from.json"
@@ -30,7 +30,7 @@ def take_over(model: SavedModel, source: SavedModel, say: Say, name: str, out: P
     )
 
     def origin(name: str) -> str:
-        return "" if ours != theirs and re.fullmatch(OF_WORDS, name) else name
+        return "" if ours != theirs and re.fullmatch(VOCABULARY_TENSORS, name) else name
 
     loaded, new, unused = copy_matching(model.net, source.net, origin)
     if not loaded:

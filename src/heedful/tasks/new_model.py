@@ -17,7 +17,7 @@ from heedful.tasks.init_from import VOCABULARIES
 from heedful.tasks.run_data import Data, Origin
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
-from heedful.zoo.saved import drawn_net, make_config
+from heedful.zoo.saved import initialized_net, make_config
 
 
 def origin_of(path: str | None, source: SavedModel | None, teacher: SavedModel | None) -> Origin:
@@ -56,7 +56,7 @@ def build(
 ) -> SavedModel:
     """The run's model, with weights as drawn; `device`: where it will be trained."""
     name, config = model_config(task, data, source, teacher)
-    net = drawn_net(name, config, device)
+    net = initialized_net(name, config, device)
     card = task.card(data, name)
     if source is not None and _is_imported(source):
         # An imported model's outputs go on to begin and end as it was trained.
@@ -72,7 +72,7 @@ def opened_again(directory: Path, data: Data, device: torch.device) -> SavedMode
     content = read_object(directory / CONFIG)
     card = ModelCard.from_dict(content)
     config = make_config(card.architecture, content["model"], str(directory / CONFIG))
-    net = drawn_net(card.architecture, config, device)
+    net = initialized_net(card.architecture, config, device)
     return open_net(net, config, card, *data.tokenizers)
 
 

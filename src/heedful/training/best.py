@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from heedful.files import written
-from heedful.zoo.saved import WEIGHTS, facts_of, load_tensors, save_tensors
+from heedful.zoo.saved import WEIGHTS, load_tensors, read_metadata, save_tensors
 
 
 class BestModel:
@@ -28,7 +28,7 @@ class BestModel:
     @property
     def value(self) -> float:
         """The value of the stored weights, higher is better; the lowest number without any."""
-        return float(facts_of(self.path).get("value", -sys.float_info.max))
+        return float(read_metadata(self.path).get("value", -sys.float_info.max))
 
     def keep(self, weights: Mapping[str, Tensor], *, value: float, step: int, source: str) -> None:
         """Store weights, unless the stored ones have a higher value.
@@ -63,4 +63,4 @@ class BestModel:
         """
         weights = load_tensors(self.path)
         save_tensors(self._model, weights)
-        return weights, str(facts_of(self.path)["source"])
+        return weights, str(read_metadata(self.path)["source"])

@@ -22,7 +22,7 @@ from heedful.files import (
     write_json,
 )
 from heedful.training.checkpoint import Checkpoints
-from heedful.zoo.saved import LOCK, WEIGHTS, step_of
+from heedful.zoo.saved import LOCK, WEIGHTS, read_step
 
 MARKER = "run.json"  # written first into the empty folder of a new run
 # Entries that a start writes, as patterns; nothing else is ever removed.
@@ -154,7 +154,7 @@ class RunFolder:
         Raises:
             UserError: there is a run to go on with, or a finished one.
         """
-        is_finished = (self.path / WEIGHTS).exists() and step_of(self.path / WEIGHTS) is None
+        is_finished = (self.path / WEIGHTS).exists() and read_step(self.path / WEIGHTS) is None
         if is_finished or Checkpoints(self.path / "checkpoints", keep=1).newest():
             raise UserError(
                 f"{self.path} already holds a run; go on with --resume, or give another --out"

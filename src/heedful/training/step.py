@@ -7,7 +7,7 @@ from torch import nn
 
 from heedful.data.collate import Batch
 from heedful.models.stack import Stack
-from heedful.parts.experts import Experts, balance_loss, routed
+from heedful.parts.experts import Experts, balance_loss, record_router_logits
 from heedful.parts.losses import LossSum
 
 LossFunction = Callable[[Any, Batch], LossSum]
@@ -41,7 +41,7 @@ class TrainStep(nn.Module):
         """Sums over the targets of a batch, which is on the net's device."""
         if not self._balanced:
             return self.loss(self.net, batch)
-        with routed(self._balanced) as logits:
+        with record_router_logits(self._balanced) as logits:
             found = self.loss(self.net, batch)
         like = self._balanced[0]
         balance = like.balance_weight * balance_loss(logits, like.top_k, batch.tokens.real)

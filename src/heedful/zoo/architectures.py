@@ -18,16 +18,16 @@ class Format:
 
     Args:
         config: translates its configuration file both ways; None: such files are written as
-            `written_as` says and never read as this architecture.
+            `export_as` says and never read as this architecture.
         names: its names of the tensors of a Config's net; raises UserError where it has none.
-        written_as: the architecture's name, Config and net that are written in place of a Config
+        export_as: the architecture's name, Config and net that are written in place of a Config
             and its net, where another architecture gives the same outputs; raises UserError where
             none does. Default: the same ones.
     """
 
     config: HfConfig | None = None
     names: Callable[[Any], Names] = lambda config: Names([])
-    written_as: Callable[[Any, nn.Module], tuple[str, Any, nn.Module]] | None = None
+    export_as: Callable[[Any, nn.Module], tuple[str, Any, nn.Module]] | None = None
 
 
 @dataclass(frozen=True)

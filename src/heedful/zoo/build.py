@@ -28,7 +28,7 @@ from heedful.parts.heads import (
     OutputHead,
     tied_linear,
 )
-from heedful.parts.init import Draw, init_weights, normal, shrink_residuals, xavier
+from heedful.parts.init import Initializer, init_weights, normal, shrink_residuals, xavier
 from heedful.parts.positions import LearnedTable, Positions
 from heedful.parts.residual import Norm, Residual
 
@@ -147,16 +147,16 @@ class BlockSpec:
     def build(self, width: int, *, cross: bool) -> Block:
         """A block of states of a width; `cross`: with cross-attention."""
 
-        def around(
+        def with_residual(
             sublayer: nn.Module, norm: Norm = self.norm, dropout: float = self.dropout
         ) -> Residual:
             return self.residual(sublayer, norm(width), dropout=dropout)
 
         last = self.dropout if self.feedforward_dropout is None else self.feedforward_dropout
         return Block(
-            around(self.attention.build(width), self.attention_norm or self.norm),
-            around(self.attention.build_cross(width)) if cross else None,
-            around(self.feedforward.build(width), dropout=last),
+            with_residual(self.attention.build(width), self.attention_norm or self.norm),
+            with_residual(self.attention.build_cross(width)) if cross else None,
+            with_residual(self.feedforward.build(width), dropout=last),
         )
 
 
@@ -264,7 +264,7 @@ def encoder_only(
     head_activation: Activation | None = None,
     head_bias: bool = True,
     classifier: Callable[..., ClassificationHead] = ClassificationHead,
-    draw: Draw | None = None,
+    draw: Initializer | None = None,
 ) -> EncoderOnly:
     """BERT or a descendant: norm(embeddings), the encoder, and the Config's `head`.
 
@@ -311,7 +311,7 @@ def encoder_decoder(
     bias: bool = False,
     transform: nn.Module | None = None,
     norm: Norm | None = None,
-    draw: Draw = xavier,
+    draw: Initializer = xavier,
 ) -> EncoderDecoder:
     """Two stacks between two embeddings and logits.
 

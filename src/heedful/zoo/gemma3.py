@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from heedful.models.decoder_only import DecoderOnly
 from heedful.parts.feedforward import Gate
-from heedful.parts.residual import CentredRMSNorm, SandwichNorm
+from heedful.parts.residual import SandwichNorm, ZeroCenteredRMSNorm
 from heedful.parts.rotary import RotaryPositions
 from heedful.zoo import rotary_decoder
 from heedful.zoo.architectures import Architecture, Format
@@ -80,7 +80,7 @@ LAYERS = LocalLayers(counted_from=1)
 
 def build(config: Config) -> DecoderOnly:
     """A new model, its weights drawn from torch's generator once, after tying."""
-    norm, width = partial(CentredRMSNorm, eps=config.norm_eps), head_width(config)
+    norm, width = partial(ZeroCenteredRMSNorm, eps=config.norm_eps), head_width(config)
     far = RotaryPositions(width, config.rope_base, scaling=config.rope_scaling)
     near = RotaryPositions(width, config.local_rope_base)
     block = rotary_block(config, attention_bias=config.attention_bias)

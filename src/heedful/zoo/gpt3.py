@@ -102,7 +102,7 @@ def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def written_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
+def export_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
     """The architecture, Config and net that are written: GPT-2's where it is one."""
     usual = config.head_dim in (None, config.d_model / config.num_heads)
     if config.window is None and config.scale_scores and config.qkv_bias and usual:
@@ -143,4 +143,4 @@ HF = HfConfig(
         "window_size": config.window or 256,
     },
 )
-ARCHITECTURE = Architecture("gpt3", Config, build, SIZES, {"hf": Format(HF, hf_names, written_as)})
+ARCHITECTURE = Architecture("gpt3", Config, build, SIZES, {"hf": Format(HF, hf_names, export_as)})

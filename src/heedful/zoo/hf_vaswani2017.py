@@ -13,14 +13,14 @@ from torch import nn
 
 from heedful.errors import UserError
 from heedful.zoo import architecture
-from heedful.zoo.saved import make_config, undrawn_net
+from heedful.zoo.saved import make_config, uninitialized_net
 
 # Parameters by their last modules: what they do with the model's width.
 _READS = r".*(embedding\.tokens|\.(qkv|q|kv|up)|head\.out)\.weight"  # along their columns
 _WRITES = r".*(attention\.sublayer\.out|\.down|norm)\.(weight|bias)"  # along their rows
 
 
-def written_as(config: Any, net: nn.Module) -> tuple[str, Any, nn.Module]:
+def export_as(config: Any, net: nn.Module) -> tuple[str, Any, nn.Module]:
     """The architecture, Config and net that are written: Marian's with norms after the sub-layers,
     PEGASUS's with norms before them.
 
@@ -37,7 +37,7 @@ def written_as(config: Any, net: nn.Module) -> tuple[str, Any, nn.Module]:
         keys["tie_embeddings"] = "none"  # its one matrix is written twice
     theirs = make_config(name, keys)
     weights = dict(net.named_parameters(remove_duplicate=False))
-    written = undrawn_net(name, theirs, weights, "the model")
+    written = uninitialized_net(name, theirs, weights, "the model")
     order = torch.tensor([*range(0, config.d_model, 2), *range(1, config.d_model, 2)])
     with torch.no_grad():
         for path, parameter in written.named_parameters():

@@ -25,7 +25,7 @@ LOCK = ".lock"  # stands beside them while a run works there, or after it was ki
 # Numbers that parameters and tables may hold however few the file has.
 _SMALL, _LARGE = 1 << 24, 1 << 28
 # Names of tensors with a row for each entry of the vocabulary.
-OF_WORDS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
+VOCABULARY_TENSORS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:
@@ -61,7 +61,7 @@ def save_tensors(
         file.replace(beside)
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """The facts on their training that are stored with weights; empty where there are none."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -71,9 +71,9 @@ def facts_of(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def step_of(path: Path) -> int | None:
+def read_step(path: Path) -> int | None:
     """The step of training that a file's weights are of, where it says one."""
-    step = facts_of(path).get("step")
+    step = read_metadata(path).get("step")
     return step if isinstance(step, int) else None
 
 
@@ -102,7 +102,7 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def undrawn_net(
+def uninitialized_net(
     name: str, config: Any, tensors: Mapping[str, Tensor], where: Path | str
 ) -> nn.Module:
     """A net of an architecture whose weights are yet to be set, from `tensors` read at `where`.
@@ -118,7 +118,7 @@ def undrawn_net(
         return architecture(name).build(config)
 
 
-def drawn_net(name: str, config: Any, device: torch.device | None = None) -> nn.Module:
+def initialized_net(name: str, config: Any, device: torch.device | None = None) -> nn.Module:
     """A new net with weights as drawn; raises UserError where training it needs more memory.
 
     `device`: where it will be trained; default: the CPU.

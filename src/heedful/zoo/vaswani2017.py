@@ -28,7 +28,7 @@ from heedful.zoo.build import (
     encoder_decoder,
     two_stacks,
 )
-from heedful.zoo.hf_vaswani2017 import written_as
+from heedful.zoo.hf_vaswani2017 import export_as
 from heedful.zoo.model_config import model_config
 
 
@@ -112,5 +112,5 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-HF = Format(written_as=written_as)
+HF = Format(export_as=export_as)
 ARCHITECTURE = Architecture("vaswani2017", Config, build, SIZES, {"hf": HF})

@@ -111,11 +111,11 @@ class CompiledNet:
         """Logits of whole texts: `net(ids, lengths)`, or of source and target."""
         ids, lengths = given[len(given) // 2 - 1], given[-1]
         if self.facts.family == "encoder_decoder":
-            start: Any = Tokens.of(given[0], given[2])
+            start: Any = Tokens.from_ids(given[0], given[2])
         else:
             start = ids.size(0)
         cache = self.start(start, capacity=ids.size(1))
-        return self._read(Tokens.of(ids, lengths), cache, torch.arange(ids.size(1)))
+        return self._read(Tokens.from_ids(ids, lengths), cache, torch.arange(ids.size(1)))
 
     def _read(
         self, tokens: Tokens, cache: Cache, wanted: Int[Tensor, "R"]

@@ -13,8 +13,8 @@ from heedful.backends.aot.decoder import Compiled
 from heedful.backends.aot.kernels import quantize
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.heads import ClassificationHead
+from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens, padding_mask
-from heedful.parts.visibility import Visibility
 
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
@@ -82,7 +82,7 @@ class States:
         kinds = None if net.embedding.types is None else packed.types[:, None]
         x = net.embedding(Tokens(packed.ids[:, None], packed.positions[:, None]), kinds)
         columns = torch.arange(packed.places.size(1))[None]
-        visible = Visibility.among(Tokens(packed.places, columns, packed.real), causal=False)
+        visible = MaskSpec.from_tokens(Tokens(packed.places, columns, packed.real), causal=False)
         visible.real = None  # padding does not come out of the grid
         encoder = net.encoder
         x = x.to(next(encoder.parameters()).dtype)

@@ -24,7 +24,7 @@ from heedful.parts.feedforward import FUNCTIONS, FeedForward, gelu_tanh
 from heedful.parts.heads import ClassificationHead, OutputHead, Scale
 from heedful.parts.positions import PositionTable
 from heedful.parts.relative import AlibiBias, RelativePositionBias
-from heedful.parts.residual import CentredRMSNorm, OutputNorm, PostNorm, PreNorm, SandwichNorm
+from heedful.parts.residual import OutputNorm, PostNorm, PreNorm, SandwichNorm, ZeroCenteredRMSNorm
 from heedful.parts.rotary import RotaryPositions
 
 ACTIVATIONS = {  # names of ctranslate2.specs.Activation
@@ -106,7 +106,9 @@ def _of_norms(net: nn.Module) -> Iterator[str]:
 
 
 def _norms(net: nn.Module) -> list[Any]:
-    return [m for m in net.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm | CentredRMSNorm)]
+    return [
+        m for m in net.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm | ZeroCenteredRMSNorm)
+    ]
 
 
 def _of_linears(net: nn.Module) -> Iterator[str]:
@@ -136,7 +138,7 @@ def _of_stack(stack: Stack, causal: bool) -> Iterator[str]:
             yield "norms after the sub-layers alone (norm_placement output)"
         if isinstance(residual.norm, nn.Identity):
             yield "a sub-layer without its norm"
-        elif not isinstance(residual.norm, nn.LayerNorm | nn.RMSNorm | CentredRMSNorm):
+        elif not isinstance(residual.norm, nn.LayerNorm | nn.RMSNorm | ZeroCenteredRMSNorm):
             yield f"a norm of the type {type(residual.norm).__name__}"
     if len({type(residual) for residual in _residuals(stack)}) > 1:
         yield f"layers of the {side} with norms in different places"
@@ -378,7 +380,7 @@ def _linear(linear: Any, part: int = 0, parts: int = 1) -> Any:
 def _norm(norm: Any) -> Any:
     """A norm without `beta` is an RMSNorm there, so that a LayerNorm without bias gets zeros."""
     spec = _specs().common_spec.LayerNormSpec(rms_norm=not isinstance(norm, nn.LayerNorm))
-    centred = isinstance(norm, CentredRMSNorm)
+    centred = isinstance(norm, ZeroCenteredRMSNorm)
     spec.gamma = _array(norm.weight.float() + 1 if centred else norm.weight)
     if isinstance(norm, nn.LayerNorm):
         spec.beta = _array(torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)

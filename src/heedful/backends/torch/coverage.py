@@ -27,9 +27,9 @@ class Coverage:
         memory = decoding.cache.cross[-1]
         self._sums = torch.zeros(len(memory), 1, memory.size(2), device=memory.device)
 
-    def follow(self, parents: Int[Tensor, "B W"]) -> None:
-        """As `Decoding.follow`."""
-        self.decoding.follow(parents)
+    def reorder(self, parents: Int[Tensor, "B W"]) -> None:
+        """As `Decoding.reorder`."""
+        self.decoding.reorder(parents)
         self._sums = self._sums.gather(1, parents[..., None].expand(-1, -1, self._sums.size(2)))
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:

@@ -132,8 +132,8 @@ class Eager:
             start = start_ids(request.decoder_start_ids)
             inputs = [[*start, *target] for target in targets]
             scored = [[*target, request.eos_ids[0]] for target in targets]
-            source, first_scored = Tokens.of(*self._batch(rows)), len(start) - 1
-        tokens = Tokens.of(*self._batch(inputs))
+            source, first_scored = Tokens.from_ids(*self._batch(rows)), len(start) - 1
+        tokens = Tokens.from_ids(*self._batch(inputs))
         counts = [len(row) for row in scored]
         places = [torch.arange(count) for count in counts]
         width = tokens.ids.size(1)
@@ -169,7 +169,7 @@ class Eager:
         """As `Backend.states`; of two stacks the encoder's."""
 
         def of(ids: Tensor, lengths: Tensor, kinds: Tensor | None) -> Any:
-            tokens = Tokens.of(ids, lengths)
+            tokens = Tokens.from_ids(ids, lengths)
             if isinstance(self.net, EncoderDecoder):
                 return self.net.encode(tokens).states
             if isinstance(self.net, EncoderOnly):
@@ -204,7 +204,7 @@ class Eager:
             size = capacity_for(begin.size(1) + beams * min(capacity, STEPS_AT_FIRST))
             cache = self.net.start(len(rows), capacity=size, beams=beams)
             return begin, Decoding(self.net, cache, longest=self.max_length, left_padding=padding)
-        source = Tokens.of(*self._batch(rows))
+        source = Tokens.from_ids(*self._batch(rows))
         begin = torch.tensor([list(start_ids(start))] * len(rows), device=self.device)
         size = capacity_for(begin.size(1) + beams * min(capacity, STEPS_AT_FIRST))
         cache = self.net.start(source, capacity=size, beams=beams)

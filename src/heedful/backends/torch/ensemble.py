@@ -24,10 +24,10 @@ class _Decodings:
         self.longest = min(part.longest for part in parts)
         self.weights = weights
 
-    def follow(self, parents: Int[Tensor, "B W"]) -> None:
-        """As `Decoding.follow`."""
+    def reorder(self, parents: Int[Tensor, "B W"]) -> None:
+        """As `Decoding.reorder`."""
         for part in self.parts:
-            part.follow(parents)
+            part.reorder(parents)
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
         """As `Decoding.select`."""

@@ -47,10 +47,10 @@ class Decoding:
         decoder = getattr(net, "decoder", None)  # compiled nets have none
         self._window: int | None = None if decoder is None else decoder.window
 
-    def follow(self, parents: Int[Tensor, "B W"]) -> None:
+    def reorder(self, parents: Int[Tensor, "B W"]) -> None:
         """Row w of sentence b goes on from its former row parents[b, w]."""
         if parents.size(1) > 1:
-            self.cache.follow(parents)
+            self.cache.reorder(parents)
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
         """Only these sentences go on."""
@@ -137,7 +137,7 @@ class Listed:
         self.size = head.out.out_features
         rows = [torch.tensor(row, dtype=torch.long, device=device) for row in words]
         self.words = torch.cat(rows).unique()
-        self.head = head.only(self.words)
+        self.head = head.restrict_vocabulary(self.words)
         self.allowed = torch.stack([torch.isin(self.words, row) for row in rows])
 
     def select(self, texts: Int[Tensor, "M"]) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from heedful.parts.masks import MaskSpec, visible_keys
 from heedful.parts.tokens import Span, Tokens, padding_mask
-from heedful.parts.visibility import Visibility, visible
 from option_space import SEARCH, SIDES, lengths_of
 
 
@@ -19,7 +19,7 @@ def table(mask: Tensor) -> list[str]:
 
 def seen(queries: list[int], keys: int, *, causal: bool, window: int | None = None) -> list[str]:
     spans = Span(torch.tensor([queries])), Span(torch.arange(keys)[None])
-    found = visible(*spans, causal=causal, window=window)
+    found = visible_keys(*spans, causal=causal, window=window)
     assert found is not None
     return table(found[0])
 
@@ -44,12 +44,12 @@ def test_padding_and_packing_tables() -> None:
     assert table(padding_mask(lengths, 4)) == ["xxx.", "....", "x...", "xxxx"]
     assert table(padding_mask(lengths, 4, "left")) == [".xxx", "....", "...x", "xxxx"]
     segments = torch.tensor([[0, 0, 1, 2, 2], [5, 5, 5, 5, 5]])
-    tokens = Tokens.of(torch.zeros(2, 5, dtype=torch.int64), segments=segments)
+    tokens = Tokens.from_ids(torch.zeros(2, 5, dtype=torch.int64), segments=segments)
     assert tokens.positions.tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
-    mask = visible(tokens.span, tokens.span, causal=False)
+    mask = visible_keys(tokens.span, tokens.span, causal=False)
     assert mask is not None
     assert torch.equal(mask, segments[:, :, None] == segments[:, None, :])
-    assert visible(*[Span(torch.arange(3)[None])] * 2, causal=False) is None
+    assert visible_keys(*[Span(torch.arange(3)[None])] * 2, causal=False) is None
 
 
 @SEARCH
@@ -57,7 +57,7 @@ def test_padding_and_packing_tables() -> None:
 def test_positions_count_the_real_tokens_before_and_are_never_negative(
     lengths: list[int], side: str
 ) -> None:
-    tokens = Tokens.of(torch.zeros(4, 6, dtype=torch.int64), torch.tensor(lengths), side)
+    tokens = Tokens.from_ids(torch.zeros(4, 6, dtype=torch.int64), torch.tensor(lengths), side)
     assert tokens.real is not None
     assert torch.equal(tokens.real, padding_mask(torch.tensor(lengths), 6, side))
     counted = (tokens.real.cumsum(-1) - 1).clamp(min=0)
@@ -75,7 +75,7 @@ def test_every_part_of_a_bias_is_that_part_of_the_table_one_place_at_a_time(
     """And a query counts as real where it sees a key, in a causal pass always its own."""
     segments = torch.tensor([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 4, 4]])
     counts = torch.tensor(lengths)
-    tokens = Tokens.of(torch.zeros(2, 6, dtype=torch.int64), counts, side, segments)
+    tokens = Tokens.from_ids(torch.zeros(2, 6, dtype=torch.int64), counts, side, segments)
     real, positions = tokens.real, tokens.positions
     assert real is not None
     expected = torch.zeros(2, 6, 6, dtype=torch.bool)
@@ -87,7 +87,7 @@ def test_every_part_of_a_bias_is_that_part_of_the_table_one_place_at_a_time(
             and (not causal or distance >= 0)
             and (window is None or abs(distance) < window)
         )
-    made = Visibility.among(tokens, causal=causal)
+    made = MaskSpec.from_tokens(tokens, causal=causal)
     first, start = (data.draw(st.integers(0, 5)) for _ in range(2))
     bias = made.bias(torch.float64, window=window, part=(range(first, 6), range(start, 6)))
     assert bias is not None
@@ -101,7 +101,7 @@ def test_the_bias_never_overflows_and_blocks_exactly_in_half_precision_too(
     dtype: torch.dtype,
 ) -> None:
     spans = Span(torch.zeros(1, 1)), Span(torch.zeros(1, 2), torch.tensor([[True, False]]))
-    visibility = Visibility(*spans, causal=False)
+    visibility = MaskSpec(*spans, causal=False)
     bias = visibility.bias(dtype)
     assert bias is not None
     assert bias.dtype == dtype
@@ -114,10 +114,10 @@ def test_the_bias_never_overflows_and_blocks_exactly_in_half_precision_too(
 
 def test_only_a_plain_causal_pass_is_left_to_a_kernel_that_knows_causality() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64)
-    assert Visibility.among(Tokens.of(ids), causal=True).is_causal_alone
+    assert MaskSpec.from_tokens(Tokens.from_ids(ids), causal=True).is_causal_alone
     lengths = torch.tensor([4, 2])
     # Every query but padding stands before the padding on its right.
-    assert Visibility.among(Tokens.of(ids, lengths), causal=True).is_causal_alone
-    for tokens in (Tokens.of(ids, lengths, "left"), Tokens.of(ids, segments=ids)):
-        assert not Visibility.among(tokens, causal=True).is_causal_alone
-    assert not Visibility.among(Tokens.of(ids), causal=False).is_causal_alone
+    assert MaskSpec.from_tokens(Tokens.from_ids(ids, lengths), causal=True).is_causal_alone
+    for tokens in (Tokens.from_ids(ids, lengths, "left"), Tokens.from_ids(ids, segments=ids)):
+        assert not MaskSpec.from_tokens(tokens, causal=True).is_causal_alone
+    assert not MaskSpec.from_tokens(Tokens.from_ids(ids), causal=False).is_causal_alone

@@ -10,7 +10,7 @@ from heedful.parts.rotary import Rotation
 from heedful.parts.tokens import Span, Tokens
 
 
-def visible(
+def visible_keys(
     queries: Span, keys: Span, *, causal: bool, window: int | None = None
 ) -> Bool[Tensor, "#B t k"] | None:
     """True where a query may attend to a key; None: everywhere.
@@ -39,7 +39,7 @@ def visible(
     return found.expand(-1, queries.positions.size(1), keys.positions.size(1))
 
 
-class Visibility:
+class MaskSpec:
     """The keys that each query of a pass may attend to: a predicate, without any tensor of scores.
 
     A query with nothing to attend to gets zeros and gives zero gradients: its softmax runs over
@@ -72,7 +72,7 @@ class Visibility:
             self.real = some if self.real is None else self.real & some
 
     @classmethod
-    def among(cls, tokens: Tokens, *, causal: bool) -> "Visibility":
+    def from_tokens(cls, tokens: Tokens, *, causal: bool) -> "MaskSpec":
         """The tokens of each row among themselves."""
         span = tokens.span
         return cls(span, span, causal=causal)
@@ -115,7 +115,7 @@ class Visibility:
         queries, keys, allowed = self.queries, self.keys, self.allowed
         if part is not None:
             queries, keys = queries.part(part[0]), keys.part(part[1])
-        seen = visible(queries, keys, causal=self.causal, window=window)
+        seen = visible_keys(queries, keys, causal=self.causal, window=window)
         if allowed is not None:
             seen = allowed if seen is None else seen & allowed
         bias: Tensor | None = None

@@ -8,7 +8,7 @@ import torch
 
 from heedful.errors import UserError
 from heedful.zoo.names import weights_of
-from heedful.zoo.saved import drawn_net, make_config, undrawn_net
+from heedful.zoo.saved import initialized_net, make_config, uninitialized_net
 from heedful.zoo.sizes import _host_memory, check_memory
 from parity_cases import CASES
 
@@ -27,11 +27,11 @@ def tables(net: Any) -> dict[str, torch.Tensor]:
 def test_nothing_is_drawn_and_every_table_is_there(name: str) -> None:
     case = CASES[name]
     config = case.read(**case.hf_config(**case.sizes).to_dict())
-    drawn = drawn_net(name, config)
+    drawn = initialized_net(name, config)
     before = torch.get_rng_state()
-    net = undrawn_net(name, config, weights_of(drawn), "here")
+    net = uninitialized_net(name, config, weights_of(drawn), "here")
     assert torch.equal(torch.get_rng_state(), before)
-    drawn = drawn_net(name, config)
+    drawn = initialized_net(name, config)
     assert not torch.equal(torch.get_rng_state(), before)
     ours, theirs = tables(net), tables(drawn)
     assert ours.keys() == theirs.keys()
@@ -50,12 +50,12 @@ STACK = {"vocab_size": 20, "d_model": 8, "num_heads": 2, "num_layers": 2, "d_ff"
 def test_sizes_that_the_tensors_cannot_have_are_refused_before_the_net_is_made(
     size: dict[str, int],
 ) -> None:
-    weights = weights_of(drawn_net("gpt2", make_config("gpt2", STACK)))
+    weights = weights_of(initialized_net("gpt2", make_config("gpt2", STACK)))
     [(key, value)] = size.items()
     config = make_config("gpt2", STACK | size)
     what = f"{value:,} layers are more" if key == "num_layers" else "a net of .* is more"
     with pytest.raises(UserError, match=f"^here: {what} than its .* its config.json is damaged"):
-        undrawn_net("gpt2", config, weights, "here")
+        uninitialized_net("gpt2", config, weights, "here")
     with pytest.raises(UserError, match="num_layers must be at most"):
         make_config("gpt2", STACK | {"num_layers": 10**7})
 
@@ -64,17 +64,18 @@ def test_sizes_that_the_tensors_cannot_have_are_refused_before_the_net_is_made(
 def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
     config = make_config("gpt2", STACK)
     weights = {
-        name: tensor.detach() for name, tensor in weights_of(drawn_net("gpt2", config)).items()
+        name: tensor.detach()
+        for name, tensor in weights_of(initialized_net("gpt2", config)).items()
     }
     weights["embedding.tokens.weight"][3, 4] = value
     with pytest.raises(UserError, match=r"^here: embedding\.tokens\.weight holds NaN or infinity"):
-        undrawn_net("gpt2", config, weights, "here")
+        uninitialized_net("gpt2", config, weights, "here")
 
 
 @pytest.mark.parametrize("size", [{"d_model": 2**20}, {"vocab_size": 2**31 - 1}])
 def test_a_net_that_no_memory_holds_is_refused_before_it_is_made(size: dict[str, int]) -> None:
     with pytest.raises(UserError, match="GiB to be trained"):
-        drawn_net("gpt2", make_config("gpt2", {**STACK, "d_model": 2**12, **size}))
+        initialized_net("gpt2", make_config("gpt2", {**STACK, "d_model": 2**12, **size}))
 
 
 @pytest.mark.parametrize(("device", "place"), [("cpu", "machine"), ("cuda", "GPU")])
@@ -83,7 +84,7 @@ def test_memory_is_that_of_the_place_where_a_net_is_trained(
 ) -> None:
     """Weights, gradients and two averages; the host of a GPU holds the weights alone."""
     config = make_config("gpt2", STACK)
-    weights = sum(tensor.numel() for tensor in weights_of(drawn_net("gpt2", config)).values())
+    weights = sum(tensor.numel() for tensor in weights_of(initialized_net("gpt2", config)).values())
     memory = {"host": 4 * weights if device == "cuda" else 16 * weights, "gpu": 16 * weights}
     monkeypatch.setattr("heedful.zoo.sizes._host_memory", lambda: memory["host"])
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (0, memory["gpu"]))
