@@ -107,7 +107,7 @@ def translate(folder: Path, *flags: str) -> list[str]:
 
 def by_hand(folder: Path, new: int, layout: list[str]) -> list[str]:
     """The script as a process: workers, threads, unit and size of batches."""
-    form = folder / "by_hand" / "engines" / "ctranslate2" / "int8"
+    form = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
     return [sys.executable, "-c", BY_HAND, str(folder / "ours"), str(form), str(new), *layout]
 
 
@@ -116,7 +116,7 @@ def measured_starts(
 ) -> dict[str, list[Used]]:
     """Resources that each command used, by round; all run in turn, after unmeasured rounds."""
     cases = {
-        OURS: translate(folder, "--beam", "1", "--max-new-tokens", "20"),
+        OURS: translate(folder, "--beam-size", "1", "--max-new-tokens", "20"),
         # One sentence at the tiny size is fastest with one thread (docs/results/decoding.md).
         BY_SCRIPT: by_hand(folder, 20, ["1", "1", "examples", "1"]),
     }

@@ -343,7 +343,7 @@ def open_by_hand(folder: Path, shape: Shape, precision: str, workers: int, threa
 
 def by_hand_place(folder: Path, precision: str) -> Path:
     """Where `write_model` wrote a form."""
-    return folder / "by_hand" / "engines" / "ctranslate2" / precision
+    return folder / "by_hand" / "backends" / "ctranslate2" / precision
 
 
 def by_hand_run(

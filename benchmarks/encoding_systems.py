@@ -291,7 +291,7 @@ def by_openvino(path: Path, counts: Sequence[int]) -> Workers:
 
 def by_ctranslate2(folder: Path, counts: Sequence[int]) -> Workers:
     """An encoder of one worker, or of a worker a core, called from as many threads."""
-    place = folder / "by_hand" / "engines" / "ctranslate2" / "int8"
+    place = folder / "by_hand" / "backends" / "ctranslate2" / "int8"
     tokens = read_json(place / "vocabulary.json")
 
     def states(opened: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -361,7 +361,7 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     assert str(tmp_path) not in page
     after = {path: path.read_bytes() for path in sorted(student.iterdir()) if path.is_file()}
     assert before == after
-    assert not (student / "engines").exists()
+    assert not (student / "backends").exists()
 
 
 @pytest.fixture

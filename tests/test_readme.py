@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shortened(command: str) -> str:
     """A command that takes long, with what makes it short; others as they are."""
     if command.startswith("heedful optimize"):
-        return f"{command} --engine eager --engine ctranslate2"  # to compile takes a minute
+        return f"{command} --backend eager --backend ctranslate2"  # to compile takes a minute
     if command.startswith("heedful verify"):
         return f"{command} --no-overfit"
     found = re.match(r"heedful train (\S+)", command)

@@ -24,7 +24,7 @@ MODEL_FILES = frozenset(
         *("tokenizer.source.json", "tokenizer.target.json", "tokenizer_source", "tokenizer_target"),
         *("source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocabulary.json"),
         *("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
-        *("engines", "example.py"),
+        *("backends", "example.py"),
     )
 )
 _WEIGHTS = {"model.safetensors", "model.bin"}  # of which every model has one

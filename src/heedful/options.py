@@ -49,8 +49,8 @@ class Options:
         flag="--max-new-tokens", least=1,
     )  # fmt: skip
     min_new_tokens: int = _option("Fewest new tokens, the end counted.", 0, "--min-new-tokens", 0)
-    beam_size: int | None = _option("Beam size; 1 is no beam search.", None, "--beam", 1)
-    num_return: int = _option("Outputs for each prompt, best first.", 1, "--nbest", 1)
+    beam_size: int | None = _option("Beam size; 1 is no beam search.", None, "--beam-size", 1)
+    num_return: int = _option("Outputs for each prompt, best first.", 1, "--num-return", 1)
     length_penalty: float | None = _option("Exponent of the length.", flag="--length-penalty")
     normalization: Literal["average", "gnmt", "none"] | None = _option(
         "Of scores by length: average, gnmt or none.", flag="--normalization"
@@ -60,7 +60,7 @@ class Options:
         "as beam_full does; another rule that is asked for here runs eager.",
         flag="--stop-rule",
     )
-    num_groups: int = _option("Groups of a diverse beam search.", 1, "--groups", 1)
+    num_groups: int = _option("Groups of a diverse beam search.", 1, "--num-groups", 1)
     diversity_penalty: float = _option(
         "Nats that a token costs for each earlier group with it.", 0.0, "--diversity-penalty"
     )
@@ -78,7 +78,7 @@ class Options:
     min_p: float | None = _option(
         "Draw from those at least this share of the likeliest.", flag="--min-p"
     )
-    typical_p: float | None = _option("Draw from the typical of this share.", flag="--typical")
+    typical_p: float | None = _option("Draw from the typical of this share.", flag="--typical-p")
     seed: int | Sequence[int] | None = _option(
         "Of drawing; in Python also one for each prompt. Default: another each time.",
         flag="--seed", least=0, most=2**63 - 1,
@@ -93,10 +93,10 @@ class Options:
         "Subtract this for each time that a token was there.", flag="--frequency-penalty"
     )
     no_repeat_ngram_size: int | None = _option(
-        "No n-gram of this size twice; 0: no rule.", flag="--no-repeat", least=0
+        "No n-gram of this size twice; 0: no rule.", flag="--no-repeat-ngram-size", least=0
     )
     banned: Sequence[str | int | Sequence[int]] = _option(
-        "A text that may not be written (in Python also ids); repeatable.", (), "--ban"
+        "A text that may not be written (in Python also ids); repeatable.", (), "--banned"
     )
     require: Sequence[str | Sequence[int]] = _option(
         "A phrase that each output must hold, by beam search (in Python also ids); repeatable.",
@@ -109,7 +109,9 @@ class Options:
         "Write the same in fewer steps: a small model of the same vocabulary, or lookup.",
         flag="--draft",
     )
-    num_draft_tokens: int = _option("How many a draft proposes at a time.", 4, "--draft-tokens", 1)
+    num_draft_tokens: int = _option(
+        "How many a draft proposes at a time.", 4, "--num-draft-tokens", 1
+    )
     prefixes: Sequence[str] | None = _option("How each output must begin.")
     forced: Mapping[int, int] | None = _option("Place among the new tokens -> the token there.")
     prefix_function: Callable[[int, list[int]], Sequence[int]] | None = _option(
@@ -203,10 +205,10 @@ class Options:
         if self.num_groups > 1 and (size % self.num_groups or size == 1):
             raise UserError(
                 f"num_groups {self.num_groups} must divide the beam, whose size is {size}; "
-                "give another --beam"
+                "give another --beam-size"
             )
         if self.diversity_penalty and self.num_groups == 1:
-            raise UserError("diversity_penalty is of groups: give num_groups (--groups) too")
+            raise UserError("diversity_penalty is of groups: give num_groups (--num-groups) too")
         if self.require and (size < 2 or self.num_groups > 1):
             raise UserError("require needs a beam search without groups: give a beam size above 1")
         if self.coverage_penalty and (size < 2 or self.require):

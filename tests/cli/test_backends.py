@@ -28,7 +28,7 @@ def models(tmp_path_factory: Any) -> Path:
 @pytest.mark.parametrize(
     ("verb", "name", "more"),
     [
-        ("translate", "translator", ("--beam", 1, "--max-new-tokens", 12, "--scores")),
+        ("translate", "translator", ("--beam-size", 1, "--max-new-tokens", 12, "--scores")),
         ("generate", "novel", ("--max-new-tokens", 12, "--json")),
         ("generate", "novel", ("--max-new-tokens", 12)),
         ("classify", "classes", ("--scores",)),
@@ -39,7 +39,7 @@ def test_a_verb_says_the_same_by_the_engine(
 ) -> None:
     said = []
     for engine in ("auto", "ctranslate2", "eager"):
-        done = commands.run(verb, models / name, *more, "--engine", engine, stdin=LINES)
+        done = commands.run(verb, models / name, *more, "--backend", engine, stdin=LINES)
         assert done.code == 0, done.err
         assert "eager" not in done.err
         # The last digits of scores may differ.
@@ -53,7 +53,9 @@ def test_embeddings_are_near(commands: Commands, models: Path, tmp_path: Path) -
 
     for engine in ("auto", "eager"):
         out = tmp_path / f"{engine}.npy"
-        done = commands.run("embed", models / "classes", "-o", out, "--engine", engine, stdin=LINES)
+        done = commands.run(
+            "embed", models / "classes", "-o", out, "--backend", engine, stdin=LINES
+        )
         assert done.code == 0, done.err
     found = [np.load(tmp_path / f"{engine}.npy") for engine in ("auto", "eager")]
     assert np.allclose(*found, atol=1e-4)
@@ -62,7 +64,7 @@ def test_embeddings_are_near(commands: Commands, models: Path, tmp_path: Path) -
 def test_what_an_engine_lacks_runs_eager_and_is_said_once(commands: Commands, models: Path) -> None:
     options = ("--min-p", 0.1, "--seed", 1, "--max-new-tokens", 8)
     done = commands.run("generate", models / "novel", *options, stdin=LINES)
-    eager = commands.run("generate", models / "novel", *options, "--engine", "eager", stdin=LINES)
+    eager = commands.run("generate", models / "novel", *options, "--backend", "eager", stdin=LINES)
     assert done.out == eager.out
     assert done.err.count("min_p") == 1
     drawn = commands.run(
@@ -74,9 +76,9 @@ def test_what_an_engine_lacks_runs_eager_and_is_said_once(commands: Commands, mo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--engine", "compiled"), "has no engine compiled"),
-        (("--engine", "quick"), "engine must be auto, eager"),
-        (("--precision", "bfloat16", "--engine", "ctranslate2"), "only in float32, int8"),
+        (("--backend", "compiled"), "has no engine compiled"),
+        (("--backend", "quick"), "engine must be auto, eager"),
+        (("--precision", "bfloat16", "--backend", "ctranslate2"), "only in float32, int8"),
         (("--threads", 9_999), "threads must be from 1 to"),
     ],
 )
@@ -90,15 +92,15 @@ def test_what_is_not_there_is_one_line(
 def test_a_damaged_form_is_told_and_auto_runs_the_net(commands, models, tmp_path) -> None:
     model = tmp_path / "model"
     shutil.copytree(models / "translator", model)
-    vocabulary = model / "engines" / "ctranslate2" / "int8" / "shared_vocabulary.json"
+    vocabulary = model / "backends" / "ctranslate2" / "int8" / "shared_vocabulary.json"
     asked = ("translate", model, "--max-new-tokens", 3, "--precision", "int8")
     for text in ("[", "[]", '["a"]'):
         vocabulary.write_text(text)
         assert_refused(commands.run(*asked, stdin=LINES), "int8")
     record = Record.read(models / "translator")
-    record.with_files(models / "translator" / "engines").write(model)
+    record.with_files(models / "translator" / "backends").write(model)
     assert_refused(commands.run(*asked, stdin=LINES), vocabulary, "not as it was written")
-    weights = model / "engines" / "ctranslate2" / "float32" / "model.bin"
+    weights = model / "backends" / "ctranslate2" / "float32" / "model.bin"
     assert "eager" not in commands.run(*asked[:4], stdin=LINES).err
     weights.write_bytes(weights.read_bytes()[:-1])
     done = commands.run(*asked[:4], stdin=LINES)

@@ -96,7 +96,9 @@ def test_a_last_line_without_its_end_and_windows_ends(commands, folder, model):
 
 
 def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
-    ended = commands.run("translate", folder, "-i", lines, "--beam", 2, "--nbest", 3, "--scores")
+    ended = commands.run(
+        "translate", folder, "-i", lines, "--beam-size", 2, "--num-return", 3, "--scores"
+    )
     rows = [line.split("\t") for line in ended.out.splitlines()]
     assert len(rows) == 3 * len(LINES)
     # More translations than the beam was asked for widen it.
@@ -112,7 +114,15 @@ def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
 def test_options_reach_the_search(commands, folder, model, lines):
     options = ("--length-penalty", 0.3, "--normalization", "gnmt", "--stop-rule", "beam_full")
     ended = commands.run(
-        "translate", folder, "-i", lines, *options, "--no-repeat", 2, "--max-new-tokens", 4
+        "translate",
+        folder,
+        "-i",
+        lines,
+        *options,
+        "--no-repeat-ngram-size",
+        2,
+        "--max-new-tokens",
+        4,
     )
     assert ended.out.splitlines() == model.translate(
         LINES,
@@ -125,7 +135,7 @@ def test_options_reach_the_search(commands, folder, model, lines):
 
 
 def test_cut_translations_are_counted(commands, folder, lines):
-    ended = commands.run("translate", folder, "-i", lines, "--beam", 1, "--max-new-tokens", 1)
+    ended = commands.run("translate", folder, "-i", lines, "--beam-size", 1, "--max-new-tokens", 1)
     assert ended.code == 0
     assert ended.err.splitlines() == ["translations cut off by the length limit: 4"]
 

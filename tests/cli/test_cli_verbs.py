@@ -120,8 +120,8 @@ def test_without_a_seed_drawing_differs(commands, models):
 
 def test_generate_json_of_a_beam(commands, models, opened):
     ended = commands.run(
-        *("generate", models["lm"], "-p", "the cat", "--nbest", 3, "--length-penalty", 0.5),
-        *("--max-new-tokens", 6, "--no-repeat", 2, "--json"),
+        *("generate", models["lm"], "-p", "the cat", "--num-return", 3, "--length-penalty", 0.5),
+        *("--max-new-tokens", 6, "--no-repeat-ngram-size", 2, "--json"),
     )
     found = json.loads(ended.out)
     expected = opened["lm"].generations(
@@ -167,7 +167,7 @@ def test_a_banned_text_is_not_written(commands, models, opened):
     text = next(text for text, other in others.items() if other != plain)
     ended = commands.run(
         *("generate", models["lm"], "-p", "the cat", "--temperature", 2, "--seed", 1),
-        *("--max-new-tokens", 12, "--ban", text),
+        *("--max-new-tokens", 12, "--banned", text),
     )
     assert ended.out == f"{others[text]}\n"
 
@@ -245,7 +245,7 @@ def test_translate_and_generate_are_one_call(commands, models, opened, options):
     for name in ("two", "own"):
         expected = opened[name].generate([*PROMPTS, ""], **options)
         assert opened[name].translate([*PROMPTS, ""], **options) == expected
-    flags = {"beam_size": "--beam", "length_penalty": "--length-penalty"}
+    flags = {"beam_size": "--beam-size", "length_penalty": "--length-penalty"}
     given = [part for key, value in options.items() for part in (flags[key], value)]
     given += [part for prompt in PROMPTS for part in ("-p", prompt)]
     written = commands.run("generate", models["two"], *given)
@@ -543,7 +543,7 @@ BAD = [
     ("generate lm -p a -i missing", b"", "not both"),
     ("generate lm --whole-file", b"\xff", "not UTF-8"),
     ("generate lm -p a --top-p 1.5", b"", "top_p"),
-    ("generate lm -p a --temperature 1 --beam 3", b"", "exclude each other"),
+    ("generate lm -p a --temperature 1 --beam-size 3", b"", "exclude each other"),
     ("generate lm -p a --draft missing", b"", "does not exist"),
     ("generate lm -p a --draft mlm", b"", "--draft needs a language model"),
     ("generate missing -p a", b"", "does not exist"),

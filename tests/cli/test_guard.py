@@ -107,7 +107,7 @@ def test_the_package_runs_as_a_module() -> None:
         ("translate", "missing argument"),
         ("info a b", "unexpected extra argument"),
         ("info --nonsense", "no such option"),
-        ("evaluate m --beam x", "valid integer"),
+        ("evaluate m --beam-size x", "valid integer"),
         ("translate m --seed -1", "greater than or equal to 0"),
         ("nonsense", "no such command"),
     ],

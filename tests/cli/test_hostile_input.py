@@ -107,7 +107,7 @@ def outputs(use: Use) -> set[str]:
     named = [after for flag, after in pairwise(words) if flag in OUTPUT_FLAGS]
     named += [word.partition("=")[2] for word in words if word.startswith(OUTPUT_FLAGS)]
     named += words if words[:1] and words[0] in NAMED_OUTPUTS else []
-    named += ["runs", "dates.yaml", "folder/dates.yaml", "model/engines", "out", "out2"]
+    named += ["runs", "dates.yaml", "folder/dates.yaml", "model/backends", "out", "out2"]
     return {os.path.normpath(os.path.join("here", word)) for word in named}
 
 

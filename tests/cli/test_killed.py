@@ -24,7 +24,7 @@ VERBS = {
     "evaluate": "evaluate run --src lines --ref lines -o out",
     "embed": "embed run -i lines -o out.npy",
     "distill": "distill run small.json --out out --quiet",
-    "optimize": "optimize out --src lines --engine ctranslate2 --precision int8 --threads 1 "
+    "optimize": "optimize out --src lines --backend ctranslate2 --precision int8 --threads 1 "
     "--for latency",
     "train": "train small.json --out out --quiet",
 }

@@ -71,5 +71,5 @@ def test_a_line_through_the_net_imports_torch_and_little_more(tmp_path) -> None:
     files = ("-i", str(tmp_path / "lines"), "-o", str(tmp_path / "out"))
     sizes = "src_vocab_size=9, tgt_vocab_size=9, d_model=8, num_heads=2, d_ff=8"
     then = f"from heedful.zoo import vaswani2017 as v; v.build(v.Config({sizes}))"
-    found = imported("translate", str(tmp_path / "run"), *files, "--engine", "eager", then=then)
+    found = imported("translate", str(tmp_path / "run"), *files, "--backend", "eager", then=then)
     assert found == ["numpy", "tokenizers", "torch"]

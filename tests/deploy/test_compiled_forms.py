@@ -58,7 +58,7 @@ def test_what_was_compiled_for_something_else_is_said(
 ) -> None:
     place = shutil.copytree(writer, tmp_path / "model")
     assert heedful.load(place, engine="compiled").engine.name == "compiled"
-    record = place / "engines" / "engines.json"
+    record = place / "backends" / "backends.json"
     content = json.loads(record.read_text())
     content["engines"]["compiled"]["version"] = "2.12.0"
     content["files"] = {}
@@ -67,7 +67,7 @@ def test_what_was_compiled_for_something_else_is_said(
         heedful.load(place, engine="compiled")
     assert heedful.load(place).engine is None
     monkeypatch.setattr(registry, "version", lambda name: "2.12.0")
-    (place / "engines/compiled/float32/graphs.pt2").write_bytes(b"no package")
+    (place / "backends/compiled/float32/graphs.pt2").write_bytes(b"no package")
     with pytest.raises(UserError, match="is no whole package"):
         heedful.load(place, engine="compiled")
     with pytest.raises(UserError, match="runs on the CPU"):

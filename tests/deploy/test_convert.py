@@ -31,7 +31,7 @@ def translator(tmp_path: Path) -> tuple[Path, Any]:
 
 def change(directory: Path, **keys: Any) -> None:
     """Say something else in the record."""
-    path = directory / "engines" / "engines.json"
+    path = directory / "backends" / "backends.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(content | keys), encoding="utf-8")
 

@@ -26,7 +26,7 @@ from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
 pytestmark = pytest.mark.usefixtures("brief")
-QUICK = ("--engine", "eager", "--engine", "ctranslate2")  # without what takes minutes
+QUICK = ("--backend", "eager", "--backend", "ctranslate2")  # without what takes minutes
 TEXTS = ["1 2 3", "0", "", "2 4", "3 1 0 2", "4 4 1", "5 5 5 5 5"]
 
 
@@ -46,7 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "engines" / "engines.json").read_text())
+    content: dict[str, Any] = json.loads((folder / "backends" / "backends.json").read_text())
     return content
 
 
@@ -59,7 +59,7 @@ def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, g
     assert "ctranslate2 float32: 100% of" in done.out
     assert "throughput" in done.out
     found = record_of(folder)
-    kept = {path.name for path in (folder / "engines" / "ctranslate2").iterdir()}
+    kept = {path.name for path in (folder / "backends" / "ctranslate2").iterdir()}
     assert kept == set(found["engines"]["ctranslate2"]["proofs"])
     assert {"float32", "int8"} <= kept
     assert set(found["best"]) == {"latency", "throughput"}
@@ -68,8 +68,8 @@ def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, g
 
     code = (
         f"import sys; sys.argv = ['heedful', 'translate', {str(folder)!r}, '-i', "
-        f"{str(files / 'src')!r}, '--engine', 'ctranslate2', '--precision', 'float32', '--beam', "
-        "'1']; from heedful.cli import main; main()\n"
+        f"{str(files / 'src')!r}, '--backend', 'ctranslate2', '--precision', 'float32', "
+        "'--beam-size', '1']; from heedful.cli import main; main()\n"
     )
     then = "finally: print([n for n in ('torch', 'transformers', 'jinja2') if n in sys.modules])"
     code = f"try:\n  {code}{then}"
@@ -85,7 +85,7 @@ def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, g
 def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path, engine) -> None:
     path = tmp_path / "model"
     shutil.copytree(folder, path)
-    shutil.rmtree(path / "engines", ignore_errors=True)
+    shutil.rmtree(path / "backends", ignore_errors=True)
     best = {
         "latency": Choice("eager", "float32", 1),
         "throughput": Choice("eager", "float32", cores(), 1, 40),
@@ -98,7 +98,7 @@ def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path
     assert one_by_one.eager.settings == best["latency"].settings
     asked = heedful.load(path, device="cpu", engine=engine, use="throughput", threads=1)
     assert asked.eager.settings.threads == 1
-    (path / "engines/engines.json").write_text("{")
+    (path / "backends/backends.json").write_text("{")
     assert heedful.load(path, device="cpu", engine="eager").eager.settings == Settings()
 
 
@@ -111,7 +111,7 @@ def test_threads_that_are_asked_for_hold_where_an_engine_falls_back_to_the_net(t
 def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
     path = tmp_path / "model"
     shutil.copytree(folder, path)
-    shutil.rmtree(path / "engines", ignore_errors=True)
+    shutil.rmtree(path / "backends", ignore_errors=True)
     best = {"latency": Choice("eager", "float32", 1)}
     replace(Record.new(path, "Translator"), best=best).write(path)
     with pytest.raises(UserError, match="no engine with int8"):
@@ -181,7 +181,7 @@ def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) ->
     )
     assert found.refused == {"ctranslate2 int8": "it loses more"}
     assert [*found.proofs] == ["ctranslate2 float32"]
-    assert {path.name for path in (folder / "engines" / "ctranslate2").iterdir()} == {"float32"}
+    assert {path.name for path in (folder / "backends" / "ctranslate2").iterdir()} == {"float32"}
     assert all(choice.precision == "float32" for _, choice, _ in found.rates)
     best = {use: max(rate for u, _, rate in found.rates if u == use) for use, _, _ in found.rates}
     for use, choice, rate in found.rates:
@@ -193,7 +193,7 @@ def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) ->
     ("arguments", "said"),
     [
         (("--threads", cores() + 1), ("threads", cores())),
-        (("--engine", "magic"), ("no engine magic", "eager")),
+        (("--backend", "magic"), ("no engine magic", "eager")),
         (("--precision", "int3"), ("no precision int3",)),
         (("--ref", "REF"), ("--src",)),
         (("--src", "EMPTY"), ("validation text is empty",)),
@@ -212,30 +212,30 @@ def test_bad_input_is_one_line_and_nothing_changes(
 
 def test_a_wrong_name_is_told_first_and_then_that_there_is_no_folder(commands, tmp_path) -> None:
     nowhere = tmp_path / "nowhere"
-    assert_refused(commands.run("optimize", nowhere, "--engine", "magic"), "no engine magic")
+    assert_refused(commands.run("optimize", nowhere, "--backend", "magic"), "no engine magic")
     assert_refused(commands.run("optimize", nowhere), "nowhere does not exist")
 
 
 def test_a_model_that_nothing_runs_is_refused_with_every_reason(commands, tmp_path, files) -> None:
     recipe = tiny(training__max_steps=1, model__norm_placement="output")
     train(parse_recipe(recipe), tmp_path / "run")
-    engine = ("--engine", "ctranslate2")
+    engine = ("--backend", "ctranslate2")
     done = commands.run("optimize", tmp_path / "run", "--src", files / "src", *engine)
     assert_refused(done, "norm_placement output")
     assert done.err.count("norm_placement") == 1
-    assert not (tmp_path / "run" / "engines").exists()
+    assert not (tmp_path / "run" / "backends").exists()
 
 
 def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path) -> None:
     model = tmp_path / "model"
     shutil.copytree(folder, model)
-    shutil.rmtree(model / "engines", ignore_errors=True)
+    shutil.rmtree(model / "backends", ignore_errors=True)
     asked = ("optimize", model, *QUICK, "--precision", "float32", "--shortlist")
     done = commands.run(*asked, "--tolerance", 100)
     assert done.code == 0, done.err
     [line] = [line for line in done.out.splitlines() if line.startswith("shortlist: ")]
     assert "% of the held-out ones, bleu " in line
-    assert (model / "engines/ctranslate2/float32/vmap.txt").is_file()
+    assert (model / "backends/ctranslate2/float32/vmap.txt").is_file()
     made = heedful.load(model).shortlist
     sources = heedful.load(model).encode(["1 2"])[0]
     assert 0 < len(made.words(sources)) <= made.target_size

@@ -205,7 +205,7 @@ def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models:
     for name, model in zip("ab", models, strict=False):
         model.save(tmp_path / name)
     lines = "\n".join(TEXTS).encode()
-    options = ("--beam", 2, "--max-new-tokens", 9)
+    options = ("--beam-size", 2, "--max-new-tokens", 9)
     places = (tmp_path / "a", tmp_path / "b")
     done = commands.run("translate", *places, *options, "--weight", 1, "--weight", 3, stdin=lines)
     assert done.code == 0, done.err

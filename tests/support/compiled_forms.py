@@ -54,8 +54,8 @@ def make(folder: Path, name: str) -> None:
     assert told.count("compiling float32: step") == 1  # the same weights, so not again
     own = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
     assert own < (folder / "model.safetensors").stat().st_size / 2  # no weights twice
-    hold_kernels(folder / "engines" / "compiled" / "float32" / KERNEL)
-    hold_attention(folder / "engines" / "compiled" / "float32" / KERNEL)
+    hold_kernels(folder / "backends" / "compiled" / "float32" / KERNEL)
+    hold_attention(folder / "backends" / "compiled" / "float32" / KERNEL)
 
 
 def hold_kernels(path: Path) -> None:

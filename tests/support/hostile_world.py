@@ -89,7 +89,7 @@ def _optimize(model: Path) -> None:
         tolerance=100,
     )
     assert found.proofs
-    assert (model / "engines" / "shortlist.safetensors").is_file()
+    assert (model / "backends" / "shortlist.safetensors").is_file()
 
 
 def _make_recipes(world: Path) -> None:

@@ -1,4 +1,4 @@
-"""`MODEL/engines/engines.json`: the forms of a model for its backends, and the choice of them."""
+"""`MODEL/backends/backends.json`: the forms of a model for its backends, and the choice of them."""
 
 import hashlib
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from heedful.backends.hardware import cores, instruction_set
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
 
-FOLDER, RECORD, WEIGHTS = "engines", "engines.json", "model.safetensors"
+FOLDER, RECORD, WEIGHTS = "backends", "backends.json", "model.safetensors"
 SHORTLIST = "shortlist.safetensors"
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
@@ -86,7 +86,7 @@ class Forms:
 
 @dataclass(frozen=True)
 class Record:
-    """The content of `engines.json`.
+    """The content of `backends.json`.
 
     Attributes:
         kind: of the model, as its class is called.

@@ -100,7 +100,7 @@ def open_made(
     settings: Settings,
     device: str = "cpu",
 ) -> Backend:
-    """A form of a model that stands in the `engines` of a directory.
+    """A form of a model that stands in the `backends` of a directory.
 
     Args:
         facts: of the net, as its record has them.
@@ -165,7 +165,7 @@ def _chosen(
     if forms is None:
         raise UserError(
             f"{model} has no engine {name}, only {', '.join(record.engines) or 'none'}: "
-            f"make it by `heedful optimize {model} --engine {name}`"
+            f"make it by `heedful optimize {model} --backend {name}`"
         )
     wanted = precision
     if wanted == "auto":

@@ -69,18 +69,18 @@ def _model(path: Path) -> dict[str, str]:
     for name, part in model.net.named_children():
         rows[f"  {name}"] = f"{pipelines.parameter_count(part):,}"
     keys = {name: str(value) for name, value in asdict(model.config).items()}
-    return rows | _engines(path) | keys
+    return rows | _backends(path) | keys
 
 
-def _engines(path: Path) -> dict[str, str]:
+def _backends(path: Path) -> dict[str, str]:
     """What else runs the model, and how."""
     from heedful.backends.manifest import Record
 
     record = Record.read(path)
     if record is None:
-        return {"engines": "none beside the net itself"}
+        return {"backends": "eager alone (the torch module)"}
     rows = {
-        "engines": ", ".join(
+        "backends": ", ".join(
             f"{name} {forms.version} ({', '.join(forms.proofs)})"
             for name, forms in record.engines.items()
         )

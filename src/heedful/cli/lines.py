@@ -38,10 +38,10 @@ class Filter:
         help="Stop at the first line that cannot be used, instead of leaving it out.",
     )
     device: Device = "auto"
-    engine: str = typer.Option(
+    backend: str = typer.Option(
         "auto",
-        help="What runs the model: ctranslate2, compiled, or eager, the net itself. auto: what "
-        "was found best where the model was optimised, else the net. What an engine lacks runs "
+        help="auto, eager (the torch module), compiled or ctranslate2. auto: the fastest that "
+        "`heedful optimize` found, else eager. A request that a backend does not support runs "
         "eager.",
     )
     precision: str = typer.Option(
@@ -63,8 +63,14 @@ class Filter:
 
     def open(self, model: Path, kind: type[Kind], verb: str) -> Kind:
         """The model, of a kind that the verb needs: for many texts from a file, else for one."""
-        how = {name: getattr(self, name) for name in ("device", "engine", "precision", "threads")}
-        opened = pipelines.load(model, **how, use="throughput" if self.input else "latency")
+        opened = pipelines.load(
+            model,
+            device=self.device,
+            engine=self.backend,
+            precision=self.precision,
+            threads=self.threads,
+            use="throughput" if self.input else "latency",
+        )
         return pipelines.expect(opened, kind, verb)
 
     def progress(self, what: str) -> AbstractContextManager[Advance]:

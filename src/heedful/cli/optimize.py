@@ -24,7 +24,7 @@ def optimize(
     ref: Path | None = typer.Option(
         None, help="References of a translator, labels of a classifier."
     ),
-    engine: list[str] | None = typer.Option(
+    backend: list[str] | None = typer.Option(
         None, help="Measure only this one: eager, ctranslate2 or compiled; repeatable."
     ),
     precision: list[str] | None = typer.Option(
@@ -56,7 +56,7 @@ def optimize(
     float32 the greedy output must be the net's own and the scores within 1e-4; in bfloat16 and int8
     they may lose no more than --tolerance. What is kept is timed with one text at a time and with
     many, with threads, workers and batches of several sizes. The best of each kind stands in
-    MODEL/engines, and translate, generate, classify, embed and fill use it from then on; --engine
+    MODEL/backends, and translate, generate, classify, embed and fill use it from then on; --backend
     eager goes back. It holds for this kind of processor and these weights; elsewhere, the verbs say
     so and run the net itself.
 
@@ -67,7 +67,7 @@ def optimize(
     from heedful.backends.ctranslate2.conversion import PRECISIONS
     from heedful.deploy.optimize import ENGINES, USES, check_asked, optimize
 
-    check_asked(engine or (), precision or (), threads or ())
+    check_asked(backend or (), precision or (), threads or ())
     opened = pipelines.load(model, device="cpu", engine="eager")
     held_out = _held_out(model, src, ref)
     with bars_on_stderr():
@@ -75,7 +75,7 @@ def optimize(
             opened,
             model,
             *held_out,
-            engines=engine or ENGINES,
+            engines=backend or ENGINES,
             precisions=precision or PRECISIONS,
             uses=USES if use == "both" else (use,),
             tolerance=tolerance,
@@ -83,7 +83,7 @@ def optimize(
             pairs=_training_pairs(model) if shortlist else None,
         )
     _show(findings)
-    typer.echo(f"kept in {model / 'engines'}; --engine eager runs the net itself")
+    typer.echo(f"kept in {model / 'backends'}; --backend eager runs the net itself")
 
 
 def _held_out(
@@ -152,7 +152,7 @@ def _show(findings: "Findings") -> None:
             f"held-out ones, {proof.metric} {proof.engine:.2f} (without it {proof.eager:.2f})"
         )
     row = "{:<12}{:<13}{:<11}{:>8}{:>9}{:>14}{:>12}".format
-    typer.echo(row("for", "engine", "precision", "threads", "workers", "batch tokens", "tokens/s"))
+    typer.echo(row("for", "backend", "precision", "threads", "workers", "batch tokens", "tokens/s"))
     shown: dict[str, int] = {}
     for use, choice, rate in findings.rates:
         shown[use] = shown.get(use, 0) + 1

@@ -11,7 +11,7 @@ from heedful.cli.lines import Filter, input_chunks, line_writer, read_parallel
 from heedful.errors import UserError
 
 
-@spread("strict", "engine", "precision", "threads")
+@spread("strict", "backend", "precision", "threads")
 def score(
     *,
     model: ModelFolder,

@@ -31,7 +31,7 @@ def translate(
 ) -> None:
     """Translate lines from a file or a pipe.
 
-    One line out for each line in (with --nbest N: N lines each, best first). Output streams: a
+    One line out for each line in (with --num-return N: N lines each, best first). Output streams: a
     line that is typed is answered at once. A line that is too long for the model is reported and
     left out: its translation is blank.
 
@@ -45,13 +45,13 @@ def translate(
     if given.input is None and sys.stdin is not None and sys.stdin.isatty():
         typer.echo("ready: type a line, and its translation follows; Ctrl-D ends", err=True)
     options["too_long"] = given.too_long
-    nbest = options.get("num_return", 1)
+    num_return = options.get("num_return", 1)
     cut = 0
     with line_writer(given.output) as write, given.progress("translating") as progress:
         options |= {"scores": scores, "progress": progress}
         for found in translator.in_turn(chunks, ahead=given.ahead, **options):
             cut += not found[0].finished
-            missing = [None] * (nbest - len(found))
+            missing = [None] * (num_return - len(found))
             for entry in [*found, *missing]:
                 text = "" if entry is None else entry.text
                 score = -math.inf if entry is None else entry.score
@@ -66,8 +66,8 @@ def _opened(
 ) -> "pipelines.Translator":
     """The model, or several as one."""
     if len(models) > 1:
-        if given.engine not in ("auto", "eager"):
-            raise UserError(f"several models run eager alone; leave out --engine {given.engine}")
-        given = replace(given, engine="eager")
+        if given.backend not in ("auto", "eager"):
+            raise UserError(f"several models run eager alone; leave out --backend {given.backend}")
+        given = replace(given, backend="eager")
     opened = [given.open(each, pipelines.Translator, "translate") for each in models]
     return opened[0] if len(opened) == 1 and not weights else pipelines.ensemble(opened, weights)

@@ -1,4 +1,4 @@
-"""Choosing the backend of a model on this machine, and recording the choice in `engines.json`."""
+"""Choosing the backend of a model on this machine, and recording the choice in `backends.json`."""
 
 import shutil
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def optimize(
     threads: Sequence[int] = (),
     pairs: Pairs | None = None,
 ) -> Findings:
-    """Build, prove and measure what can run a model, and keep the best in `directory/engines`.
+    """Build, prove and measure what can run a model, and keep the best in `directory/backends`.
 
     Args:
         model: opened eager, from `directory`.
