@@ -53,7 +53,7 @@ SPLIT = {"transformer-base": ["training.batch_tokens=5000", "training.gradient_a
 # The recipes whose runs are learnt from, each trained to its own last band.
 TEACHERS = {
     "distil-classification": {"teacher": "classification"},
-    "multi30k-tiny": {"teacher": "multi30k-there", "backward": "multi30k-back"},
+    "multi30k-tiny": {"teacher": "multi30k-there", "back_translation_models": "multi30k-back"},
 }
 
 

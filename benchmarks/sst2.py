@@ -24,7 +24,7 @@ from runs import RUNS, Run, finished_run
 
 # A second round of masked LM hides more, once the first has learnt what is easy.
 SECOND = [
-    "objective.fraction=0.4",
+    "objective.mlm_probability=0.4",
     "training.max_steps=4360",
     "training.schedule.learning_rate=0.0012",
     "training.schedule.warmup_steps=300",

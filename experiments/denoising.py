@@ -38,7 +38,7 @@ TRANSLATION = [
     "training.schedule.learning_rate=0.002",
     "training.schedule.warmup_steps=300",
     "training.evaluate_every=150",
-    "training.average_last=3",
+    "training.average_checkpoints=3",
     "evaluation.metric=bleu",
     "evaluation.decode_sentences=300",
 ]
@@ -64,7 +64,7 @@ def main() -> None:
     folder, data = arguments.runs, arguments.data
     folder.mkdir(parents=True, exist_ok=True)
     texts = f"[{data / 'train.en.gz'},{data / 'train.de.gz'}]"
-    pretraining = [f"data.train.text={texts}", "data.valid_fraction=0.01", *PRETRAINING]
+    pretraining = [f"data.train.text={texts}", "data.valid_size=0.01", *PRETRAINING]
     pretrained = finished_run("denoising", folder / "pretraining", pretraining + quick)
     pairs = {side: first_lines(data / f"train.{side}.gz", folder) for side in ("en", "de")}
     settings = [

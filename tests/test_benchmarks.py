@@ -341,7 +341,7 @@ def test_students(bench: Bench, tmp_path: Path, text: Path) -> None:
     settings += [each for each in QUICK if not each.startswith("tokenizer.")]
     # What has barely learnt ends no output, of which another could learn.
     learning = [*settings, f"distillation.teacher={teacher}", "distillation.level=word"]
-    learning += ["distillation.keep_targets=false"]
+    learning += ["distillation.include_references=false"]
     student = finished_run("translation-student", tmp_path / "student", learning).directory
     before = {path: path.read_bytes() for path in sorted(student.iterdir()) if path.is_file()}
     words = ["--data", str(text), "--teacher", str(teacher), "--student", str(student)]

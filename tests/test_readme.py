@@ -21,7 +21,7 @@ SHORT = {
     "rhyme": (*ONE_STACK, "objective.sample_tokens=5"),
     "language-model": (*ONE_STACK, "tokenizer.vocab_size=280", "objective.sample_tokens=5"),
     "masked-lm": (*ONE_STACK, "tokenizer.vocab_size=60"),
-    "classification": (*ONE_STACK, "data.hold_out=8"),
+    "classification": (*ONE_STACK, "data.valid_size=8"),
 }
 
 

@@ -30,6 +30,15 @@ class Strict(BaseModel):
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 BeamSize = Annotated[int, Field(ge=1, le=1_000)]
+
+
+def _check_size(size: int | float | None) -> int | float | None:
+    if size is None or 0 < size < 1 or (size >= 1 and isinstance(size, int)):
+        return size
+    raise UserError(f"give a number of rows, or a share between 0 and 1, not {size}")
+
+
+ValidSize = Annotated[int | float | None, AfterValidator(_check_size)]
 Paths = str | list[str] | None
 FieldName = int | str | None
 
@@ -90,15 +99,13 @@ class Data(Strict):
     test: Files = Field(
         default_factory=Files, description="scored at the end; without it, valid is"
     )
-    hold_out: int | None = Field(
+    valid_size: ValidSize = Field(
         None,
-        ge=1,
-        description="pairs or labelled texts held out of train; null: 1,000, of few a tenth",
+        description="held out of train where no valid is given: a number of rows, or below 1 a "
+        "share of them, of plain texts the last ones, by characters; null: 1,000 rows or, where "
+        "fewer, a tenth; of plain texts 0.1",
     )
-    valid_fraction: float = Field(
-        0.1, gt=0, lt=1, description="of plain texts: the share of characters, the last ones"
-    )
-    documents: Literal["line", "paragraph", "file"] = Field(
+    text_unit: Literal["line", "paragraph", "file"] = Field(
         "line", description="what one plain text is (a paragraph: between blank lines)"
     )
     generated: Generated = Field(
@@ -175,7 +182,7 @@ class Schedule(Strict):
         None, gt=0, description="its height; null for noam, which follows from d_model and warm-up"
     )
     warmup_steps: int = Field(1_000, ge=0, description="steps of linear rise")
-    final_fraction: float = Field(
+    min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="of the height, that cosine and linear end at"
     )
 
@@ -238,10 +245,10 @@ class Training(Strict):
         description="a further checkpoint is saved where the last is older than this; null: none",
     )
     log_every: int = Field(20, ge=1, description="steps")
-    early_stopping: int | None = Field(
+    patience: int | None = Field(
         None, ge=1, description="evaluations without a better one, then the run ends; null: never"
     )
-    average_last: int = Field(
+    average_checkpoints: int = Field(
         1, ge=1, description="checkpoints kept; their mean is taken if it is better than the best"
     )
     average_of: Literal["last", "best"] = Field(
@@ -267,24 +274,24 @@ class Distillation(Strict):
         "word", description="its probabilities of each token, or its own outputs (pairs only)"
     )
     temperature: float = Field(2.0, gt=0, description="softens what both say")
-    soft_weight: float = Field(5.0, ge=0, description="of what the teacher says")
-    hard_weight: float = Field(2.0, ge=0, description="of the targets in the data")
+    distillation_weight: float = Field(5.0, ge=0, description="of what the teacher says")
+    cross_entropy_weight: float = Field(2.0, ge=0, description="of the targets in the data")
     cosine_weight: float = Field(0.0, ge=0, description="of the angle between both models' states")
     copy_layers: bool = Field(
         False, description="begin as every k-th layer of the teacher; `model` says what differs"
     )
     beam_size: BeamSize = Field(4, description="of level sequence")
-    keep_targets: bool = Field(
+    include_references: bool = Field(
         False, description="of level sequence: learn from the targets in the data too"
     )
-    nearest: bool = Field(
+    select_by_chrf: bool = Field(
         False,
         description="of level sequence: of each beam the output most like the data's own, by chrF",
     )
     more_teachers: Paths = Field(
         None, description="of level sequence: more models from whose outputs it learns too"
     )
-    backward: Paths = Field(
+    back_translation_models: Paths = Field(
         None,
         description="of level sequence: one or more models of the other direction, from whose "
         "translations of the targets it learns too",
@@ -389,13 +396,11 @@ class Recipe(Strict):
                 f"the schedule {training.schedule.name} ends with the run: give training.max_steps "
                 "or max_epochs"
             )
-        for name in ("hold_out", "valid_fraction"):
-            is_set = getattr(self.data, name) != Data.model_fields[name].default
-            if is_set and self.data.valid.paths():
-                raise UserError(
-                    f"data.{name} says how much of data.train is held out, but data.valid is "
-                    "given; leave one of them out"
-                )
+        if self.data.valid_size is not None and self.data.valid.paths():
+            raise UserError(
+                "data.valid_size holds out part of data.train, but data.valid is given; leave one "
+                "of them out"
+            )
         if training.optimizer.name == "adam" and training.optimizer.weight_decay:
             raise UserError("training.optimizer: weight_decay is not Adam's; set name to adamw")
         if training.r_drop and self.distillation.teacher and self.distillation.level == "word":

@@ -25,6 +25,23 @@ from heedful.recipe_changes import MAY_CHANGE
 RECIPES = Path(__file__).parent / "recipes"
 _LARGEST = 4 << 20  # bytes of a recipe
 _MOST_NODES = 100_000
+# Keys by their earlier name; `objective` is the task's own section.
+RENAMED = {
+    "data.documents": "data.text_unit",
+    "data.hold_out": "data.valid_size",
+    "data.valid_fraction": "data.valid_size",
+    "distillation.backward": "distillation.back_translation_models",
+    "distillation.hard_weight": "distillation.cross_entropy_weight",
+    "distillation.keep_targets": "distillation.include_references",
+    "distillation.nearest": "distillation.select_by_chrf",
+    "distillation.soft_weight": "distillation.distillation_weight",
+    "objective.density": "objective.noise_density",
+    "objective.fraction": "objective.mlm_probability",
+    "objective.marks": "objective.add_bos_eos",
+    "training.average_last": "training.average_checkpoints",
+    "training.early_stopping": "training.patience",
+    "training.schedule.final_fraction": "training.schedule.min_lr_ratio",
+}
 # Overrides that leave the held-out loss of a step as it is, or say what it is to be.
 _KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
 
@@ -148,7 +165,9 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     sections = {
         "data": data,
         "tokenizer": changed(recipe.tokenizer, "path"),
-        "distillation": changed(recipe.distillation, "teacher", "more_teachers", "backward"),
+        "distillation": changed(
+            recipe.distillation, "teacher", "more_teachers", "back_translation_models"
+        ),
     }
     update = {
         name: section for name, section in sections.items() if section != getattr(recipe, name)
@@ -241,6 +260,9 @@ def wrong_key(
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         known = _fields_at(keys[:-1], model)
+        new_name = RENAMED.get(key, "")
+        if new_name.rpartition(".")[2] in known:
+            return key, f"{key} is now {new_name}{more}"
         return key, f"unknown key {key}; {nearest(keys[-1], known)}{more}"
     if first["type"] == "literal_error":
         options = re.findall("'([^']+)'", first["ctx"]["expected"])

@@ -207,7 +207,7 @@ def _make_trainer(
         make_schedule(training.schedule, d_model=model.config.d_model, max_steps=steps),
         Checkpoints(
             best.path.parent,
-            training.average_last,
+            training.average_checkpoints,
             best=training.average_of == "best",
         ),
         precision=precision,
@@ -312,7 +312,7 @@ def _choose_final(run: _Run) -> str:
     """
     net, trainer = run.model.net, run.trainer
     files = [path / WEIGHTS for path in trainer.checkpoints.to_average()]
-    if run.task.recipe.training.average_last > 1 and len(files) > 1:
+    if run.task.recipe.training.average_checkpoints > 1 and len(files) > 1:
         average = average_weights(files)
         set_weights(net, average, run.best.path)
         value = run.task.evaluate(run.model, run.data).value

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 # Keys that serve the same purpose in different tasks.
 _SAME_PURPOSE = (
     ("data.max_length", "objective.context"),
-    ("data.hold_out", "data.valid_fraction", "data.generated.num_valid"),
+    ("data.valid_size", "data.generated.num_valid"),
     ("data.train.src", "data.train.tgt", "data.train.text", "data.train.file"),
     ("data.train.src_field", "data.train.tgt_field", "data.train.text_field"),
     ("data.src_language", "data.tgt_language"),
@@ -91,7 +91,11 @@ ALL = TaskKeys(
 )
 _WORD_DISTILLATION = (
     *("distillation.teacher", "distillation.level", "distillation.temperature"),
-    *("distillation.soft_weight", "distillation.hard_weight", "distillation.cosine_weight"),
+    *(
+        "distillation.distillation_weight",
+        "distillation.cross_entropy_weight",
+        "distillation.cosine_weight",
+    ),
     "distillation.copy_layers",
 )
 _PAIRS = ALL.plus(
@@ -99,7 +103,7 @@ _PAIRS = ALL.plus(
     *("evaluation.beam_size", "evaluation.final_beam_size", "evaluation.length_penalty"),
 )
 PAIRS = _PAIRS.plus(
-    *("data.folder", "data.hold_out", "data.train.src", "data.train.tgt", "data.train.file"),
+    *("data.folder", "data.valid_size", "data.train.src", "data.train.tgt", "data.train.file"),
     *("data.train.src_field", "data.train.tgt_field"),
 )
 GENERATED_PAIRS = _PAIRS.plus(
@@ -108,7 +112,7 @@ GENERATED_PAIRS = _PAIRS.plus(
 SYMBOLS = GENERATED_PAIRS.plus("data.generated")
 TEXTS = ALL.plus(
     *("data.folder", "data.train.text", "data.train.text_field"),
-    *("data.valid_fraction", "data.documents"),
+    *("data.valid_size", "data.text_unit"),
 )
 LANGUAGE_MODELLING = replace(
     TEXTS, names=TEXTS.names - {"data.max_length", "data.truncation"}
@@ -131,7 +135,7 @@ MASKED_LM = TEXTS.plus(
     },
 )
 CLASSIFICATION = ALL.plus(
-    *("data.folder", "data.hold_out", "data.train.file", "data.train.text_field"),
+    *("data.folder", "data.valid_size", "data.train.file", "data.train.text_field"),
     *("data.train.label_field", "data.train.pair_field", *_WORD_DISTILLATION),
     # Those of torch and of Hugging Face's Trainer.
     defaults={

@@ -70,7 +70,7 @@ def here(tmp_path):
     write_recipe(tmp_path / "half.json", task="translation", data={"train": {"src": "a.en"}})
     write_recipe(tmp_path / "tight.json", training__batch_tokens=8)
     write_recipe(tmp_path / "short.json", data__max_length=5)
-    data = {"train": {"src": "a.en", "tgt": "a.de"}, "hold_out": 4, "max_length": 40}
+    data = {"train": {"src": "a.en", "tgt": "a.de"}, "valid_size": 4, "max_length": 40}
     write_recipe(tmp_path / "pairs.json", task="translation", data=data, training__max_steps=2)
     data |= {"train": {"src": "long.en", "tgt": "long.en"}, "truncation": "error"}
     write_recipe(tmp_path / "long.json", task="translation", data=data)
@@ -140,7 +140,7 @@ REFUSED = [  # a command, and what its one line must say
     ("score M --src empty --tgt empty", "empty", "empty"),
     ("train pairs.json --set data.train.src=empty --set data.train.tgt=empty", "is empty"),
     ("train pairs.json --set data.train.src=blank --set data.train.tgt=blank", "is empty"),
-    ("train pairs.json --set data.hold_out=30", "hold_out 30 of 32"),
+    ("train pairs.json --set data.valid_size=30", "valid_size 30 of 32"),
     ("train pairs.json --set data.train.src=latin.en", "latin.en", "line 7", "UTF-8"),
     ("translate M --input latin --output out", "latin", "line 2", "UTF-8"),
     ("score M --src two --tgt latin", "latin", "line 2", "UTF-8"),
@@ -298,7 +298,7 @@ def test_labels_in_brackets_are_shown_as_they_are(commands, tmp_path):
         "task": "classification",
         "data": {
             "train": {"file": str(tmp_path / "a.tsv"), "text_field": 2, "label_field": 1},
-            "hold_out": 4,
+            "valid_size": 4,
         },
         "tokenizer": {"kind": "word", "vocab_size": None},
         "model": {"architecture": "bert", "d_model": 8, "num_heads": 2, "num_layers": 1, "d_ff": 8},

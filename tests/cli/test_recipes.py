@@ -39,7 +39,7 @@ ONE_STACK = {"model.num_layers": 1}
 TWO_STACKS = {"model.num_encoder_layers": 1, "model.num_decoder_layers": 1}
 TEACHERS = {  # runs that recipes learn from
     "distil-classification": {"teacher": "classification"},
-    "multi30k-tiny": {"teacher": "multi30k-there", "backward": "multi30k-back"},
+    "multi30k-tiny": {"teacher": "multi30k-there", "back_translation_models": "multi30k-back"},
 }
 PAIR = ("src", "tgt")
 DECODED = {"evaluation.decode_sentences": 3, "evaluation.final_beam_size": 2}
@@ -135,7 +135,7 @@ def small(name, folder):
             path.write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
             files[key] = path
     if task == "classification":
-        return changes | {"data.train.file": texts["file"], "data.hold_out": 10}
+        return changes | {"data.train.file": texts["file"], "data.valid_size": 10}
     if task != "translation":
         return changes | {"data.train.text": texts["text"]}
     for split in ("train", "valid", "test"):
@@ -143,7 +143,7 @@ def small(name, folder):
             changes |= {f"data.{split}.{side}": texts[side] for side in ("src", "tgt")}
             texts = held_out
     has_valid = "data.valid.src" in changes
-    return changes | DECODED | ({} if has_valid else {"data.hold_out": 5})
+    return changes | DECODED | ({} if has_valid else {"data.valid_size": 5})
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"rhyme", "translation-student"}))

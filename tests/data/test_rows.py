@@ -267,8 +267,10 @@ def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path)
     train, valid = hold_out(rows, 2)
     assert sorted(places(train) + places(valid)) == sorted(places(rows))
     assert places(hold_out(rows, 2)[1]) == places(valid)
-    with pytest.raises(UserError, match=r"data\.hold_out 3 of 4 texts would leave too few"):
+    with pytest.raises(UserError, match=r"data\.valid_size 3 of 4 texts would leave too few"):
         hold_out(rows, 3)
+    assert [len(side) for side in hold_out(rows, 0.5)] == [2, 2]
+    assert [len(side) for side in hold_out(rows, 0.01)] == [3, 1]
 
 
 def names_of(labels: list[str]) -> list[str]:
@@ -342,6 +344,10 @@ def test_tails_of_small_texts() -> None:
 
     assert tail(["0123456789"], 0.9, "file") == (["0"], ["123456789"])  # not 0.99 of one
     assert tail(["0123", "45", "6789"], 0.5, "line") == (["0123", "45"], ["6789"])  # a tie
+    for unit in ("line", "file"):  # a number of texts
+        assert tail(["0", "12", "3456789"], 2, unit) == (["0"], ["12", "3456789"])
+        with pytest.raises(UserError, match="valid_size 4 of 3 texts leaves none to train on"):
+            tail(["0", "12", "3456789"], 4, unit)
     for fraction, side in ((0.1, "hold out"), (0.9, "train on")):
         with pytest.raises(UserError, match=f"leaves none to {side}"):
             tail(["0123456789"], fraction, "line")

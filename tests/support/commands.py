@@ -53,7 +53,7 @@ TINY: dict[str, Any] = {
         "schedule": {"learning_rate": 0.01, "warmup_steps": 5},
         "evaluate_every": 3,
         "log_every": 2,
-        "average_last": 3,
+        "average_checkpoints": 3,
     },
     "evaluation": {"decode_sentences": 4, "final_beam_size": 2},
 }

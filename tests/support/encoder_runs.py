@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
     "model": {"architecture": "bert", **NET, "dropout": 0.1},
     "training": commands.TINY["training"]
     | {"batch_sentences": 8, "label_smoothing": 0.0}
-    | {"evaluate_every": 4, "log_every": 1, "average_last": 1},
+    | {"evaluate_every": 4, "log_every": 1, "average_checkpoints": 1},
 }
 
 
@@ -192,7 +192,7 @@ def recipe_of(task: str, folder: Path, **changes: Any) -> Any:
     lines = sentences(80)
     keys: dict[str, Any] = {}
     if task in ("translation", "classification"):
-        keys["data__hold_out"] = 16
+        keys["data__valid_size"] = 16
     if task in ("translation", "denoising"):
         layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
         keys["model"] = {"architecture": "vaswani2017", **TWO_STACKS, **layers}

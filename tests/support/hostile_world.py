@@ -94,12 +94,12 @@ def _optimize(model: Path) -> None:
 
 def _make_recipes(world: Path) -> None:
     lines, labels = str(world / "lines"), str(world / "labels.tsv")
-    write_recipe(world / "short.json", training__max_steps=1, training__average_last=1)
-    pairs = {"train": {"src": lines, "tgt": lines}, "hold_out": 4}
+    write_recipe(world / "short.json", training__max_steps=1, training__average_checkpoints=1)
+    pairs = {"train": {"src": lines, "tgt": lines}, "valid_size": 4}
     write_recipe(world / "pairs.json", task="translation", data=pairs, training__max_steps=1)
     char = {"kind": "char", "vocab_size": None}
-    texts = {"train": {"text": lines}, "valid_fraction": 0.3}
-    classes = {"train": {"file": labels}, "hold_out": 4}
+    texts = {"train": {"text": lines}, "valid_size": 0.3}
+    classes = {"train": {"file": labels}, "valid_size": 4}
     score: dict[str, Any] = {"metric": "accuracy"}
     for name, task, net, data, evaluation in (
         ("lm", "language_modelling", {"architecture": "gpt2", **STACK}, texts, {}),

@@ -86,7 +86,9 @@ def trainer_of(
         Work(**(parts | work)),
         keys,
         rate or (lambda step: 0.01),
-        Checkpoints(tmp_path / "checkpoints", keys.average_last, best=keys.average_of == "best"),
+        Checkpoints(
+            tmp_path / "checkpoints", keys.average_checkpoints, best=keys.average_of == "best"
+        ),
         [Seen()],
         precision=precision,
     )

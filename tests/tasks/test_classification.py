@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> str:
 def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
     changes = {"data__train": {"file": file}, **changes}
     if not changes.get("data__valid"):
-        changes["data__hold_out"] = 10
+        changes["data__valid_size"] = 10
     if init_from is not None:
         changes["model"] = {}
     recipe = tiny("classification", **changes)

@@ -95,7 +95,7 @@ def test_batches_keep_to_the_budget(kind, tmp_path):
 @pytest.mark.parametrize("roll", [False, True])
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 1.0), (0.3, 1.5), (0.8, 4.0)])
 def test_no_text_becomes_longer_than_foreseen(roll, density, mean):
-    noise = T5Noise(density=density, mean_span_length=mean, random_roll=roll)
+    noise = T5Noise(noise_density=density, mean_span_length=mean, random_roll=roll)
     longest = noise.longest_sides(40)
     count = len(noise.specials(40))
     tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=noise.specials(40))
@@ -256,7 +256,10 @@ def never_written(model: Any, specials: set[int]) -> None:
     ("changes", "parts"),
     [
         ({"objective": {"kind": "brat"}}, ["objective", "brat", "'bart', 't5'"]),
-        ({"objective": {"kind": "t5", "density": 0.95}, "data__max_length": 8}, ["lower density"]),
+        (
+            {"objective": {"kind": "t5", "noise_density": 0.95}, "data__max_length": 8},
+            ["lower noise_density"],
+        ),
         ({"data__train": {"src": "x", "tgt": "y"}}, ["data.train.src"]),
         ({"data__train": {}}, ["data.train"]),
         ({"evaluation__metric": "bleu"}, ["evaluation.metric bleu"]),

@@ -36,7 +36,7 @@ from heedful.zoo import bert, vaswani2017
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import load_tensors
 
-LEVELS = {"soft_weight": 5.0, "hard_weight": 2.0, "cosine_weight": 1.0}
+LEVELS = {"distillation_weight": 5.0, "cross_entropy_weight": 2.0, "cosine_weight": 1.0}
 
 
 def logits(seed: int, n: int = 7, classes: int = 5) -> torch.Tensor:
@@ -45,7 +45,9 @@ def logits(seed: int, n: int = 7, classes: int = 5) -> torch.Tensor:
 
 
 def wanted(**keys: Any) -> Distillation:
-    return Distillation(**({"soft_weight": 0.0, "hard_weight": 0.0, "cosine_weight": 0.0} | keys))
+    return Distillation(
+        **({"distillation_weight": 0.0, "cross_entropy_weight": 0.0, "cosine_weight": 0.0} | keys)
+    )
 
 
 # --- the losses -----------------------------------------------------------------------------
@@ -114,7 +116,7 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
     own = batch_loss(student, batch, label_smoothing=0.1)
     own.loss.backward()
     expected = gradients(student)
-    found = Distilled(wanted(hard_weight=1.0), teacher, 0.1)(student, batch)
+    found = Distilled(wanted(cross_entropy_weight=1.0), teacher, 0.1)(student, batch)
     found.loss.backward()
     torch.testing.assert_close((found.loss, found.nll), (own.loss, own.nll))
     assert found.tokens == own.tokens == batch.num_targets
@@ -123,7 +125,7 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("key", ["soft_weight", "cosine_weight"])
+@pytest.mark.parametrize("key", ["distillation_weight", "cosine_weight"])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(task, key, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
     found = Distilled(wanted(**{key: 1.0}), student)(student, batch)
@@ -284,7 +286,7 @@ def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
     """How far a student's translations' probabilities are from its teacher's, on training pairs."""
     run = Ready(recipe, folder, origin=Origin((teacher.src_tokenizer, teacher.tgt_tokenizer)))
     batch = run.load(np.arange(40))
-    keys = wanted(soft_weight=1.0, temperature=1.0)
+    keys = wanted(distillation_weight=1.0, temperature=1.0)
     with torch.no_grad():
         return float(Distilled(keys, teacher.net)(student.net, batch).loss)
 
@@ -294,7 +296,11 @@ def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_p
     master = heedful.load(teacher, device="cpu")
     found = {}
     for name, weights in (("soft", (1.0, 0.0)), ("hard", (0.0, 1.0))):
-        keys = {"teacher": str(teacher), "soft_weight": weights[0], "hard_weight": weights[1]}
+        keys = {
+            "teacher": str(teacher),
+            "distillation_weight": weights[0],
+            "cross_entropy_weight": weights[1],
+        }
         recipe = student_of("translation", folder, teacher, distillation=keys, **STEPS)
         train(recipe, tmp_path / name)
         student = heedful.load(tmp_path / name, device="cpu")
@@ -351,7 +357,11 @@ def pairs_of(data: Any) -> list[tuple[list[int], list[int]]]:
 
 def test_targets_stay_and_more_models_translate_there_and_back(teachers, taught):
     _, teacher = teachers("translation")
-    more = {"keep_targets": True, "more_teachers": str(teacher), "backward": [str(teacher)]}
+    more = {
+        "include_references": True,
+        "more_teachers": str(teacher),
+        "back_translation_models": [str(teacher)],
+    }
     master, make = taught
     tokenizers = master.src_tokenizer, master.tgt_tokenizer
     run, first = make(beam_size=1)
@@ -371,8 +381,8 @@ def test_targets_stay_and_more_models_translate_there_and_back(teachers, taught)
 def test_of_a_beam_the_output_most_like_the_datas_own_is_learnt(taught):
     master, make = taught
     made = []
-    for nearest in (False, True):
-        run, data = make(OtherTeachers((), [master]), beam_size=3, nearest=nearest)
+    for by_chrf in (False, True):
+        run, data = make(OtherTeachers((), [master]), beam_size=3, select_by_chrf=by_chrf)
         made.append(pairs_of(data))
     own = pairs_of(run.data)
     src, tgt = master.src_tokenizer, master.tgt_tokenizer
@@ -400,7 +410,7 @@ def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers
     targets = [tgt for _, tgt in pairs_of(run.data)]
     lengths = [len(ids) for ids in short.prompt_ids(master.tgt_tokenizer.decode_batch(targets))]
     short.config = replace(short.config, max_length=max(lengths) - 1)
-    _, made = make(OtherTeachers((), [short]), beam_size=3, backward=str(teacher))
+    _, made = make(OtherTeachers((), [short]), beam_size=3, back_translation_models=str(teacher))
     left_out = [ids for ids, n in zip(targets, lengths, strict=True) if n == max(lengths)]
     learnt = [tgt for _, tgt in pairs_of(made)]
     assert left_out
@@ -410,7 +420,7 @@ def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers
 def test_an_interruption_costs_one_shard_and_changes_no_byte(taught, monkeypatch, tmp_path):
     """What is told of the work is all rows of all passes, those that were there already too."""
     master, make = taught
-    settings = {"beam_size": 2, "keep_targets": True, "backward": "nowhere"}
+    settings = {"beam_size": 2, "include_references": True, "back_translation_models": "nowhere"}
     plain, asked, stops = type(master).generations, list[int](), list[int]()
     told: list[tuple[str, int, int]] = []
 
@@ -484,7 +494,10 @@ def test_a_cosine_of_states_needs_one_width(teachers, tmp_path):
         ({"distillation": {"copy_layers": True}}, ["copy_layers", "distillation.teacher"]),
         ({"distillation": {"cosine_weight": 1.0}}, ["cosine_weight", "distillation.teacher"]),
         ({"distillation__level": "sequence"}, ["level sequence", "masked_lm"]),
-        ({"distillation__soft_weight": 0.0, "distillation__hard_weight": 0.0}, None),
+        (
+            {"distillation__distillation_weight": 0.0, "distillation__cross_entropy_weight": 0.0},
+            None,
+        ),
         ({"init_from": "TEACHER"}, ["init_from and distillation.copy_layers"]),
         ({"model__num_layers": 3}, ["3 layers", "the teacher 2"]),
         ({"model__d_ff": 64, "model__d_model": 8, "distillation__cosine_weight": 0.0}, ["fits"]),
@@ -500,9 +513,11 @@ def test_settings_that_make_no_sense(changes, parts, teachers, tmp_path):
     refused(student_of("masked_lm", folder, teacher, **changes), tmp_path, *parts)
 
 
-@pytest.mark.parametrize("key", ["keep_targets", "backward", "nearest", "more_teachers"])
+@pytest.mark.parametrize(
+    "key", ["include_references", "back_translation_models", "select_by_chrf", "more_teachers"]
+)
 def test_settings_of_sequences_need_that_level(key, tmp_path):
-    value = "runs/x" if key in ("backward", "more_teachers") else True
+    value = "runs/x" if key in ("back_translation_models", "more_teachers") else True
     alone = parse_recipe(tiny(distillation={key: value}))
     refused(alone, tmp_path, key, "distillation.teacher")
     taught = parse_recipe(tiny(distillation={"teacher": "x", key: value}))

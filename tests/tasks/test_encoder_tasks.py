@@ -84,7 +84,7 @@ def test_a_run_goes_on_from_an_encoder(tmp_path: Path, name: str, task: str) -> 
     assert 0 < moved.detach().abs().max().item() < 0.01
 
 
-PACKED = {"objective": {"pack": True, "whole_word": True, "fraction": 0.3}}
+PACKED = {"objective": {"pack": True, "whole_word": True, "mlm_probability": 0.3}}
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
     "classification": [
-        ({"objective": {"fraction": 0.2}}, "classification has no objective settings; leave"),
+        (
+            {"objective": {"mlm_probability": 0.2}},
+            "classification has no objective settings; leave",
+        ),
         ({"data__train": {}}, "data.train is not given: add --set data.train.file=FILE"),
         ({"data__valid": {"text": "x"}}, "data.valid.text is not read by the task"),
         ({"data__train__pair_field": 3, "data__test": {"file": "x.tsv"}}, "must both be given"),
-        ({"data__hold_out": 41}, "data.hold_out 41 of 80 texts would leave too few"),
+        ({"data__valid_size": 41}, "data.valid_size 41 of 80 texts would leave too few"),
     ],
     "masked_lm": [
-        ({"objective": {"fractoin": 0.2}}, "unknown key objective.fractoin; did you mean fraction"),
-        ({"objective": {"fraction": 0}}, "objective.fraction: input should be greater than 0"),
+        (
+            {"objective": {"mlm_probabilty": 0.2}},
+            "unknown key objective.mlm_probabilty; did you mean mlm_probability",
+        ),
+        (
+            {"objective": {"mlm_probability": 0}},
+            "objective.mlm_probability: input should be greater than 0",
+        ),
         ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "make more than 1"),
         ({"objective": {"pack": "often"}}, "objective.pack"),
         ({"data__train": {}}, "data.train is not given: add --set data.train.text=FILE"),

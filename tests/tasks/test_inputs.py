@@ -56,7 +56,7 @@ TWICE = ["red dog sees", "old cat sees the cow", "big cow sees"]  # held out, an
 def test_what_is_held_out_is_not_learnt_from(task, split, tmp_path):
     content = recipe_of(task, tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
     files = {key: Path(path) for key, path in content["data"]["train"].items()}
-    content["data"].pop("hold_out", None)
+    content["data"].pop("valid_size", None)
     for name, texts in {"valid": ["the cow sees the cow"], split: TWICE}.items():
         content["data"][name] = {}
         for key, path in files.items():
@@ -77,7 +77,7 @@ def test_what_is_held_out_is_not_learnt_from(task, split, tmp_path):
 def test_a_text_with_another_label_or_target_is_another_example(tmp_path):
     recipe = recipe_of("classification", tmp_path)
     content = recipe.model_dump(exclude_unset=True)
-    del content["data"]["hold_out"]
+    del content["data"]["valid_size"]
     path = Path(content["data"]["train"]["file"])
     first = path.read_text().splitlines()[0]
     text, _, label = first.partition("\t")

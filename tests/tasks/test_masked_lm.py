@@ -53,7 +53,7 @@ def store(lengths: list[int], seed: int = 0) -> Sequences:
 
 def batch_of(rows: Sequences, indices: Any, masking: Any = None, **keys: Any) -> Batch:
     item = PlannedRows(keys.get("epoch", 0), np.array(indices))
-    masking = masking or Masking(fraction=0.4)
+    masking = masking or Masking(mlm_probability=0.4)
     return masked_batch(rows, item, TOKENIZER, masking=masking, seed=keys.get("seed", 1))
 
 
@@ -86,7 +86,7 @@ def test_a_row_is_masked_alike_in_any_batch(
     lengths: list[int], order: Any, epoch: int, whole_word: bool
 ) -> None:
     rows = store(lengths)
-    masking = Masking(fraction=0.4, mask_share=0.5, random_share=0.3, whole_word=whole_word)
+    masking = Masking(mlm_probability=0.4, mask_share=0.5, random_share=0.3, whole_word=whole_word)
     indices = order.sample(range(len(lengths)), len(lengths))
     batch = batch_of(rows, indices, masking, epoch=epoch)
     assert batch.num_targets == int(selected(batch).sum())
@@ -224,7 +224,7 @@ def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
     recipe = tiny(
         "masked_lm",
         **{**LEARNS, **files},
-        objective={"fraction": 0.25},
+        objective={"mlm_probability": 0.25},
         training__max_steps=180,
         training__evaluate_every=90,
         training__log_every=30,

@@ -54,7 +54,10 @@ def test_specials_stay_and_only_selected_tokens_change(
     ids, starts = text
     before, starts_before = ids.copy(), starts.copy()
     masking = Masking(
-        fraction=fraction, mask_share=mask_share, random_share=1 - mask_share, whole_word=whole_word
+        mlm_probability=fraction,
+        mask_share=mask_share,
+        random_share=1 - mask_share,
+        whole_word=whole_word,
     )
     inputs, selected = hide(ids, masking, seed, word_starts=starts if whole_word else None)
     special = np.isin(ids, list(SPECIAL))
@@ -92,10 +95,10 @@ def words_of(special: np.ndarray, starts: np.ndarray) -> list[list[int]]:
 
 def test_no_special_is_ever_selected_and_each_ordinary_token_may_be() -> None:
     ids = np.arange(VOCAB)
-    inputs, selected = hide(ids, Masking(fraction=1.0))
+    inputs, selected = hide(ids, Masking(mlm_probability=1.0))
     assert ids[selected].tolist() == ORDINARY.tolist()
     assert set(inputs[selected]) <= {MASK, *ORDINARY}
-    _, selected = hide(ids, Masking(fraction=1.0), special_ids=SPECIAL - {MASK})
+    _, selected = hide(ids, Masking(mlm_probability=1.0), special_ids=SPECIAL - {MASK})
     assert ids[selected].tolist() == ORDINARY.tolist()  # the mask is special in any case
 
 
@@ -118,7 +121,7 @@ def test_eighty_ten_ten() -> None:
 
 def test_random_tokens_are_uniform_over_the_ordinary_ids() -> None:
     ids = np.full(100_000, 10)
-    inputs, _ = hide(ids, Masking(fraction=1.0, mask_share=0.0, random_share=1.0))
+    inputs, _ = hide(ids, Masking(mlm_probability=1.0, mask_share=0.0, random_share=1.0))
     assert set(inputs) == set(ORDINARY)
     assert fits_uniform(np.bincount(inputs, minlength=VOCAB)[ORDINARY])
 
@@ -142,7 +145,7 @@ def test_the_kth_ordinary_id_is_drawn_as_the_kth_number(special: frozenset[int],
     special |= {30}
     ordinary = sorted(set(range(vocab_size)) - special)
     ids = np.full(40, ordinary[0])
-    masking = Masking(fraction=1.0, mask_share=0.0, random_share=1.0)
+    masking = Masking(mlm_probability=1.0, mask_share=0.0, random_share=1.0)
     inputs, _ = hide(ids, masking, seed, mask_id=30, vocab_size=vocab_size, special_ids=special)
     rng = np.random.default_rng(seed)
     rng.permutation(len(ids))
@@ -153,7 +156,7 @@ def test_the_kth_ordinary_id_is_drawn_as_the_kth_number(special: frozenset[int],
 def test_the_fates_inside_a_word_are_independent() -> None:
     ids = np.full(40_000, 10)
     pairs = np.arange(40_000) % 2 == 0
-    masking = Masking(fraction=1.0, mask_share=0.5, random_share=0.0, whole_word=True)
+    masking = Masking(mlm_probability=1.0, mask_share=0.5, random_share=0.0, whole_word=True)
     inputs, _ = hide(ids, masking, word_starts=pairs)
     first, second = (inputs == MASK).reshape(-1, 2).T
     assert fits_uniform(np.bincount(2 * first + second, minlength=4))
@@ -187,12 +190,14 @@ def test_an_examples_randomness_is_not_that_of_the_epochs_plan() -> None:
 
 
 def test_an_examples_masking_stays_the_same_from_version_to_version() -> None:
-    inputs, selected = hide(np.arange(10, 30), Masking(fraction=0.5), rng=example_rng(1, 0, 0))
+    inputs, selected = hide(
+        np.arange(10, 30), Masking(mlm_probability=0.5), rng=example_rng(1, 0, 0)
+    )
     assert np.flatnonzero(selected).tolist() == [1, 4, 5, 6, 9, 11, 12, 14, 17, 18]
     assert inputs[selected].tolist() == [38, 7, 7, 7, 7, 7, 7, 7, 7, 28]
 
 
-@pytest.mark.parametrize("key", ["fraction", "mask_share", "random_share"])
+@pytest.mark.parametrize("key", ["mlm_probability", "mask_share", "random_share"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_a_share_out_of_range_is_refused_by_its_key(key: str, value: float) -> None:
     with pytest.raises(ValidationError, match=f"{key}\n.*Input should be"):

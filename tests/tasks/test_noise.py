@@ -72,8 +72,8 @@ def test_counts_are_the_authors() -> None:
         num_noise = round(length * Fraction(15, 100))
         assert STILL.counts(length) == (num_noise, max(round(Fraction(num_noise, 3)), 1))
     assert STILL.counts(0) == STILL.counts(1) == (0, 0)
-    assert T5Noise(density=0.0).counts(100) == (0, 0)
-    assert T5Noise(density=0.99, mean_span_length=1.0).counts(10) == (
+    assert T5Noise(noise_density=0.0).counts(100) == (0, 0)
+    assert T5Noise(noise_density=0.99, mean_span_length=1.0).counts(10) == (
         9,
         1,
     )  # one kept token, one span
@@ -83,7 +83,7 @@ def test_counts_are_the_authors() -> None:
 def test_masks_have_exactly_the_counted_noise(
     length: int, density: float, mean: float, seed: int
 ) -> None:
-    keys = {"density": density, "mean_span_length": mean}
+    keys = {"noise_density": density, "mean_span_length": mean}
     num_noise, num_spans = T5Noise(**keys).counts(length)
     mask, rolled = (
         T5Noise(**keys, random_roll=roll).mask(length, rng_of(seed)) for roll in (False, True)
@@ -103,7 +103,7 @@ def test_all_masks_are_equally_likely() -> None:
         for mask in itertools.product([False, True], repeat=9)
         if sum(mask) == 4 and [k for k, _ in itertools.groupby(mask)] == [False, True] * 2
     ]
-    noise, rng = T5Noise(density=0.44, mean_span_length=2.0, random_roll=False), rng_of(0)
+    noise, rng = T5Noise(noise_density=0.44, mean_span_length=2.0, random_roll=False), rng_of(0)
     assert noise.counts(9) == (4, 2)
     drawn = Counter(tuple(noise.mask(9, rng).tolist()) for _ in range(3_000))
     assert len(possible) == 12
@@ -157,7 +157,9 @@ def test_inputs_and_targets_join_to_the_text(
     ids: np.ndarray, density: float, mean: float, roll: bool, final: bool, seed: int
 ) -> None:
     before = ids.copy()
-    noise = T5Noise(density=density, mean_span_length=mean, random_roll=roll, final_sentinel=final)
+    noise = T5Noise(
+        noise_density=density, mean_span_length=mean, random_roll=roll, final_sentinel=final
+    )
     inputs, targets = noise.corrupt(ids, rng_of(seed), TOKENS)
     assert (ids == before).all()
     spans: dict[int, list[int]] = {}
@@ -343,7 +345,7 @@ def test_barts_noises_compose_in_the_stated_order() -> None:
 
 def test_noise_stays_the_same_from_version_to_version() -> None:
     ids = np.array([*range(10, 16), STOP, *range(16, 22), STOP])
-    source, target = T5Noise(density=0.3, mean_span_length=2.0).corrupt(
+    source, target = T5Noise(noise_density=0.3, mean_span_length=2.0).corrupt(
         ids, example_rng(1, 0, 0), TOKENS
     )
     assert source.tolist() == [10, 11, 12, 13, 14, 15, STOP, 16, 999, 20, 21, 998, EOS]
@@ -361,11 +363,23 @@ def read(keys: dict[str, Any]) -> Noise:
     ("keys", "message"),
     [
         ({"kind": "bert"}, r"objective: input tag 'bert' .* expected tags: 'bart', 't5'"),
-        ({"density": 0.2}, r"objective: unable to extract tag .*'kind'"),
-        ({"kind": "t5", "densty": 0.2}, r"unknown key objective\.densty; did you mean density\?"),
-        ({"kind": "bart", "density": 0.2}, r"unknown key objective\.density; known: deletion"),
-        ({"kind": "t5", "density": "a"}, r"objective\.density: input should be a valid number"),
-        ({"kind": "t5", "density": 1.0}, r"objective\.density: input should be less than 1"),
+        ({"noise_density": 0.2}, r"objective: unable to extract tag .*'kind'"),
+        (
+            {"kind": "t5", "noise_densty": 0.2},
+            r"unknown key objective\.noise_densty; did you mean noise_density\?",
+        ),
+        (
+            {"kind": "bart", "noise_density": 0.2},
+            r"unknown key objective\.noise_density; known: deletion",
+        ),
+        (
+            {"kind": "t5", "noise_density": "a"},
+            r"objective\.noise_density: input should be a valid number",
+        ),
+        (
+            {"kind": "t5", "noise_density": 1.0},
+            r"objective\.noise_density: input should be less than 1",
+        ),
         ({"kind": "t5", "mean_span_length": 0.5}, r"objective\.mean_span_length: input should be"),
         ({"kind": "bart", "masking": float("nan")}, r"objective\.masking: input should be"),
         ({"kind": "bart", "deletion": 1.0}, r"objective\.deletion: input should be less than 1"),
@@ -380,5 +394,5 @@ def test_a_wrong_recipe_is_refused_by_its_key(keys: dict[str, Any], message: str
 
 def test_recipes_are_read_and_written() -> None:
     assert read({"kind": "t5", "mean_span_length": 4}) == T5Noise(mean_span_length=4.0)
-    for noise in (T5Noise(density=0.2), BartNoise(deletion=0.1, rotate=True)):
+    for noise in (T5Noise(noise_density=0.2), BartNoise(deletion=0.1, rotate=True)):
         assert read(noise.model_dump()) == noise

@@ -30,7 +30,7 @@ def of_pairs(cache: Path, folder: Path, ending: str = ".txt", **changes: Any) ->
     for side, text in PAIRS.items():
         (folder / f"{side}{ending}").write_text(text)
         names[side] = str(folder / f"{side}{ending}")
-    recipe: dict[str, Any] = {"task": "translation", "data": {"train": names, "hold_out": 2}}
+    recipe: dict[str, Any] = {"task": "translation", "data": {"train": names, "valid_size": 2}}
     return prepare(cache, **recipe, **changes).directory.name
 
 
@@ -57,7 +57,7 @@ def test_text_that_is_read_in_another_way_is_prepared_apart(tmp_path: Path) -> N
         path.parent.mkdir()
         path.write_text("".join(f"a {n}\td\n" for n in range(40)))
         recipe = json.loads(json.dumps(tiny() | keys))
-        recipe["data"] = {"train": {"text": str(path), "text_field": 1}, "documents": unit}
+        recipe["data"] = {"train": {"text": str(path), "text_field": 1}, "text_unit": unit}
         del recipe["evaluation"]
         task = plugins.task.get("language_modelling")(parse_recipe(recipe))
         data = preparing.prepare(task, tmp_path / "cache", Origin(), lambda line: None)

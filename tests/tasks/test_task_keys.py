@@ -1,5 +1,6 @@
 """Keys of a recipe: each task reads the keys that it declares, and refuses all others."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from heedful import plugins
 from heedful.config import Recipe, Strict, TokenizerRecipe, default_values, task_keys
 from heedful.errors import UserError
 from heedful.nested_keys import keys_of, put, set_keys
-from heedful.recipe_files import load_recipe, parse_recipe, shipped_recipes
+from heedful.recipe_files import RENAMED, load_recipe, parse_recipe, shipped_recipes
 from heedful.run import train
 from heedful.task_keys import BUILT_IN
 
@@ -77,13 +78,11 @@ def test_declared_names_and_the_keys_of_defaults_are_keys_of_a_recipe(task: str)
     [
         ("language_modelling", "data.max_length=7", "use objective.context"),
         ("language_modelling", "data.truncation=error", "leave it out"),
-        ("language_modelling", "data.hold_out=5", "use data.valid_fraction"),
         ("language_modelling", "evaluation.final_beam_size=2", "leave it out"),
-        ("translation", "data.documents=file", "leave it out"),
-        ("translation", "data.valid_fraction=0.2", "use data.hold_out"),
+        ("translation", "data.text_unit=file", "leave it out"),
         ("translation", "data.test.text=x", "use data.test.src or data.test.tgt or data.test.file"),
         ("classification", "evaluation.beam_size=2", "leave it out"),
-        ("copy", "data.hold_out=5", "use data.generated.num_valid"),
+        ("copy", "data.valid_size=5", "use data.generated.num_valid"),
         ("denoising", "data.tgt_language=de", "use data.src_language"),
         ("dates", "data.generated.num_symbols=3", "leave it out"),
     ],
@@ -101,32 +100,68 @@ def test_the_command_refuses_a_key_with_the_tasks_own_for_it(
 
 def test_a_recipe_file_is_named_where_it_sets_the_key(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("task: masked_lm\ndata: {hold_out: 3}\ntraining: {max_steps: 1}\n")
+    path.write_text(
+        "task: masked_lm\ndata: {generated: {num_valid: 3}}\ntraining: {max_steps: 1}\n"
+    )
     with pytest.raises(
-        UserError, match=r"mine\.yaml: data\.hold_out is not read by the task masked"
+        UserError, match=r"mine\.yaml: data\.generated\.num_valid is not read by the task masked"
     ):
         load_recipe(path)
 
 
 @pytest.mark.parametrize(
-    ("task", "key", "train", "value"),
+    ("task", "train"),
     [
-        ("translation", "hold_out", {"src": "a", "tgt": "b"}, 5),
-        ("classification", "hold_out", {"file": "a.tsv"}, 5),
-        ("language_modelling", "valid_fraction", {"text": "a"}, 0.2),
+        ("translation", {"src": "a", "tgt": "b"}),
+        ("classification", {"file": "a.tsv"}),
+        ("language_modelling", {"text": "a"}),
     ],
 )
-def test_a_share_of_the_training_data_beside_held_out_data_is_refused(
-    task: str, key: str, train: dict[str, str], value: float
+@pytest.mark.parametrize("size", [5, 0.2])
+def test_a_validation_size_beside_validation_files_is_refused(
+    task: str, train: dict[str, str], size: float
 ) -> None:
     recipe: dict[str, Any] = {"task": task, "training": {"max_steps": 1}}
-    recipe["data"] = {"train": train, key: value}
-    parse_recipe(recipe)
+    recipe["data"] = {"train": train, "valid_size": size}
+    assert parse_recipe(recipe).data.valid_size == size
     recipe["data"]["valid"] = train
-    with pytest.raises(UserError, match=rf"data\.{key} says how much .* but data\.valid is given"):
+    with pytest.raises(UserError, match=r"data\.valid_size holds out .* but data\.valid is given"):
         parse_recipe(recipe)
-    del recipe["data"][key]
+    del recipe["data"]["valid_size"]
     parse_recipe(recipe)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, 1.0])
+def test_a_validation_size_is_a_number_of_rows_or_a_share(size: float) -> None:
+    recipe = {"task": "translation", "training": {"max_steps": 1}, "data": {"valid_size": size}}
+    with pytest.raises(UserError, match=rf"data\.valid_size: give a number of rows.*, not {size}$"):
+        parse_recipe(recipe)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_key_by_its_earlier_name_is_answered_with_its_name(
+    old: str, new: str, tmp_path: Path
+) -> None:
+    """In a file, and on the command line; names of other sections stay unknown."""
+    assert old.rpartition(".")[0] == new.rpartition(".")[0]
+    owner = {
+        "objective.noise_density": {"task": "denoising", "objective": {"kind": "t5"}},
+        "objective.mlm_probability": {"task": "masked_lm"},
+        "objective.add_bos_eos": {"task": "language_modelling"},
+    }
+    content = {"training": {"max_steps": 1}, **owner.get(new, {})}
+    put(content, old, 0)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(content))
+    if old.startswith("objective."):
+        recipe = load_recipe(path)
+        with pytest.raises(UserError, match=f"^{old} is now {new}$"):
+            plugins.task.get(recipe.task)(recipe)
+        return
+    with pytest.raises(UserError, match=f"mine.json: {old} is now {new}$"):
+        load_recipe(path)
+    with pytest.raises(UserError, match=f"^--set: {old} is now {new}$"):
+        load_recipe("translation", [f"{old}=0"])
 
 
 def test_a_teacher_s_settings_without_a_teacher_are_refused(tmp_path: Path) -> None:
@@ -235,7 +270,7 @@ def runs_of(task: str, folder: Path) -> Iterator[Recipe]:
         yield recipe_of(task, folder, **small, data={"train": {"file": str(table)}})
     for level in plugins.task.get(task).levels if task in ("translation", "classification") else ():
         taught = {"teacher": str(folder / "run-0"), "level": level}
-        taught |= {"keep_targets": True} if level == "sequence" else {}
+        taught |= {"include_references": True} if level == "sequence" else {}
         yield recipe_of(task, folder, **small, distillation=taught)
 
 

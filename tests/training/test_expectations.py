@@ -82,7 +82,7 @@ def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
 def test_bands_change_nothing_of_a_run(tmp_path: Path) -> None:
     """No checkpoint, no best and no patience hangs on their steps, so that a resume may differ."""
     bands = [{"step": step, "low": 0.0, "high": 50.0} for step in (1, 5, 8)]
-    keys = {"training__early_stopping": 2, "training__max_steps": 30}
+    keys = {"training__patience": 2, "training__max_steps": 30}
     for name, expect in (("with", bands), ("without", [])):
         train(parse_recipe(tiny(expect=expect, **keys)), tmp_path / name)
     assert_same_checkpoints(tmp_path / "with", tmp_path / "without")

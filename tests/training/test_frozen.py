@@ -48,7 +48,7 @@ def test_a_run_with_frozen_weights_resumes_bit_equal(tmp_path, optimizer):
 def test_what_is_judged_and_saved_has_the_frozen_weights_too(tmp_path):
     net, best = frozen_net(), {}
     before = copied(net)
-    keys = settings(max_steps=2, evaluate_every=2, ema_decay=0.9, average_last=2)
+    keys = settings(max_steps=2, evaluate_every=2, ema_decay=0.9, average_checkpoints=2)
     work = {"keep_best": lambda: best.update(copied(net))}
     trainer, _ = trainer_of(net, pairs([(3, 2), (4, 5)]), [[0], [1]], keys, tmp_path, **work)
     trainer.run()

@@ -87,7 +87,7 @@ def assert_whole_log(out, reference):
         (3, {"model__norm_placement": "post", "training__optimizer": {"name": "adamw"}}),
         (4, {"training__label_smoothing": 0.0, "training__max_epochs": 1}),
         (6, {"training__optimizer": {"name": "muon"}, "training__average_of": "best"}),
-        (5, {"model__dropout": 0.3, "training__early_stopping": 3, "training__ema_decay": 0.7}),
+        (5, {"model__dropout": 0.3, "training__patience": 3, "training__ema_decay": 0.7}),
     ],
 )
 def test_killed_at_random_moments(commands, whole, tmp_path, seed, changes):
@@ -286,7 +286,7 @@ def moved(commands, tmp_path):
     work.mkdir()
     for side in ("en", "de"):
         (work / f"a.{side}").write_text("".join(f"w{n % 7} w{n % 5}\n" for n in range(60)))
-    pairs = {"train": {"src": "a.en", "tgt": "a.de"}, "hold_out": 6, "max_length": 12}
+    pairs = {"train": {"src": "a.en", "tgt": "a.de"}, "valid_size": 6, "max_length": 12}
     keys = {"task": "translation", "data": pairs, "training__max_steps": 6}
     write_recipe(work / "first.json", **keys)
     write_recipe(work / "second.json", init_from="first", **keys)

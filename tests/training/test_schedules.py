@@ -49,7 +49,7 @@ def test_cosine():
     shares[6] = 0.25
     shares[7] = 0.0
     assert found == pytest.approx([2.0 * share for share in shares], abs=1e-12)
-    floor = rates([10, 100, 190, 191], max_steps=190, final_fraction=0.1, **keys)
+    floor = rates([10, 100, 190, 191], max_steps=190, min_lr_ratio=0.1, **keys)
     assert floor == pytest.approx([2.0, 1.1, 0.2, 0.2], rel=1e-12)
 
 
@@ -57,7 +57,7 @@ def test_linear():
     keys = {"name": "linear", "learning_rate": 4.0, "warmup_steps": 4}
     found = rates([1, 2, 4, 9, 14, 19, 24, 30], max_steps=24, **keys)
     assert found == pytest.approx([1.0, 2.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], abs=1e-12)
-    floor = rates([4, 14, 24, 99], max_steps=24, final_fraction=0.5, **keys)
+    floor = rates([4, 14, 24, 99], max_steps=24, min_lr_ratio=0.5, **keys)
     assert floor == pytest.approx([4.0, 3.0, 2.0, 2.0], rel=1e-12)
 
 

@@ -211,7 +211,7 @@ def run_to_end(tmp_path, keys, **work):
 
 def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
     """What is best is written down at once, by its value; so are the weights of the first step."""
-    keys = settings(max_steps=100, evaluate_every=2, early_stopping=2)
+    keys = settings(max_steps=100, evaluate_every=2, patience=2)
     values, order = iter([1.0, 3.0, 2.0, 4.0, 4.0, 3.9, 99.0]), []
 
     def evaluate():
@@ -288,7 +288,7 @@ def test_the_moving_average_is_judged_and_kept_and_changes_no_step(tmp_path):
 
 
 def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
-    keys = settings(max_steps=8, evaluate_every=2, average_last=3)
+    keys = settings(max_steps=8, evaluate_every=2, average_checkpoints=3)
     _, trainer, _ = run_to_end(tmp_path, keys)
     folders = trainer.checkpoints.regular()
     assert [folder.name for folder in folders] == [f"step-{n:08d}" for n in (4, 6, 8)]
@@ -307,7 +307,7 @@ def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
 
 
 def test_the_best_checkpoints_are_kept_and_the_newest_to_go_on_from(tmp_path):
-    keys = settings(max_steps=10, evaluate_every=2, average_last=2, average_of="best")
+    keys = settings(max_steps=10, evaluate_every=2, average_checkpoints=2, average_of="best")
     values, kept = iter([3.0, 1.0, 4.0, 3.0, 2.0]), []
 
     def evaluate():
@@ -340,8 +340,8 @@ def test_best_models_follow_the_direction_of_the_metric(
         tiny(
             evaluation__metric=metric,
             training__max_steps=30,
-            training__early_stopping=2 if metric == "ter" else 3,
-            training__average_last=2,
+            training__patience=2 if metric == "ter" else 3,
+            training__average_checkpoints=2,
             training__average_of="best",
         )
     )
@@ -378,7 +378,7 @@ def test_the_mean_of_large_values_does_not_overflow(tmp_path):
 )
 def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, metric, of):
     """The chosen weights are the best checkpoint's or the mean's, by the validation metric."""
-    keys = {"training__average_last": 3 if of == "last" else 2, "training__average_of": of}
+    keys = {"training__average_checkpoints": 3 if of == "last" else 2, "training__average_of": of}
     recipe = parse_recipe(tiny(training__max_steps=9, evaluation__metric=metric, **keys))
     judged = []
     real = Synthetic.evaluate
@@ -391,7 +391,7 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     monkeypatch.setattr(Synthetic, "evaluate", spy)
     train(recipe, tmp_path / "run")
     final = load_file(tmp_path / "run/model.safetensors")
-    keep = keys["training__average_last"]
+    keep = keys["training__average_checkpoints"]
     checkpoints = Checkpoints(tmp_path / "run/checkpoints", keep, best=of == "best")
     average = average_weights([path / "model.safetensors" for path in checkpoints.to_average()])
     *regular, (average_value, average_judged) = judged

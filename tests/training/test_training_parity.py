@@ -56,7 +56,7 @@ def test_a_run_over_there_is_the_same_run_here(name: str, tmp_path: Path) -> Non
         ours, Optimizer(name="adamw", betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
     )
     rate = make_schedule(
-        Schedule(name="cosine", learning_rate=PEAK, warmup_steps=WARMUP, final_fraction=0.1),
+        Schedule(name="cosine", learning_rate=PEAK, warmup_steps=WARMUP, min_lr_ratio=0.1),
         d_model=16,
         max_steps=STEPS,
     )

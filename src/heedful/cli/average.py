@@ -23,7 +23,7 @@ def average(
 ) -> None:
     """Average the weights of checkpoints (Vaswani et al. 2017, sec. 6.1).
 
-    Without --checkpoint: those that the run kept (training.average_last).
+    Without --checkpoint: those that the run kept (training.average_checkpoints).
 
     Example: heedful average runs/translation averaged --last 5
     """

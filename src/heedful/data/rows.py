@@ -169,16 +169,22 @@ def decoded_lines(
         yield text + "\n" if keep_ends and line.endswith(b"\n") else text
 
 
-def hold_out(rows: Rows, count: int | None) -> tuple[Rows, Rows]:
-    """The rows to train on and `count` to hold out: chosen by position, always the same.
+def hold_out(rows: Rows, size: int | float | None) -> tuple[Rows, Rows]:
+    """The rows to train on and those to hold out: chosen by position, always the same.
 
-    None: a thousand, or a tenth where that is fewer. Raises UserError where too few would be left.
+    Args:
+        size: a number of rows, or below 1 a share of them, rounded down to at least one; None:
+            1,000, or a tenth where that is fewer.
+
+    Raises:
+        UserError: fewer rows to train on than held out.
     """
-    if count is None:
-        count = min(1_000, max(1, len(rows) // 10))
+    if size is None:
+        size = min(1_000, max(1, len(rows) // 10))
+    count = int(size) if size >= 1 else max(1, floor(len(rows) * Fraction(str(size))))
     if len(rows) < 2 * count:
         raise UserError(
-            f"data.hold_out {count} of {len(rows)} {rows.report.noun} would leave too few to train"
+            f"data.valid_size {size} of {len(rows)} {rows.report.noun} would leave too few to train"
             " on; lower it, or give data.valid"
         )
     out = np.zeros(len(rows), dtype=bool)
@@ -215,21 +221,26 @@ def _digests(rows: Rows) -> Iterator[bytes]:
         yield hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
 
 
-def split_tail(rows: Rows, fraction: float, unit: Unit) -> tuple[Rows, Rows]:
-    """The texts to train on, and the last `fraction` of all CHARACTERS to hold out.
+def split_tail(rows: Rows, size: int | float, unit: Unit) -> tuple[Rows, Rows]:
+    """The texts to train on, and the last ones, to hold out.
 
-    The border stands where tiny Shakespeare is split 90/10 by convention: `fraction` of n
-    characters leaves the first floor(n x (1 - fraction)) to train on, `fraction` read as the
-    decimal number that it is written as. Where the border falls inside a text, one of unit
-    "file" is cut there; any other goes whole to the side that has the more of it (to training
-    if both have as much).
+    A fraction f of n characters leaves the first floor(n x (1 - f)) to train on, as tiny
+    Shakespeare is split 90/10 by convention, f read as the decimal number that it is written as.
+    A text of unit "file" that spans the border is cut there; any other goes whole to the side that
+    has the larger part of it (to training where both parts are equal).
+
+    Args:
+        size: a number of texts, or below 1 a fraction of all CHARACTERS.
 
     Raises:
         UserError: one side would be empty.
     """
     texts = rows["text"]
     ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    border = floor(int(ends[-1]) * (1 - Fraction(str(fraction))))
+    if isinstance(size, int):
+        border = int(ends[max(len(texts) - size, 0)])
+    else:
+        border = floor(int(ends[-1]) * (1 - Fraction(str(size))))
     index = int(np.searchsorted(ends, border, side="right")) - 1  # the text of the border
     inside = border - int(ends[index])
     cut = inside > 0 and unit == "file"
@@ -237,7 +248,7 @@ def split_tail(rows: Rows, fraction: float, unit: Unit) -> tuple[Rows, Rows]:
     if not split or split - cut == len(texts):
         side = "hold out" if split else "train on"
         raise UserError(
-            f"a fraction of {fraction} of {len(texts)} texts leaves none to {side};"
+            f"data.valid_size {size} of {len(texts)} texts leaves none to {side};"
             " change it, or give more text"
         )
     train = rows.select(np.arange(split))

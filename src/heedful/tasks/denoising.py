@@ -72,7 +72,7 @@ class Denoising(Task):
         if side > longest:
             raise UserError(
                 f"objective: a text of data.max_length {longest} may become {side} tokens; lower "
-                "density, or raise mean_span_length or data.max_length"
+                "noise_density, or raise mean_span_length or data.max_length"
             )
 
     def read(self) -> RawData:

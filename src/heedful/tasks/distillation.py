@@ -38,8 +38,8 @@ from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 
-_MORE = "more_teachers", "backward"
-_OF_SEQUENCES = "keep_targets", "nearest", *_MORE
+_MORE = "more_teachers", "back_translation_models"
+_OF_SEQUENCES = "include_references", "select_by_chrf", *_MORE
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
 
 
@@ -64,8 +64,8 @@ def cosine_loss(student: Float[Tensor, "N D"], teacher: Float[Tensor, "N D"]) ->
 
 @dataclass(frozen=True)
 class Distilled:
-    """The loss with a teacher: soft_weight · soft targets + hard_weight · targets +
-    cosine_weight · cosine, all sums over the places of the task's own loss.
+    """The loss with a teacher: distillation_weight · soft targets + cross_entropy_weight · cross
+    entropy + cosine_weight · cosine, all sums over the places of the task's own loss.
 
     Logits are formed some at a time, with their gradient at once. Label smoothing is of the targets
     alone.
@@ -88,12 +88,12 @@ class Distilled:
             with torch.set_grad_enabled(is_learnt):
                 logits.requires_grad_(is_learnt)
                 hard = cross_entropy(logits, targets[rows], label_smoothing=self.label_smoothing)
-                loss = settings.hard_weight * hard.loss
-                if settings.soft_weight:
+                loss = settings.cross_entropy_weight * hard.loss
+                if settings.distillation_weight:
                     with torch.no_grad():
                         soft_logits = self.teacher.head(wanted[rows])
                     soft = soft_target_loss(logits, soft_logits, settings.temperature)
-                    loss = loss + settings.soft_weight * soft
+                    loss = loss + settings.distillation_weight * soft
             grad = torch.autograd.grad(loss, logits)[0] if is_learnt else None
             return ChunkLoss(loss.detach(), hard.nll, hard.correct, grad)
 
@@ -111,15 +111,15 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
     `levels` are those that the task has.
     """
     settings = recipe.distillation
-    weights = settings.soft_weight, settings.hard_weight, settings.cosine_weight
+    weights = settings.distillation_weight, settings.cross_entropy_weight, settings.cosine_weight
     problems = {
         f"distillation.level {settings.level} is for pairs of texts; the task {recipe.task} has "
         "level word": settings.level not in levels,
         "distillation.cosine_weight is of level word: at level sequence the student sees the "
         "teacher's outputs alone; set it to 0": settings.level == "sequence"
         and settings.cosine_weight,
-        "distillation: soft_weight, hard_weight and cosine_weight are all 0, so nothing would be "
-        "learnt; raise one": settings.level == "word" and not any(weights),
+        "distillation: distillation_weight, cross_entropy_weight and cosine_weight are all 0, so "
+        "nothing would be learnt; raise one": settings.level == "word" and not any(weights),
         f"distillation: {', '.join(_OF_SEQUENCES)} are of level sequence; set that, or leave them "
         "out": settings.level == "word" and any(getattr(settings, key) for key in _OF_SEQUENCES),
         "init_from and distillation.copy_layers both say what the student begins as; leave one "
@@ -182,7 +182,7 @@ class OtherTeachers:
 
     @classmethod
     def open(cls, settings: Distillation, device: str) -> "OtherTeachers":
-        """`more_teachers` and `backward`; raises UserError where one is no translator."""
+        """Load `more_teachers` and `back_translation_models`, which must be translators."""
         forward, backward = (
             [
                 expect(load(path, device=device, engine="eager"), Translator, f"distillation.{key}")
@@ -198,11 +198,11 @@ def sequence_distillation(
 ) -> Data:
     """The data with the teachers' translations as targets (Kim and Rush 2016, sec. 3.2).
 
-    With `keep_targets` the pairs as they are follow, with `backward` its models' translations of
-    their targets, each as the source of its target. All are made once for these models and kept in
-    `cache`, in shards until all are made: an interruption costs one shard. A text is left out, and
-    counted, whose translation does not end within the model's limit for it, or is too long: it
-    would teach where to stop wrongly.
+    With `include_references` the pairs as they are follow; with `back_translation_models` their
+    translations of the targets, each as the source of its target. All are made once for these
+    models and kept in `cache`, in shards until all are made: an interruption costs one shard. A
+    text is left out, and counted, whose translation does not end within the model's limit for it,
+    or is too long: it would teach the wrong end.
 
     Args:
         teacher: has the data's tokenizers.
@@ -216,18 +216,18 @@ def sequence_distillation(
         "prepared": data.directory.name,
         "models": [
             [content_key([path / WEIGHTS]) for path in side]
-            for side in (forward, named_paths(settings.backward))
+            for side in (forward, named_paths(settings.back_translation_models))
         ],
-        "keep_targets": settings.keep_targets,
+        "include_references": settings.include_references,
         "beam_size": settings.beam_size,
-        "nearest": settings.nearest,
+        "select_by_chrf": settings.select_by_chrf,
         "max_length": longest,
     }
     passes = [Pass("teacher", teacher), *(Pass("forward", model) for model in others.forward)]
-    passes += [Pass("targets")] if settings.keep_targets else []
+    passes += [Pass("targets")] if settings.include_references else []
     passes += [Pass("backward", model) for model in others.backward]
     total = len(data.splits["train"]) * len(passes)
-    models = [str(path) for path in (*forward, *named_paths(settings.backward))]
+    models = [str(path) for path in (*forward, *named_paths(settings.back_translation_models))]
     about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
     writer = ShardWriter(data, settings, longest, key, about, cache, say)
     shards: list[Path] = []

@@ -60,7 +60,7 @@ def read_texts(files: Files, recipe: Recipe) -> Rows:
     """Texts of plain files, or of files of labelled texts or pairs, each text for itself."""
     if not named_paths(files.file):
         return read_rows(
-            named_paths(files.text), {"text": files.text_field}, unit=recipe.data.documents
+            named_paths(files.text), {"text": files.text_field}, unit=recipe.data.text_unit
         )
     rows = read_labelled(files)
     if "pair" not in rows:
@@ -87,9 +87,9 @@ def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
     """Read rows with their valid split, held out of train by position where none was read."""
     summaries = {name: split.report.summary() for name, split in rows.items()}
     if "valid" not in rows:
-        train, valid = hold_out(rows["train"], recipe.data.hold_out)
+        train, valid = hold_out(rows["train"], recipe.data.valid_size)
         rows = rows | {"train": train, "valid": valid}
-        summaries["valid"] = f"{len(valid):,} of data.train (data.hold_out)"
+        summaries["valid"] = f"{len(valid):,} of data.train (data.valid_size)"
     return RawData(without_held_out(rows), summaries)
 
 
@@ -99,10 +99,11 @@ def read_text_data(recipe: Recipe) -> RawData:
     rows = read_given(recipe, lambda files: read_texts(files, recipe))
     summaries = {name: split.report.summary() for name, split in rows.items()}
     if "valid" not in rows:
-        unit = "line" if named_paths(data.train.file) else data.documents
-        rows["train"], rows["valid"] = split_tail(rows["train"], data.valid_fraction, unit)
+        unit = "line" if named_paths(data.train.file) else data.text_unit
+        size = 0.1 if data.valid_size is None else data.valid_size
+        rows["train"], rows["valid"] = split_tail(rows["train"], size, unit)
     # Whole files stay: a recipe that names one for training and for valid means it (`rhyme`).
-    return RawData(rows if data.documents == "file" else without_held_out(rows), summaries)
+    return RawData(rows if data.text_unit == "file" else without_held_out(rows), summaries)
 
 
 def without_held_out(rows: dict[str, Rows]) -> dict[str, Rows]:

@@ -31,7 +31,7 @@ class WindowKeys(Keys):
 
     context: int = Field(256, ge=1, description="tokens of a window, that the model sees at most")
     isolate: bool = Field(True, description="texts of one window do not see each other")
-    marks: bool = Field(True, description="BOS before and EOS behind every text")
+    add_bos_eos: bool = Field(True, description="BOS before and EOS behind every text")
     stride: int | None = Field(
         None, ge=1, description="between windows of an evaluation; null: the context"
     )
@@ -55,12 +55,12 @@ class LanguageModelling(Task):
         return read_text_data(self.recipe)
 
     def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        template = "bos" if self.objective.marks else "none"
+        template = "bos" if self.objective.add_bos_eos else "none"
         return joint_tokenizer(self.recipe, train, template=template)
 
     def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
-        marks = self.objective.marks
-        return {"text": TextColumn(tokenizers[0], ("text",), "document" if marks else "none")}
+        adds = self.objective.add_bos_eos
+        return {"text": TextColumn(tokenizers[0], ("text",), "document" if adds else "none")}
 
     def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
         return {}
@@ -134,8 +134,8 @@ class LanguageModelling(Task):
         count = self.recipe.evaluation.num_samples
         if not count:
             return []
-        prompt = ("" if keys.marks else "\n") if keys.prompt is None else keys.prompt
-        if not keys.marks and not tokenizer.encode(prompt):
+        prompt = ("" if keys.add_bos_eos else "\n") if keys.prompt is None else keys.prompt
+        if not keys.add_bos_eos and not tokenizer.encode(prompt):
             prompt = tokenizer.decode(data.ids("valid").ids[:1].tolist())
         texts = model.generations(
             [prompt],

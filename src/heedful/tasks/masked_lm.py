@@ -42,7 +42,7 @@ class Masking(Keys):
     tokens (FULL-SENTENCES of Liu et al. 2019, sec. 4.2); they see each other.
     """
 
-    fraction: float = Field(
+    mlm_probability: float = Field(
         0.15, gt=0, le=1, description="of the ordinary tokens, selected to be predicted"
     )
     mask_share: float = Field(0.8, ge=0, le=1, description="of the selected ones, masked")
@@ -66,7 +66,7 @@ class Masking(Keys):
 class MaskedLm(Task):
     """Texts, of which some tokens are hidden anew in every epoch.
 
-    Texts come from `data.train.text`, cut by `data.documents`; or from `data.train.file`, a file of
+    Texts come from `data.train.text`, cut by `data.text_unit`; or from `data.train.file`, a file of
     labelled texts (TSV or JSONL) of which the texts alone are read, so that a model can be
     pre-trained on what it is to classify later. Of pairs both texts are taken, each for itself.
     """
@@ -259,8 +259,8 @@ def mask_ids(
 ) -> tuple[Int64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """The text with some tokens hidden, and which: the model has to say `ids[selected]`.
 
-    Selected are round(`fraction` x ordinary tokens), at least 1, each set of that size as likely
-    as any other. The number is not left to chance because BERT's authors fix it as well
+    Selected are round(`mlm_probability` x ordinary tokens), at least 1, each set of that size as
+    likely as any other. The number is not left to chance because BERT's authors fix it as well
     (`create_masked_lm_predictions`), so that every text has something to learn from and batches
     weigh alike; they also count the specials, which would make it depend on the frame of a text.
     A text without an ordinary token has nothing selected.
@@ -286,7 +286,7 @@ def mask_ids(
     _, word = np.unique(np.cumsum(starts)[ordinary], return_inverse=True)  # numbered from 0
     lengths = np.bincount(word)
     order = rng.permutation(len(lengths))
-    wanted = max(1, round(masking.fraction * len(word)))
+    wanted = max(1, round(masking.mlm_probability * len(word)))
     num_words = int(np.searchsorted(np.cumsum(lengths[order]), wanted)) + 1
     selected = np.zeros(len(ids), dtype=np.bool_)
     selected[ordinary] = np.isin(word, order[:num_words])

@@ -89,7 +89,7 @@ class T5Noise(Noise):
     """
 
     kind: Literal["t5"] = Field("t5", description="the missing spans are written")
-    density: Share = Field(0.15, description="of the tokens, dropped in spans")
+    noise_density: Share = Field(0.15, description="of the tokens, dropped in spans")
     mean_span_length: SpanLength = Field(3.0, description="tokens in a span on average")
     random_roll: bool = Field(True, description="every token may be dropped, not the last ones")
     final_sentinel: bool = Field(True, description="targets end in one sentinel more")
@@ -97,15 +97,15 @@ class T5Noise(Noise):
     def counts(self, length: int) -> tuple[int, int]:
         """How many of `length` tokens are dropped, and in how many spans.
 
-        round(length x density), at least 1 and never the whole text, in round(dropped /
+        round(length x noise_density), at least 1 and never the whole text, in round(dropped /
         `mean_span_length`) spans, at least 1 and not more than there are tokens to part them. A
         text of one token stays. Halves round to even, in double precision as in the authors'
         `random_spans_helper`; their mask computes in single precision and thus disagrees with it at
         a few halves, the first at 190 tokens.
         """
-        if self.density == 0 or length < 2:
+        if self.noise_density == 0 or length < 2:
             return 0, 0
-        dropped = min(max(round(length * self.density), 1), length - 1)
+        dropped = min(max(round(length * self.noise_density), 1), length - 1)
         return dropped, min(max(round(dropped / self.mean_span_length), 1), length - dropped)
 
     def mask(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, " length"]:

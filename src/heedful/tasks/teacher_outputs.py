@@ -136,17 +136,17 @@ class ShardWriter:
         wanted: list[str],
         advance: Callable[[int], None],
     ) -> list[Generation]:
-        """One for each text: the best, or with `nearest` the one most like what is wanted."""
-        size, nearest = self.settings.beam_size, self.settings.nearest
+        """One output per text: the best, or with `select_by_chrf` the most like the reference."""
+        size, by_chrf = self.settings.beam_size, self.settings.select_by_chrf
         found = model.generations(
             texts,
             beam_size=size,
-            num_return=size if nearest else 1,
+            num_return=size if by_chrf else 1,
             stop_rule="optimal",
             too_long="leave_out",
             progress=advance,
         )
-        if not nearest:
+        if not by_chrf:
             return [best for best, *_ in found]
         return [_nearest(outputs, text) for outputs, text in zip(found, wanted, strict=True)]
 

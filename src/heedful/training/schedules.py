@@ -25,9 +25,9 @@ def make_schedule(settings: Schedule, *, d_model: int, max_steps: int | None) ->
     All but `noam` rise linearly to `learning_rate` over `warmup_steps`, and then
 
     * `inverse_sqrt`: fall with 1/√step;
-    * `cosine`: fall along half a cosine to `final_fraction` of it at the last step (Loshchilov and
+    * `cosine`: fall along half a cosine to `min_lr_ratio` of it at the last step (Loshchilov and
       Hutter 2017, without restarts);
-    * `linear`: fall in a line to `final_fraction` of it at the last step;
+    * `linear`: fall in a line to `min_lr_ratio` of it at the last step;
     * `constant`: stay.
 
     `noam` is Vaswani et al. 2017, eq. 3: d_model^-0.5 · min(step^-0.5, step · warmup_steps^-1.5).
@@ -79,7 +79,7 @@ def _after_warmup(shape: Callable[[Schedule, int, float], float]) -> MakeSchedul
 
 
 def _falling(settings: Schedule, share: float) -> float:
-    return settings.final_fraction + (1 - settings.final_fraction) * share
+    return settings.min_lr_ratio + (1 - settings.min_lr_ratio) * share
 
 
 plugins.schedule.declare(

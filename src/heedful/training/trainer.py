@@ -212,7 +212,7 @@ class Trainer:
             return "max_epochs"
         if settings.max_minutes is not None and self._seconds() >= 60 * settings.max_minutes:
             return "time_limit"
-        patience = settings.early_stopping
+        patience = settings.patience
         if patience is not None and state.evaluations_since_best >= patience:
             return "early_stopping"
         return "interrupted" if self.interruption.is_asked else None
