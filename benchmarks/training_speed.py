@@ -38,7 +38,7 @@ from heedful.data.columns import pack_ids
 from heedful.evaluation.likelihood import batch_loss
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, Work
+from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.zoo import vaswani2017
 
 PAD, BOS, EOS = 0, 1, 2
@@ -176,15 +176,15 @@ def heedful_step(net: Any, precision: str) -> Callable[[Batch], None]:
             "optimizer": {"betas": BETAS, "eps": EPS},
         }
     )
-    work = Work(
-        plan=lambda epoch: upcoming,
-        load=lambda batch: batch,
+    hooks = TrainingHooks(
+        plan_epoch=lambda epoch: upcoming,
+        load_batch=lambda batch: batch,
         evaluate=_never,
-        keep_best=_never,
+        save_best=_never,
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
     train_step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
-    trainer = Trainer(train_step, work, settings, lambda step: RATE, nowhere, precision=precision)
+    trainer = Trainer(train_step, hooks, settings, lambda step: RATE, nowhere, precision=precision)
 
     def step(batch: Batch) -> None:
         upcoming[:] = [batch]

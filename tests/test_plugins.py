@@ -24,7 +24,7 @@ from heedful.export.hf_directory import write_hf_directory
 from heedful.parts.losses import LossSum
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
-from heedful.tasks.judging import evaluation_of
+from heedful.tasks.scoring import make_evaluation
 from heedful.zoo import gpt2
 
 PAGE = Path(heedful.__file__).parents[2] / "docs" / "plugins.md"
@@ -92,7 +92,7 @@ def test_a_metric_from_outside_says_which_values_are_better(plugin):
         RECIPE | {"plugins": [str(plugin)], "evaluation": {"metric": "words_wrong"}}
     )
     sums = LossSum(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1), 1)
-    found = [evaluation_of(recipe, sums, [], {"words_wrong": count}) for count in (0.1, 0.9)]
+    found = [make_evaluation(recipe, sums, [], {"words_wrong": count}) for count in (0.1, 0.9)]
     few, many = (each.value for each in found)
     assert few > many
 

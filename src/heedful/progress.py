@@ -11,7 +11,7 @@ _show: ContextVar[Show | None] = ContextVar("show", default=None)
 
 
 @contextmanager
-def shown_by(show: Show | None) -> Iterator[None]:
+def use_display(show: Show | None) -> Iterator[None]:
     """Have `show(what, total)` make a bar for each piece of work in the block; None: show none."""
     before = _show.set(show)
     try:
@@ -21,7 +21,7 @@ def shown_by(show: Show | None) -> Iterator[None]:
 
 
 @contextmanager
-def work(what: str, total: int | None) -> Iterator[Advance]:
+def track(what: str, total: int | None) -> Iterator[Advance]:
     """A function to call with how many more of `total` are done; None: the total is not known."""
     show = _show.get()
     if show is None:
@@ -31,6 +31,6 @@ def work(what: str, total: int | None) -> Iterator[Advance]:
         yield advance
 
 
-def is_shown() -> bool:
+def has_display() -> bool:
     """Whether anyone looks; for libraries that draw bars of their own."""
     return _show.get() is not None

@@ -28,10 +28,10 @@ from heedful.pipelines import (
 from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.tasks.distillation import check_distillation
-from heedful.tasks.epochs import Epochs
-from heedful.tasks.judging import FinalScores
-from heedful.tasks.preparing import Say
+from heedful.tasks.epochs import EpochBatches
+from heedful.tasks.preparation import Say
 from heedful.tasks.run_data import Data
+from heedful.tasks.scoring import FinalScores
 from heedful.tasks.start import RunParts, begin, begin_from_folder, loss_of
 from heedful.tasks.task import Task
 from heedful.training.best import BestModel
@@ -43,7 +43,7 @@ from heedful.training.precision import resolve_precision
 from heedful.training.report import write_report
 from heedful.training.schedules import make_schedule, total_steps
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, Work
+from heedful.training.trainer import Trainer, TrainingHooks
 from heedful.training.verdict import ExpectationListener, general_verdicts
 from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors
@@ -52,7 +52,7 @@ _SPLITS = {"test": "test text", "valid": "held-out text"}
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingRun:
     """How a run ended. `scores` are of the held-out test (or validation) text."""
 
     directory: Path
@@ -87,7 +87,7 @@ def train(
     listeners: Sequence[Listener] = (),
     say: Say = lambda line: None,
     command: str = "heedful.train",
-) -> Result:
+) -> TrainingRun:
     """Train what a recipe says into the folder `out`.
 
     Args:
@@ -133,7 +133,7 @@ def train(
         labels=scores.labels if scores else (),
         confusion=scores.confusion if scores else (),
     )
-    return Result(out, recipe.task, reason, scores)
+    return TrainingRun(out, recipe.task, reason, scores)
 
 
 def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool, say: Say) -> _Run:
@@ -149,10 +149,10 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
         save_description(parts.model, out)
         folder.note(**parts.names)
     parts.model.net.to(device)
-    epochs = Epochs(task, parts.data)
-    first = epochs.plan(0)  # an example above the batch's limit is refused here
+    epochs = EpochBatches(task, parts.data)
+    first = epochs.plan_epoch(0)  # an example above the batch's limit is refused here
     steps = total_steps(recipe.training, len(first))
-    entropy = unigram_entropy(epochs.load(item).targets for item in first)
+    entropy = unigram_entropy(epochs.load_batch(item).targets for item in first)
     best = BestModel(out)
     trainer = _make_trainer(task, parts, epochs, best, device, precision, steps)
     resumed_from = trainer.resume() if resume else None
@@ -165,7 +165,7 @@ def _checked_task(recipe: Recipe) -> Task:
     """The recipe's task; raises UserError for what is wrong before any data are read."""
     task: Task = plugins.task.get(recipe.task)(recipe)
     task.check()
-    check_distillation(recipe, task.levels)
+    check_distillation(recipe, task.distillation_levels)
     make_schedule(recipe.training.schedule, d_model=1, max_steps=recipe.training.max_steps)
     return task
 
@@ -181,7 +181,7 @@ def _precision(recipe: Recipe, out: Path, device: torch.device, resume: bool) ->
 def _make_trainer(
     task: Task,
     parts: RunParts,
-    epochs: Epochs,
+    epochs: EpochBatches,
     best: BestModel,
     device: torch.device,
     precision: str,
@@ -190,11 +190,11 @@ def _make_trainer(
     """The trainer of a run, with its loss, its batches, its evaluation and its checkpoints."""
     recipe, model = task.recipe, parts.model
     training = recipe.training
-    work = Work(
-        plan=epochs.plan,
-        load=lambda item: epochs.load(item).to(device),
+    hooks = TrainingHooks(
+        plan_epoch=epochs.plan_epoch,
+        load_batch=lambda item: epochs.load_batch(item).to(device),
         evaluate=lambda: task.evaluate(model, parts.data),
-        keep_best=lambda: _keep_best(best, trainer),
+        save_best=lambda: _save_best(best, trainer),
     )
     trainer = Trainer(
         TrainStep(
@@ -202,7 +202,7 @@ def _make_trainer(
             loss_of(task, parts, device),
             activation_checkpointing=training.activation_checkpointing,
         ),
-        work,
+        hooks,
         training,
         make_schedule(training.schedule, d_model=model.config.d_model, max_steps=steps),
         Checkpoints(
@@ -211,16 +211,16 @@ def _make_trainer(
             best=training.average_of == "best",
         ),
         precision=precision,
-        compare_at=[one.step for one in recipe.expect],
+        extra_evaluation_steps=[one.step for one in recipe.expect],
     )
     return trainer
 
 
-def _keep_best(best: BestModel, trainer: Trainer) -> None:
+def _save_best(best: BestModel, trainer: Trainer) -> None:
     """Store the net's weights, which are the best so far, or the first before any evaluation."""
     step = trainer.state.step
     kind = "weights" if trainer.average is None else "averaged weights"
-    best.keep(
+    best.save(
         weights_of(trainer.net),
         value=trainer.state.best_value,
         step=step,
@@ -238,8 +238,8 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
             RunStarted(
                 recipe=recipe,
                 num_parameters=parameter_count(run.model.net),
-                num_train=run.task.count(data, "train"),
-                num_valid=run.task.count(data, "valid"),
+                num_train=run.task.split_size(data, "train"),
+                num_valid=run.task.split_size(data, "valid"),
                 device=str(run.model.device),
                 total_steps=run.total_steps,
                 resumed_from=run.resumed_from,
@@ -253,7 +253,7 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
         if reason != "interrupted":
             scored = f"{_SPLITS[data.final]}, {_choose_final(run)}"
             say(f"scoring: {scored}")
-            scores = run.task.finish(run.model, run.data, out)
+            scores = run.task.compute_final_scores(run.model, run.data, out)
             values = scores.values()
         trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values, scored))
     finally:
@@ -318,8 +318,8 @@ def _choose_final(run: _Run) -> str:
         value = run.task.evaluate(run.model, run.data).value
         if value > run.best.value:
             source = f"the mean of {len(files)} checkpoints"
-            run.best.keep(average, value=value, step=trainer.state.step, source=source)
-    weights, source = run.best.finish()
+            run.best.save(average, value=value, step=trainer.state.step, source=source)
+    weights, source = run.best.write_final()
     set_weights(net, weights, run.best.path)
     return source
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from heedful.progress import Advance
 
 
-class Bars:
+class ProgressBars:
     """Shows each piece of work (`heedful.progress`) as a bar, those within another below it.
 
     Where `console` is no terminal, a line is printed every `line_seconds` of work instead, without
@@ -23,7 +23,7 @@ class Bars:
         self._progress: Progress | None = None  # while anything is shown
 
     @contextmanager
-    def work(self, what: str, total: int | None) -> Iterator[Advance]:
+    def track(self, what: str, total: int | None) -> Iterator[Advance]:
         """A bar for some work; `total` None: it is not known."""
         began = said = time.monotonic()
         done = 0

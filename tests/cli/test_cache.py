@@ -14,7 +14,7 @@ from heedful.cli.app import make_app
 from heedful.data.prepared import MANIFEST, Hold, cache_folder, prepare_once
 from heedful.errors import UserError
 from heedful.recipe_files import parse_recipe
-from heedful.tasks.preparing import prepare
+from heedful.tasks.preparation import prepare
 from heedful.tasks.run_data import Origin
 
 DAY = 24 * 60 * 60

@@ -20,7 +20,7 @@ from heedful.nested_keys import keys_of
 from heedful.plugins import nearest
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import RECIPES, describe, load_recipe, parse_recipe, shipped_recipes
-from heedful.tasks.translation import MadePairs
+from heedful.tasks.translation import GeneratedPairs
 
 NAMES = shipped_recipes()
 TASKS = {name: load_recipe(name).task for name in NAMES}
@@ -81,7 +81,7 @@ def test_a_recipe_holds_what_differs_and_no_more(name):
             assert here[last] != defaults[key], f"{name}.yaml repeats the default of {key}"
     # Bands are of the data that a recipe names or makes; those for one's own data have none.
     task, data = content.get("task", "translation"), content.get("data", {})
-    is_own = issubclass(plugins.task.get(task), MadePairs)
+    is_own = issubclass(plugins.task.get(task), GeneratedPairs)
     assert ("expect" in content) == (is_own or "train" in data)
     steps = [band["step"] for band in content.get("expect", [])]
     assert steps == sorted(set(steps))

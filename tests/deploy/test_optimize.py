@@ -21,7 +21,7 @@ from heedful.backends.manifest import Choice, Record
 from heedful.deploy import measure, prove
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
-from heedful.progress import Advance, shown_by
+from heedful.progress import Advance, use_display
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
@@ -130,7 +130,7 @@ def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
         yield parts.append
         told.append((what, total, sum(parts)))
 
-    with shown_by(show):
+    with use_display(show):
         found = optimize(model, folder, TEXTS, engines=["eager"], uses=["latency"], threads=[1])
     [(use, choice, rate)] = found.rates
     assert (use, choice.engine, choice.threads) == ("latency", "eager", 1)

@@ -23,7 +23,7 @@ from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends.aot.decoder import KERNEL
 from heedful.backends.aot.kernels import pack, pack_int8
 from heedful.backends.base import Settings
-from heedful.progress import Advance, shown_by
+from heedful.progress import Advance, use_display
 
 REQUESTS, SENTENCES = 60, 10_000
 
@@ -44,7 +44,7 @@ def make(folder: Path, name: str) -> None:
         told.append(what)
         return nullcontext(lambda count: None)
 
-    with shown_by(show):
+    with use_display(show):
         optimize(model, folder, TEXTS, engines=["compiled"], uses=["latency"], **keys)
         assert told.count("compiling float32: step") == 1, told
         found = optimize(model, folder, TEXTS, engines=["eager", "compiled"], **keys)

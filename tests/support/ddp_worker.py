@@ -30,10 +30,10 @@ def main() -> None:
     )
     for path in sorted(folder.glob("*.yaml")):
         run = Ready(load_recipe(path), folder / "data")
-        plan = run.task.plan(run.data, 0)[:world]
-        targets = sum(run.load(item).num_targets for item in plan)
+        plan = run.task.plan_epoch(run.data, 0)[:world]
+        targets = sum(run.load_batch(item).num_targets for item in plan)
         step = DistributedDataParallel(train_step(run).eval())
-        found = step(run.load(run.task.plan(run.data, 0)[rank::world][0]))
+        found = step(run.load_batch(run.task.plan_epoch(run.data, 0)[rank::world][0]))
         # DDP takes the mean over the processes; the loss is of all their targets.
         (found.loss * world / targets).backward()
         if rank == 0:

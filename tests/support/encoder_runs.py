@@ -17,11 +17,11 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.pipelines import ModelCard, open_net
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
-from heedful.tasks.distillation import Distilled
-from heedful.tasks.preparing import prepare
-from heedful.tasks.rdrop import RDrop
+from heedful.tasks.distillation import DistillationLoss
+from heedful.tasks.preparation import prepare
+from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import Origin
-from heedful.tasks.word_dropout import WordDropout
+from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.events import Event, StepDone
 from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo import architecture
@@ -105,27 +105,27 @@ class Ready:
         self.data = prepare(self.task, folder, origin or Origin(), self.said.append)
         self.tokenizers, self.tokenizer = self.data.tokenizers, self.data.tokenizer
         self.num_train, self.num_valid = (
-            self.task.count(self.data, split) for split in ("train", "valid")
+            self.task.split_size(self.data, split) for split in ("train", "valid")
         )
         self.model: Any = None
         if net is not None:
             config, module = random_net(net, **self.task.model_keys(self.data, net))
-            self.model = open_net(module, config, self.card(net), *self.tokenizers)
+            self.model = open_net(module, config, self.describe_model(net), *self.tokenizers)
 
-    def card(self, name: str) -> ModelCard:
-        return self.task.card(self.data, name)
+    def describe_model(self, name: str) -> ModelCard:
+        return self.task.describe_model(self.data, name)
 
-    def plan(self, epoch: int) -> Any:
-        return self.task.plan(self.data, epoch)
+    def plan_epoch(self, epoch: int) -> Any:
+        return self.task.plan_epoch(self.data, epoch)
 
-    def load(self, item: Any) -> Any:
+    def load_batch(self, item: Any) -> Any:
         return self.task.collate(self.data, item)
 
     def evaluate(self) -> Any:
         return self.task.evaluate(self.model, self.data)
 
-    def finish(self, out: Path) -> Any:
-        return self.task.finish(self.model, self.data, out)
+    def compute_final_scores(self, out: Path) -> Any:
+        return self.task.compute_final_scores(self.model, self.data, out)
 
 
 def train_step(run: Ready, device: str = "cpu") -> TrainStep:
@@ -141,11 +141,11 @@ def train_step(run: Ready, device: str = "cpu") -> TrainStep:
     loss: LossFunction = partial(batch_loss, label_smoothing=smoothing)
     if distillation.teacher is not None:
         teacher = architecture(name).build(config).to(device).eval().requires_grad_(False)
-        loss = Distilled(distillation, teacher, smoothing)
+        loss = DistillationLoss(distillation, teacher, smoothing)
     if training.r_drop:
-        loss = RDrop(training.r_drop, smoothing)
+        loss = RDropLoss(training.r_drop, smoothing)
     if training.word_dropout:
-        loss = WordDropout(loss, run.tokenizers, training.word_dropout, torch.device(device))
+        loss = WordDropoutLoss(loss, run.tokenizers, training.word_dropout, torch.device(device))
     return TrainStep(net, loss)
 
 

@@ -10,7 +10,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Evaluation, Trainer, Work
+from heedful.training.trainer import Evaluation, Trainer, TrainingHooks
 from heedful.zoo import vaswani2017
 from heedful.zoo.names import weights_of
 
@@ -71,19 +71,19 @@ def evaluation(value=0.0, loss=1.0, perplexity=2.0):
 
 
 def trainer_of(
-    net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, precision="fp32", **work
+    net, store, plan, keys, tmp_path, *, smoothing=0.0, rate=None, precision="fp32", **hooks
 ):
     """A trainer over batches of a store; each item of `plan` is the rows of a batch."""
     parts = {
-        "plan": plan if callable(plan) else lambda epoch: plan,
-        "load": lambda rows: collate_pairs(*store, np.array(rows), start_ids=[1], pad_id=0),
+        "plan_epoch": plan if callable(plan) else lambda epoch: plan,
+        "load_batch": lambda rows: collate_pairs(*store, np.array(rows), start_ids=[1], pad_id=0),
         "evaluate": evaluation,
-        "keep_best": lambda: None,
+        "save_best": lambda: None,
     }
-    loss = work.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
+    loss = hooks.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
     trainer = Trainer(
         TrainStep(net, loss),
-        Work(**(parts | work)),
+        TrainingHooks(**(parts | hooks)),
         keys,
         rate or (lambda step: 0.01),
         Checkpoints(

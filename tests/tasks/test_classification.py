@@ -100,7 +100,7 @@ def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str)
     )
     assert job.num_train == 20 + (too_long == "truncate")
     assert job.data.ids("test").lengths.tolist() == [3, 16, 3]
-    job.finish(tmp_path)
+    job.compute_final_scores(tmp_path)
     assert len((tmp_path / "test.output.txt").read_text().splitlines()) == 3
 
 
@@ -207,7 +207,7 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
     saved(source, "bert", TOKENIZER, labels=labels, head="classify", num_labels=3)
     origin = Origin((TOKENIZER, TOKENIZER), labels=labels)
     job = Ready(recipe_of(file, source), tmp_path / "data", origin=origin)
-    assert job.data.labels == job.card("bert").labels == labels
+    assert job.data.labels == job.describe_model("bert").labels == labels
     lines = Path(file).read_text().splitlines()
     kept = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
     stored = job.data.splits["train"].numbers("labels")

@@ -57,8 +57,8 @@ def real_ids(tokens: Any, row: int) -> list[int]:
 def test_a_batch_is_what_the_noise_makes_of_each_text(kind, tmp_path):
     job = ready(tmp_path, kind)
     tokenizer, store = job.tokenizer, job.data.ids("train")
-    for item in job.plan(3):
-        batch = job.load(item)
+    for item in job.plan_epoch(3):
+        batch = job.load_batch(item)
         assert batch.indices.tolist() == item.indices.tolist()
         for row, index in enumerate(item.indices.tolist()):
             source, heard, target = sides(batch, row)
@@ -81,8 +81,8 @@ def test_held_out_texts_are_corrupted_the_same_whatever_the_seed(tmp_path):
 def test_batches_keep_to_the_budget(kind, tmp_path):
     job = ready(tmp_path, kind, training__batch_sentences=None, training__batch_tokens=60)
     sizes = []
-    for item in job.plan(0):
-        batch = job.load(item)
+    for item in job.plan_epoch(0):
+        batch = job.load_batch(item)
         sizes.append(batch.source.ids.numel() + batch.tokens.ids.numel())
     if kind == "t5":  # of bart a span of no tokens may add a mask
         assert max(sizes) <= 60

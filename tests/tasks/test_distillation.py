@@ -20,11 +20,11 @@ from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import sentence_chrf
-from heedful.progress import Advance, shown_by
+from heedful.progress import Advance, use_display
 from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import (
-    Distilled,
+    DistillationLoss,
     OtherTeachers,
     copy_layers,
     cosine_loss,
@@ -98,7 +98,7 @@ def two_nets(task: str, folder: Path) -> tuple[Any, ...]:
         with torch.no_grad():
             for parameter in nets[-1].parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return run.load(run.plan(0)[0]), *nets
+    return run.load_batch(run.plan_epoch(0)[0]), *nets
 
 
 def gradients(net: Any) -> dict[str, torch.Tensor]:
@@ -116,7 +116,7 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
     own = batch_loss(student, batch, label_smoothing=0.1)
     own.loss.backward()
     expected = gradients(student)
-    found = Distilled(wanted(cross_entropy_weight=1.0), teacher, 0.1)(student, batch)
+    found = DistillationLoss(wanted(cross_entropy_weight=1.0), teacher, 0.1)(student, batch)
     found.loss.backward()
     torch.testing.assert_close((found.loss, found.nll), (own.loss, own.nll))
     assert found.tokens == own.tokens == batch.num_targets
@@ -128,11 +128,11 @@ def test_with_hard_targets_alone_the_loss_is_the_tasks_own(task, tmp_path):
 @pytest.mark.parametrize("key", ["distillation_weight", "cosine_weight"])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(task, key, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
-    found = Distilled(wanted(**{key: 1.0}), student)(student, batch)
+    found = DistillationLoss(wanted(**{key: 1.0}), student)(student, batch)
     found.loss.backward()
     assert found.loss.item() == pytest.approx(0, abs=1e-4)
     same = gradients(student)
-    Distilled(wanted(**{key: 1.0}), teacher)(student, batch).loss.backward()
+    DistillationLoss(wanted(**{key: 1.0}), teacher)(student, batch).loss.backward()
     other = gradients(student)
     assert max(float(gradient.abs().max()) for gradient in same.values()) < 1e-4
     assert max(float(gradient.abs().max()) for gradient in other.values()) > 1e-2
@@ -141,9 +141,11 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(task, key, tmp_path)
 @pytest.mark.parametrize("task", TASKS)
 def test_the_three_losses_are_added_with_their_weights(task, tmp_path):
     batch, student, teacher = two_nets(task, tmp_path)
-    single = [float(Distilled(wanted(**{k: 1.0}), teacher)(student, batch).loss) for k in LEVELS]
+    single = [
+        float(DistillationLoss(wanted(**{k: 1.0}), teacher)(student, batch).loss) for k in LEVELS
+    ]
     assert min(single) > 0.001
-    together = Distilled(wanted(**LEVELS), teacher)(student, batch)
+    together = DistillationLoss(wanted(**LEVELS), teacher)(student, batch)
     expected = sum(w * loss for w, loss in zip(LEVELS.values(), single, strict=True))
     assert float(together.loss) == pytest.approx(expected, rel=1e-5)
 
@@ -157,7 +159,7 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(task, monkeypatc
         monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", elements)
         monkeypatch.setattr(losses, "_BLOCK_ELEMENTS", elements)
         torch.manual_seed(5)
-        found = Distilled(wanted(**LEVELS), teacher)(student, batch)
+        found = DistillationLoss(wanted(**LEVELS), teacher)(student, batch)
         found.loss.backward()
         results.append((found, gradients(student)))
     (one, first), (many, second) = results
@@ -285,10 +287,10 @@ STEPS = {
 def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
     """How far a student's translations' probabilities are from its teacher's, on training pairs."""
     run = Ready(recipe, folder, origin=Origin((teacher.src_tokenizer, teacher.tgt_tokenizer)))
-    batch = run.load(np.arange(40))
+    batch = run.load_batch(np.arange(40))
     keys = wanted(distillation_weight=1.0, temperature=1.0)
     with torch.no_grad():
-        return float(Distilled(keys, teacher.net)(student.net, batch).loss)
+        return float(DistillationLoss(keys, teacher.net)(student.net, batch).loss)
 
 
 def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_path):
@@ -446,7 +448,7 @@ def test_an_interruption_costs_one_shard_and_changes_no_byte(taught, monkeypatch
         for _ in stops:
             with pytest.raises(KeyboardInterrupt):
                 make(OtherTeachers((), [master]), **settings)
-        with shown_by(show):
+        with use_display(show):
             _, data = make(OtherTeachers((), [master]), **settings)
         assert told.pop() == ("translating", 3 * 64, 3 * 64)
         made[name] = tree(data.outputs)

@@ -7,7 +7,7 @@ import pytest
 
 from encoder_runs import Ready, assert_resumes, recipe_of
 from heedful.errors import UserError
-from heedful.tasks.epochs import Epochs
+from heedful.tasks.epochs import EpochBatches
 
 TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
 SAMPLED = {
@@ -22,8 +22,8 @@ def sampled(task: str, folder: Path, **changes: Any) -> Any:
     return recipe_of(task, folder, **SAMPLED | limit | changes)
 
 
-def batches(epochs: Epochs, epoch: int) -> list[dict[str, Any]]:
-    found = [epochs.load(item) for item in epochs.plan(epoch)]
+def batches(epochs: EpochBatches, epoch: int) -> list[dict[str, Any]]:
+    found = [epochs.load_batch(item) for item in epochs.plan_epoch(epoch)]
     return [{"ids": b.tokens.ids.tolist(), "targets": b.targets.tolist()} for b in found]
 
 
@@ -31,19 +31,19 @@ def batches(epochs: Epochs, epoch: int) -> list[dict[str, Any]]:
 def test_an_epoch_is_the_same_whatever_was_before_it(tmp_path, task):
     recipe = sampled(task, tmp_path)
     run = Ready(recipe, tmp_path / "data")
-    one, other = Epochs(run.task, run.data), Epochs(run.task, run.data)
+    one, other = EpochBatches(run.task, run.data), EpochBatches(run.task, run.data)
     first, second = batches(one, 0), batches(one, 1)
     assert batches(other, 1) == second
     assert batches(other, 0) == first
     plain = sampled(task, tmp_path, training__subword_sampling=None)
-    assert batches(Epochs(Ready(plain, tmp_path / "data").task, run.data), 0) != first
+    assert batches(EpochBatches(Ready(plain, tmp_path / "data").task, run.data), 0) != first
 
 
 def test_both_sides_say_the_same_as_before(tmp_path):
     run = Ready(sampled("translation", tmp_path), tmp_path / "data")
-    epochs, tokenizer = Epochs(run.task, run.data), run.tokenizer
+    epochs, tokenizer = EpochBatches(run.task, run.data), run.tokenizer
     texts = [tokenizer.decode(ids.tolist()) for ids in run.data.ids("train", "src")]
-    for batch in (epochs.load(item) for item in epochs.plan(0)):
+    for batch in (epochs.load_batch(item) for item in epochs.plan_epoch(0)):
         read = batch.source.ids.tolist()
         for index, source in zip(batch.indices.tolist(), read, strict=True):
             assert tokenizer.decode(source) == texts[index]
@@ -61,4 +61,4 @@ def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
     recipe = recipe_of("translation", tmp_path, training__subword_sampling=0.1)
     run = Ready(recipe, tmp_path / "data")
     with pytest.raises(UserError, match="subword_sampling: a tokenizer of kind word"):
-        Epochs(run.task, run.data)
+        EpochBatches(run.task, run.data)

@@ -128,7 +128,7 @@ def test_rows_are_texts_or_as_many_whole_ones_as_fit(text: Path, tmp_path: Path)
     assert set(rows.lengths) == {16}
     assert rows.ids.tolist() == texts.ids.tolist()
     assert (one.num_train, one.num_valid, packed.num_train) == (54, 6, 27)
-    assert sum(len(item.indices) for item in packed.plan(3)) == 27
+    assert sum(len(item.indices) for item in packed.plan_epoch(3)) == 27
 
 
 def test_evaluations_hide_the_same_and_draw_nothing(text: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from heedful.recipe_files import parse_recipe
 from heedful.tasks.denoising import Denoising
 from heedful.tasks.masked_lm import example_rng
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise, sentence_ends
-from heedful.tasks.task import read_objective
+from heedful.tasks.task import parse_objective
 
 BOS, EOS, MASK, STOP = 1, 2, 3, 4
 SENTINELS = tuple(range(999, 899, -1))  # T5's: a hundred, from the vocabulary's end down
@@ -356,7 +356,7 @@ def test_noise_stays_the_same_from_version_to_version() -> None:
 
 def read(keys: dict[str, Any]) -> Noise:
     content = {"task": "denoising", "objective": keys, "training": {"max_steps": 1}}
-    return read_objective(parse_recipe(content), Denoising.Objective)
+    return parse_objective(parse_recipe(content), Denoising.objective_class)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.target_scores import target_states
 from heedful.parts import losses
-from heedful.tasks.rdrop import RDrop
+from heedful.tasks.rdrop import RDropLoss
 
 TASKS = ("translation", "language_modelling", "masked_lm", "classification")
 ALPHA, SMOOTHING = 3.0, 0.1
@@ -18,7 +18,7 @@ ALPHA, SMOOTHING = 3.0, 0.1
 def net_and_batch(task, folder, dropout=0.3):
     recipe = recipe_of(task, folder, model__dropout=dropout)
     run = Ready(recipe, folder / "data")
-    return train_step(run).net, run.load(run.plan(0)[0])
+    return train_step(run).net, run.load_batch(run.plan_epoch(0)[0])
 
 
 def gradients(net, loss):
@@ -50,7 +50,7 @@ def test_the_loss_is_that_of_the_paper(tmp_path, monkeypatch, task, elements):
     dropout = 0.0 if task == "classification" and elements == 50 else 0.3
     net, batch = net_and_batch(task, tmp_path, dropout)
     results = []
-    for loss_of in (by_hand, lambda *each: RDrop(ALPHA, SMOOTHING)(*each).loss):
+    for loss_of in (by_hand, lambda *each: RDropLoss(ALPHA, SMOOTHING)(*each).loss):
         torch.manual_seed(3)
         loss = loss_of(net.train(), batch)
         results.append((loss.detach(), gradients(net, loss)))
@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_the_paper(tmp_path, monkeypatch, task, elements):
 
 def test_without_dropout_it_is_the_plain_loss(tmp_path):
     net, batch = net_and_batch("translation", tmp_path, dropout=0.0)
-    found = RDrop(ALPHA, SMOOTHING)(net.train(), batch)
+    found = RDropLoss(ALPHA, SMOOTHING)(net.train(), batch)
     plain = batch_loss(net, batch, label_smoothing=SMOOTHING)
     for name in ("loss", "nll"):
         torch.testing.assert_close(getattr(found, name), getattr(plain, name))

@@ -15,7 +15,7 @@ from heedful.tasks.synthetic import Pair, Synthetic
 def generate(name: str, count: int, *, exclude: Any = (), **sizes: Any) -> list[Pair]:
     """What a recipe of these sizes makes for training."""
     recipe = parse_recipe(tiny(task=name, data={"generated": sizes}))
-    return Synthetic(recipe).make("train", count, set(exclude))
+    return Synthetic(recipe).generate_pairs("train", count, set(exclude))
 
 
 @given(

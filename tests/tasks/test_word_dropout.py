@@ -8,7 +8,7 @@ from encoder_runs import Ready, assert_resumes, recipe_of, sentences, words
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.parts.losses import LossSum
-from heedful.tasks.word_dropout import WordDropout
+from heedful.tasks.word_dropout import WordDropoutLoss
 
 TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
 NOTHING = LossSum(torch.zeros(()), torch.zeros(()), torch.zeros((), dtype=torch.long), 0)
@@ -17,10 +17,10 @@ NOTHING = LossSum(torch.zeros(()), torch.zeros(()), torch.zeros((), dtype=torch.
 def batches_and_what_is_read(task, folder, *, training=True):
     """Each batch of an epoch, and as the loss beneath word dropout gets it."""
     run, seen = Ready(recipe_of(task, folder), folder / "data"), []
-    hide = WordDropout(
+    hide = WordDropoutLoss(
         lambda net, batch: seen.append(batch) or NOTHING, run.tokenizers, 0.3, torch.device("cpu")
     )
-    batches = [run.load(item) for item in run.plan(0)]
+    batches = [run.load_batch(item) for item in run.plan_epoch(0)]
     torch.manual_seed(0)
     for batch in batches:
         hide(nn.Identity().train(training), batch)
@@ -52,7 +52,7 @@ def test_nothing_is_hidden_from_a_net_that_does_not_learn(tmp_path):
 
 def test_both_sides_have_the_words_of_their_own_tokenizer():
     src, tgt = words(["a", "b"]), train_tokenizer(sentences(9), kind="word")
-    hide = WordDropout(lambda net, batch: NOTHING, (src, tgt), 0.1, torch.device("cpu"))
+    hide = WordDropoutLoss(lambda net, batch: NOTHING, (src, tgt), 0.1, torch.device("cpu"))
     tables = [table.tolist() for table in hide._replaced]
     for tokenizer, table, hidden in zip(
         (src, tgt), tables, (src.specials.mask_id, tgt.unk_id), strict=True
@@ -71,4 +71,4 @@ def test_bytes_that_cannot_be_hidden_are_refused():
     tokenizer = train_tokenizer(["a b"], kind="byte")
     tokenizer.specials = type(tokenizer.specials)()
     with pytest.raises(UserError, match="word_dropout needs a mask or an unknown token"):
-        WordDropout(lambda net, batch: NOTHING, (tokenizer,) * 2, 0.1, torch.device("cpu"))
+        WordDropoutLoss(lambda net, batch: NOTHING, (tokenizer,) * 2, 0.1, torch.device("cpu"))

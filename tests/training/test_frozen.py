@@ -49,8 +49,8 @@ def test_what_is_judged_and_saved_has_the_frozen_weights_too(tmp_path):
     net, best = frozen_net(), {}
     before = copied(net)
     keys = settings(max_steps=2, evaluate_every=2, ema_decay=0.9, average_checkpoints=2)
-    work = {"keep_best": lambda: best.update(copied(net))}
-    trainer, _ = trainer_of(net, pairs([(3, 2), (4, 5)]), [[0], [1]], keys, tmp_path, **work)
+    hooks = {"save_best": lambda: best.update(copied(net))}
+    trainer, _ = trainer_of(net, pairs([(3, 2), (4, 5)]), [[0], [1]], keys, tmp_path, **hooks)
     trainer.run()
     saved = load_file(trainer.checkpoints.newest() / "model.safetensors")
     assert set(best) == set(saved) == set(before)

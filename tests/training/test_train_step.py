@@ -19,7 +19,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.parts import losses
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
 from heedful.training.step import TrainStep
-from heedful.training.trainer import Trainer, Work
+from heedful.training.trainer import Trainer, TrainingHooks
 from trainers import batch_for
 from waits import Waits
 
@@ -72,7 +72,7 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
     for name in NAMES:
         run = Ready(recipe_named(name, tmp_path / name), tmp_path / "data")
         step = train_step(run).eval()  # without dropout
-        batches = [run.load(item) for item in run.plan(0)[:2]]
+        batches = [run.load_batch(item) for item in run.plan_epoch(0)[:2]]
         assert len(batches) == 2
         targets = sum(batch.num_targets for batch in batches)
         for batch in batches:
@@ -110,7 +110,7 @@ def test_a_head_that_is_sharded_by_itself_has_the_same_loss(tmp_path, name, monk
     """Its logits are formed at once, whatever the loss is; so are those of a compiled step."""
     run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
     step = train_step(run).eval()
-    batch = run.load(run.plan(0)[0])
+    batch = run.load_batch(run.plan_epoch(0)[0])
     found = []
     for is_sharded in (False, True):
         monkeypatch.setattr(losses, "_is_sharded", lambda head, answer=is_sharded: answer)
@@ -128,15 +128,17 @@ def test_a_plan_is_whole_and_the_same_however_many_processes_share_it(tmp_path, 
     run, again = (Ready(recipe_named(name, tmp_path), tmp_path / "data") for _ in range(2))
     plans = []
     for epoch in (0, 1):
-        whole = [run.load(item).indices.tolist() for item in run.plan(epoch)]
+        whole = [run.load_batch(item).indices.tolist() for item in run.plan_epoch(epoch)]
         plans.append(whole)
-        assert [again.load(item).indices.tolist() for item in again.plan(epoch)] == whole
+        assert [
+            again.load_batch(item).indices.tolist() for item in again.plan_epoch(epoch)
+        ] == whole
         if name != "language_modelling":  # which counts windows, not rows
             assert sorted(chain(*whole)) == list(range(run.num_train))
         for world in (2, 3):
-            shares = [run.task.plan(run.data, epoch)[rank::world] for rank in range(world)]
+            shares = [run.task.plan_epoch(run.data, epoch)[rank::world] for rank in range(world)]
             dealt = [
-                run.load(shares[place % world][place // world]).indices.tolist()
+                run.load_batch(shares[place % world][place // world]).indices.tolist()
                 for place in range(len(whole))
             ]
             assert dealt == whole
@@ -150,16 +152,16 @@ def test_a_step_between_reports_never_waits(tmp_path, name, clip, optimizer):
     keys = {"training__ema_decay": 0.9, "training__optimizer": {"name": optimizer}}
     recipe = recipe_named(name, tmp_path, training__clip_norm=clip, **keys)
     run = Ready(recipe, tmp_path / "data")
-    batches = [run.load(item) for item in run.plan(0)]  # made on the CPU, beforehand
-    work = Work(
-        plan=lambda epoch: range(len(batches)),
-        load=lambda place: batches[place],
+    batches = [run.load_batch(item) for item in run.plan_epoch(0)]  # made on the CPU, beforehand
+    hooks = TrainingHooks(
+        plan_epoch=lambda epoch: range(len(batches)),
+        load_batch=lambda place: batches[place],
         evaluate=lambda: pytest.fail("no evaluation is due"),
-        keep_best=lambda: None,
+        save_best=lambda: None,
     )
     settings = recipe.training.model_copy(update={"log_every": 1000})
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
-    trainer = Trainer(train_step(run), work, settings, lambda step: 0.01, checkpoints)
+    trainer = Trainer(train_step(run), hooks, settings, lambda step: 0.01, checkpoints)
     trainer._step()  # the optimizer's state is made
     with Waits() as waits:
         for _ in range(3):
@@ -183,7 +185,7 @@ def gradients_without_waiting(step: TrainStep, batch: Batch) -> Waits:
 @pytest.mark.parametrize("name", [*NAMES, *HIDDEN])
 def test_the_loss_of_every_task_needs_no_values_of_tensors(tmp_path, name):
     run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
-    batch = run.load(run.plan(0)[0]).to("meta")  # where there are none
+    batch = run.load_batch(run.plan_epoch(0)[0]).to("meta")  # where there are none
     assert not gradients_without_waiting(train_step(run, "meta"), batch).seen
 
 

@@ -203,9 +203,9 @@ def test_a_step_that_is_not_taken_leaves_weights_and_state_as_they_were(name):
 # --- ends -----------------------------------------------------------------------------------
 
 
-def run_to_end(tmp_path, keys, **work):
-    store, plan = pairs([(3, 2), (4, 5), (2, 9)]), work.pop("plan", [[0], [1], [2]])
-    trainer, seen = trainer_of(small_net(), store, plan, keys, tmp_path, **work)
+def run_to_end(tmp_path, keys, **hooks):
+    store, plan = pairs([(3, 2), (4, 5), (2, 9)]), hooks.pop("plan", [[0], [1], [2]])
+    trainer, seen = trainer_of(small_net(), store, plan, keys, tmp_path, **hooks)
     return trainer.run(), trainer, seen
 
 
@@ -218,8 +218,8 @@ def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
         order.append(next(values))
         return evaluation(order[-1])
 
-    work = {"evaluate": evaluate, "keep_best": lambda: order.append("kept")}
-    reason, trainer, seen = run_to_end(tmp_path, keys, **work)
+    hooks = {"evaluate": evaluate, "save_best": lambda: order.append("kept")}
+    reason, trainer, seen = run_to_end(tmp_path, keys, **hooks)
     assert order == ["kept", 1.0, "kept", 3.0, "kept", 2.0, 4.0, "kept", 4.0, 3.9]
     assert (reason, trainer.state.step) == ("early_stopping", 12)
     assert [e.is_best for e in seen.of(Evaluated)] == [True, True, False, True, False, False]
@@ -235,7 +235,7 @@ def test_max_epochs(tmp_path, accumulate, steps):
         return [[0], [1], [2]]
 
     keys = settings(max_steps=None, max_epochs=2, gradient_accumulation=accumulate)
-    reason, trainer, _ = run_to_end(tmp_path, keys, plan=plan)
+    reason, trainer, _ = run_to_end(tmp_path, keys, plan_epoch=plan)
     assert (reason, trainer.state.step, trainer.state.epoch) == ("max_epochs", steps, 2)
     assert asked == [0, 1]
 
@@ -257,11 +257,11 @@ def test_the_moving_average_is_judged_and_kept_and_changes_no_step(tmp_path):
     store = pairs([(3, 2), (4, 5), (9, 7)])
     judged, best, after = [], [], []
     nets = [small_net(dropout=0.2), small_net(dropout=0.2)]
-    work = {
+    hooks = {
         "evaluate": lambda: (judged.append(copied(nets[0])), evaluation(value=len(judged)))[1],
-        "keep_best": lambda: best.append(copied(nets[0])),
+        "save_best": lambda: best.append(copied(nets[0])),
     }
-    trainer, _ = trainer_of(nets[0], store, [[0], [1], [2]], keys, tmp_path / "a", **work)
+    trainer, _ = trainer_of(nets[0], store, [[0], [1], [2]], keys, tmp_path / "a", **hooks)
     plain, _ = trainer_of(
         nets[1], store, [[0], [1], [2]], settings(max_steps=6, evaluate_every=3), tmp_path / "b"
     )

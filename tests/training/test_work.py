@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from commands import write_recipe
-from heedful.progress import Advance, is_shown, shown_by, work
+from heedful.progress import Advance, has_display, track, use_display
 from heedful.recipe_files import load_recipe
 from heedful.run import train
-from heedful.terminal import Bars
+from heedful.terminal import ProgressBars
 from heedful.training.display import RunDisplay
 from heedful.training.events import RunStarted
 
@@ -26,25 +26,25 @@ def test_a_run_tells_all_of_its_work_and_no_more(tmp_path, monkeypatch):
         told.append((what, total, sum(parts)))
 
     recipe = load_recipe(str(write_recipe(tmp_path / "recipe.json", training__max_steps=2)))
-    with shown_by(show):
+    with use_display(show):
         train(recipe, tmp_path / "run")
     assert {what for what, _, _ in told} == {"tokenising", "translating"}
     assert all(total == done > 0 for _, total, done in told)
-    assert not is_shown()
+    assert not has_display()
 
 
 def test_nothing_is_shown_to_who_does_not_ask():
-    with work("anything", 3) as advance:
+    with track("anything", 3) as advance:
         advance(3)
 
 
 def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     bar = RunDisplay(console)
-    with bar.work("tokenising", 10) as advance:
+    with bar.track("tokenising", 10) as advance:
         advance(4)
     bar.on(RunStarted({}, 1, 2, 3, "cpu", 100))
-    with bar.work("translating", 7) as advance:
+    with bar.track("translating", 7) as advance:
         advance(5)
         assert bar._progress is not None
         steps, other = bar._progress.tasks
@@ -59,15 +59,15 @@ def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
 def test_where_there_is_no_terminal_lines_tell_of_work_that_lasts():
     for seconds, expected in ((60.0, ""), (0.0, "tokenising 4/10  0:00 left")):
         console = Console(file=io.StringIO())
-        with RunDisplay(console, line_seconds=seconds).work("tokenising", 10) as advance:
+        with RunDisplay(console, line_seconds=seconds).track("tokenising", 10) as advance:
             advance(4)
         assert console.file.getvalue().strip() == expected
 
 
 def test_work_within_work_stands_below_it_and_both_go():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    bars = Bars(console)
-    with bars.work("building", 2), bars.work("compiling", None) as advance:
+    bars = ProgressBars(console)
+    with bars.track("building", 2), bars.track("compiling", None) as advance:
         advance(3)
         assert bars._progress is not None
         outer, inner = bars._progress.tasks

@@ -17,7 +17,7 @@ from heedful import pipelines
 from heedful.cli.flags import Device, Output, Truncate
 from heedful.errors import UserError
 from heedful.options import TooLong
-from heedful.progress import Advance, shown_by, work
+from heedful.progress import Advance, track, use_display
 
 Kind = TypeVar("Kind", bound="pipelines.SavedModel")
 CHUNK = 1_024
@@ -170,7 +170,7 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def progress_bar(what: str, total: int | None = None, *, shown: bool = True) -> Iterator[Advance]:
     """A function to call with how many more are done; shown as by `bars_on_stderr`."""
-    with bars_on_stderr(shown=shown), work(what, total) as advance:
+    with bars_on_stderr(shown=shown), track(what, total) as advance:
         yield advance
 
 
@@ -179,10 +179,10 @@ def bars_on_stderr(*, shown: bool = True) -> Iterator[None]:
     """Show long work on stderr, where that is a terminal."""
     from rich.console import Console
 
-    from heedful.terminal import Bars
+    from heedful.terminal import ProgressBars
 
     console = Console(stderr=True)
-    with shown_by(Bars(console).work if shown and console.is_terminal else None):
+    with use_display(ProgressBars(console).track if shown and console.is_terminal else None):
         yield
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from heedful.config import Recipe
-    from heedful.run import Result
+    from heedful.run import TrainingRun
 
 
 def make_console(*, quiet: bool = False) -> "Console":
@@ -41,17 +41,17 @@ def run_recipe(
     resume: bool = False,
     changes: Sequence[str] = (),
     again: str = "",
-) -> "Result":
+) -> "TrainingRun":
     """Train into a folder, with a progress bar unless the console is quiet.
 
     Ends the command with 130 where the run is interrupted; `again` is how it goes on then.
     """
-    from heedful.progress import shown_by
+    from heedful.progress import use_display
     from heedful.run import train
     from heedful.training.display import RunDisplay
 
     bar = RunDisplay(console)
-    with shown_by(None if console.quiet else bar.work):
+    with use_display(None if console.quiet else bar.track):
         result = train(
             recipe,
             folder,
@@ -68,7 +68,7 @@ def run_recipe(
     return result
 
 
-def report_result(result: "Result", console: "Console") -> None:
+def report_result(result: "TrainingRun", console: "Console") -> None:
     """What came of a run, and how its model is used."""
     for name, entry in (result.scores.by_name if result.scores else {}).items():
         score = entry if isinstance(entry, dict) else {"score": entry}

@@ -13,7 +13,7 @@ from heedful.data.columns import Column, Columns, Counts, Packer
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.progress import work
+from heedful.progress import track
 
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 
@@ -175,7 +175,7 @@ class _Growing:
 
 def _encoded(rows: Rows, columns: Mapping[str, TextColumn]) -> Iterator[dict[str, list[list[int]]]]:
     """By column, the ids of each row's one or two texts."""
-    with work("tokenising", len(rows)) as advance:
+    with track("tokenising", len(rows)) as advance:
         for start in range(0, len(rows), _CHUNK_ROWS):
             chunk = slice(start, min(start + _CHUNK_ROWS, len(rows)))
             found = {

@@ -11,7 +11,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from heedful.errors import UserError
-from heedful.progress import is_shown
+from heedful.progress import has_display
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 SPACE = "\u2581"  # stands for a space inside a piece, as in SentencePiece
@@ -207,7 +207,7 @@ def _trainer(backend: Backend, lines: list[str], plan: Plan) -> Any:
     settings: dict[str, Any] = {
         "vocab_size": min(plan.vocab_size or most, most),
         "special_tokens": list(plan.specials),
-        "show_progress": is_shown() and sys.stderr.isatty(),
+        "show_progress": has_display() and sys.stderr.isatty(),
     }
     if kind == "unigram":
         return trainers.UnigramTrainer(unk_token=_UNK, **settings)

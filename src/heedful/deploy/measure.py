@@ -17,7 +17,7 @@ from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.text_generation import Generator
-from heedful.progress import work
+from heedful.progress import track
 
 _SINGLES, _TOGETHER = 12, 256  # texts that are timed one at a time, and together
 _ALONE = 64  # texts together where nothing runs side by side
@@ -80,7 +80,7 @@ def measure(
     rates: dict[tuple[Use, Choice], list[float]] = {each: [] for each in settings}
     medians: dict[tuple[Use, Choice], float] = {}
     left, num_rounds = settings, len(SURVIVAL_SHARES)
-    with work("measuring", len(settings) * num_rounds) as advance:
+    with track("measuring", len(settings) * num_rounds) as advance:
         for number, share in enumerate(SURVIVAL_SHARES, 1):
             for use, choice in left:
                 size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE

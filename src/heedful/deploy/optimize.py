@@ -33,7 +33,7 @@ from heedful.pipelines.base import SavedModel
 from heedful.pipelines.loading import tokenizer_files
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
-from heedful.progress import work
+from heedful.progress import track
 
 ENGINES = ("eager", "ctranslate2", "compiled")
 _WRITERS = ("float32", "int8")  # precisions of the third for what writes
@@ -114,13 +114,13 @@ def optimize(
         wanted = [(e, p) for e in engines for p in precisions if _exists(e, p, model)]
         if wanted or pairs is not None:
             prover = Prover(model, texts, answers)
-        with work("building and proving", len(wanted)) as advance:
+        with track("building and proving", len(wanted)) as advance:
             for form in wanted:
                 assert prover is not None
                 bench.build(form, prover)
                 advance(1)
         if prover is not None and pairs is not None:
-            with work("counting a shortlist", 1) as advance:
+            with track("counting a shortlist", 1) as advance:
                 made = bench.shortlist(pairs, prover)
                 advance(1)
             if made is not None:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeVar
 from heedful import plugins
 from heedful.errors import UserError
 from heedful.examples.date_styles import LANGUAGES, YEARS, Language, Style, build_styles
-from heedful.tasks.translation import MadePairs
+from heedful.tasks.translation import GeneratedPairs
 
 Split = Literal["train", "valid", "test"]
 Group = Literal["train", "new years", "new styles", "new years and styles"]
@@ -49,12 +49,12 @@ class DateExample(NamedTuple):
 
 
 @plugins.task("dates")
-class Dates(MadePairs):
+class Dates(GeneratedPairs):
     """The dates task. Its held-out examples are unseen whatever the seed."""
 
-    recipe_keys = MadePairs.recipe_keys.plus("data.generated.seed")
+    recipe_keys = GeneratedPairs.recipe_keys.plus("data.generated.seed")
 
-    def make(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
+    def generate_pairs(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
         seed = self.recipe.data.generated.seed
         examples = generate(count, seed=seed, split=split)  # type: ignore[arg-type]
         return [(example.src, example.tgt) for example in examples]

@@ -24,7 +24,7 @@ from heedful.evaluation.target_scores import target_states
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import Classifier
-from heedful.progress import work
+from heedful.progress import track
 from heedful.tasks.inputs import (
     given_files,
     hold_out_rows,
@@ -33,9 +33,9 @@ from heedful.tasks.inputs import (
     read_given,
     read_labelled,
 )
-from heedful.tasks.judging import FinalScores, evaluation_of, write_scores
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
 from heedful.tasks.task import MASK, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -67,17 +67,17 @@ class Classification(Task):
                     "neither"
                 )
 
-    def read(self) -> RawData:
+    def read_raw_data(self) -> RawData:
         rows = read_given(self.recipe, read_labelled)
         names = label_names(rows["train"])
         for split in rows.values():
             label_ids(split, names)  # an unknown label is refused before the work begins
         return replace(hold_out_rows(self.recipe, rows), labels=names)
 
-    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         return joint_tokenizer(self.recipe, train, extra_specials=(MASK,), template="both")
 
-    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+    def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         paired = self.recipe.data.train.pair_field is not None
         return {"text": TextColumn(tokenizers[0], ("text", "pair") if paired else ("text",))}
 
@@ -94,7 +94,7 @@ class Classification(Task):
         num_labels = 2 if data is None else len(data.labels)
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
-    def plan(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         return plan_training(self.recipe, epoch, data.ids("train").lengths)
 
     def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
@@ -116,9 +116,9 @@ class Classification(Task):
             Sample(text, names[right], names[output])
             for text, right, output in zip(texts, labels, predictions, strict=False)
         ]
-        return evaluation_of(self.recipe, found, samples, label_scores(table))
+        return make_evaluation(self.recipe, found, samples, label_scores(table))
 
-    def finish(self, model: Classifier, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Classifier, data: Data, out: Path) -> FinalScores:
         """Name the class of each test text (validation text where there is none), and score.
 
         `scores.json` has a table of errors besides: `confusion[i][j]` texts of `labels[i]` were
@@ -142,7 +142,7 @@ class Classification(Task):
         """Sums over a held-out split, the label each of its texts is given, and `confusion`."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
         parts, predictions = [], np.zeros(len(data.splits[split]), dtype=np.int64)
-        with work("classifying", len(predictions)) as advance:
+        with track("classifying", len(predictions)) as advance:
             for indices in plan_evaluation_batches(data.ids(split).lengths):
                 batch = self.collate(data, indices, split).to(model.device)
                 states = target_states(net, batch)

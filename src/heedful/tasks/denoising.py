@@ -27,11 +27,11 @@ from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelCard, Translator
 from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
-from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums, write_scores
 from heedful.tasks.masked_lm import example_rng, shown
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
 from heedful.tasks.run_data import Data, Origin, PlannedRows, RawData
+from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
 from heedful.tasks.task import HELD_OUT_SEED, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -53,7 +53,7 @@ class Denoising(Task):
     (bart), or the spans that are missing (t5).
     """
 
-    Objective = Annotated[BartNoise | T5Noise, Field(discriminator="kind")]
+    objective_class = Annotated[BartNoise | T5Noise, Field(discriminator="kind")]
     default_model = TWO_STACKS
     recipe_keys = task_keys.DENOISING
 
@@ -75,14 +75,14 @@ class Denoising(Task):
                 "noise_density, or raise mean_span_length or data.max_length"
             )
 
-    def read(self) -> RawData:
+    def read_raw_data(self) -> RawData:
         return read_text_data(self.recipe)
 
-    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         specials = self.noise.specials(self.recipe.data.max_length)
         return joint_tokenizer(self.recipe, train, extra_specials=specials)
 
-    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+    def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         self.noise.check(noise_tokens(tokenizers[0]), self.recipe.data.max_length)
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
@@ -92,7 +92,7 @@ class Denoising(Task):
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
 
-    def card(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelCard:
         tokenizer, pairs = data.tokenizer, self.held_out(data, "valid")
         ids = GenerationIds()
         if isinstance(self.noise, T5Noise):  # its outputs are made of sentinels
@@ -107,7 +107,7 @@ class Denoising(Task):
         language = self.recipe.data.src_language
         return ModelCard(name, self.recipe.task, language, language, limits, generation=ids)
 
-    def plan(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
+    def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         """By the texts' own lengths, so that a plan does not hang on what the noise draws."""
         lengths = data.ids("train").lengths
         src, tgt = self.noise.longest_sides(int(lengths.max()))
@@ -120,9 +120,9 @@ class Denoising(Task):
 
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
         found = self._split_sums(model, data, "valid")
-        return evaluation_of(self.recipe, found, self._samples(model, data))
+        return make_evaluation(self.recipe, found, self._samples(model, data))
 
-    def finish(self, model: Translator, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Translator, data: Data, out: Path) -> FinalScores:
         """Loss (without label smoothing), perplexity and token accuracy; the samples as text."""
         found = self._split_sums(model, data, data.final)
         counts = {"num_texts": len(data.splits[data.final]), "num_targets": found.tokens}
@@ -156,7 +156,7 @@ class Denoising(Task):
 
     def _split_sums(self, model: Translator, data: Data, split: str) -> LossSum:
         pairs = self.held_out(data, split)
-        return held_out_sums(
+        return held_out_loss(
             model.net,
             self.loss,
             lambda indices: self._batch(data, pairs, indices),

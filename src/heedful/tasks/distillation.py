@@ -31,7 +31,7 @@ from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
 from heedful.tasks.inputs import named_paths
-from heedful.tasks.preparing import Say
+from heedful.tasks.preparation import Say
 from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
@@ -63,7 +63,7 @@ def cosine_loss(student: Float[Tensor, "N D"], teacher: Float[Tensor, "N D"]) ->
 
 
 @dataclass(frozen=True)
-class Distilled:
+class DistillationLoss:
     """The loss with a teacher: distillation_weight · soft targets + cross_entropy_weight · cross
     entropy + cosine_weight · cosine, all sums over the places of the task's own loss.
 

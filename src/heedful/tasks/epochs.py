@@ -10,7 +10,7 @@ from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
 
 
-class Epochs:
+class EpochBatches:
     """A task's batches; with `training.subword_sampling` of words that are split anew.
 
     Raises:
@@ -22,7 +22,7 @@ class Epochs:
         self._task, self._data = task, data
         self._sampler = None
         if training.subword_sampling is not None:
-            columns = task.columns(data.tokenizers)
+            columns = task.text_columns(data.tokenizers)
             has_limit = task.recipe_keys.reads("data.max_length")
             self._sampler = SubwordSampler(
                 data.splits["train"],
@@ -33,13 +33,13 @@ class Epochs:
                 max_tokens=training.batch_tokens,
             )
 
-    def plan(self, epoch: int) -> Sequence[Any]:
-        """The batches of an epoch, a pure function; `load` then makes tensors of them."""
+    def plan_epoch(self, epoch: int) -> Sequence[Any]:
+        """The batches of an epoch, a pure function; `load_batch` then makes tensors of them."""
         if self._sampler is not None:
             splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
             self._data = replace(self._data, splits=splits)
-        return self._task.plan(self._data, epoch)
+        return self._task.plan_epoch(self._data, epoch)
 
-    def load(self, item: Any) -> Batch:
+    def load_batch(self, item: Any) -> Batch:
         """A batch of the epoch that was planned last, on the CPU."""
         return self._task.collate(self._data, item)

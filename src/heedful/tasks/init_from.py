@@ -9,7 +9,7 @@ from pathlib import Path
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.pipelines import SavedModel
-from heedful.tasks.preparing import Say
+from heedful.tasks.preparation import Say
 from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")

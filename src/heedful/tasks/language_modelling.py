@@ -19,14 +19,14 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, LanguageModel, ModelCard
 from heedful.pipelines.scoring import window_sums
 from heedful.tasks.inputs import joint_tokenizer, read_text_data
-from heedful.tasks.judging import FinalScores, evaluation_of, write_scores
 from heedful.tasks.run_data import Data, Origin, RawData
-from heedful.tasks.task import Keys, Task
+from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
+from heedful.tasks.task import ObjectiveSettings, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
 
-class WindowKeys(Keys):
+class WindowSettings(ObjectiveSettings):
     """How texts become windows, and what the samples of an evaluation are."""
 
     context: int = Field(256, ge=1, description="tokens of a window, that the model sees at most")
@@ -45,27 +45,27 @@ class WindowKeys(Keys):
 class LanguageModelling(Task):
     """Texts laid end to end and cut into windows."""
 
-    Objective = WindowKeys
+    objective_class = WindowSettings
     recipe_keys = task_keys.LANGUAGE_MODELLING
     default_model: ClassVar[dict[str, Any]] = {"architecture": "gpt2"}
     length_key = "objective.context"
     unit = "tokens"
 
-    def read(self) -> RawData:
+    def read_raw_data(self) -> RawData:
         return read_text_data(self.recipe)
 
-    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         template = "bos" if self.objective.add_bos_eos else "none"
         return joint_tokenizer(self.recipe, train, template=template)
 
-    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+    def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         adds = self.objective.add_bos_eos
         return {"text": TextColumn(tokenizers[0], ("text",), "document" if adds else "none")}
 
     def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
         return {}
 
-    def count(self, data: Data, split: str) -> int:
+    def split_size(self, data: Data, split: str) -> int:
         """Tokens."""
         return data.splits[split].report.counts["text"].tokens
 
@@ -73,14 +73,14 @@ class LanguageModelling(Task):
         vocab_size = 8 if data is None else data.tokenizer.vocab_size
         return {"vocab_size": vocab_size, "max_length": self.objective.context}
 
-    def card(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelCard:
         tokenizer = data.tokenizer
         others = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id}
         never = tuple(sorted(token for token in others if token is not None))
         ids = GenerationIds(start=tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=never)
         return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
-    def plan(self, data: Data, epoch: int) -> Sequence[Windows]:
+    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Windows]:
         training, context = self.recipe.training, self.objective.context
         size = training.batch_sentences
         if size is None:
@@ -103,11 +103,11 @@ class LanguageModelling(Task):
     def evaluate(self, model: LanguageModel, data: Data) -> Evaluation:
         found, scores = self._sums_and_bits(model, data, "valid")
         # Without label smoothing: what a text is worth in bits is its likelihood alone.
-        return evaluation_of(
+        return make_evaluation(
             self.recipe, found._replace(loss=found.nll), self._samples(model, data), scores
         )
 
-    def finish(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
         found, by_size = self._sums_and_bits(model, data, data.final)
         mean = token_metrics(found)
         scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **by_size}

@@ -27,15 +27,15 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
 from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
-from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums, write_scores
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
 from heedful.tasks.run_data import Data, Origin, PlannedRows, RawData
-from heedful.tasks.task import HELD_OUT_SEED, MASK, Keys, Task
+from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
+from heedful.tasks.task import HELD_OUT_SEED, MASK, ObjectiveSettings, Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
 
 
-class Masking(Keys):
+class Masking(ObjectiveSettings):
     """BERT's masking and its numbers (Devlin et al. 2019, sec. 3.1 and appendix A).
 
     With `pack` the texts of a row follow each other, all of them whole and each in its own special
@@ -71,27 +71,27 @@ class MaskedLm(Task):
     pre-trained on what it is to classify later. Of pairs both texts are taken, each for itself.
     """
 
-    Objective = Masking
+    objective_class = Masking
     recipe_keys = task_keys.MASKED_LM
 
     def check(self) -> None:
         super().check()
         check_derived_keys(self.recipe)
 
-    def read(self) -> RawData:
+    def read_raw_data(self) -> RawData:
         return read_text_data(self.recipe)
 
-    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         return joint_tokenizer(self.recipe, train, extra_specials=(MASK,), template="both")
 
-    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+    def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         mask_id_of(tokenizers[0])
         return {"text": TextColumn(tokenizers[0], ("text",))}
 
     def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
         return super().encode_options(split, raw, origin) | {"drop_unknown": True}
 
-    def count(self, data: Data, split: str) -> int:
+    def split_size(self, data: Data, split: str) -> int:
         """Rows of batches."""
         return len(self.rows(data, split))
 
@@ -103,7 +103,7 @@ class MaskedLm(Task):
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         return encoder_keys(self.recipe, data, name, "mlm")
 
-    def plan(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
+    def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         batches = plan_training(self.recipe, epoch, self.rows(data, "train").lengths)
         return [PlannedRows(epoch, indices) for indices in batches]
 
@@ -115,11 +115,13 @@ class MaskedLm(Task):
 
     def evaluate(self, model: MaskedLanguageModel, data: Data) -> Evaluation:
         """Loss and accuracy at places of the held-out rows that are always the same."""
-        return evaluation_of(
+        return make_evaluation(
             self.recipe, self._split_sums(model, data, "valid"), self._samples(model, data)
         )
 
-    def finish(self, model: MaskedLanguageModel, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(
+        self, model: MaskedLanguageModel, data: Data, out: Path
+    ) -> FinalScores:
         """Loss (without label smoothing), perplexity and accuracy at the hidden tokens."""
         found = self._split_sums(model, data, data.final)
         mean = token_metrics(found)
@@ -135,7 +137,7 @@ class MaskedLm(Task):
 
     def _split_sums(self, model: MaskedLanguageModel, data: Data, name: str) -> LossSum:
         rows = self.rows(data, name)
-        return held_out_sums(
+        return held_out_loss(
             model.net,
             self.loss,
             lambda indices: self._held_out(data, rows, indices, self.objective),

@@ -57,7 +57,7 @@ def build(
     """The run's model, with weights as drawn; `device`: where it will be trained."""
     name, config = model_config(task, data, source, teacher)
     net = initialized_net(name, config, device)
-    card = task.card(data, name)
+    card = task.describe_model(data, name)
     if source is not None and _is_imported(source):
         # An imported model's outputs go on to begin and end as it was trained.
         card = replace(card, generation=source.card.generation)

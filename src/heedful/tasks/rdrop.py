@@ -12,7 +12,7 @@ from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss
 
 
 @dataclass(frozen=True)
-class RDrop:
+class RDropLoss:
     """The loss of two passes of a batch, and their divergence: with the cross-entropies
     H₁ and H₂, ½ (H₁ + H₂) + ½ α · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)), summed over the targets.
 

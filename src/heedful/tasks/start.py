@@ -12,7 +12,7 @@ from heedful.errors import UserError
 from heedful.files import plain_name
 from heedful.pipelines import SavedModel, Translator, load
 from heedful.tasks.distillation import (
-    Distilled,
+    DistillationLoss,
     OtherTeachers,
     begin_as_layers,
     ready_teacher,
@@ -20,11 +20,11 @@ from heedful.tasks.distillation import (
 )
 from heedful.tasks.init_from import take_over
 from heedful.tasks.new_model import build, model_config, opened_again, origin_of
-from heedful.tasks.preparing import Say, open_data, prepare
-from heedful.tasks.rdrop import RDrop
+from heedful.tasks.preparation import Say, open_data, prepare
+from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
-from heedful.tasks.word_dropout import WordDropout
+from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.folder import MARKER, facts_of_run
 from heedful.training.step import LossFunction
 
@@ -128,11 +128,11 @@ def loss_of(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
     smoothing = settings.label_smoothing
     loss: LossFunction = partial(task.loss, label_smoothing=smoothing)
     if settings.r_drop:
-        loss = RDrop(settings.r_drop, smoothing)
+        loss = RDropLoss(settings.r_drop, smoothing)
     if parts.teacher is not None:
-        loss = Distilled(distillation, parts.teacher.net, smoothing)
+        loss = DistillationLoss(distillation, parts.teacher.net, smoothing)
     if settings.word_dropout:
-        loss = WordDropout(loss, parts.data.tokenizers, settings.word_dropout, device)
+        loss = WordDropoutLoss(loss, parts.data.tokenizers, settings.word_dropout, device)
     return loss
 
 

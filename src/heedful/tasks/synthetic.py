@@ -7,7 +7,7 @@ from collections.abc import Callable
 from heedful import task_keys
 from heedful.errors import UserError
 from heedful.tasks.inputs import SPLITS
-from heedful.tasks.translation import MadePairs
+from heedful.tasks.translation import GeneratedPairs
 
 Pair = tuple[str, str]
 Source = tuple[str, ...]
@@ -18,12 +18,12 @@ RULES: dict[str, Callable[[Source], Source]] = {
 }
 
 
-class Synthetic(MadePairs):
+class Synthetic(GeneratedPairs):
     """Pairs of symbol sequences; the recipe's task says by which rule."""
 
     recipe_keys = task_keys.SYMBOLS
 
-    def make(self, split: str, count: int, unseen: set[str]) -> list[Pair]:
+    def generate_pairs(self, split: str, count: int, unseen: set[str]) -> list[Pair]:
         """`count` pairs (source, target) such as ("3 0 2", "2 0 3"), the same for the same recipe.
 
         Symbols are the numbers 0 to `num_symbols - 1`, written as words with one space between;

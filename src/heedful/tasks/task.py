@@ -19,23 +19,23 @@ from heedful.pipelines import ModelCard
 from heedful.recipe_files import wrong_key
 from heedful.task_keys import ALL, TaskKeys
 from heedful.tasks.inputs import check_sources, joint_tokenizer
-from heedful.tasks.judging import FinalScores
 from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.scoring import FinalScores
 from heedful.training.trainer import Evaluation
 
 MASK = "<mask>"
 HELD_OUT_SEED = 0  # held-out texts are masked and corrupted by it, so that runs can be compared
 
 
-class Keys(Strict):
-    """Keys that a task has of its own, the recipe's `objective`."""
+class ObjectiveSettings(Strict):
+    """Base of a task's `objective` settings: masking, noise, windows."""
 
 
 class Task(ABC):
     """One task by a recipe. A run calls the hooks in this order; a hook keeps nothing for another:
 
     1. `check`: refuse a wrong recipe.
-    2. Data, where no earlier run has prepared them (`heedful.tasks.preparing`): `read` gives rows
+    2. Data, where no earlier run has prepared them (`heedful.tasks.preparation`): `read` gives rows
        of text, `new_tokenizers` learns tokenizers of them, `columns` and `encode_options` say how
        rows become ids.
     3. The net: `model_keys` (once before the data are read, too) and `card`.
@@ -44,7 +44,7 @@ class Task(ABC):
 
     A subclass has `read`, `columns`, `model_keys`, `plan`, `collate`, `evaluate` and `finish`; the
     others have a default. Helpers for them: `heedful.tasks.inputs` (reading, tokenizers, plans),
-    `heedful.tasks.net_keys` and `heedful.tasks.judging`.
+    `heedful.tasks.net_keys` and `heedful.tasks.scoring`.
 
     Attributes:
         Objective: the class of the task's own keys, which are `objective` in a recipe.
@@ -55,17 +55,17 @@ class Task(ABC):
         unit: what `count` counts.
     """
 
-    Objective: ClassVar[Any] = Keys
+    objective_class: ClassVar[Any] = ObjectiveSettings
     default_model: ClassVar[dict[str, Any]] = {"architecture": "bert", "size": "tiny"}
     recipe_keys: ClassVar[TaskKeys] = ALL
-    levels: ClassVar[tuple[str, ...]] = ("word",)
+    distillation_levels: ClassVar[tuple[str, ...]] = ("word",)
     length_key: ClassVar[str] = "data.max_length"
     unit: ClassVar[str] = "examples"
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises UserError for wrong keys of the recipe's objective."""
         self.recipe = recipe
-        self.objective: Any = read_objective(recipe, self.Objective)
+        self.objective: Any = parse_objective(recipe, self.objective_class)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -83,15 +83,15 @@ class Task(ABC):
         check_sources(recipe, self.recipe_keys)
 
     @abstractmethod
-    def read(self) -> RawData:
+    def read_raw_data(self) -> RawData:
         """The rows of train, valid and, where given, test."""
 
-    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         """New tokenizers of source and target, learnt from training rows; one twice by default."""
         return joint_tokenizer(self.recipe, train)
 
     @abstractmethod
-    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+    def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         """How the columns of ids are made of a row's texts."""
 
     def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
@@ -109,12 +109,12 @@ class Task(ABC):
             UserError: the architecture cannot learn the task.
         """
 
-    def card(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelCard:
         """The description of the model in its `config.json`."""
         return ModelCard(name, self.recipe.task, self.recipe.data.src_language, labels=data.labels)
 
     @abstractmethod
-    def plan(self, data: Data, epoch: int) -> Sequence[Any]:
+    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, as items for `collate`; a pure function.
 
         One of several processes takes `plan(data, epoch)[rank::world]`.
@@ -124,7 +124,7 @@ class Task(ABC):
     def collate(self, data: Data, item: Any) -> Batch:
         """A planned batch as tensors on the CPU, a pure function."""
 
-    def count(self, data: Data, split: str) -> int:
+    def split_size(self, data: Data, split: str) -> int:
         """How many examples a split has, which a run says at its start."""
         return len(data.splits[split])
 
@@ -137,11 +137,11 @@ class Task(ABC):
         """Loss, scores and samples on held-out data; draws no random numbers."""
 
     @abstractmethod
-    def finish(self, model: Any, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Any, data: Data, out: Path) -> FinalScores:
         """Score the run's final model, and write scores and outputs into the run's folder."""
 
 
-def read_objective(recipe: Recipe, kind: Any) -> Any:
+def parse_objective(recipe: Recipe, kind: Any) -> Any:
     """The task's own keys, a model or a union of such by `kind`; UserError names a wrong one."""
     model = _model_of(kind, recipe.objective.get("kind"))
     try:

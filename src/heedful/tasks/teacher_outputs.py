@@ -13,8 +13,8 @@ from heedful.evaluation.metrics import sentence_chrf
 from heedful.pipelines import Translator
 from heedful.pipelines.base import Texts
 from heedful.pipelines.text_generation import Generation
-from heedful.progress import work
-from heedful.tasks.preparing import Say
+from heedful.progress import track
+from heedful.tasks.preparation import Say
 from heedful.tasks.run_data import Data
 
 PAIRS = "pairs"  # the folder of columns in a shard
@@ -62,7 +62,7 @@ class ShardWriter:
         """The shards of all passes, in their order; of a pass in the order of the data."""
         num_rows = len(self.data.splits["train"])
         paths = []
-        with work("translating", num_rows * len(passes)) as advance:
+        with track("translating", num_rows * len(passes)) as advance:
             for number in range(len(passes)):
                 is_said = False
                 for begin in range(0, num_rows, SHARD_ROWS):

@@ -18,7 +18,7 @@ from heedful.evaluation.metrics import Scores, corpus_scores
 from heedful.files import write_json, write_text
 from heedful.pipelines import Limits, ModelCard, Translator
 from heedful.plugins import metric
-from heedful.progress import work
+from heedful.progress import track
 from heedful.tasks.inputs import (
     SPLITS,
     given_files,
@@ -30,9 +30,9 @@ from heedful.tasks.inputs import (
     read_given,
     without_held_out,
 )
-from heedful.tasks.judging import FinalScores, evaluation_of, held_out_sums
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
 from heedful.training.events import Sample
 from heedful.training.trainer import Evaluation
@@ -47,7 +47,7 @@ class Translation(Task):
 
     default_model = TWO_STACKS
     recipe_keys = task_keys.PAIRS
-    levels: ClassVar[tuple[str, ...]] = ("word", "sequence")
+    distillation_levels: ClassVar[tuple[str, ...]] = ("word", "sequence")
     final_metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "ter")
 
     @property
@@ -63,15 +63,15 @@ class Translation(Task):
             if src != tgt:
                 raise UserError(f"data.{name} names {src} src files but {tgt} tgt files")
 
-    def read(self) -> RawData:
+    def read_raw_data(self) -> RawData:
         return hold_out_rows(self.recipe, read_given(self.recipe, read_pairs))
 
-    def new_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
+    def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         if self.recipe.tokenizer.joint:
             return joint_tokenizer(self.recipe, train)
         return make_tokenizer(self.recipe, train["src"]), make_tokenizer(self.recipe, train["tgt"])
 
-    def columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
+    def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         return {
             side: TextColumn(tokenizer, (side,), "target")
             for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True)
@@ -84,12 +84,12 @@ class Translation(Task):
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
 
-    def card(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelCard:
         languages = self.recipe.data.src_language, self.recipe.data.tgt_language
         limits = Limits.of(data.ids("train", "src").lengths, data.ids("train", "tgt").lengths)
         return ModelCard(name, self.recipe.task, *languages, limits)
 
-    def plan(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
+    def plan_epoch(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         lengths = (data.ids("train", side).lengths for side in ("src", "tgt"))
         return plan_training(self.recipe, epoch, *lengths)
 
@@ -101,7 +101,7 @@ class Translation(Task):
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
         """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
         settings = self.recipe.evaluation
-        found = held_out_sums(
+        found = held_out_loss(
             model.net,
             self.loss,
             lambda indices: self.collate(data, indices, "valid"),
@@ -117,9 +117,9 @@ class Translation(Task):
             scores = found_scores.values()
             shown = list(zip(rows, outputs, strict=True))[: settings.num_samples]
             samples = [Sample(row["src"], row["tgt"], output) for row, output in shown]
-        return evaluation_of(self.recipe, found, samples, scores)
+        return make_evaluation(self.recipe, found, samples, scores)
 
-    def finish(self, model: Translator, data: Data, out: Path) -> FinalScores:
+    def compute_final_scores(self, model: Translator, data: Data, out: Path) -> FinalScores:
         """Decode the test text (the validation text where there is none) and score it."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
         outputs, scores = self.decode(model, rows, settings.final_beam_size, self.final_metrics)
@@ -139,7 +139,7 @@ class Translation(Task):
 
         A model without capitals needs none.
         """
-        with work("translating", len(rows)) as advance:
+        with track("translating", len(rows)) as advance:
             outputs = model.translate(
                 [row["src"] for row in rows],
                 beam_size=beam_size,
@@ -157,7 +157,7 @@ class Translation(Task):
         return outputs, scores
 
 
-class MadePairs(Translation):
+class GeneratedPairs(Translation):
     """A task that makes its own pairs, judged by exact match. A subclass makes them.
 
     A subclass whose `make` reads keys of `data.generated` adds their names to `recipe_keys`.
@@ -166,15 +166,15 @@ class MadePairs(Translation):
     recipe_keys = task_keys.GENERATED_PAIRS
     final_metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
 
-    def make(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
+    def generate_pairs(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
         """`count` pairs of a split, the same for the same recipe; none of the sources `unseen`."""
         raise NotImplementedError
 
-    def read(self) -> RawData:
+    def read_raw_data(self) -> RawData:
         sizes, taken = self.recipe.data.generated, set[str]()
         rows = {}
         for split in SPLITS:
-            pairs = self.make(split, getattr(sizes, f"num_{split}"), taken)
+            pairs = self.generate_pairs(split, getattr(sizes, f"num_{split}"), taken)
             taken |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})

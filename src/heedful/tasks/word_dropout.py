@@ -14,7 +14,7 @@ from heedful.parts.tokens import Tokens
 from heedful.training.step import LossFunction
 
 
-class WordDropout:
+class WordDropoutLoss:
     """A loss of batches in which each ordinary token is hidden with probability `p`.
 
     Iyyer et al. 2015, sec. 3.1; for both sides of pairs Sennrich et al. 2016, "Edinburgh Neural

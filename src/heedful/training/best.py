@@ -30,7 +30,7 @@ class BestModel:
         """The value of the stored weights, higher is better; the lowest number without any."""
         return float(read_metadata(self.path).get("value", -sys.float_info.max))
 
-    def keep(self, weights: Mapping[str, Tensor], *, value: float, step: int, source: str) -> None:
+    def save(self, weights: Mapping[str, Tensor], *, value: float, step: int, source: str) -> None:
         """Store weights, unless the stored ones have a higher value.
 
         Args:
@@ -52,7 +52,7 @@ class BestModel:
             except OSError:  # a file system without hard links
                 shutil.copyfile(self.path, beside)
 
-    def finish(self) -> tuple[dict[str, Tensor], str]:
+    def write_final(self) -> tuple[dict[str, Tensor], str]:
         """Write the final model: the weights alone, as of a model that is saved again.
 
         Returns:

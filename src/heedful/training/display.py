@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TaskID
 
-from heedful.terminal import Bars, clock
+from heedful.terminal import ProgressBars, clock
 from heedful.training.events import (
     Evaluated,
     Event,
@@ -28,7 +28,7 @@ REASONS = {
 }
 
 
-class RunDisplay(Bars):
+class RunDisplay(ProgressBars):
     """Shows steps in a live bar, with each evaluation as a line above it ("*" marks the best).
 
     Where `console` is no terminal, a step's line is printed every `line_seconds` of training

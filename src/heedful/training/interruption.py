@@ -17,24 +17,24 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.is_requested = False
         self._in_evaluation = False
 
     @contextmanager
-    def handled(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Handle the signals in the block, but for those that the caller ignores (nohup)."""
 
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self.is_asked:
+        def request(number: int, frame: FrameType | None) -> None:
+            if self.is_requested:
                 raise KeyboardInterrupt
-            self.is_asked = True
+            self.is_requested = True
             if self._in_evaluation:
                 raise EvaluationInterrupted
 
         try:
             signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             handled = [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
-            before = {each: signal.signal(each, ask) for each in handled}
+            before = {each: signal.signal(each, request) for each in handled}
         except ValueError:  # not in the main thread: there the caller decides
             before = {}
         try:
@@ -44,11 +44,11 @@ class Interruption:
                 signal.signal(number, handler)
 
     @contextmanager
-    def leaves_evaluation(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """A signal before or in the block raises EvaluationInterrupted in it."""
         self._in_evaluation = True
         try:
-            if self.is_asked:
+            if self.is_requested:
                 raise EvaluationInterrupted
             yield
         finally:

@@ -54,21 +54,21 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingHooks:
     """What is learnt, as the trainer sees it.
 
     Attributes:
-        plan: the batches of an epoch by its number, a pure function, so that a run's place in the
-            data is two integers.
-        load: a planned batch as tensors on the net's device.
+        plan_epoch: the batches of an epoch by its number. A pure function, so that a run's position
+            in the data is two integers.
+        load_batch: a planned batch as tensors on the net's device.
         evaluate: what the net is worth now; must draw no random numbers.
-        keep_best: the net is the best so far, or the first: save it.
+        save_best: the net is the best so far, or the first: save it.
     """
 
-    plan: Callable[[int], Sequence[Any]]
-    load: Callable[[Any], Batch]
+    plan_epoch: Callable[[int], Sequence[Any]]
+    load_batch: Callable[[Any], Batch]
     evaluate: Callable[[], Evaluation]
-    keep_best: Callable[[], None]
+    save_best: Callable[[], None]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -94,18 +94,18 @@ class Trainer:
 
     Args:
         precision: of the products in a step: fp32, bf16, or fp16 with a scaled loss.
-        compare_at: steps after which the net is evaluated too, though nothing hangs on it.
+        extra_evaluation_steps: steps with an evaluation that selects no model and ends no run.
     """
 
     step: TrainStep
-    work: Work
+    hooks: TrainingHooks
     settings: Training
-    rate: LearningRate
+    schedule: LearningRate
     checkpoints: Checkpoints
     listeners: Sequence[Listener] = ()
     _: KW_ONLY
     precision: str = "fp32"
-    compare_at: Collection[int] = ()
+    extra_evaluation_steps: Collection[int] = ()
 
     def __post_init__(self) -> None:
         self.net = self.step.net
@@ -149,7 +149,7 @@ class Trainer:
 
     def run(self) -> StopReason:
         """Train until an end is reached or the run is interrupted; says which."""
-        with self.interruption.handled():
+        with self.interruption.handle_signals():
             self._begin_window()
             self._saved_at = time.perf_counter()
             try:
@@ -159,7 +159,7 @@ class Trainer:
             if reason == "interrupted":
                 if self.state.best_step < 0:  # no evaluation yet: the newest
                     self._report_steps()
-                    self._keep()
+                    self._save_best()
                 self._save_interim()
         return reason
 
@@ -168,17 +168,17 @@ class Trainer:
         settings, state = self.settings, self.state
         if state.step and state.step % settings.evaluate_every == 0 and not self._is_evaluated():
             self._evaluate()  # an interruption has left it
-        while (reason := self._end()) is None:
+        while (reason := self._stop_reason()) is None:
             self._step()
             if state.step == 1:  # from now on there is a model to use
-                self._keep()
+                self._save_best()
             if state.step % settings.log_every == 0:
                 self._report_steps()
             if state.step % settings.evaluate_every == 0:
                 self._evaluate()
                 continue
-            if state.step in self.compare_at:
-                self._compare()
+            if state.step in self.extra_evaluation_steps:
+                self._evaluate_without_selection()
             if self._is_checkpoint_due():
                 self._save_interim()
         if reason != "interrupted" and not self._is_evaluated():
@@ -194,17 +194,17 @@ class Trainer:
             return True
         return minutes is not None and time.perf_counter() - self._saved_at >= 60 * minutes
 
-    def _keep(self) -> None:
+    def _save_best(self) -> None:
         """Write the weights down as the model."""
-        with self._judged_weights():
-            self.work.keep_best()
+        with self._evaluation_weights():
+            self.hooks.save_best()
 
     def emit(self, event: Event) -> None:
         """Tell the listeners."""
         for listener in self.listeners:
             listener.on(event)
 
-    def _end(self) -> StopReason | None:
+    def _stop_reason(self) -> StopReason | None:
         settings, state = self.settings, self.state
         if settings.max_steps is not None and state.step >= settings.max_steps:
             return "max_steps"
@@ -215,7 +215,7 @@ class Trainer:
         patience = settings.patience
         if patience is not None and state.evaluations_since_best >= patience:
             return "early_stopping"
-        return "interrupted" if self.interruption.is_asked else None
+        return "interrupted" if self.interruption.is_requested else None
 
     def _step(self) -> None:
         """One optimizer step over some batches, normalised by the targets of all.
@@ -242,9 +242,9 @@ class Trainer:
         must_be_finite = total if self.scaler.is_enabled() else sums
         self._has_failed.logical_or_(~must_be_finite.isfinite().all())
         self._is_skipped.copy_(self._has_failed.logical_or(~norm.isfinite()))
-        rate = self.rate(self.state.step + 1)
+        lr = self.schedule(self.state.step + 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = lr
         self.optimizer.step()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -263,13 +263,13 @@ class Trainer:
     def _next_batches(self) -> list[Batch]:
         state = self.state
         if self._plan[0] != state.epoch:
-            self._plan = (state.epoch, self.work.plan(state.epoch))
+            self._plan = (state.epoch, self.hooks.plan_epoch(state.epoch))
         plan = self._plan[1]
         chosen = plan[state.batch : state.batch + self.settings.gradient_accumulation]
         state.batch += len(chosen)
         if state.batch >= len(plan):
             state.epoch, state.batch = state.epoch + 1, 0
-        return [self.work.load(item) for item in chosen]
+        return [self.hooks.load_batch(item) for item in chosen]
 
     def _report_steps(self) -> None:
         """Tell of the steps since the last report; waits for the device."""
@@ -281,7 +281,7 @@ class Trainer:
         may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         for index, (loss, _, norm) in enumerate(rows):
             if not math.isfinite(loss) or not (math.isfinite(norm) or may_overflow):
-                raise self._stopped(
+                raise self._divergence_error(
                     f"step {state.step - len(rows) + 1 + index}: the loss is "
                     f"{loss / targets[index]:.4g} and the gradient's norm {norm:.4g}, so the step "
                     "was not taken"
@@ -293,7 +293,7 @@ class Trainer:
             epoch=state.epoch,
             loss=loss / sum(targets),
             nll=nll / sum(targets),
-            learning_rate=self.rate(state.step),
+            learning_rate=self.schedule(state.step),
             grad_norm=sum(norms) / len(norms) if norms else math.nan,
             tokens_per_second=sum(tokens) / (time.perf_counter() - self._began),
             num_tokens=sum(targets),
@@ -309,29 +309,31 @@ class Trainer:
         self._steps: list[tuple[Tensor, int, int]] = []
         self._began = self._since = time.perf_counter()
 
-    def _look(self) -> Evaluation:
+    def _evaluate_now(self) -> Evaluation:
         self._report_steps()
         self._count_time()
         self.net.eval()
-        with self.interruption.leaves_evaluation():
-            found = self.work.evaluate()
+        with self.interruption.evaluating():
+            found = self.hooks.evaluate()
         if not math.isfinite(found.loss):
-            raise self._stopped(f"step {self.state.step}: the held-out loss is {found.loss:.4g}")
+            raise self._divergence_error(
+                f"step {self.state.step}: the held-out loss is {found.loss:.4g}"
+            )
         return found
 
-    def _compare(self) -> None:
+    def _evaluate_without_selection(self) -> None:
         """Evaluate for the listeners alone; not made again where an interruption leaves it."""
-        with self._judged_weights():
-            self._emit_evaluated(self._look(), is_best=False)
+        with self._evaluation_weights():
+            self._emit_evaluated(self._evaluate_now(), is_best=False)
         self._begin_window()
 
-    def _judged_weights(self) -> AbstractContextManager[None]:
+    def _evaluation_weights(self) -> AbstractContextManager[None]:
         return nullcontext() if self.average is None else self.average.in_use()
 
     def _evaluate(self) -> None:
         state = self.state
-        with self._judged_weights():
-            found = self._look()
+        with self._evaluation_weights():
+            found = self._evaluate_now()
             state.evaluated_step, state.value = state.step, found.value
             is_best = found.value > state.best_value
             if is_best:
@@ -339,7 +341,7 @@ class Trainer:
                 state.evaluations_since_best = 0
                 own = {} if "accuracy" in found.scores else {"perplexity": found.perplexity}
                 state.best = {"step": state.step, **own, **found.scores}
-                self.work.keep_best()
+                self.hooks.save_best()
             else:
                 state.evaluations_since_best += 1
         self._emit_evaluated(found, is_best)
@@ -377,7 +379,7 @@ class Trainer:
         self.state.seconds = self._seconds()
         self._since = time.perf_counter()
 
-    def _stopped(self, problem: str) -> UserError:
+    def _divergence_error(self, problem: str) -> UserError:
         path, settings = self.checkpoints.newest(), self.settings
         schedule, changes = settings.schedule, []
         if schedule.learning_rate is None:

@@ -26,7 +26,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.cache import Cache
 from heedful.parts.tokens import Tokens
-from heedful.progress import work
+from heedful.progress import track
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import save_tensors
 
@@ -72,7 +72,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
             _build_kernel(directory)
         with torch.no_grad(), _quiet(), _linked_with(directory):
             for name in parts:
-                with work(f"compiling {precision}: {name}", 1) as advance:
+                with track(f"compiling {precision}: {name}", 1) as advance:
                     programs[name], found[name] = _compile(name, *parts[name])
                     advance(1)
             package_aoti(str(directory / GRAPHS), programs)

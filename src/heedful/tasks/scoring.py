@@ -41,7 +41,7 @@ class FinalScores:
 
 
 @torch.inference_mode()
-def held_out_sums(
+def held_out_loss(
     net: Any,
     loss: Callable[..., LossSum],
     collate: Callable[[Int64[np.ndarray, " B"]], Batch],
@@ -62,7 +62,7 @@ def held_out_sums(
     return sum_losses([loss(net, batch, **options) for batch in batches])
 
 
-def evaluation_of(
+def make_evaluation(
     recipe: Recipe, sums: LossSum, samples: list[Sample], scores: dict[str, float] | None = None
 ) -> Evaluation:
     """An evaluation by the recipe's metric, from held-out sums and scores."""

@@ -80,9 +80,9 @@ def prepared_key(recipe: Recipe, origin: Origin) -> dict[str, Any]:
 
 def _fill(task: Task, origin: Origin, directory: Path) -> None:
     """Write the data: ids by split, held-out texts, tokenizers, what was found in the files."""
-    raw = task.read()
-    tokenizers = origin.tokenizers or task.new_tokenizers(raw.rows["train"])
-    columns = task.columns(tokenizers)
+    raw = task.read_raw_data()
+    tokenizers = origin.tokenizers or task.train_tokenizers(raw.rows["train"])
+    columns = task.text_columns(tokenizers)
     for split, rows in raw.rows.items():
         options = task.encode_options(split, raw, origin)
         write_columns(directory / split, encode_rows(rows, columns, **options))
