@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 
@@ -32,24 +32,38 @@ class Extensions(NamedTuple):
 
 @dataclass
 class BackPointers:
-    """Parents, tokens and log-probabilities of all steps, as tensors (steps, R, P)."""
+    """Parents, tokens and log-probabilities of all steps."""
 
     num_places: int
-    _blocks: list[tuple[Tensor, ...]] = field(default_factory=list)  # each of some steps
+    _earlier: list[Shaped[Tensor, "steps R P"]] = field(default_factory=list)
+    _open: list[Extensions] = field(default_factory=list)  # of the steps since
+    _ends: list[Extensions] = field(default_factory=list)
 
     def append(self, is_open: Extensions, ends: Extensions) -> None:
         """Add a step."""
-        pairs = zip(is_open[:3], ends[:3], strict=True)
-        self._blocks.append(tuple(torch.cat(pair, dim=1)[None] for pair in pairs))
+        self._open.append(is_open)
+        self._ends.append(ends)
 
     def select(self, beams: Int[Tensor, "M"]) -> "BackPointers":
         """Those of some beams."""
-        values = (torch.cat(steps)[:, beams] for steps in zip(*self._blocks, strict=True))
-        return BackPointers(self.num_places, [tuple(values)])
+        return BackPointers(self.num_places, [values[:, beams] for values in self._joined()])
 
     def on_host(self) -> list[Any]:
         """Parents, tokens and log-probabilities as nested lists."""
-        return [torch.cat(steps).tolist() for steps in zip(*self._blocks, strict=True)]
+        return [values.tolist() for values in self._joined()]
+
+    def _joined(self) -> list[Shaped[Tensor, "steps R P"]]:
+        """Parents, tokens and log-probabilities; a step costs nothing until they are needed."""
+        if self._open:
+            halves = ([*zip(*steps, strict=True)][:3] for steps in (self._open, self._ends))
+            steps = [
+                torch.cat([torch.stack(of_open), torch.stack(of_ends)], dim=2)
+                for of_open, of_ends in zip(*halves, strict=True)
+            ]
+            if self._earlier:
+                steps = [torch.cat(pair) for pair in zip(self._earlier, steps, strict=True)]
+            self._earlier, self._open, self._ends = steps, [], []
+        return self._earlier
 
     def path(self, on_host: list[Any], beam: int, ref: int) -> tuple[list[int], list[float]]:
         """Tokens and log-probabilities of a hypothesis; none for a negative reference."""

@@ -87,6 +87,7 @@ class BeamSearch(Search):
         super().__post_init__()
         self._eos = torch.tensor(sorted(self.request.eos_ids), device=self.request.start.device)
         self._parents: dict[int, Tensor] = {}  # by the number of candidates of each row
+        self._first_rows: Tensor | None = None  # of the beams
         self._num_best = self.width + len(self._eos)  # of each row, so that `width` do not end
         num_ends = self.width * (len(self._eos) if self.stop == "optimal" else 1)
         self._num_places = self.width + num_ends
@@ -190,9 +191,12 @@ class BeamSearch(Search):
             is_open = is_open & ~at_limit
         is_open = is_open & ~self._is_done(finished, extended.log_prob, length, longest)
         tokens = self._by_beam(beams, beams.tokens).flatten(0, 1)
-        first = torch.arange(0, len(tokens), self.width, device=tokens.device)
-        rows = (extended.parent + first[:, None]).flatten()
-        tokens = torch.cat([tokens[rows], extended.token.view(-1, 1)], dim=1)
+        if self._first_rows is None or len(self._first_rows) != len(beams.is_open):
+            self._first_rows = torch.arange(0, len(tokens), self.width, device=tokens.device)[
+                :, None
+            ]
+        rows = (extended.parent + self._first_rows).flatten()
+        tokens = torch.cat([tokens.index_select(0, rows), extended.token.view(-1, 1)], dim=1)
         log_prob, parent = extended.log_prob, extended.parent
         return Beams(tokens, log_prob, choice.memory, parent, is_open, best_open, finished, length)
 
@@ -306,9 +310,11 @@ class BeamSearch(Search):
         """Move the rows of the state as those of the beams moved."""
         if self.state is None or not self.sentences or self.width * self.num_groups == 1:
             return
-        parents = beams.parent.view(len(self.sentences), self.num_groups, self.width)
-        first = torch.arange(self.num_groups, device=parents.device) * self.width
-        parents = (parents + first[:, None]).flatten(1)
+        parents = beams.parent
+        if self.num_groups > 1:
+            first = torch.arange(self.num_groups, device=parents.device) * self.width
+            parents = parents.view(len(self.sentences), self.num_groups, self.width)
+            parents = (parents + first[:, None]).flatten(1)
         self.state.reorder(parents if beams.length > 1 else torch.zeros_like(parents))
 
     # --- the result -----------------------------------------------------------------------------

@@ -74,120 +74,148 @@ def constrained_beam_search(
 
 @dataclass
 class ConstrainedBeamSearch(BeamSearch):
-    """A beam search by the stop rule `optimal` in which nothing ends before it holds all phrases.
+    """A beam search by the stop rule `optimal` in which no hypothesis ends before it holds all
+    phrases.
 
-    The memory of a hypothesis is its progress (F) in each of `F` phrases: the most first tokens of
-    the phrase that it ends in, or all of them once it has held the phrase.
+    The memory of a hypothesis is a state for each of `F` phrases, see `PhraseStates`.
     """
 
     phrases: list[tuple[int, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        device = self.request.start.device
-        alphabet = sorted({token for phrase in self.phrases for token in phrase})
-        lengths = [len(phrase) for phrase in self.phrases]
-        filled = [phrase + phrase[:1] * (max(lengths) + 1 - len(phrase)) for phrase in self.phrases]
-        moves = [
-            [[_progress(phrase, at, token) for token in [*alphabet, -1]] for at in range(len(row))]
-            for phrase, row in zip(self.phrases, filled, strict=True)
-        ]
-        self._alphabet = torch.tensor(alphabet, device=device)
-        self._lengths = torch.tensor(lengths, device=device)
-        self._followers = torch.tensor(filled, device=device)  # by phrase and progress
-        self._moves = torch.tensor(moves, device=device)  # by phrase, progress and letter
-        self._phrase = torch.arange(len(lengths), device=device)
+        self._states = PhraseStates(self.phrases, self.request.start.device)
+        self._quota = self.width // (sum(map(len, self.phrases)) + 1)  # of each bank
 
     def init(self) -> Beams:
-        """As `BeamSearch.init`, without progress."""
+        """The beams of `BeamSearch.init` without any token of a phrase."""
         beams = super().init()
-        progress = beams.parent[..., None].expand(-1, -1, len(self.phrases))
-        return replace(beams, memory=torch.zeros_like(progress))
+        return replace(beams, memory=self._states.start.expand(*beams.parent.shape, -1))
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
         """Divide the beam among the candidates by how many tokens of the phrases they have."""
+        states, memory = self._states, beams.memory
         values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
-        likeliest = self._likeliest(self._candidates(beams.log_prob, tokens, values))
-        wanted = self._wanted(beams, rows, likeliest)
-        candidates = Extensions(*(torch.cat(p, dim=1) for p in zip(likeliest, wanted, strict=True)))
-        parents = beams.memory.take_along_dim(candidates.parent[..., None], dim=1)
-        progress = self._moved(parents, candidates.token)
-        key = candidates.log_prob.masked_fill(self._is_end(candidates.token), -torch.inf)
-        places = self._shared(key, progress)
-        is_open = self._opened(candidates, key.gather(1, places), places)
-        ends = self._ends(candidates, candidates.log_prob, rows, beams.log_prob)
-        lacks = ~self._is_complete(beams.memory).gather(1, ends.parent)
-        return Choice(
-            is_open,
-            progress.take_along_dim(places[..., None], dim=1),
-            ends._replace(log_prob=ends.log_prob.masked_fill(lacks, -torch.inf)),
-            values.amax().to(key.dtype),
-            tied,
+        num_best = tokens.shape[1]
+        tokens = torch.cat([tokens, states.alphabet.expand(len(tokens), -1)], dim=1)
+        of_alphabet = rows.index_select(2, states.alphabet).flatten(0, 1)
+        candidates = self._candidates(
+            beams.log_prob, tokens, torch.cat([values, of_alphabet], dim=1)
         )
+        letter = states.letters(candidates.token, rows.shape[2])
+        by_row = letter.unflatten(1, (self.width, -1))
+        is_next, num_met = states.extensions(memory)
+        likeliest = self._is_likeliest(candidates.log_prob, num_best)
+        likeliest = likeliest & ~is_next.gather(2, by_row[..., :num_best])  # no token twice
+        is_candidate = torch.cat([likeliest, is_next[..., :-1]], dim=2).flatten(1)
+        is_candidate &= ~self._is_end(candidates.token)
+        key = torch.where(is_candidate, candidates.log_prob, -torch.inf)
+        places = self._allocate(key, num_met.gather(2, by_row).flatten(1))
+        is_open = self._opened(candidates, key.gather(1, places), places)
+        parent = is_open.parent[..., None].expand(-1, -1, memory.shape[2])
+        after = states.after[memory.gather(1, parent), letter.gather(1, places)[..., None]]
+        log_prob = torch.where(states.are_complete(memory), beams.log_prob, -torch.inf)
+        ends = self._ends(candidates, candidates.log_prob, rows, log_prob)
+        return Choice(is_open, after, ends, values.amax().to(key.dtype), tied)
 
     def cut_off(self, choice: Choice) -> Extensions:
         """Open hypotheses with all phrases."""
-        lacks = ~self._is_complete(choice.memory)
-        log_prob = choice.is_open.log_prob.masked_fill(lacks, -torch.inf)
+        are_complete = self._states.are_complete(choice.memory)
+        log_prob = torch.where(are_complete, choice.is_open.log_prob, -torch.inf)
         return choice.is_open._replace(log_prob=log_prob)
 
-    def _likeliest(self, candidates: Extensions) -> Extensions:
-        """The likeliest of all, so many that `width` do not end, and of each row; others have
-        -inf."""
-        log_prob = candidates.log_prob
-        by_row = log_prob.unflatten(1, (self.width, -1))
-        count = self.width * (1 + len(self._eos))
-        best = log_prob.sort(dim=1, descending=True, stable=True).indices[:, :count]
-        is_best = torch.zeros_like(log_prob, dtype=torch.bool).scatter(1, best, True)
-        of_row = by_row.argmax(dim=2, keepdim=True)
-        is_best = is_best.view_as(by_row).scatter(2, of_row, True).flatten(1)
-        return candidates._replace(log_prob=log_prob.masked_fill(~is_best, -torch.inf))
+    def _is_likeliest(
+        self, log_prob: Float[Tensor, "R X"], num_best: int
+    ) -> Bool[Tensor, "R w best"]:
+        """Among the first `num_best` candidates of each row: the likeliest of the beam, enough
+        that `width` do not end, and the likeliest of each row."""
+        by_row = log_prob.unflatten(1, (self.width, -1))[..., :num_best]
+        count = min(self.width * (1 + len(self._eos)), self.width * num_best)
+        least = by_row.flatten(1).topk(count, dim=1).values[:, -1:, None]
+        return by_row >= torch.minimum(by_row.amax(dim=2, keepdim=True), least)
 
-    def _wanted(self, beams: Beams, rows: Float[Tensor, "R w V"], known: Extensions) -> Extensions:
-        """Each hypothesis with the next and with the first token of each phrase that it lacks;
-        -inf where the token is wanted twice or known already."""
-        lacks = beams.memory < self._lengths
-        first = self._followers[:, 0].expand_as(beams.memory)
-        tokens = torch.cat([self._followers[self._phrase, beams.memory], first], dim=2)
-        is_known = (known.log_prob > -torch.inf).unflatten(1, (self.width, -1))
-        taken = known.token.view_as(is_known).masked_fill(~is_known, -1)
-        is_known = (tokens[..., None] == taken[:, :, None]).any(3)
-        open_tokens = tokens.masked_fill(~torch.cat([lacks, lacks], dim=2), -2)
-        is_known |= (open_tokens[..., None] == open_tokens[:, :, None]).tril(-1).any(3)
-        is_known |= open_tokens < 0
-        parts = rows.gather(2, tokens).masked_fill(is_known, -torch.inf)
-        return self._candidates(beams.log_prob, tokens.flatten(0, 1), parts.flatten(0, 1))
-
-    def _shared(
-        self, log_prob: Float[Tensor, "R X"], progress: Int[Tensor, "R X F"]
+    def _allocate(
+        self, log_prob: Float[Tensor, "R X"], num_met: Int[Tensor, "R X"]
     ) -> Int[Tensor, "R w"]:
         """Places of the candidates that stay open: an equal part of the beam for each number of
-        met tokens; what is left over goes to those with the most. Those come first."""
-        lacks = progress < self._lengths
-        met = (self._lengths * ~lacks).sum(dim=2) + (progress * lacks).amax(dim=2)
-        bank = met.masked_fill(log_prob == -torch.inf, -1)
-        order = log_prob.sort(dim=1, descending=True, stable=True).indices
-        bank, of_order = bank.gather(1, order).sort(dim=1, descending=True, stable=True)
+        met tokens; the remainder goes to those with the most. Those come first."""
+        log_prob, order = log_prob.sort(dim=1, descending=True, stable=True)
+        bank = num_met.gather(1, order).masked_fill_(log_prob == -torch.inf, -1)
+        bank, of_order = bank.sort(dim=1, descending=True, stable=True)
         order = order.gather(1, of_order)
-        place = torch.arange(bank.shape[1], device=bank.device).expand_as(bank)
-        is_new = bank != bank.roll(1, dims=1)
-        begin = (place * is_new).cummax(dim=1).values
-        quota = self.width // (sum(map(len, self.phrases)) + 1)
-        is_first = (place - begin < quota) & (bank >= 0)
-        chosen = is_first.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
-        return order.gather(1, chosen[:, : self.width])
+        if self._quota:
+            # A candidate is among the first of its bank unless the one `quota` before is in it.
+            is_first = torch.ones_like(bank, dtype=torch.bool)
+            is_first[:, self._quota :] = bank[:, self._quota :] != bank[:, : -self._quota]
+            is_first &= bank >= 0
+            chosen = is_first.byte().sort(dim=1, descending=True, stable=True).indices
+            order = order.gather(1, chosen)
+        return order[:, : self.width]
 
-    def _moved(
-        self, progress: Int[Tensor, "R X F"], token: Int[Tensor, "R X"]
-    ) -> Int[Tensor, "R X F"]:
-        """The progress after one more token."""
-        size = len(self._alphabet)
-        letter = torch.searchsorted(self._alphabet, token).clamp(max=size - 1)
-        letter = letter.masked_fill(self._alphabet[letter] != token, size)
-        return self._moves[self._phrase, progress, letter[..., None]]
 
-    def _is_complete(self, progress: Int[Tensor, "R X F"]) -> Bool[Tensor, "R X"]:
-        return (progress == self._lengths).all(dim=2)
+class PhraseStates:
+    """How many tokens of each phrase an output has, as states of one automaton for each phrase.
+
+    Phrase `f` has the states from `start[f]` to `end[f]`: state `start[f] + n` for outputs that end
+    in the first `n` tokens of the phrase and no more, `end[f]` for outputs that hold the phrase
+    (Knuth, Morris and Pratt 1977). Letters are the indices of tokens in `alphabet`, the `A` tokens
+    of the phrases; the last letter is any other token. There are `S` states in all.
+    """
+
+    start: Int[Tensor, "F"]
+    end: Int[Tensor, "F"]
+    alphabet: Int[Tensor, "A"]
+    after: Int[Tensor, "S letters"]  # the state after one more token
+
+    def __init__(self, phrases: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        alphabet = sorted({token for phrase in phrases for token in phrase})
+        start: list[int] = []
+        after: list[list[int]] = []
+        numbers: list[list[list[int]]] = []
+        for phrase in phrases:
+            start.append(len(after))
+            for progress in range(len(phrase) + 1):
+                is_complete = progress == len(phrase)
+                next_tokens = () if is_complete else (phrase[0], phrase[progress])
+                moves = [_progress(phrase, progress, token) for token in [*alphabet, -1]]
+                after.append([start[-1] + number for number in moves])
+                numbers.append(
+                    [
+                        [token in next_tokens for token in [*alphabet, -1]],
+                        [number * (number < len(phrase)) for number in moves],
+                        [number * (number == len(phrase)) for number in moves],
+                    ]
+                )
+        self.start = torch.tensor(start, device=device)
+        self.end = torch.tensor([*start[1:], len(after)], device=device) - 1
+        self.alphabet = torch.tensor(alphabet, device=device)
+        self.after = torch.tensor(after, device=device)
+        # By state: is it a next token, how many tokens are met of an incomplete phrase, how many
+        # of a complete one.
+        self._numbers = torch.tensor(numbers, device=device)
+        self._letters: Tensor | None = None
+
+    def letters(self, tokens: Int[Tensor, "*n"], vocab_size: int) -> Int[Tensor, "*n"]:
+        """The letter of each token."""
+        if self._letters is None:
+            letters = torch.full((vocab_size,), len(self.alphabet), device=tokens.device)
+            numbers = torch.arange(len(self.alphabet), device=tokens.device)
+            self._letters = letters.index_copy_(0, self.alphabet, numbers)
+        return self._letters[tokens]
+
+    def extensions(
+        self, states: Int[Tensor, "R w F"]
+    ) -> tuple[Bool[Tensor, "R w letters"], Int[Tensor, "R w letters"]]:
+        """Each output with one more letter: whether the letter begins or extends an incomplete
+        phrase, and how many tokens of phrases are met after it (all of complete phrases, the most
+        of an incomplete one)."""
+        numbers = self._numbers[states]
+        is_next, most = numbers[..., :2, :].amax(dim=2).unbind(dim=2)
+        return is_next > 0, numbers[..., 2, :].sum(dim=2) + most
+
+    def are_complete(self, states: Int[Tensor, "R w F"]) -> Bool[Tensor, "R w"]:
+        """Which outputs hold all phrases."""
+        return (states == self.end).all(dim=2)
 
 
 def _progress(phrase: tuple[int, ...], progress: int, token: int) -> int:

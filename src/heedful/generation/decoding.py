@@ -29,6 +29,7 @@ class DecodingStep:
     source: str = "next_log_probs"
     can_overwrite: bool = False
     memory: dict[object, Tensor] = field(default_factory=dict, init=False)
+    _rows: tuple[list[int], Tensor] | None = field(default=None, init=False)  # of the last step
 
     def __call__(
         self,
@@ -53,13 +54,22 @@ class DecodingStep:
         rules = self.request.rules
         if not rules:
             return given
-        copies = len(generated) // len(sentences)
-        sentence = torch.tensor(sentences, device=given.device).repeat_interleave(copies)
+        sentence = self._sentence_of_rows(sentences, generated)
         in_place = self.can_overwrite and keep_forbidden(rules, generated.shape[1])
         context = Context(
             self.request.prompts, generated, sentence, self.memory, given, is_open, in_place
         )
         return apply_rules(rules, given, context)
+
+    def _sentence_of_rows(
+        self, sentences: list[int], generated: Int[Tensor, "N t"]
+    ) -> Int[Tensor, "N"]:
+        """The sentence of each row, formed again only where rows have come or gone."""
+        if self._rows is None or self._rows[0] != sentences or len(self._rows[1]) != len(generated):
+            copies = len(generated) // len(sentences)
+            sentence = torch.tensor(sentences, device=generated.device)
+            self._rows = sentences, sentence.repeat_interleave(copies)
+        return self._rows[1]
 
     @property
     def checks_given(self) -> bool:
