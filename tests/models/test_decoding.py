@@ -94,7 +94,8 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
     others, and a cache that grows: in any order."""
     capacity = 40
     cache, texts = begun(net, texts_of(lengths), side, capacity, beams)
-    kinds = ["extend", "extend", "select", "put", "grow", "rewind" if beams == 1 else "follow"]
+    kinds = ["extend", "extend", "select", "put", "grow", "forget"]
+    kinds.append("rewind" if beams == 1 else "follow")
     for step in range(6):
         count = cache.num_sources
         match data.draw(st.sampled_from(kinds), "what"):
@@ -128,6 +129,12 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
                 cache.write_rows(torch.tensor(rows), other)
                 for index, row in enumerate(rows):
                     texts[row * beams : (row + 1) * beams] = theirs[index * beams :][:beams]
+            case "forget":  # after which nothing can be taken back
+                cache.groups = [
+                    group if group.window is None else group.without_hidden(group.capacity)
+                    for group in cache.groups
+                ]
+                kinds = [kind for kind in kinds if kind != "rewind"]
             case "grow":
                 capacity += data.draw(st.integers(0, 9), "more")
                 cache = cache.grow(capacity)
@@ -156,12 +163,12 @@ def test_rows_come_and_go_in_one_cache_while_others_go_on(name: str) -> None:
         real = torch.tensor([[row in texts] for row in range(4)])
         lengths = [texts[row].ids.numel() if row in texts else 0 for row in range(4)]
         new = Tokens(torch.randint(VOCAB, (4, 1)), torch.tensor(lengths)[:, None], real)
-        before = [store.clone() for store in (cache.stores[0], cache.positions)]
+        before = [store.clone() for store in (cache.stores[0], cache.groups[0].positions)]
         logits = net.head(net.decode(new, cache))
         for row in range(4):
             if row not in texts:  # it writes nothing
                 assert torch.equal(cache.stores[0][row, :-1], before[0][row, :-1])
-                assert torch.equal(cache.positions[row], before[1][row])
+                assert torch.equal(cache.groups[0].positions[row], before[1][row])
                 continue
             said[row].append(logits[row])
             texts[row] = texts[row].then(new.ids[row])
@@ -202,7 +209,7 @@ def test_beams_share_their_source_and_their_prompt_and_nothing_is_copied() -> No
             net.decode(Tokens(ids, torch.tensor([3, 3, 3, 2, 2, 2])[:, None] + step), cache)
     stores = [*cache.stores, *cache.cross]
     assert [store.data_ptr() for store in stores] == before
-    assert cache.used.tolist() == [3 + 9, 2 + 9]
+    assert [group.used.tolist() for group in cache.groups] == [[3 + 9, 2 + 9]] * len(cache.groups)
 
 
 @torch.no_grad()
@@ -242,27 +249,55 @@ def test_rows_that_are_neither_one_a_text_nor_one_a_beam_are_refused() -> None:
         net.decode(Tokens.from_ids(pad(random_rows([1] * 3, 0), "right")), cache)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("prompt", [4, 36])
 @torch.no_grad()
-def test_a_cache_forgets_what_no_window_reaches(beams: int, padded: bool) -> None:
-    """Its capacity stays while texts grow, and each step gives what a whole pass gives."""
-    net = tiny("mistral")
+def test_layers_with_a_window_forget_what_it_does_not_reach(
+    name: str, beams: int, padded: bool, prompt: int
+) -> None:
+    """What they hold is bounded by the window, and each step gives what a whole pass gives."""
+    net = tiny(name, max_length=80)
     torch.manual_seed(0)
-    ids = torch.randint(VOCAB, (3, 4))
+    ids = torch.randint(VOCAB, (3, prompt))
     left = torch.tensor([0, 2, 1]) if padded else None
-    decoding = Decoding(net, net.start(3, capacity=16, beams=beams), longest=48, left_padding=left)
+    cache = net.start(3, capacity=16, beams=beams)
+    decoding = Decoding(net, cache, longest=80, left_padding=left)
     decoding.next_log_probs(ids, decoding)
     rows = ids.repeat_interleave(beams, 0)
-    for _ in range(40):
+    for step in range(40):
         rows = torch.cat([rows, torch.randint(VOCAB, (3 * beams, 1))], 1)
         found = decoding.next_log_probs(rows, decoding)
-        for number, (row, log_probs) in enumerate(zip(rows, found, strict=True)):
-            first = 0 if left is None else int(left[number // beams])
-            expected = net(row[None, first:])[0, -1].log_softmax(-1)
-            torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+        if step % 3 == 0:
+            for number, (row, log_probs) in enumerate(zip(rows, found, strict=True)):
+                first = 0 if left is None else int(left[number // beams])
+                expected = net(row[None, first:])[0, -1].log_softmax(-1)
+                torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+        if step == 20:
+            decoding.select(torch.tensor([2, 0, 0]))
+            left = None if left is None else left[[2, 0, 0]]
+            rows = rows.view(3, beams, -1)[[2, 0, 0]].flatten(0, 1)
         parents = torch.randint(beams, (3, beams))
         decoding.reorder(parents)
         rows = rows.view(3, beams, -1).gather(1, parents[..., None].expand(-1, -1, rows.size(1)))
         rows = rows.flatten(0, 1)
-    assert decoding.cache.capacity == 16
+        local = [group for group in decoding.cache.groups if group.window is not None]
+        assert [group.capacity for group in local] == [16]  # of 4 · window · beams = 24 at most
+    whole = [group.capacity for group in decoding.cache.groups if group.window is None]
+    assert all(capacity >= prompt + 40 for capacity in whole)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@torch.no_grad()
+def test_nothing_is_forgotten_that_may_be_taken_back(name: str) -> None:
+    """A text that was fed is rewound to any length, however short the window."""
+    net = tiny(name)
+    decoding = Decoding(net, net.start(1, capacity=16), longest=48)
+    ids = torch.randint(VOCAB, (40,))
+    decoding.feed(ids[:30])
+    decoding.feed(ids[30:])
+    decoding.rewind(7)
+    found = decoding.feed(ids[7:12])
+    expected = net(ids[None, :12])[0, 7:].log_softmax(-1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

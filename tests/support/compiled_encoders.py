@@ -36,7 +36,7 @@ class Exported:
             exported = torch.export.export(module, given, dynamic_shapes=(shapes,))
             self._graphs[name] = exported.module()
         self.facts = CompiledFacts(
-            **encoder_facts(net), cache_shapes=[], max_length=48, graphs=[*self._graphs]
+            **encoder_facts(net), cache_layers=[], max_length=48, graphs=[*self._graphs]
         )
 
     def run(self, name: str, given: list[torch.Tensor]) -> Any:

@@ -49,4 +49,4 @@ class DecoderOnly(nn.Module):
     def start(self, rows: int, *, capacity: int, beams: int = 1) -> Cache:
         """An empty cache for `rows` texts of up to `capacity` tokens, all beams together."""
         like = self.embedding.tokens.weight
-        return Cache.empty(self.decoder.cache_shapes, rows, capacity, beams, like)
+        return Cache.empty(self.decoder.cache_layers, rows, capacity, beams, like)

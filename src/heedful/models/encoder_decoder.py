@@ -93,5 +93,5 @@ class EncoderDecoder(nn.Module):
         states, span = self.encode(source)
         attentions: Any = [block.cross_attention.sublayer for block in self.decoder.blocks]  # type: ignore[union-attr]
         projected = [attention.project_memory(states) for attention in attentions]
-        cache = Cache.empty(self.decoder.cache_shapes, states.size(0), capacity, beams, states)
+        cache = Cache.empty(self.decoder.cache_layers, states.size(0), capacity, beams, states)
         return replace(cache, cross=projected, source_real=span.real)

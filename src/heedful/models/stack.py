@@ -1,6 +1,6 @@
 """Blocks and stacks of blocks: what every Transformer is made of."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from heedful.parts.cache import Cache, LayerCache
+from heedful.parts.cache import Cache, LayerCache, LayerShape
 from heedful.parts.masks import AttentionMask, MaskSpec
 from heedful.parts.residual import Residual
 from heedful.parts.tokens import Span, Tokens
@@ -90,15 +90,16 @@ class Stack(nn.Module):
             cache: of the tokens before these, which are written to it.
         """
         across = layers = None
+        seen: MaskSpec | list[MaskSpec]
         shape = x.shape
         if cache is not None:
-            layers, visible, across = cache.begin(tokens)
+            layers, seen, across = cache.begin(tokens)
             x = x.reshape(cache.num_sources, -1, x.size(-1))
         else:
-            visible = MaskSpec.from_tokens(tokens, causal=causal)
+            seen = MaskSpec.from_tokens(tokens, causal=causal)
             if source is not None:
                 across = MaskSpec(tokens.span, source, causal=False)
-        masks = self.masks(x, visible, across)
+        masks = self.masks(x, seen, across)
         # A cache must be written to once.
         is_checkpointed = (
             self.activation_checkpointing and cache is None and torch.is_grad_enabled()
@@ -113,7 +114,10 @@ class Stack(nn.Module):
         return self.final_dropout(self.final_norm(x)).view(shape)
 
     def masks(
-        self, x: Float[Tensor, "N T D"], visible: MaskSpec, across: MaskSpec | None = None
+        self,
+        x: Float[Tensor, "N T D"],
+        visible: MaskSpec | Sequence[MaskSpec],
+        across: MaskSpec | None = None,
     ) -> list[tuple[AttentionMask, AttentionMask | None]]:
         """The masks of each block's self-attention and cross-attention, which equal layers share.
 
@@ -121,18 +125,20 @@ class Stack(nn.Module):
         must not form anything that outlives it.
 
         Args:
-            visible: what of the text each token may attend to.
+            visible: what of the text each token may attend to, in all blocks or in each.
             across: what of the source; None: there is none.
         """
         trains = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in self.parameters())
         )
+        if isinstance(visible, MaskSpec):
+            visible = [visible] * len(self.blocks)
         formed: dict[Any, AttentionMask] = {}
         masks: list[tuple[AttentionMask, AttentionMask | None]] = []
-        for block in self.blocks:
+        for block, own in zip(self.blocks, visible, strict=True):
             found: list[Any] = []
             for residual, seen in (
-                (block.self_attention, visible),
+                (block.self_attention, own),
                 (block.cross_attention, across),
             ):
                 if residual is None or seen is None:
@@ -147,14 +153,7 @@ class Stack(nn.Module):
         return masks
 
     @property
-    def cache_shapes(self) -> list[tuple[int, int]]:
-        """Key heads and head width of each layer: what a `Cache` is made for."""
+    def cache_layers(self) -> list[LayerShape]:
+        """The self-attention of each layer, as a `Cache` is made for it."""
         attentions: Any = [block.self_attention.sublayer for block in self.blocks]  # type: ignore[union-attr]
-        return [(attention.num_kv_heads, attention.head_dim) for attention in attentions]
-
-    @property
-    def window(self) -> int | None:
-        """Keys that a query sees in the layer of the widest window; None: a layer sees all."""
-        attentions: Any = [block.self_attention.sublayer for block in self.blocks]  # type: ignore[union-attr]
-        windows = [attention.window for attention in attentions]
-        return None if None in windows else max(windows)
+        return [LayerShape(a.num_kv_heads, a.head_dim, a.window) for a in attentions]

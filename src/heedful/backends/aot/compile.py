@@ -24,7 +24,7 @@ from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts.cache import Cache
+from heedful.parts.cache import Cache, LayerGroup, layers_by_window
 from heedful.parts.tokens import Tokens
 from heedful.progress import track
 from heedful.zoo.names import weights_of
@@ -33,7 +33,7 @@ from heedful.zoo.saved import save_tensors
 NO_COMPILER = "there is no C++ compiler: install one, for example by `apt install g++`"
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
-Memory = tuple[Any, ...]  # the tensors of a `Cache`
+Memory = tuple[Any, ...]  # the tensors of a `Cache`, in the order of `Cache.tensors`
 
 
 def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> CompiledFacts:
@@ -64,7 +64,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
         two_stacks = isinstance(net, EncoderDecoder)
         parts = _parts(net)
         facts = {"family": "encoder_decoder" if two_stacks else "decoder_only"}
-        facts["cache_shapes"] = [*net.decoder.cache_shapes]
+        facts["cache_layers"] = [*net.decoder.cache_layers]
     programs: dict[str, Any] = {}
     found: dict[str, dict[str, Tensor]] = {}
     try:
@@ -79,7 +79,7 @@ def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> C
     except Exception as error:  # of any part of torch, of which there are many
         raise UserError(f"torch cannot compile it: {str(error).strip().splitlines()[0]}") from error
     _write_constants(directory, saved, found)
-    return CompiledFacts(**{"cache_shapes": []} | facts, max_length=max_length, graphs=[*parts])
+    return CompiledFacts(**{"cache_layers": []} | facts, max_length=max_length, graphs=[*parts])
 
 
 def _compile(
@@ -206,7 +206,7 @@ def _read(
     net: Any, wanted: Tensor, ids: Tensor, positions: Tensor, real: Tensor, memory: Memory
 ) -> Tensor:
     """Logits after some of the new tokens, `wanted` (R), of one row a text: (B, R, V)."""
-    states = net.decode(Tokens(ids, positions, real), Cache(*memory))
+    states = net.decode(Tokens(ids, positions, real), _cache(net, *memory))
     logits: Tensor = net.head(states.index_select(1, wanted))
     return logits
 
@@ -214,7 +214,7 @@ def _read(
 def _step(net: Any, ids: Tensor, positions: Tensor, memory: Memory) -> Tensor:
     """Logits after one new token of each beam."""
     tokens = Tokens(ids.flatten()[:, None], positions.flatten()[:, None])
-    logits: Tensor = net.head(net.decode(tokens, Cache(*memory)))[:, 0]
+    logits: Tensor = net.head(net.decode(tokens, _cache(net, *memory)))[:, 0]
     return logits
 
 
@@ -234,13 +234,10 @@ def _parts(net: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
         given = (source, torch.arange(sources)[None], source_real)
         cross = _encode(net, *given)
         parts["encode"] = (Graph(net, _encode), given, (both, {1: _DYNAMIC}, both))
-    cache = Cache.empty(net.decoder.cache_shapes, texts, 31, beams, torch.empty(0))
-    memory = (cache.stores, cache.positions, cache.used, cache.seen, cross, source_real)
+    groups, of_groups = _groups(net, texts, beams)
+    memory = (groups, cross, source_real)
     of_memory = (
-        [both] * len(cache.stores),
-        both,
-        batch,
-        {0: _DYNAMIC, 1: _DYNAMIC, 2: _DYNAMIC},
+        of_groups,
         [{0: _DYNAMIC, 2: _DYNAMIC}] * len(cross),
         None if source_real is None else both,
     )
@@ -250,6 +247,28 @@ def _parts(net: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
     parts["read"] = (Graph(net, _read), read, (batch, both, both, both, of_memory))
     parts["step"] = (Graph(net, _step), (of_beams, of_beams * 3, memory), (both, both, of_memory))
     return parts
+
+
+def _groups(net: Any, texts: int, beams: int) -> tuple[list[Any], list[Any]]:
+    """The tensors of each `LayerGroup` of a cache, and which of their sizes vary."""
+    cache = Cache.empty(net.decoder.cache_layers, texts, 31, beams, torch.empty(0))
+    batch, both = {0: _DYNAMIC}, {0: _DYNAMIC, 1: _DYNAMIC}
+    groups, sizes = [], []
+    for number, group in enumerate(cache.groups):
+        group = group.resized(31 + number)  # sizes that are equal here would have to stay so
+        groups.append((group.stores, group.positions, group.used, group.seen))
+        sizes.append(([both] * len(group.stores), both, batch, both | {2: _DYNAMIC}))
+    return groups, sizes
+
+
+def _cache(net: Any, groups: list[Any], cross: list[Tensor], source_real: Tensor | None) -> Cache:
+    """The cache that these tensors are of."""
+    windows = layers_by_window(net.decoder.cache_layers)
+    made = []
+    for tensors, (window, layers) in zip(groups, windows.items(), strict=True):
+        stores, positions, used, seen = tensors
+        made.append(LayerGroup(stores, positions, used, seen, layers, window))
+    return Cache(made, cross, source_real)
 
 
 def _attention(

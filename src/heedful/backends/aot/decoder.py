@@ -25,7 +25,7 @@ from heedful.generation.request import read_request
 from heedful.generation.state import sentences_to_keep
 from heedful.generation.token_rules import BannedTokens
 from heedful.generation.topk import first_largest
-from heedful.parts.cache import Cache
+from heedful.parts.cache import Cache, LayerShape
 from heedful.parts.tokens import Tokens
 
 GRAPHS, KERNEL = "graphs.pt2", "linears.so"
@@ -37,7 +37,7 @@ class CompiledFacts:
     """What must be known of a compiled net beside its files.
 
     Attributes:
-        cache_shapes: of what writes: key heads and head width of each layer.
+        cache_layers: of what writes: `LayerShape` of each layer.
         max_length: positions that the net has.
         graphs: names of those in the package.
         num_types: how many texts of a row an encoder tells apart; 0: it knows no types.
@@ -45,7 +45,7 @@ class CompiledFacts:
     """
 
     family: Literal["encoder_decoder", "decoder_only", "encoder_only"]
-    cache_shapes: list[tuple[int, int]]
+    cache_layers: list[tuple[int, int, int | None]]
     max_length: int
     graphs: list[str]
     num_types: int = 0
@@ -85,7 +85,8 @@ class CompiledNet:
     def start(self, given: Tokens | int, *, capacity: int, beams: int = 1) -> Cache:
         """As `EncoderDecoder.start` and `DecoderOnly.start`."""
         rows = given if isinstance(given, int) else given.ids.size(0)
-        cache = Cache.empty(self.facts.cache_shapes, rows, capacity, beams, torch.empty(0))
+        layers = [LayerShape(*layer) for layer in self.facts.cache_layers]
+        cache = Cache.empty(layers, rows, capacity, beams, torch.empty(0))
         if isinstance(given, int):
             return cache
         real = torch.ones_like(given.ids, dtype=torch.bool) if given.real is None else given.real
@@ -99,7 +100,7 @@ class CompiledNet:
             return self._read(tokens, cache, torch.tensor([-1]))
         shape = (cache.num_sources, -1)
         positions = tokens.positions.expand(rows, 1).reshape(shape).contiguous()
-        given = [tokens.ids.reshape(shape).contiguous(), positions, *_flat(cache)]
+        given = [tokens.ids.reshape(shape).contiguous(), positions, *cache.tensors()]
         [logits] = self._graphs["step"].boxed_run(given)
         return logits[:, None]
 
@@ -130,7 +131,7 @@ class CompiledNet:
             wanted = torch.ones_like(wanted)
         wanted = wanted % ids.size(1)
         given = [wanted, ids.contiguous(), positions.contiguous(), real.contiguous()]
-        [logits] = self._graphs["read"].boxed_run([*given, *_flat(cache)])
+        [logits] = self._graphs["read"].boxed_run([*given, *cache.tensors()])
         return logits
 
 
@@ -287,9 +288,3 @@ def _tensors(weights: Path, own: Path, places: set[str]) -> dict[str, Tensor]:
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} is not what was compiled with: {error}") from None
     return found
-
-
-def _flat(cache: Cache) -> list[Tensor]:
-    """The tensors of a cache, in the order of the graphs' arguments."""
-    real = [] if cache.source_real is None else [cache.source_real]
-    return [*cache.stores, cache.positions, cache.used, cache.seen, *cache.cross, *real]

@@ -15,13 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from heedful.backends.base import GenerationRequest, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.backends.torch.coverage import Coverage
-from heedful.backends.torch.state import (
-    STEPS_AT_FIRST,
-    Decoding,
-    Listed,
-    capacity_for,
-    left_padded,
-)
+from heedful.backends.torch.state import STEPS_AT_FIRST, Decoding, Listed, left_padded
 from heedful.backends.torch.threads import run_with, threads_for, weights_of_step
 from heedful.data.collate import Batch
 from heedful.errors import UserError
@@ -37,6 +31,7 @@ from heedful.generation.stopping import StopStrings
 from heedful.generation.token_rules import ForcedTokens
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
+from heedful.parts.cache import capacity_for
 from heedful.parts.tokens import Tokens
 
 Step = TypeVar("Step")

@@ -41,11 +41,8 @@ class Decoding:
         self.longest = longest
         self._is_rewound = False  # so that nothing may be forgotten
         self._filled = 0  # tokens that each row has, padding counted
-        self._slots = 0  # that a text's rows have taken together, at most
         self._left_padding = left_padding
         self._listed = listed
-        decoder = getattr(net, "decoder", None)  # compiled nets have none
-        self._window: int | None = None if decoder is None else decoder.window
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
         """Row w of sentence b goes on from its former row parents[b, w]."""
@@ -81,19 +78,19 @@ class Decoding:
             new = prefixes[:, -max(1, self.longest // 2) :]
             texts, beams = self.cache.num_sources, self.cache.beams
             self.cache = self.net.start(texts, capacity=self.cache.capacity, beams=beams)
-            self._filled, self._slots, self._left_padding = 0, 0, None
+            self._filled, self._left_padding = 0, None
         states: Tensor = self.net.decode(self.tokens(new), self.cache)
         return states[:, -1:]
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
         """Log-probabilities after each of several new tokens of one text, which may be rewound."""
         self._is_rewound = True
-        new = self.tokens(tokens[None].to(self.cache.used.device))
+        new = self.tokens(tokens[None].to(self.cache.device))
         return _log_softmax(self.net.head(self.net.decode(new, self.cache))[0])
 
     def rewind(self, length: int) -> None:
         """Of one text: forget all but the first `length` tokens."""
-        self._filled = self._slots = min(self._filled, length)
+        self._filled = min(self._filled, length)
         self.cache.rewind(length)
 
     def tokens(self, new: Int[Tensor, "N t"]) -> Tokens:
@@ -103,27 +100,13 @@ class Decoding:
         columns = torch.arange(self._filled, self._filled + count, device=new.device)[None]
         begins = self._filled == 0
         self._filled += count
-        self._slots += beams * count
-        if self._slots > self.cache.capacity and not begins:
-            self._forget(beams * count)
-        if self._slots > self.cache.capacity:
-            self.cache = self.cache.grow(capacity_for(self._slots))
-        self.cache.limit = self._slots
+        self.cache.reserve(beams * count, forgets=not self._is_rewound)
         if self._left_padding is None:
             return Tokens(new, columns)
         positions = columns - self._left_padding.repeat_interleave(beams)[:, None]
         if begins:
             return Tokens(new, positions.clamp(min=0), positions >= 0)
         return Tokens(new, positions)
-
-    def _forget(self, new: int) -> None:
-        """Free the slots that no window reaches, where that frees half of the cache or more."""
-        if self._window is None or self._is_rewound:
-            return
-        left = self._window * self.cache.beams
-        if 2 * left <= self.cache.capacity:
-            self.cache.forget(self._window)
-            self._slots = left + new
 
 
 class Listed:
@@ -158,11 +141,6 @@ def _log_softmax(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
     if torch.is_grad_enabled() or logits.device.type != "cpu":
         return logits.log_softmax(-1)
     return torch.log_softmax(logits, -1, out=logits)
-
-
-def capacity_for(slots: int) -> int:
-    """The capacity of a cache that must hold so many tokens: few sizes, powers of two."""
-    return 1 << max(4, (slots - 1).bit_length())
 
 
 def left_padded(
