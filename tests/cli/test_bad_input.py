@@ -280,7 +280,7 @@ def test_cut_lines_are_counted(commands, trained, here):
 
 @pytest.mark.parametrize(
     ("way", "counted"),
-    [("truncate", "cut to the longest allowed"), ("drop", "dropped as too long")],
+    [("truncate", "truncated to the maximum length"), ("drop", "dropped as too long")],
 )
 def test_long_training_pairs(commands, here, way, counted):
     words = ("train", "short.json", "--out", way, "--set", f"data.truncation={way}")

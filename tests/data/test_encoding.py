@@ -19,7 +19,7 @@ from heedful.data.columns import (
     pack_ids,
     write_columns,
 )
-from heedful.data.encoding import TextColumn, cut_pair, encode_rows
+from heedful.data.encoding import TextColumn, encode_rows, truncate_pair
 from heedful.data.rows import Rows, read_rows
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
@@ -96,7 +96,7 @@ def test_over_long_pairs(tmp_path: Path) -> None:
     assert ids_of(cut, "src") == [[4, 2], [4, 5, 6, 2], [4, 5, 6, 2], [8, 2]]
     assert ids_of(cut, "tgt") == [[5, 2], [4, 2], [4, 2], [4, 5, 6, 2]]
     assert (cut.report.num_dropped, cut.report.num_truncated) == (0, 2)
-    assert "2 cut to the longest allowed" in cut.report.summary()
+    assert "2 truncated to the maximum length" in cut.report.summary()
     with pytest.raises(UserError, match="none of 1 pairs is left: 1 are longer than max_length 2"):
         encode_rows(Rows({"src": ["a b"], "tgt": ["a"]}), PAIR, max_length=2)
     with pytest.raises(UserError, match="max_length 1 leaves no room for text beside 1 special"):
@@ -133,7 +133,7 @@ def test_the_longer_of_a_pair_gives_way_token_by_token(first: int, second: int, 
     a, b = list(range(first)), list(range(second))
     if first + second <= room:
         return
-    cut = cut_pair(a.copy(), b.copy(), room)
+    cut = truncate_pair(a.copy(), b.copy(), room)
     while len(a) + len(b) > room:
         (a if len(a) > len(b) else b).pop()
     assert cut == (a, b)

@@ -101,13 +101,13 @@ def test_rows_are_counted_over_many_batches(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"src": "a", "tgt": "tgt"}, r"column 'a' is not in the table \('src', 'tgt'"),
-    ({"src": "more.fr", "tgt": "tgt"}, r"column 'more.fr' is not in .*'more.en', 'more.de'"),
-    ({"src": "src.x", "tgt": "tgt"}, r"column 'src.x' is not in the table"),
-    ({"src": "more", "tgt": "tgt"}, r"column 'more' is not in .*'more.en', 'more.de'"),
+    ({"src": "a", "tgt": "tgt"}, r"no column 'a' \(its columns: 'src', 'tgt'"),
+    ({"src": "more.fr", "tgt": "tgt"}, r"no column 'more.fr' .*'more.en', 'more.de'"),
+    ({"src": "src.x", "tgt": "tgt"}, "no column 'src.x'"),
+    ({"src": "more", "tgt": "tgt"}, r"no column 'more' .*'more.en', 'more.de'"),
     ({"src": "label", "tgt": "tgt"}, r"'label' holds int64, not text"),
     ({"src": 1, "tgt": 2}, r"is a table, whose fields have names"),
-    ({"text": None, "label": "none"}, r"column 'none' is not in"),
+    ({"text": None, "label": "none"}, r"no column 'none'"),
 ]
 
 
@@ -124,7 +124,7 @@ def test_what_a_table_lacks_is_told(
 
 def test_a_column_that_is_there_twice_is_told(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
-    with pytest.raises(UserError, match="column 'text' is twice in the table"):
+    with pytest.raises(UserError, match="two columns 'text'"):
         read_rows([written(tmp_path / "t", table, "saved")], {"text": None})
 
 
@@ -135,7 +135,7 @@ def test_a_damaged_file_is_told_wherever_it_is_cut(format: str, tmp_path: Path) 
     data = file.read_bytes()
     for size in [*range(0, len(data), 7), len(data) - 8, len(data) - 1]:
         file.write_bytes(data[:size])
-        with pytest.raises(UserError, match="is damaged, or no table") as error:
+        with pytest.raises(UserError, match="is damaged or not a table") as error:
             read_rows([path], PAIR)
         assert "\n" not in str(error.value)
     draw = random.Random(0)
@@ -153,7 +153,7 @@ def test_a_damaged_file_is_told_wherever_it_is_cut(format: str, tmp_path: Path) 
 def test_text_that_is_not_utf_8_and_labels_that_are_missing(tmp_path: Path) -> None:
     raw = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
     path = written(tmp_path / "raw", pa.table({"text": raw}), "saved")
-    with pytest.raises(UserError, match=r"is damaged, or no table .*UTF8"):
+    with pytest.raises(UserError, match=r"is damaged or not a table .*UTF8"):
         read_rows([path], {"text": None})
     table = with_classes(pa.table({"text": ["a"], "label": [-1]}), "label", ["no", "yes"])
     with pytest.raises(UserError, match="line 1: no label"):

@@ -176,7 +176,7 @@ def test_a_text_of_unknown_words_is_left_out(text: Path, tmp_path: Path) -> None
     assert job.num_valid == 1
     assert "1 dropped as empty" in job.said[-1]
     valid.write_text("nothing known\n")
-    with pytest.raises(UserError, match="1 hold nothing that the tokenizer knows"):
+    with pytest.raises(UserError, match="1 hold only unknown tokens"):
         Ready(recipe, tmp_path / "data")
 
 

@@ -28,7 +28,7 @@ def test_a_run_tells_all_of_its_work_and_no_more(tmp_path, monkeypatch):
     recipe = load_recipe(str(write_recipe(tmp_path / "recipe.json", training__max_steps=2)))
     with use_display(show):
         train(recipe, tmp_path / "run")
-    assert {what for what, _, _ in told} == {"tokenising", "translating"}
+    assert {what for what, _, _ in told} == {"tokenizing", "translating"}
     assert all(total == done > 0 for _, total, done in told)
     assert not has_display()
 
@@ -41,7 +41,7 @@ def test_nothing_is_shown_to_who_does_not_ask():
 def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     bar = RunDisplay(console)
-    with bar.track("tokenising", 10) as advance:
+    with bar.track("tokenizing", 10) as advance:
         advance(4)
     bar.on(RunStarted({}, 1, 2, 3, "cpu", 100))
     with bar.track("translating", 7) as advance:
@@ -52,14 +52,14 @@ def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
     assert len(bar._progress.tasks) == 1
     bar.close()
     shown = console.file.getvalue()
-    assert "tokenising" in shown
+    assert "tokenizing" in shown
     assert "translating" in shown
 
 
 def test_where_there_is_no_terminal_lines_tell_of_work_that_lasts():
-    for seconds, expected in ((60.0, ""), (0.0, "tokenising 4/10  0:00 left")):
+    for seconds, expected in ((60.0, ""), (0.0, "tokenizing 4/10  0:00 left")):
         console = Console(file=io.StringIO())
-        with RunDisplay(console, line_seconds=seconds).track("tokenising", 10) as advance:
+        with RunDisplay(console, line_seconds=seconds).track("tokenizing", 10) as advance:
             advance(4)
         assert console.file.getvalue().strip() == expected
 

@@ -32,7 +32,7 @@ def list_entries(json: Json = False) -> None:
 
     directory = cache_folder()
     entries = list_entries(directory)
-    used = [datetime.fromtimestamp(entry.used).astimezone() for entry in entries]
+    used = [datetime.fromtimestamp(entry.last_used).astimezone() for entry in entries]
     if json:
         print_json(
             [
@@ -86,7 +86,7 @@ def remove_entries(
         entries = [entry for entry in entries if entry in asked]
     elif older_than is not None:
         oldest = datetime.now().timestamp() - older_than * _DAY
-        entries = [entry for entry in entries if entry.used <= oldest]
+        entries = [entry for entry in entries if entry.last_used <= oldest]
     kept = []
     for entry in entries:
         if remove_entry(entry):

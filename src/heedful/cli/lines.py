@@ -122,11 +122,11 @@ def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
 
 def read_whole(path: Path | None) -> str:
     """All of a file, or of stdin; raises UserError where it cannot be read or is no UTF-8."""
-    from heedful.data.rows import decoded_lines, read_lines
+    from heedful.data.rows import decode_lines, read_lines
 
     if path is not None:
         return "".join(read_lines(path, keep_ends=True))
-    return "".join(decoded_lines(sys.stdin.buffer, "stdin", keep_ends=True))
+    return "".join(decode_lines(sys.stdin.buffer, "stdin", keep_ends=True))
 
 
 def json_line(**content: Any) -> str:
@@ -196,7 +196,7 @@ def _file_chunks(path: Path) -> Iterator[list[str]]:
 
 def _live_chunks(handle: int) -> Iterator[list[str]]:
     """What a pipe or a terminal has given so far, as whole lines."""
-    from heedful.data.rows import LONGEST_LINE, decoded_lines
+    from heedful.data.rows import LONGEST_LINE, decode_lines
 
     rest, number, data = b"", 0, b"?"
     while data:
@@ -209,7 +209,7 @@ def _live_chunks(handle: int) -> Iterator[list[str]]:
             lines.append(rest)
         for start in range(0, len(lines), CHUNK):
             part = lines[start : start + CHUNK]
-            yield list(decoded_lines(part, "stdin", first=number + 1))
+            yield list(decode_lines(part, "stdin", first=number + 1))
             number += len(part)
 
 

@@ -1,4 +1,4 @@
-"""The cache of prepared data: what it holds, and how it is removed."""
+"""The cache of prepared data: list its folders and remove them."""
 
 import fcntl
 import os
@@ -13,22 +13,24 @@ from heedful.files import is_leftover, read_object, remove, remove_leftovers, to
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A prepared folder.
+    """A folder of prepared data.
 
     Attributes:
-        size: bytes.
-        used: when a run last opened it, in seconds since 1970.
-        about: the task and the files that the data come from.
+        size: in bytes.
+        last_used: the time when a run last opened the folder, in seconds since 1970.
+        about: the task and the files that the data were prepared from.
     """
 
     path: Path
     size: int
-    used: float
+    last_used: float
     about: dict[str, Any]
 
 
 def list_entries(directory: Path) -> list[CacheEntry]:
-    """The prepared folders in the cache, the last used first; whatever else is there is no entry.
+    """The folders of prepared data in a directory, the most recently used first.
+
+    Folders without a manifest are ignored.
 
     Raises:
         UserError: the directory cannot be read.
@@ -37,8 +39,8 @@ def list_entries(directory: Path) -> list[CacheEntry]:
         return []
     with told("read", directory):
         paths = [path for path in directory.iterdir() if (path / MANIFEST).is_file()]
-        found = [_entry(path) for path in paths if not path.name.startswith(".")]
-    return sorted(found, key=lambda entry: -entry.used)
+        entries = [_entry(path) for path in paths if not path.name.startswith(".")]
+    return sorted(entries, key=lambda entry: -entry.last_used)
 
 
 def _entry(path: Path) -> CacheEntry:
@@ -51,13 +53,13 @@ def _entry(path: Path) -> CacheEntry:
 
 
 def is_in_use(entry: CacheEntry) -> bool:
-    """Whether a process has the folder open (`prepared.Hold`)."""
+    """True if a process has the folder open (`prepared.Hold`)."""
     with told("read", entry.path), (entry.path / MANIFEST).open("rb") as file:
         return not _locked(file.fileno())
 
 
 def remove_entry(entry: CacheEntry) -> bool:
-    """Remove a prepared folder, and say whether that was done: a folder in use stays.
+    """Remove a folder of prepared data unless it is in use. Returns True if it was removed.
 
     Raises:
         UserError: no permission.
@@ -71,22 +73,22 @@ def remove_entry(entry: CacheEntry) -> bool:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a prepared folder that is not needed any more, with its lock; OSError as `rename`."""
+    """Remove a folder of prepared data and its lock file; raises OSError as `Path.rename`."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.rename(aside)  # so that nobody sees a part of it
+    path.rename(aside)  # atomic: other processes never find a folder with some files missing
     remove(aside)
     path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
 
 
 def remove_unfinished_entries(directory: Path) -> None:
-    """Remove what killed processes left half-prepared."""
+    """Remove the temporary folders of processes that were killed while they prepared data."""
     names = [path.name for path in directory.glob(".*.tmp") if is_leftover(path.name)]
     for name in {name[1:].rsplit(".", 2)[0] for name in names}:
         remove_leftovers(directory / name)
 
 
 def _locked(handle: int) -> bool:
-    """Take the exclusive lock of a file if no other process holds a lock on it."""
+    """Take the exclusive lock of an open file; False if another process holds a lock on it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

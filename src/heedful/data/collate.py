@@ -1,4 +1,4 @@
-"""Batches as tensors, made on the CPU so that nothing in a training step waits for the device."""
+"""Batches of tensors, built on the CPU so that a training step never waits for the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +13,25 @@ from heedful.data.columns import Sequences
 from heedful.data.plans import Windows
 from heedful.parts.tokens import Tokens
 
-# `Tokens.longest_text` is rounded up to these: a compiled step then meets few of its values.
+# `Tokens.longest_text` is rounded up to a multiple of this: a compiled training step is compiled
+# anew for each value that it meets.
 _TEXT_MULTIPLE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a model reads of some rows, and what it learns to say.
+    """Inputs and targets of a model for a batch of rows.
 
     Args:
-        tokens: (B, T), what is read; with an encoder and a decoder what the decoder reads.
+        tokens: (B, T), inputs of a model with one stack, or of the decoder of an encoder-decoder.
         targets: (M,), ids of tokens or of labels.
-        places: (M,), for each target the index of its state among the B·T of `tokens`.
-        source: (B, S), what the encoder reads, where there is a decoder too.
-        types: (B, T), 0 for the first text of a pair and 1 for the second (BERT's token types).
-        indices: (B,), which row of the data each row is.
-        num_tokens: that are not padding, of source and tokens.
+        target_positions: (M,), for each target the index of its state in the flattened B·T states
+            of `tokens`.
+        source: (B, S), inputs of the encoder of an encoder-decoder; else None.
+        types: (B, T), BERT's token types: 0 for the first text of a pair, 1 for the second; None
+            for single texts.
+        indices: (B,), the index in the data set of each row.
+        num_tokens: tokens of `source` and `tokens` that are not padding.
     """
 
     tokens: Tokens
@@ -45,7 +48,7 @@ class Batch:
         return self.targets.size(0)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same on another device; the indices stay."""
+        """The batch with its tensors on `device`; `indices` stay on the CPU."""
         moved: dict[str, Any] = {
             name: value.to(device)
             for name, value in vars(self).items()
@@ -62,19 +65,21 @@ def collate_pairs(
     start_ids: Sequence[int],
     pad_id: int,
 ) -> Batch:
-    """Pairs at `indices`, in that order: the decoder reads the start ids (at least one) and the
-    target without its last token."""
+    """The pairs at `indices`, in that order, padded on the right.
+
+    The decoder's inputs are `start_ids` (at least one) and the target without its last token.
+    """
     src_ids, src_real = pad_rows(src, indices, pad_id)
     tgt_ids, tgt_real = pad_rows(tgt, indices, pad_id)
     first_scored = len(start_ids) - 1
     start = np.tile(np.array(start_ids, dtype=np.int64), (len(indices), 1))
-    read = np.concatenate([start, tgt_ids[:, :-1]], axis=1)
-    before = np.ones((len(indices), first_scored), dtype=bool)
-    real = np.concatenate([before, tgt_real], axis=1)
-    scored = np.concatenate([~before, tgt_real], axis=1)
+    inputs = np.concatenate([start, tgt_ids[:, :-1]], axis=1)
+    unscored = np.ones((len(indices), first_scored), dtype=bool)
+    real = np.concatenate([unscored, tgt_real], axis=1)
+    scored = np.concatenate([~unscored, tgt_real], axis=1)
     return Batch(
         source=make_tokens(src_ids, src_real),
-        tokens=make_tokens(np.where(real, read, pad_id), real),
+        tokens=make_tokens(np.where(real, inputs, pad_id), real),
         targets=torch.from_numpy(tgt_ids[tgt_real]),
         target_positions=torch.from_numpy(np.flatnonzero(scored)),
         indices=indices.astype(np.int64),
@@ -90,10 +95,11 @@ def collate_texts(
     labels: Int64[np.ndarray, " N"] | None = None,
     second: Int64[np.ndarray, " N"] | None = None,
 ) -> Batch:
-    """Texts at `indices`, in that order, with a label each at their first token, or without any.
+    """The texts at `indices`, in that order, padded on the right.
 
     Args:
-        second: for pairs of texts, where in its sequence each second one begins.
+        labels: the label of each text, which is the target at its first token; None: no targets.
+        second: for pairs of texts, the index in its sequence at which the second text begins.
     """
     ids, real = pad_rows(texts, indices, pad_id)
     types = None
@@ -112,22 +118,23 @@ def collate_texts(
 
 
 def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id: int) -> Batch:
-    """Windows of `plan_windows` or `plan_evaluation_windows`, as rows.
+    """Windows of `plan_windows` or `plan_evaluation_windows`, one a row.
 
-    `indices` holds the text in which each window begins.
+    `indices` holds the index of the text in which each window begins.
 
     Args:
-        isolate: keep texts apart: `tokens.segments` tell them (but where no row has two), and a
-            target that is the first token of the next text does not count. Without it a window
-            is text like any other, as in Radford et al. (2019).
+        isolate: mask attention between the texts of a window, by `tokens.segments` (None where
+            no row has two texts), and leave out targets that are the first token of a text.
+            Without it attention and targets cross the borders of texts, as in Radford et al.
+            (2019).
     """
-    assert windows.offsets[-1] == len(texts.ids), "the plan is of other texts"
+    assert windows.offsets[-1] == len(texts.ids), "the plan is for other texts"
     columns = np.arange(int(windows.sizes.max()) + 1)
     inside = columns <= windows.sizes[:, None]  # the inputs and the token after them
-    places = windows.starts[:, None] + np.where(inside, columns, 0)
-    text = np.searchsorted(windows.offsets, places, side="right") - 1
-    found = texts.offsets[windows.order[text]] + places - windows.offsets[text]
-    ids = texts.ids[found].astype(np.int64)
+    stream_indices = windows.starts[:, None] + np.where(inside, columns, 0)
+    text = np.searchsorted(windows.offsets, stream_indices, side="right") - 1
+    stored = texts.offsets[windows.order[text]] + stream_indices - windows.offsets[text]
+    ids = texts.ids[stored].astype(np.int64)
     real = inside[:, 1:]
     scored = real & (columns[1:] >= windows.first_scored[:, None])
     segments, longest = None, None
@@ -151,11 +158,11 @@ def collate_windows(texts: Sequences, windows: Windows, *, isolate: bool, pad_id
 def pad_rows(
     sequences: Sequences, indices: Integer[np.ndarray, " B"], pad_id: int
 ) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
-    """Sequences as rows padded on the right, and which places are not padding."""
-    chosen = sequences.take(indices)
-    real = np.arange(chosen.lengths.max()) < chosen.lengths[:, None]
+    """The sequences at `indices`, padded on the right, and a mask that is True for real tokens."""
+    rows = sequences.take(indices)
+    real = np.arange(rows.lengths.max()) < rows.lengths[:, None]
     padded = np.full(real.shape, pad_id, dtype=np.int64)
-    padded[real] = chosen.ids
+    padded[real] = rows.ids
     return padded, real
 
 
@@ -165,7 +172,8 @@ def make_tokens(
     segments: Int64[Tensor, "B T"] | None = None,
     longest_text: int | None = None,
 ) -> Tokens:
-    """Rows that are padded on the right; padding is told only where there is any."""
+    """`Tokens` of rows padded on the right; without lengths where no row is padded."""
     lengths = None if real.all() else torch.from_numpy(real.sum(axis=1))
-    given = torch.from_numpy(ids)
-    return Tokens.from_ids(given, lengths, segments=segments, longest_text=longest_text)
+    return Tokens.from_ids(
+        torch.from_numpy(ids), lengths, segments=segments, longest_text=longest_text
+    )

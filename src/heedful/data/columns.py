@@ -1,4 +1,4 @@
-"""One store of columns: sequences of ids and numbers, memory-mapped, and how they were made."""
+"""Columns of token ids and of numbers: in memory, as memory-mapped files, and their statistics."""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ _SIDES = {"src": "source", "tgt": "target"}
 
 @dataclass(eq=False)
 class Sequences:
-    """Sequences of token ids, one after the other in one array; `sequences[i]` is a view.
+    """N sequences of token ids, concatenated in one array; `sequences[i]` is a view of it.
 
     Args:
-        ids: (M): all ids, uint16 or uint32.
-        offsets: (N + 1): where each sequence begins in `ids`, and where the last one ends.
+        ids: (M,), all ids, uint16 or uint32.
+        offsets: (N + 1,), the index in `ids` at which each sequence begins, and the length of `ids`.
     """
 
     ids: NDArray[np.integer[Any]]
@@ -37,11 +37,11 @@ class Sequences:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """(N): the length of each sequence, in tokens."""
+        """(N,), the length of each sequence, in tokens."""
         return np.diff(self.offsets)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> "Sequences":
-        """Some of them, in that order, in memory."""
+        """Copies of the sequences at `indices`, in that order."""
         lengths = self.lengths[indices]
         offsets = offsets_from_lengths(lengths)
         shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
@@ -50,52 +50,57 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Counts:
-    """How large a text is by each measure that a loss is told in.
+    """The size of a text in the units by which a loss may be divided.
 
-    Characters (code points) and bytes (UTF-8) are those of the text as it was read, before the
-    tokenizer normalised it. With L the sum of the loss in nats, bits per character are
-    L / ln 2 / characters, so per byte.
+    Characters (code points) and bytes (UTF-8) are counted before the tokenizer normalizes the text.
+    A total loss of L nats is L / (ln 2 · characters) bits per character, and likewise per byte.
     """
 
     characters: int = 0
     bytes: int = 0
-    tokens: int = 0  # of the text alone, without special tokens
-    unknown: int = 0
+    tokens: int = 0  # without special tokens
+    unknown: int = 0  # unknown tokens
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """The account of some rows, from reading to encoding.
+    """Statistics of a data set: rows that were read, kept, dropped and truncated.
 
     Args:
-        noun: what a row is called.
-        empty: by column, how often it was the cause that a row was left out.
-        counts: by stored column, of the rows that were kept.
+        num_lines: lines that were read.
+        num_kept: rows that remain.
+        num_empty: rows dropped because a column was empty or held only unknown tokens.
+        num_dropped: rows dropped because a sequence was too long.
+        num_truncated: rows with a truncated sequence.
+        num_held_out: training rows dropped because a held-out set holds them too.
+        noun: the word for a row in messages: "texts" or "pairs".
+        empty: for each column of text, the number of rows dropped because it was empty.
+        counts: for each column of ids, the size of the rows that remain.
     """
 
     num_lines: int
     num_kept: int
-    num_empty: int = 0  # rows left out because a column was empty or wholly unknown
-    num_dropped: int = 0  # over-long
-    num_truncated: int = 0  # over-long
-    num_held_out: int = 0  # left out of the training text because they are held out too
+    num_empty: int = 0
+    num_dropped: int = 0
+    num_truncated: int = 0
+    num_held_out: int = 0
     noun: str = "texts"
     empty: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Counts] = field(default_factory=dict)
 
     def summary(self) -> str:
-        """One line for a person."""
+        """The statistics as one line of text."""
         parts = [f"{self.num_lines:,} lines read, {self.num_kept:,} {self.noun} kept"]
         if self.num_empty:
             sides = [f"{_SIDES[c]} {n:,}" for c, n in self.empty.items() if c in _SIDES]
-            told = f" ({', '.join(sides)})" if sides else ""
-            parts.append(f"{self.num_empty:,} dropped as empty{told}")
+            by_side = f" ({', '.join(sides)})" if sides else ""
+            parts.append(f"{self.num_empty:,} dropped as empty{by_side}")
         if self.num_dropped:
             parts.append(f"{self.num_dropped:,} dropped as too long")
         if self.num_held_out:
             parts.append(f"{self.num_held_out:,} dropped as also held out")
         if self.num_truncated:
-            parts.append(f"{self.num_truncated:,} cut to the longest allowed")
+            parts.append(f"{self.num_truncated:,} truncated to the maximum length")
         if any(counts.tokens for counts in self.counts.values()):
             shares = [
                 f"{_SIDES[c] + ' ' if c in _SIDES else ''}{n.unknown:,}"
@@ -111,10 +116,10 @@ Column: TypeAlias = Sequences | NDArray[np.int64]
 
 @dataclass(eq=False)
 class Columns:
-    """Named columns of equal length, with the report of how they were made.
+    """Named columns of equal length, with the statistics of the rows that they were made from.
 
     Args:
-        info: what else belongs to them, as JSON: names of labels.
+        info: further data to store with the columns, as JSON, such as the names of labels.
     """
 
     columns: Mapping[str, Column]
@@ -131,31 +136,31 @@ class Columns:
         return name in self.columns
 
     def sequences(self, name: str) -> Sequences:
-        """A column of sequences."""
+        """The column of sequences called `name`."""
         column = self.columns[name]
         assert isinstance(column, Sequences), name
         return column
 
     def numbers(self, name: str) -> NDArray[np.int64]:
-        """A plain column (N)."""
+        """The column of numbers (N,) called `name`."""
         column = self.columns[name]
         assert isinstance(column, np.ndarray), name
         return column
 
 
-class Packer:
-    """Sequences that are added one by one, kept in four bytes an id."""
+class SequencesBuilder:
+    """Builds `Sequences` from sequences that are added one by one; four bytes per id meanwhile."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size, self._ids, self._lengths = vocab_size, array("I"), array("q")
 
     def add(self, ids: Sequence[int]) -> None:
-        """One sequence more."""
+        """Append a sequence."""
         self._ids.extend(ids)
         self._lengths.append(len(ids))
 
-    def packed(self) -> Sequences:
-        """All, in the smallest dtype that holds the vocabulary: uint16 or uint32."""
+    def build(self) -> Sequences:
+        """All added sequences, as uint16 if the vocabulary fits, else uint32."""
         ids = np.array(self._ids, np.uint32)
         assert ids.max(initial=0) < self._vocab_size, self._vocab_size
         dtype = np.uint16 if self._vocab_size <= 2**16 else np.uint32
@@ -165,20 +170,20 @@ class Packer:
 
 
 def pack_ids(sequences: Iterable[Sequence[int]], vocab_size: int) -> Sequences:
-    """Sequences in memory."""
-    packer = Packer(vocab_size)
+    """`Sequences` of some lists of ids, in memory."""
+    builder = SequencesBuilder(vocab_size)
     for ids in sequences:
-        packer.add(ids)
-    return packer.packed()
+        builder.add(ids)
+    return builder.build()
 
 
 def offsets_from_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(N + 1): where N sequences of these lengths begin, laid end to end, and the last one ends."""
+    """(N + 1,), `Sequences.offsets` of N sequences of these lengths: 0 and the running sums."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def write_columns(directory: Path, columns: Columns) -> None:
-    """Write columns into a new folder of NumPy files, part of what `prepared` keeps whole."""
+    """Write columns into a new folder of NumPy files; `open_columns` opens it."""
     directory.mkdir(parents=True)
     for name, column in columns.columns.items():
         arrays = (
@@ -192,10 +197,10 @@ def write_columns(directory: Path, columns: Columns) -> None:
 
 
 def join_columns(directory: Path, parts: Sequence[Path], report: DataReport) -> None:
-    """Write the sequences of some folders of columns, laid end to end, into a new folder.
+    """Concatenate the columns of sequences in the folders `parts` into a new folder.
 
-    The files are those that `write_columns` would write of them all, with the ids of one part in
-    memory at a time.
+    The files are equal to those that `write_columns` would write; the ids of one part are in memory
+    at a time.
     """
     directory.mkdir(parents=True)
     names = list(open_columns(parts[0]).columns)
@@ -218,12 +223,12 @@ def join_columns(directory: Path, parts: Sequence[Path], report: DataReport) -> 
 def _describe(
     directory: Path, names: list[str], info: Mapping[str, Any], report: DataReport
 ) -> None:
-    described = {"columns": names, "info": info, "report": asdict(report)}
-    write_json(directory / _DESCRIPTION, described)
+    description = {"columns": names, "info": info, "report": asdict(report)}
+    write_json(directory / _DESCRIPTION, description)
 
 
 def open_columns(directory: Path) -> Columns:
-    """Open what `write_columns` wrote; the ids stay on disk until they are looked at."""
+    """Open a folder of `write_columns`, memory-mapped."""
     content = read_json(directory / _DESCRIPTION)
 
     def mapped(name: str) -> np.ndarray:

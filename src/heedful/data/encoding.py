@@ -1,4 +1,4 @@
-"""One loop from rows of text to columns of ids: encode, cut or leave out, count, report."""
+"""Encode rows of text as columns of token ids: truncate or drop long rows, and count."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.columns import Column, Columns, Counts, Packer
+from heedful.data.columns import Column, Columns, Counts, SequencesBuilder
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -17,19 +17,18 @@ from heedful.progress import track
 
 Truncation: TypeAlias = Literal["drop", "truncate", "error"]
 
-_CHUNK_ROWS = 128  # encoded at a time: enough for all cores, and few where they are books
+_CHUNK_ROWS = 128  # rows tokenized at a time: enough to use all cores, and little memory for books
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """How a column of ids is made of a row: of which texts, and with which special tokens.
+    """A column of token ids to be made of one or two columns of text.
 
     Args:
-        texts: one column of text, or the two that become one sequence.
-        special_tokens: "text" for what the model expects around a text or a pair of texts
-            (`Tokenizer.add_special_tokens`), "target" to end in EOS besides
-            (`Tokenizer.encode_target`), "document" for BOS and EOS whatever the model expects,
-            "none" for the bare ids.
+        texts: the name of one column of text, or of the two that form one sequence.
+        special_tokens: "text" adds those of the tokenizer's template
+            (`Tokenizer.add_special_tokens`), "target" those and a final EOS
+            (`Tokenizer.encode_target`), "document" BOS and EOS, "none" adds none.
     """
 
     tokenizer: Tokenizer
@@ -37,7 +36,7 @@ class TextColumn:
     special_tokens: Literal["text", "target", "document", "none"] = "text"
 
     def with_special_tokens(self, ids: list[int], second: list[int] | None = None) -> list[int]:
-        """The sequence that is stored."""
+        """The ids of a row as they are stored, with special tokens."""
         tokenizer = self.tokenizer
         if self.special_tokens == "text":
             return tokenizer.add_special_tokens(ids, second)
@@ -50,16 +49,16 @@ class TextColumn:
 
     @cached_property
     def num_special(self) -> int:
-        """How many tokens a sequence has besides those of its texts."""
+        """The number of special tokens in a sequence."""
         return len(self.with_special_tokens([], [] if len(self.texts) > 1 else None))
 
-    def cut(self, ids: list[list[int]], max_length: int) -> list[list[int]]:
-        """What is left of the ids of one or two texts with their special tokens."""
-        room = max_length - self.num_special
-        return [ids[0][:room]] if len(ids) == 1 else list(cut_pair(ids[0], ids[1], room))
+    def truncate(self, ids: list[list[int]], max_length: int) -> list[list[int]]:
+        """The ids of one or two texts, cut so that they fit with their special tokens."""
+        size = max_length - self.num_special
+        return [ids[0][:size]] if len(ids) == 1 else list(truncate_pair(ids[0], ids[1], size))
 
-    def is_bare(self, ids: list[list[int]]) -> bool:
-        """Whether there is nothing but special and unknown tokens."""
+    def is_unknown(self, ids: list[list[int]]) -> bool:
+        """True if all tokens are special or unknown."""
         return all(map(self.tokenizer.special_ids.issuperset, ids))
 
 
@@ -73,24 +72,24 @@ def encode_rows(
     numbers: Mapping[str, NDArray[np.int64]] | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> Columns:
-    """Tokenise rows into columns of ids, in memory (16 bits an id where the vocabulary fits).
+    """Tokenize rows into columns of ids, in memory (16 bits per id if the vocabulary fits).
 
-    Of a column of two texts there is besides `NAME.second`, where in its sequence the second text
-    begins. Rows become ids some at a time; a text is tokenised whole, because no cut of it is sure
-    to be one between tokens.
+    A column of two texts comes with a column of numbers `NAME.second`: the index in each sequence
+    at which the second text begins.
 
     Args:
-        max_length: tokens of any sequence at most, special tokens counted.
-        truncation: what becomes of a row with a longer one: an error, left out, or its text cut
-            at the end inside the special tokens. Of two texts the longer is cut, then both alike
-            (Devlin et al. 2018's `run_classifier`).
-        drop_unknown: leave out rows with a sequence of nothing but special and unknown tokens.
-        numbers: plain columns (N) of the rows, such as ids of labels, to be kept beside.
-        info: JSON to be kept with the columns.
+        max_length: maximum length of a sequence in tokens, with special tokens; None: no limit.
+        truncation: for rows with a longer sequence: "error" raises, "drop" leaves the row out,
+            "truncate" cuts the end of the text but keeps the special tokens. Of two texts the
+            longer one is cut until both have the same length, then both (`_truncate_seq_pair` of
+            Devlin et al. 2018's `run_classifier.py`).
+        drop_unknown: leave out rows with a sequence of only special and unknown tokens.
+        numbers: columns of numbers (N,) of the rows, such as ids of labels, to add to the result.
+        info: JSON to store with the columns.
 
     Raises:
-        UserError: an over-long row under "error" (with its line); no room between the special
-            tokens; nothing left, or no token at all.
+        UserError: a row that is too long under "error" (with its line); `max_length` smaller than
+            the number of special tokens and one token per text; no row left; no tokens at all.
     """
     for column in columns.values():
         if max_length is not None and max_length < column.num_special + len(column.texts):
@@ -98,90 +97,95 @@ def encode_rows(
                 f"max_length {max_length} leaves no room for text beside {column.num_special}"
                 " special tokens; raise it"
             )
-    growing = {name: _Growing(column) for name, column in columns.items()}
-    kept: list[int] = []
-    num_over = num_bare = 0
-    for index, row in enumerate(_encoded(rows, columns)):
+    builders = {name: _ColumnBuilder(column) for name, column in columns.items()}
+    kept_indices: list[int] = []
+    num_too_long = num_unknown = 0
+    for index, row in enumerate(_tokenize(rows, columns)):
         sizes = {name: columns[name].num_special + sum(map(len, ids)) for name, ids in row.items()}
         if max_length is not None and max(sizes.values()) > max_length:
-            num_over += 1
+            num_too_long += 1
             if truncation == "error":
-                told = " and ".join(f"{size} {name}" for name, size in sizes.items())
+                counts = " and ".join(f"{size} {name}" for name, size in sizes.items())
                 raise UserError(
-                    f"{rows.location(index)}: {told} tokens (special ones counted), more than"
+                    f"{rows.location(index)}: {counts} tokens (with special tokens), more than"
                     f" max_length {max_length}; raise it, or set truncation to drop or truncate"
                 )
             if truncation == "drop":
                 continue
-            row = {name: columns[name].cut(ids, max_length) for name, ids in row.items()}
-        if drop_unknown and any(columns[name].is_bare(ids) for name, ids in row.items()):
-            num_bare += 1
+            row = {name: columns[name].truncate(ids, max_length) for name, ids in row.items()}
+        if drop_unknown and any(columns[name].is_unknown(ids) for name, ids in row.items()):
+            num_unknown += 1
             continue
-        kept.append(index)
+        kept_indices.append(index)
         for name, ids in row.items():
-            growing[name].add([rows[text][index] for text in columns[name].texts], ids)
-    if not kept:
+            builders[name].add([rows[text][index] for text in columns[name].texts], ids)
+    if not kept_indices:
         raise UserError(
-            f"none of {len(rows)} {rows.report.noun} is left: {num_over} are longer than max_length"
-            f" {max_length} and {num_bare} hold nothing that the tokenizer knows; raise max_length,"
-            " set truncation to truncate, or give other text"
+            f"none of {len(rows)} {rows.report.noun} is left: {num_too_long} are longer than"
+            f" max_length {max_length} and {num_unknown} hold only unknown tokens; raise"
+            " max_length, set truncation to truncate, or give other text"
         )
-    if not all(column.counts["tokens"] for column in growing.values()):
-        raise UserError("the tokenizer makes no token of the text; give other text")
+    if not all(builder.counts["tokens"] for builder in builders.values()):
+        raise UserError("the text has no tokens for this tokenizer; give other text")
     report = replace(
         rows.report,
-        num_kept=len(kept),
-        num_empty=rows.report.num_empty + num_bare,
-        num_dropped=num_over if truncation == "drop" else 0,
-        num_truncated=num_over if truncation == "truncate" else 0,
-        counts={name: Counts(**column.counts) for name, column in growing.items()},
+        num_kept=len(kept_indices),
+        num_empty=rows.report.num_empty + num_unknown,
+        num_dropped=num_too_long if truncation == "drop" else 0,
+        num_truncated=num_too_long if truncation == "truncate" else 0,
+        counts={name: Counts(**builder.counts) for name, builder in builders.items()},
     )
-    found: dict[str, Column] = {name: column.packer.packed() for name, column in growing.items()}
-    found |= {f"{name}.second": np.array(c.seconds) for name, c in growing.items() if c.seconds}
-    found |= {name: column[np.array(kept)] for name, column in (numbers or {}).items()}
-    return Columns(found, report, info or {})
+    result: dict[str, Column] = {name: b.sequences.build() for name, b in builders.items()}
+    result |= {f"{name}.second": np.array(b.seconds) for name, b in builders.items() if b.seconds}
+    result |= {name: column[np.array(kept_indices)] for name, column in (numbers or {}).items()}
+    return Columns(result, report, info or {})
 
 
-def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
-    """What is left of both when the longer one always gives way, of equals the second."""
-    size = min(len(first), max(room - len(second), (room + 1) // 2))
-    return first[:size], second[: room - size]
+def truncate_pair(first: list[int], second: list[int], size: int) -> tuple[list[int], list[int]]:
+    """Both texts cut to `size` tokens in all, always from the longer one (if equal, the second)."""
+    kept = min(len(first), max(size - len(second), (size + 1) // 2))
+    return first[:kept], second[: size - kept]
 
 
-class _Growing:
-    """A column of ids to which rows are added, and its counts by the names of `Counts`."""
+class _ColumnBuilder:
+    """A column of ids under construction, and its counts by the field names of `Counts`."""
 
     def __init__(self, column: TextColumn) -> None:
         self.column = column
-        self.packer = Packer(column.tokenizer.vocab_size)
+        self.sequences = SequencesBuilder(column.tokenizer.vocab_size)
         self.seconds: list[int] = []
         self.counts = Counter[str]()
 
     def add(self, texts: Sequence[str], ids: list[list[int]]) -> None:
-        """One row: its texts as they were read, and their ids as they are stored."""
+        """Append a row: its texts before normalization, and their ids without special tokens."""
         tokenizer = self.column.tokenizer
         sequence = self.column.with_special_tokens(*ids)
-        self.packer.add(sequence)
+        self.sequences.add(sequence)
         if len(ids) > 1:
             self.seconds.append(len(sequence) - len(ids[1]) - len(tokenizer.suffix_ids))
-        for text, of_text in zip(texts, ids, strict=True):
+        for text, text_ids in zip(texts, ids, strict=True):
             self.counts.update(
                 characters=len(text),
                 bytes=len(text.encode()),
-                tokens=len(of_text),
-                unknown=of_text.count(tokenizer.unk_id),
+                tokens=len(text_ids),
+                unknown=text_ids.count(tokenizer.unk_id),
             )
 
 
-def _encoded(rows: Rows, columns: Mapping[str, TextColumn]) -> Iterator[dict[str, list[list[int]]]]:
-    """By column, the ids of each row's one or two texts."""
-    with track("tokenising", len(rows)) as advance:
+def _tokenize(
+    rows: Rows, columns: Mapping[str, TextColumn]
+) -> Iterator[dict[str, list[list[int]]]]:
+    """For each row, by column, the ids of its one or two texts.
+
+    A text is tokenized whole: cut anywhere, it could give other tokens at the cut.
+    """
+    with track("tokenizing", len(rows)) as advance:
         for start in range(0, len(rows), _CHUNK_ROWS):
             chunk = slice(start, min(start + _CHUNK_ROWS, len(rows)))
-            found = {
+            encoded = {
                 name: [column.tokenizer.encode_batch(rows[text][chunk]) for text in column.texts]
                 for name, column in columns.items()
             }
-            for place in range(chunk.stop - start):
-                yield {name: [ids[place] for ids in texts] for name, texts in found.items()}
+            for index in range(chunk.stop - start):
+                yield {name: [ids[index] for ids in texts] for name, texts in encoded.items()}
             advance(chunk.stop - start)

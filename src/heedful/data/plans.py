@@ -1,4 +1,4 @@
-"""The rows of each batch: pure functions of lengths, seed and epoch."""
+"""Plans of batches: which rows or windows form each batch, as functions of lengths, seed, epoch."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from jaxtyping import Int64, Integer
 from heedful.data.columns import offsets_from_lengths
 from heedful.errors import UserError
 
-_BAND = 2  # source lengths that are mixed, in tokens
-EVALUATION_BATCH_TOKENS = 8_192  # padded, of a batch without training
+_BAND = 2  # source lengths that are treated as equal, in tokens
+EVALUATION_BATCH_TOKENS = 8_192  # with padding, in a batch of an evaluation
 _NO_LIMIT = 2**62
 
 
@@ -23,21 +23,22 @@ def plan_batches(
     epoch: int,
     shuffle: bool = True,
 ) -> list[Int64[np.ndarray, " n"]]:
-    """Which rows make each batch of an epoch: arrays of indices, every index in one of them.
+    """Batches of rows of similar length: arrays of indices, with every row in exactly one of them.
 
-    A pure function of its arguments. Rows of similar lengths go together: bands of lengths, and
-    inside a band by target length, up in one band and down in the next so that no step is large.
-    With `shuffle` the bands' borders, the order of equal lengths and the order of the batches are
-    drawn from (seed, epoch); without it the longest batch comes first.
+    Rows are sorted by bands of source lengths, and within a band by target length, ascending and
+    descending in turn, so that neighbors differ little; then cut into batches as large as the
+    limits allow. With `shuffle` the borders of the bands, the order of rows of equal lengths and
+    the order of the batches are random, determined by (seed, epoch); without it the longest batch
+    comes first.
 
     Args:
-        lengths, tgt_lengths: in tokens as they are stored, of the one side or of both.
-        max_tokens: a batch of n rows has n x (longest source + longest target) at most, padding
-            counted.
-        max_sentences: rows in a batch at most. Either of the two may be `None`, no limit.
+        lengths: length of each text, or of each source of a pair, in tokens.
+        tgt_lengths: length of each target; None for single texts.
+        max_tokens: maximum of (longest source + longest target) x rows of a batch; None: no limit.
+        max_sentences: maximum number of rows in a batch; None: no limit.
 
     Raises:
-        UserError: a row that alone is above `max_tokens`.
+        UserError: a single row has more than `max_tokens` tokens.
     """
     src = lengths.astype(np.int64)
     tgt = np.zeros_like(src) if tgt_lengths is None else tgt_lengths.astype(np.int64)
@@ -65,27 +66,26 @@ def plan_batches(
 def plan_evaluation_batches(
     *lengths: Integer[np.ndarray, " N"], max_tokens: int = EVALUATION_BATCH_TOKENS
 ) -> list[Int64[np.ndarray, " n"]]:
-    """Batches of texts or pairs of similar length, the longest first.
+    """`plan_batches` without randomness: the longest texts or pairs first.
 
-    A batch has at most `max_tokens` padded tokens, or as many as the longest text or pair has.
+    A batch has at most `max_tokens` tokens with padding, or one row if that row is longer.
     """
-    budget = max(max_tokens, int(np.sum(lengths, axis=0).max(initial=1)))
+    max_tokens = max(max_tokens, int(np.sum(lengths, axis=0).max(initial=1)))
     return plan_batches(
-        *lengths, max_tokens=budget, max_sentences=None, seed=0, epoch=0, shuffle=False
+        *lengths, max_tokens=max_tokens, max_sentences=None, seed=0, epoch=0, shuffle=False
     )
 
 
 def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.ndarray, " G1"]:
-    """Consecutive whole texts in groups of up to `max_length` tokens.
+    """Packed rows: consecutive whole texts, in order, as many as fit in `max_length` tokens.
 
-    Each group takes texts, in their order, while they fit (FULL-SENTENCES of Liu et al. 2019,
-    section 4.2, but that no text is ever cut).
+    This is FULL-SENTENCES of Liu et al. 2019, section 4.2, except that texts are never cut.
 
     Returns:
-        Borders b: group g holds texts b[g] to b[g + 1], the last not included. So
-        `Sequences(s.ids, s.offsets[b])` are the groups, on the same ids.
+        Borders b (G + 1,): row g holds the texts b[g] to b[g + 1] - 1, so that
+        `Sequences(s.ids, s.offsets[b])` are the packed rows of the sequences `s`.
     """
-    assert lengths.max(initial=0) <= max_length, "encode_rows leaves no text that is longer"
+    assert lengths.max(initial=0) <= max_length, "encode_rows drops or cuts longer texts"
     ends = offsets_from_lengths(lengths.astype(np.int64))
     borders = [0]
     while borders[-1] < len(lengths):
@@ -96,48 +96,47 @@ def pack_rows(lengths: Integer[np.ndarray, " N"], max_length: int) -> Int64[np.n
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Windows of one batch, each of some inputs of a stream and the token after the last of them.
+    """A batch of windows of a token stream, which is the non-empty texts, concatenated.
 
-    The stream is the texts that are not empty, laid end to end in some order. The targets are the
-    tokens one place later; those from `first_scored` on count.
+    A window has `sizes` inputs; its targets are the tokens one position later.
+
+    Args:
+        order: (N,), the index of the text at each position of the concatenation.
+        offsets: (N + 1,), the index in the stream at which each text begins, and the stream's end.
+        starts: (B,), the index in the stream at which each window begins.
+        sizes: (B,), the number of inputs of each window.
+        first_scored: (B,), the first target that counts in the loss; 1 is the first target.
     """
 
-    order: Int64[np.ndarray, " N"]  # which text stands where in the stream
-    offsets: Int64[np.ndarray, " N1"]  # where each begins in it, and where the last ends
-    starts: Int64[np.ndarray, " B"]  # where each window begins in the stream
-    sizes: Int64[np.ndarray, " B"]  # inputs
-    first_scored: Int64[np.ndarray, " B"]  # from the start of the window; 1: all targets
+    order: Int64[np.ndarray, " N"]
+    offsets: Int64[np.ndarray, " N1"]
+    starts: Int64[np.ndarray, " B"]
+    sizes: Int64[np.ndarray, " B"]
+    first_scored: Int64[np.ndarray, " B"]
 
     def select(self, rows: Int64[np.ndarray, " b"] | slice) -> "Windows":
-        """Some of them, in that order."""
+        """The windows at the indices `rows`, in that order."""
         columns = (self.starts[rows], self.sizes[rows], self.first_scored[rows])
         return Windows(self.order, self.offsets, *columns)
-
-    def batches(self, batch_size: int) -> "list[Windows]":
-        """In this order, `batch_size` at a time; the last batch has what is left."""
-        starts = range(0, len(self.starts), batch_size)
-        return [self.select(slice(first, first + batch_size)) for first in starts]
 
 
 def plan_windows(
     lengths: Integer[np.ndarray, " N"], *, context: int, batch_size: int, seed: int, epoch: int
 ) -> list[Windows]:
-    """Which windows make each batch of an epoch. A pure function of its arguments.
+    """Training batches of windows of `context` inputs, in random order.
 
-    The texts, in an order drawn from (seed, epoch), are one stream of M tokens. From a phase p,
-    drawn below `context`, it is cut into as many windows as fit: window k has the inputs
-    p + k x context and on, `context` of them, and as targets the tokens one place later. So every
-    token after the p + 1 first is a target exactly once, up to those at the end, fewer than
-    `context`, that fill no window. The phase moves the borders from epoch to epoch, also those of
-    a single long text, and what one epoch leaves out at the ends another takes in. The windows are
-    then dealt to batches in an order that is drawn too.
+    The texts are concatenated in a random order to a stream. Window k has the `context` inputs that
+    begin at p + k x context, for a random phase p < `context`. Each token of the stream is
+    a target exactly once, except the first p + 1 tokens and fewer than `context` at the end. The
+    phase differs between epochs, so that the borders of windows differ too, even in a single text.
+    All randomness is determined by (seed, epoch).
 
     Args:
-        lengths: of the texts, in tokens.
-        context: inputs in a window.
+        lengths: length of each text, in tokens.
+        batch_size: windows in a batch; the last batch may have fewer.
 
     Raises:
-        UserError: fewer tokens than one window needs.
+        UserError: fewer than `context` + 1 tokens.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
     order, offsets = _stream(lengths, rng.permutation(len(lengths)))
@@ -150,7 +149,9 @@ def plan_windows(
     phase = int(rng.integers(min(context, spare + 1)))
     starts = rng.permutation(phase + context * np.arange(1 + (spare - phase) // context))
     sizes, first_scored = np.full_like(starts, context), np.ones_like(starts)
-    return Windows(order, offsets, starts, sizes, first_scored).batches(batch_size)
+    windows = Windows(order, offsets, starts, sizes, first_scored)
+    firsts = range(0, len(starts), batch_size)
+    return [windows.select(slice(first, first + batch_size)) for first in firsts]
 
 
 def plan_evaluation_windows(
@@ -160,15 +161,15 @@ def plan_evaluation_windows(
     stride: int,
     max_tokens: int = EVALUATION_BATCH_TOKENS,
 ) -> list[Windows]:
-    """Windows that score each token of each text but its first exactly once, long ones first.
+    """Batches of overlapping windows that score each token but the first of each text exactly once.
 
-    Window k of a text has up to `context` inputs from its token k x `stride` on. The first scores
-    all its targets, a later one those that none before it did: `stride` of them at most, each with
-    `context - stride + 1` tokens before it at least. With `stride` 1 every token is told from as
-    many tokens as there are, or as fit; with `stride` equal to `context` no token is an input
-    twice. A text that begins with BOS has BOS for the first token, which is context alone. To
-    score a corpus as one text, its texts running on into each other, plan for the one length.
-    Batches are bounded as those of `plan_evaluation_batches`.
+    Window k of a text has up to `context` inputs, from token k x `stride` on. The first window
+    scores all its targets; later windows score at most `stride` targets, those that no earlier
+    window scored, each with at least `context - stride + 1` tokens of context. With `stride` 1 each
+    token has the longest possible context; with `stride` equal to `context` windows do not overlap.
+    The first token of a text (BOS if there is one) is context only. To score a corpus as one text,
+    pass its total length as the only length. The longest windows come first, and batches are
+    limited as in `plan_evaluation_batches`.
 
     Raises:
         UserError: `stride` is not from 1 to `context`.
@@ -177,10 +178,12 @@ def plan_evaluation_windows(
         raise UserError(f"stride {stride} must be from 1 to context {context}; change one of them")
     order, offsets = _stream(lengths, np.arange(len(lengths)))
     sizes = np.diff(offsets)
-    beyond_first = np.maximum(sizes - 1 - context, 0)  # targets that the first window leaves
+    beyond_first = np.maximum(sizes - 1 - context, 0)  # targets that the first window has not
     counts = np.where(sizes > 1, 1 - (-beyond_first // stride), 0)
     texts = np.repeat(np.arange(len(sizes)), counts)
-    number = np.arange(len(texts)) - offsets_from_lengths(counts)[texts]  # of a window in its text
+    number = (
+        np.arange(len(texts)) - offsets_from_lengths(counts)[texts]
+    )  # of the window in its text
     inside = number * stride
     windows = Windows(
         order,
@@ -190,15 +193,16 @@ def plan_evaluation_windows(
         first_scored=np.where(number == 0, 1, context + 1 - stride),
     )
     order = np.argsort(-windows.sizes, kind="stable")
-    longest_first, budget = windows.sizes[order], max(max_tokens, int(windows.sizes.max(initial=1)))
-    batches = _cut(order, longest_first, np.zeros_like(longest_first), budget, len(order))
+    sorted_sizes = windows.sizes[order]
+    max_tokens = max(max_tokens, int(sorted_sizes.max(initial=1)))
+    batches = _cut(order, sorted_sizes, np.zeros_like(sorted_sizes), max_tokens, len(order))
     return [windows.select(rows) for rows in batches]
 
 
 def _stream(
     lengths: Integer[np.ndarray, " N"], order: Int64[np.ndarray, " N"]
 ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K1"]]:
-    """The order and the offsets of a stream of texts of these lengths."""
+    """`Windows.order` and `Windows.offsets` of the texts in this order, without empty texts."""
     order = order[lengths[order] > 0]
     return order, offsets_from_lengths(lengths[order].astype(np.int64))
 
@@ -210,14 +214,17 @@ def _cut(
     max_tokens: int,
     max_sentences: int,
 ) -> list[Int64[np.ndarray, " n"]]:
-    """Cut rows that stand in order, each batch as long as the limits let it be."""
+    """Cut the sorted rows into batches, each as large as the limits allow.
+
+    `order` are the indices of the rows; `src` and `tgt` their lengths in the same order.
+    """
     batches = []
     start = 0
     while start < len(order):
-        # The first row alone bounds the number, so only that many need a look.
-        most = min(max_sentences, max_tokens // max(1, int(src[start] + tgt[start])))
-        window = slice(start, start + most)
-        width = np.maximum.accumulate(src[window]) + np.maximum.accumulate(tgt[window])
+        # The length of the first row is an upper bound of the number of rows.
+        bound = min(max_sentences, max_tokens // max(1, int(src[start] + tgt[start])))
+        rows = slice(start, start + bound)
+        width = np.maximum.accumulate(src[rows]) + np.maximum.accumulate(tgt[rows])
         tokens = width * np.arange(1, len(width) + 1)
         size = int(np.searchsorted(tokens, max_tokens, side="right"))
         batches.append(order[start : start + size])

@@ -1,4 +1,4 @@
-"""Prepared data, made once and shared by runs: a folder named by a hash of all it depends on."""
+"""Prepared data in a cache that runs share: folders named by a hash of their files and settings."""
 
 import fcntl
 import hashlib
@@ -16,23 +16,23 @@ from heedful.data.tables import table_files
 from heedful.errors import UserError
 from heedful.files import open_bytes, read_json, told, write_directory, write_json
 
-FORMAT = 2  # to be raised when what is stored, or how it is made of the same text, changes
-MANIFEST = "prepared.json"  # digests of the files beside it, their key and origin
+FORMAT = 2  # raise it when the stored files change, or the way they are made from the same text
+MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
 
-_VARIABLE = "HEEDFUL_CACHE"  # names the folder of the cache
+_VARIABLE = "HEEDFUL_CACHE"  # environment variable with the folder of the cache
 
 
 def cache_folder() -> Path:
-    """The folder of prepared data: in HEEDFUL_CACHE, by default in the user's own cache."""
+    """The folder of prepared data: `data` in HEEDFUL_CACHE; default: in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(_VARIABLE) or Path(home) / "heedful") / "data"
 
 
 def content_key(paths: Sequence[Path]) -> list[str]:
-    """Digests of what files and tables hold, to be part of a key.
+    """Digests of the content of files and tables, for the key of `prepare_once`.
 
     Raises:
-        UserError: one cannot be read.
+        UserError: a file cannot be read.
     """
     return [_digest(file) for path in paths for file in table_files(path)]
 
@@ -43,21 +43,19 @@ def prepare_once(
     prepare: Callable[[Path], None],
     about: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The folder of `directory` for this key, prepared first where it is not there.
+    """The folder in `directory` for a key; calls `prepare` to fill it if it does not exist.
 
-    The folder's name is a hash of the key and of `FORMAT`: other content, other settings or another
-    format have another folder.
-    It is there whole or not at all. Of two processes that need it at once one prepares it, and the
-    other waits.
+    The folder's name is a hash of `key` and `FORMAT`. It appears complete or not at all: of two
+    processes that need it at the same time one prepares it and the other waits.
 
     Args:
-        key: all that the data depend on, as JSON: `content_key` of the files, settings, sizes.
-        prepare: fills the folder that it is given.
+        key: everything that the data depend on, as JSON: `content_key` of the files, settings.
+        prepare: called with an empty folder, to fill it.
         about: the task and the files that the data come from, for `heedful cache ls`.
 
     Raises:
-        UserError: the files of the folder are no longer those that were prepared; what `prepare`
-            raises; the folder cannot be written.
+        UserError: files of an existing folder have changed; the folder cannot be written. Errors
+            that `prepare` raises are passed on.
     """
     content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
     path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
@@ -71,8 +69,8 @@ def prepare_once(
         with told("write", directory):
             directory.mkdir(parents=True, exist_ok=True)
             lock = FileLock(directory / f".{path.name}.lock").acquire()
-        with lock:  # the system frees it when a process ends, however that is
-            if not path.is_dir():  # else another process was faster
+        with lock:  # the operating system frees it when the process ends, even if killed
+            if not path.is_dir():  # another process may have prepared it meanwhile
                 write_directory(path, fill)
                 return path
     check_prepared(path)
@@ -80,24 +78,24 @@ def prepare_once(
 
 
 def check_prepared(path: Path) -> None:
-    """Refuse a prepared folder whose files are not those that were written; raises UserError."""
+    """Compare the files of a prepared folder with its manifest; UserError if they have changed."""
     manifest = read_json(path / MANIFEST) if (path / MANIFEST).is_file() else {}
     digests = manifest.get("files", {}) if isinstance(manifest, dict) else {}
-    now = set(_files(path)) - {MANIFEST}
-    changed = now ^ digests.keys()
-    changed |= {name for name in now - changed if _digest(path / name) != digests[name]}
+    files = set(_files(path)) - {MANIFEST}
+    changed = files ^ digests.keys()
+    changed |= {name for name in files - changed if _digest(path / name) != digests[name]}
     if changed or not manifest:
         first = min(changed, default=MANIFEST)
         raise UserError(
             f"{path} holds prepared data that have changed since ({first});"
-            f" heedful cache rm {path.name} removes them, and they are prepared anew"
+            f" remove them with heedful cache rm {path.name}, and they are prepared again"
         )
 
 
 class Hold:
-    """A shared lock on a prepared folder, which keeps `heedful cache rm` from removing it.
+    """A shared lock on a prepared folder, so that `heedful cache rm` does not remove it.
 
-    Held until the object is deleted; the operating system frees the locks of a process that ends.
+    Held until the object is deleted or the process ends.
 
     Raises:
         UserError: the folder was removed.
@@ -109,10 +107,10 @@ class Hold:
         weakref.finalize(self, os.close, handle)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_SH)
-        with suppress(OSError):  # the cache of somebody else
-            os.utime(path / MANIFEST)  # when the data were last used
-        if not path.is_dir():  # while the lock was waited for
-            raise UserError(f"{path} was removed just now; start again, and it is prepared anew")
+        with suppress(OSError):  # a folder of another user
+            os.utime(path / MANIFEST)  # the time of the last use
+        if not path.is_dir():  # removed while this process waited for the lock
+            raise UserError(f"{path} was removed just now; start again, and it is prepared again")
 
 
 def _files(directory: Path) -> list[str]:

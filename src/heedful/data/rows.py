@@ -1,4 +1,4 @@
-"""One reader of rows of text: plain text, TSV, JSONL, line-parallel files and tables."""
+"""Read rows of text from plain text, TSV, JSONL, line-parallel files and tables."""
 
 import gzip
 import hashlib
@@ -21,12 +21,14 @@ from heedful.data.tables import is_table, read_table
 from heedful.errors import UserError, format_names
 from heedful.files import open_bytes, parse_json
 
-Field: TypeAlias = int | str  # a column by its number, counted from 1; a column or key by its name
+Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a column or key
 Unit: TypeAlias = Literal["line", "paragraph", "file"]
 
-LABEL = "label"  # the column whose empty cells are errors, and which JSONL may give as a number
+LABEL = "label"  # the column in which empty cells are errors, and JSONL numbers are allowed
 
-LONGEST_LINE = 1 << 28  # bytes; what has no end of line at all is no text
+LONGEST_LINE = (
+    1 << 28
+)  # bytes; files without line ends, such as binary ones, are not read to memory
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 
@@ -35,9 +37,9 @@ class Rows:
     """Columns of text of equal length: `rows["src"]` is a list of strings.
 
     Args:
-        report: what was read and what was left out.
-        sources: names of what the rows were read from.
-        locations: (2, N): for each row the index of its source, and its line there, from 1.
+        report: counts of the rows that were read and left out.
+        sources: names of the files that the rows were read from.
+        locations: (2, N), for each row the index of its source, and its line in it, from 1.
     """
 
     def __init__(
@@ -65,16 +67,16 @@ class Rows:
         return column in self.columns
 
     def location(self, index: int) -> str:
-        """Where row `index`, counted from 0, was read."""
+        """The file and line of row `index` (from 0), for messages."""
         if self.locations is None:
             return f"{self.report.noun.removesuffix('s')} {index + 1}"
         source, line = self.locations[:, index]
         return f"{self.sources[source]}, line {line}"
 
     def select(self, indices: NDArray[np.integer[Any]]) -> "Rows":
-        """Some of the rows, in that order, for example to hold them out."""
-        chosen = indices.tolist()
-        columns = {name: [texts[i] for i in chosen] for name, texts in self.columns.items()}
+        """The rows at `indices`, in that order."""
+        selected = indices.tolist()
+        columns = {name: [texts[i] for i in selected] for name, texts in self.columns.items()}
         locations = None if self.locations is None else self.locations[:, indices]
         return Rows(columns, None, self.sources, locations)
 
@@ -86,70 +88,73 @@ def read_rows(
     unit: Unit = "line",
     keep_empty: bool = False,
 ) -> Rows:
-    r"""The rows of some files, one file after the other.
+    r"""Read the rows of one or more files, in order.
 
-    Of every file only "\n" and "\r\n" end a line, a byte order mark at the start is dropped, and
-    gzip is known by its first bytes. Formats, by the files' names, .gz aside:
+    The format of a file is determined by its name, without a final .gz:
 
-    * line-parallel files, when `files` maps each column to its files;
-    * .tsv (but where one column is wanted and no field is named): columns between tabs, every line
-      as many as the first, no quoting. Fields are numbers in a file without a header, or names of
-      the header; all `None`: the columns in order, no more;
-    * .jsonl: one object a line. A field is a key; `None` stands for the name of the column;
-    * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` one inside a;
-      `None` stands for the name of the column; a missing value is empty;
-    * plain text, for one column: a "line", a "paragraph" (the lines between blank ones, joined by
-      "\n") or a "file" is a row, as `unit` says; in JSONL and tables the unit says nothing.
+    * line-parallel files, if `files` maps each column to its files;
+    * .tsv (unless one column is read and no field is given): columns separated by tabs, without
+      quoting, the same number in every line. Fields are numbers (a file without a header) or names
+      (a file with one); all `None`: the file has exactly these columns, in order, and no header;
+    * .jsonl: one object per line. A field is a key; `None` means the name of the column;
+    * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` a field of a
+      struct; `None` means the name of the column; missing values are empty texts;
+    * other names are plain text, for one column: a row is a line, a paragraph (lines between blank
+      lines, joined by "\n") or a file, by `unit`, which the other formats ignore.
 
-    A row with a column of nothing but whitespace is left out and counted, unless `keep_empty`. The
-    column "label" is never empty, whitespace around it is dropped, and in JSONL and tables it may
-    be a whole number, true or false.
+    Rows with an empty column (only whitespace) are left out and counted, unless `keep_empty`. The
+    column "label" is stripped, must not be empty, and may be an integer or boolean in JSONL and
+    tables. Lines, byte order marks and gzip are as in `read_lines`.
 
     Args:
-        fields: where each column is found; by default the one column "text".
+        fields: the field of each column; default: {"text": None}.
 
     Raises:
-        UserError: no file; one that cannot be read, is damaged gzip or not UTF-8 (with its line);
-            parallel files of different length; a line that is not of its format, lacks a field or
-            a label (with its number); a file without any row.
+        UserError: no file; a file that cannot be read, is damaged gzip or not UTF-8 (with its
+            line); parallel files of different lengths; a line with a syntax error, or without
+            a field or label (with its number); a file without rows.
     """
     if isinstance(files, Mapping):
         columns = list(files)
         if len(set(map(len, files.values()))) > 1:
-            named = " but ".join(f"{len(paths)} {column} files" for column, paths in files.items())
-            raise UserError(f"{named} are named; line-parallel files go together one by one")
-        together = zip(*files.values(), strict=True)
-        found = [(" and ".join(map(str, paths)), _parallel(paths)) for paths in together]
+            counts = " but ".join(f"{len(paths)} {column} files" for column, paths in files.items())
+            raise UserError(f"{counts} are given; line-parallel files must be given in pairs")
+        groups = zip(*files.values(), strict=True)
+        sources = [(" and ".join(map(str, paths)), _parallel(paths)) for paths in groups]
     else:
         fields = {"text": None} if fields is None else fields
         columns = list(fields)
-        found = [(str(path), _entries(path, fields, unit)) for path in files]
-    if not found:
-        raise UserError("no file is named; name at least one")
-    return _collected(columns, found, keep_empty)
+        sources = [(str(path), _entries(path, fields, unit)) for path in files]
+    if not sources:
+        raise UserError("no files are given; name at least one")
+    return _collect(columns, sources, keep_empty)
 
 
 def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
-    r"""The lines of a UTF-8 text file, plain or gzip, without their ends, or with "\n" for all.
+    r"""The lines of a UTF-8 text file, plain or gzip.
 
-    Only "\n" and "\r\n" end a line: other marks that Unicode knows are text, or the two sides of
-    a corpus would fall out of step. A byte order mark at the start is dropped. A file is gzip by
-    its first bytes; one that is named `.gz` must be.
+    Only "\n" and "\r\n" end a line. Unicode's other line separators are part of the text: otherwise
+    the lines of parallel files would no longer correspond. A byte order mark at the start is
+    dropped. Gzip is detected by the first bytes of the file, and required if its name ends in .gz.
+
+    Args:
+        keep_ends: end each line that has a line end with "\n"; default: without line ends.
 
     Raises:
         UserError: the file cannot be read, is not UTF-8 (with the line), or is damaged gzip.
     """
     with _opened(path) as stream:
         lines = iter(lambda: stream.readline(LONGEST_LINE + 1), b"")
-        yield from decoded_lines(lines, str(path), keep_ends=keep_ends)
+        yield from decode_lines(lines, str(path), keep_ends=keep_ends)
 
 
-def decoded_lines(
+def decode_lines(
     lines: Iterable[bytes], name: str, *, first: int = 1, keep_ends: bool = False
 ) -> Iterator[str]:
-    """`read_lines` for lines that were read already, of something called `name`.
+    """`read_lines` for lines in bytes.
 
     Args:
+        name: of the file or stream, for messages.
         first: the number of the first line.
     """
     for number, raw in enumerate(lines, first):
@@ -193,10 +198,10 @@ def hold_out(rows: Rows, size: int | float | None) -> tuple[Rows, Rows]:
 
 
 def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
-    """The training rows without those that are held out too, which the report counts.
+    """The training rows without those that a held-out set contains too; the report counts these.
 
-    Rows are the same where all of their columns are, character by character: of pairs both sides,
-    of labelled texts text and label. Only a digest of each held-out row is held in memory.
+    Rows are equal if all of their columns are: both sides of a pair, text and label. Held-out rows
+    are kept in memory as digests.
 
     Raises:
         UserError: no row is left.
@@ -208,8 +213,8 @@ def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
         return train
     if not num_kept:
         raise UserError(
-            f"each of the {len(train)} {train.report.noun} of data.train also stands in data.valid"
-            " or data.test, so none is left to train on; hold out others"
+            f"each of the {len(train)} {train.report.noun} of data.train is also in data.valid"
+            " or data.test, so none is left to train on; give other held-out data"
         )
     kept = train.select(np.flatnonzero(is_new))
     kept.report = replace(train.report, num_kept=num_kept, num_held_out=len(train) - num_kept)
@@ -260,31 +265,31 @@ def split_tail(rows: Rows, size: int | float, unit: Unit) -> tuple[Rows, Rows]:
 
 
 class _Entry(NamedTuple):
-    """A row as it is found."""
+    """A row of a file, before empty rows are left out."""
 
-    line: int  # where it begins
-    num_lines: int  # read for it
-    texts: Sequence[str]  # one a column; none: lines that are no row
+    line: int  # the number of its first line
+    num_lines: int  # the number of its lines
+    texts: Sequence[str]  # one per column; empty for blank lines between paragraphs
 
 
-def _collected(
-    columns: Sequence[str], found: Sequence[tuple[str, Iterable[_Entry]]], keep_empty: bool
+def _collect(
+    columns: Sequence[str], sources: Sequence[tuple[str, Iterable[_Entry]]], keep_empty: bool
 ) -> Rows:
-    """The entries of sources by name: the empty ones are left out, and all are counted."""
+    """Rows of the entries of `sources` (name, entries), without empty ones, which are counted."""
     rows: dict[str, list[str]] = {column: [] for column in columns}
     locations: list[tuple[int, int]] = []
     empty = dict.fromkeys(columns, 0)
     num_lines = num_empty = 0
     noun = "pairs" if "tgt" in columns else "texts"
-    for source, (name, entries) in enumerate(found):
+    for source, (name, entries) in enumerate(sources):
         before, lines_before = len(locations), num_lines
         for line, size, texts in entries:
             num_lines += size
             row = dict(zip(columns, texts, strict=bool(texts)))
-            lacking = [c for c, text in row.items() if c != LABEL and not text.strip()]
-            if not row or (lacking and not keep_empty):
+            blank = [c for c, text in row.items() if c != LABEL and not text.strip()]
+            if not row or (blank and not keep_empty):
                 num_empty += bool(row)
-                for column in lacking:
+                for column in blank:
                     empty[column] += 1
                 continue
             if LABEL in row:
@@ -295,24 +300,25 @@ def _collected(
                 rows[column].append(text)
             locations.append((source, line))
         if len(locations) == before:
-            what = {"pairs": "pair with text on both sides", "texts": "text"}[noun]
+            kind = {"pairs": "pair with text on both sides", "texts": "text"}[noun]
             raise UserError(
-                f"{name} is empty: it holds no {'labelled ' * (LABEL in columns)}{what} in"
+                f"{name} is empty: it holds no {'labeled ' * (LABEL in columns)}{kind} in"
                 f" {num_lines - lines_before} lines; leave it out, or name another file"
             )
     report = DataReport(num_lines, len(locations), num_empty, noun=noun, empty=empty)
-    return Rows(rows, report, [name for name, _ in found], np.array(locations, dtype=np.int64).T)
+    names = [name for name, _ in sources]
+    return Rows(rows, report, names, np.array(locations, dtype=np.int64).T)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked where it is gzip, with errors that a user understands."""
+    """The bytes of a file, decompressed if it is gzip; raises UserError."""
     try:
         with open_bytes(path) as raw:
-            packed = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-            if path.suffix == ".gz" and not packed:
+            is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+            if path.suffix == ".gz" and not is_gzip:
                 raise UserError(f"{path} is named .gz but is not gzip; rename it or pack it again")
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged gzip: {error}; fetch or pack it again") from error
     except OSError as error:
@@ -321,7 +327,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def format_of(path: Path) -> str:
-    """How a file is read, by its name: table, jsonl, tsv or text."""
+    """The format of a file by its name: table, jsonl, tsv or text."""
     if is_table(path):
         return "table"
     ending = Path(path.name.removesuffix(".gz")).suffix
@@ -338,7 +344,8 @@ def _entries(path: Path, fields: Mapping[str, Field | None], unit: Unit) -> Iter
         return _tsv(path, list(fields.values()))
     if len(fields) > 1:
         raise UserError(
-            f"{path} is not named .tsv, .jsonl or .parquet; write it as one, and name it so"
+            f"{path} must be a .tsv, .jsonl or .parquet file to hold {len(fields)} columns;"
+            " convert it"
         )
     return {"line": _plain_lines, "paragraph": _paragraphs, "file": _whole}[unit](path)
 
@@ -368,9 +375,9 @@ def _parallel(paths: Sequence[Path]) -> Iterator[_Entry]:
     for number, lines in enumerate(zip_longest(*map(read_lines, paths)), 1):
         if None in lines:
             counts = [sum(1 for _ in read_lines(path)) for path in paths]
-            named = [f"{path} has {count}" for path, count in zip(paths, counts, strict=True)]
+            by_file = [f"{path} has {count}" for path, count in zip(paths, counts, strict=True)]
             raise UserError(
-                " lines but ".join(named) + "; line n of one must belong to line n of the other"
+                " lines but ".join(by_file) + "; line n of one must belong to line n of the other"
             )
         yield _Entry(number, 1, lines)
 
@@ -384,14 +391,15 @@ def _tsv(path: Path, fields: Sequence[Field | None]) -> Iterator[_Entry]:
         if min(columns) < 0:
             raise UserError(f"columns are counted from 1, so there is no column {min(columns) + 1}")
     elif len(names) < len(fields):
-        raise UserError(f"{path}: name all columns by the header, or all by number, not some each")
+        raise UserError(f"{path}: give all columns by name or all by number, not some of each")
     else:
         header = [name.strip() for name in next(lines, (0, ""))[1].split("\t")]
         for name in names:
             if header.count(name) != 1:
+                count = "two columns" if name in header else "no column"
                 raise UserError(
-                    f"{path}, line 1: column {name!r} is {'twice' if name in header else 'not'} in"
-                    f" the header ({format_names(header)}); name a column that is there once"
+                    f"{path}, line 1: the header has {count} {name!r} (its columns:"
+                    f" {format_names(header)}); name another column"
                 )
         columns, width = [header.index(name) for name in names], len(header)
     for number, line in lines:
@@ -415,11 +423,13 @@ def _jsonl(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
         if not line.strip():
             yield _Entry(number, 1, [""] * len(keys))
             continue
-        place = f"{path}, line {number}"
-        entry = parse_json(line, place)
+        location = f"{path}, line {number}"
+        entry = parse_json(line, location)
         if not isinstance(entry, dict):
-            raise UserError(f"{place}: not a JSON object; write one object a line")
-        yield _Entry(number, 1, [_text(entry, key, place, c == LABEL) for c, key in keys.items()])
+            raise UserError(f"{location}: not a JSON object; write one object a line")
+        yield _Entry(
+            number, 1, [_text(entry, key, location, c == LABEL) for c, key in keys.items()]
+        )
 
 
 def _table(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
@@ -430,7 +440,7 @@ def _table(path: Path, fields: Mapping[str, Field | None]) -> Iterator[_Entry]:
 
 
 def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[str, str]:
-    """The name of each column in a file whose columns have names; raises UserError for a number."""
+    """The field of each column in a format with named fields; raises UserError for a number."""
     if any(isinstance(field, int) for field in fields.values()):
         raise UserError(
             f"{path} is {format}, whose fields have names; name them instead of numbers"
@@ -438,13 +448,15 @@ def _names(path: Path, format: str, fields: Mapping[str, Field | None]) -> dict[
     return {column: str(field or column) for column, field in fields.items()}
 
 
-def _text(entry: dict[str, object], key: str, place: str, is_label: bool) -> str:
+def _text(entry: dict[str, object], key: str, location: str, is_label: bool) -> str:
     if key not in entry:
-        found = ", ".join(map(repr, entry)) or "none"
-        raise UserError(f"{place}: no key {key!r} (found: {found}); set the field to the right key")
+        keys = ", ".join(map(repr, entry)) or "none"
+        raise UserError(
+            f"{location}: no key {key!r} (found: {keys}); set the field to the right key"
+        )
     text = entry[key]
     if is_label and isinstance(text, int):
         return str(text).lower() if isinstance(text, bool) else str(text)
     if not isinstance(text, str):
-        raise UserError(f"{place}: {key!r} is not a text; write it as a JSON string")
+        raise UserError(f"{location}: {key!r} is not a text; write it as a JSON string")
     return text

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.encoding import cut_pair
+from heedful.data.encoding import truncate_pair
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.options import TooLong
@@ -80,7 +80,7 @@ class Encoder(SavedModel):
                 raise UserError("pairs are given as text, not as ids")
             first, second = tokenizer.encode(text), tokenizer.encode(other)
             if len(first) + len(second) + num_special > longest and too_long == "truncate":
-                first, second = cut_pair(first, second, longest - num_special)
+                first, second = truncate_pair(first, second, longest - num_special)
                 self.num_truncated += 1
             rows.append(tokenizer.add_special_tokens(first, second))
             after = len(second) + len(tokenizer.suffix_ids)
