@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.cli import lines as cli_lines
-from heedful.data.rows import Rows, drop_held_out, hold_out, read_lines, read_rows, split_tail
+from heedful.data.rows import Rows, read_lines, read_rows
+from heedful.data.splits import drop_held_out, split_random, split_tail
 from heedful.errors import UserError
 from heedful.tasks.classification import label_ids, label_names
 
@@ -130,7 +131,7 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.tsv", b"a\t1\n", {"text": None, "label": 3}, "line 1: 2 columns .* must be 3"),
         ("t.tsv", b"a\t1\nb\t \n", LABELLED, r"t\.tsv, line 2: no label; add it"),
         ("t.tsv", b"a\t1\n", {"text": 0, "label": 2}, "counted from 1, so there is no column 0"),
-        ("t.tsv", b"a\t1\n", {"text": "a", "label": None}, "all columns by the header, or all by"),
+        ("t.tsv", b"a\t1\n", {"text": "a", "label": None}, "all columns by name or all by number"),
         (
             "t.tsv",
             b"a\tc\nb\t1\n",
@@ -141,7 +142,12 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.tsv", b"a\tb\nb\t1\t2\n", NAMED, "line 2: 3 columns where there must be 2"),
         ("t.tsv", b"a\tb\n", NAMED, r"t\.tsv is empty: it holds no labeled text"),
         ("t.tsv", b"", NAMED, "line 1: the header has no column 'a'"),
-        ("t.csv", b"a,1\n", PAIR, r"t\.csv is not named \.tsv, \.jsonl or \.parquet; write it"),
+        (
+            "t.csv",
+            b"a,1\n",
+            PAIR,
+            r"t\.csv must be a \.tsv, \.jsonl or \.parquet file to hold 2 columns",
+        ),
         ("t.jsonl", b'{"text": "a"}', LABELLED, "line 1: no key 'label' .found: 'text'"),
         ("t.jsonl", b'{"text": "a", "label": 0.5}', LABELLED, "line 1: 'label' is not a text"),
         ("t.jsonl", b'{"text": "a", "label": null}', LABELLED, "line 1: 'label' is not a text"),
@@ -269,13 +275,13 @@ def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path)
     some = rows.select(np.array([3, 0]))
     assert (some["text"], some["label"]) == (["c", "a"], ["no", "yes"])
     assert places(some) == [f"{tsv}, line 4", f"{tsv}, line 1"]
-    train, valid = hold_out(rows, 2)
+    train, valid = split_random(rows, 2)
     assert sorted(places(train) + places(valid)) == sorted(places(rows))
-    assert places(hold_out(rows, 2)[1]) == places(valid)
+    assert places(split_random(rows, 2)[1]) == places(valid)
     with pytest.raises(UserError, match=r"data\.valid_size 3 of 4 texts would leave too few"):
-        hold_out(rows, 3)
-    assert [len(side) for side in hold_out(rows, 0.5)] == [2, 2]
-    assert [len(side) for side in hold_out(rows, 0.01)] == [3, 1]
+        split_random(rows, 3)
+    assert [len(side) for side in split_random(rows, 0.5)] == [2, 2]
+    assert [len(side) for side in split_random(rows, 0.01)] == [3, 1]
 
 
 def names_of(labels: list[str]) -> list[str]:

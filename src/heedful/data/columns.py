@@ -23,7 +23,8 @@ class Sequences:
 
     Args:
         ids: (M,), all ids, uint16 or uint32.
-        offsets: (N + 1,), the index in `ids` at which each sequence begins, and the length of `ids`.
+        offsets: (N + 1,), the index in `ids` at which each sequence begins, then
+            the length of `ids`.
     """
 
     ids: NDArray[np.integer[Any]]

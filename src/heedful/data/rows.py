@@ -1,15 +1,10 @@
 """Read rows of text from plain text, TSV, JSONL, line-parallel files and tables."""
 
 import gzip
-import hashlib
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from fractions import Fraction
 from itertools import groupby, zip_longest
-from math import floor
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
 
@@ -172,96 +167,6 @@ def decode_lines(
                 " convert it to UTF-8"
             ) from error
         yield text + "\n" if keep_ends and line.endswith(b"\n") else text
-
-
-def hold_out(rows: Rows, size: int | float | None) -> tuple[Rows, Rows]:
-    """The rows to train on and those to hold out: chosen by position, always the same.
-
-    Args:
-        size: a number of rows, or below 1 a share of them, rounded down to at least one; None:
-            1,000, or a tenth where that is fewer.
-
-    Raises:
-        UserError: fewer rows to train on than held out.
-    """
-    if size is None:
-        size = min(1_000, max(1, len(rows) // 10))
-    count = int(size) if size >= 1 else max(1, floor(len(rows) * Fraction(str(size))))
-    if len(rows) < 2 * count:
-        raise UserError(
-            f"data.valid_size {size} of {len(rows)} {rows.report.noun} would leave too few to train"
-            " on; lower it, or give data.valid"
-        )
-    out = np.zeros(len(rows), dtype=bool)
-    out[np.random.default_rng(0).choice(len(rows), count, replace=False)] = True
-    return rows.select(np.flatnonzero(~out)), rows.select(np.flatnonzero(out))
-
-
-def drop_held_out(train: Rows, held_out: Iterable[Rows]) -> Rows:
-    """The training rows without those that a held-out set contains too; the report counts these.
-
-    Rows are equal if all of their columns are: both sides of a pair, text and label. Held-out rows
-    are kept in memory as digests.
-
-    Raises:
-        UserError: no row is left.
-    """
-    known = {digest for rows in held_out for digest in _digests(rows)}
-    is_new = np.fromiter((digest not in known for digest in _digests(train)), bool, len(train))
-    num_kept = int(is_new.sum())
-    if num_kept == len(train):
-        return train
-    if not num_kept:
-        raise UserError(
-            f"each of the {len(train)} {train.report.noun} of data.train is also in data.valid"
-            " or data.test, so none is left to train on; give other held-out data"
-        )
-    kept = train.select(np.flatnonzero(is_new))
-    kept.report = replace(train.report, num_kept=num_kept, num_held_out=len(train) - num_kept)
-    return kept
-
-
-def _digests(rows: Rows) -> Iterator[bytes]:
-    for texts in zip(*rows.columns.values(), strict=True):
-        yield hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()
-
-
-def split_tail(rows: Rows, size: int | float, unit: Unit) -> tuple[Rows, Rows]:
-    """The texts to train on, and the last ones, to hold out.
-
-    A fraction f of n characters leaves the first floor(n x (1 - f)) to train on, as tiny
-    Shakespeare is split 90/10 by convention, f read as the decimal number that it is written as.
-    A text of unit "file" that spans the border is cut there; any other goes whole to the side that
-    has the larger part of it (to training where both parts are equal).
-
-    Args:
-        size: a number of texts, or below 1 a fraction of all CHARACTERS.
-
-    Raises:
-        UserError: one side would be empty.
-    """
-    texts = rows["text"]
-    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    if isinstance(size, int):
-        border = int(ends[max(len(texts) - size, 0)])
-    else:
-        border = floor(int(ends[-1]) * (1 - Fraction(str(size))))
-    index = int(np.searchsorted(ends, border, side="right")) - 1  # the text of the border
-    inside = border - int(ends[index])
-    cut = inside > 0 and unit == "file"
-    split = index + (cut or (inside > 0 and 2 * inside >= len(texts[index])))
-    if not split or split - cut == len(texts):
-        side = "hold out" if split else "train on"
-        raise UserError(
-            f"data.valid_size {size} of {len(texts)} texts leaves none to {side};"
-            " change it, or give more text"
-        )
-    train = rows.select(np.arange(split))
-    held_out = rows.select(np.arange(split - cut, len(texts)))
-    if cut:  # the text is on both sides, the last of one and the first of the other
-        train["text"][-1] = texts[index][:inside]
-        held_out["text"][0] = texts[index][inside:]
-    return train, held_out
 
 
 class _Entry(NamedTuple):

@@ -40,8 +40,8 @@ def table_files(path: Path) -> list[Path]:
     files = content.get("_data_files")
     if not isinstance(files, list) or content.get("_indices_data_files"):
         raise UserError(f"{state} is damaged or of an old version of datasets; save it again there")
-    names = [file.get("filename") if isinstance(file, dict) else file for file in files]
-    return [path / plain_name(name, state) for name in names]
+    file_names = [file.get("filename") if isinstance(file, dict) else file for file in files]
+    return [path / plain_name(name, state) for name in file_names]
 
 
 def read_table(path: Path, columns: Sequence[tuple[str, bool]]) -> Iterator[list[str]]:

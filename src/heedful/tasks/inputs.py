@@ -9,7 +9,8 @@ from jaxtyping import Int64
 
 from heedful.config import Files, Recipe
 from heedful.data.plans import plan_batches
-from heedful.data.rows import LABEL, Rows, drop_held_out, hold_out, read_rows, split_tail
+from heedful.data.rows import LABEL, Rows, read_rows
+from heedful.data.splits import drop_held_out, split_random, split_tail
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.plugins import SHIPPED
@@ -87,7 +88,7 @@ def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
     """Read rows with their valid split, held out of train by position where none was read."""
     summaries = {name: split.report.summary() for name, split in rows.items()}
     if "valid" not in rows:
-        train, valid = hold_out(rows["train"], recipe.data.valid_size)
+        train, valid = split_random(rows["train"], recipe.data.valid_size)
         rows = rows | {"train": train, "valid": valid}
         summaries["valid"] = f"{len(valid):,} of data.train (data.valid_size)"
     return RawData(without_held_out(rows), summaries)
