@@ -130,15 +130,15 @@ def test_a_net_of_ours_that_hides_a_far_token_is_found() -> None:
     """What a window may do is a defect where no layer has one."""
     net = build("gpt2", num_layers=1, dropout=0.0)
     attention = net.decoder.blocks[0].self_attention.sublayer
-    whole = attention.mask
+    whole = attention.prepare_mask
 
-    def near_only(visible: MaskSpec, x: Tensor, **options: Any) -> Any:
-        size = visible.keys.positions.size(1)
+    def near_only(spec: MaskSpec, x: Tensor, **options: Any) -> Any:
+        size = spec.keys.positions.size(1)
         near = torch.ones(x.size(1), size, dtype=torch.bool).tril().triu(-3)
-        cut = MaskSpec(visible.queries, visible.keys, causal=True, allowed=near[None])
+        cut = MaskSpec(spec.queries, spec.keys, causal=True, allowed=near[None])
         return whole(cut, x, **options)
 
-    attention.mask = near_only
+    attention.prepare_mask = near_only
     report = verify(net, overfit=False)
     assert report["mask polarity"].status == "failed"
     assert report["mask polarity"].detail == "token 0 does not change the logits at 4"

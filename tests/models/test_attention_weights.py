@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from architectures import DECODERS, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.attention import Attention, CrossAttention, MultiHead
+from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
+from heedful.parts.multi_head import MultiHead
 from heedful.parts.tokens import Tokens
 from heedful.zoo import ARCHITECTURES
 from option_space import EXACT, VOCAB
@@ -147,7 +148,7 @@ def test_weights_are_those_of_torch_s_own_module() -> None:
     source = Tokens.from_ids(torch.zeros(2, 5).long(), torch.tensor([5, 2]))
     target = Tokens.from_ids(torch.zeros(2, 4).long())
     visible = MaskSpec(target.span, source.span, causal=False)
-    out, weights = ours(x, visible, memory, return_weights=True)
+    out, weights = ours(x, memory, visible, return_weights=True)
     real = source.real
     assert real is not None
     expected, of_heads = theirs(

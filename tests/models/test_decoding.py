@@ -94,8 +94,8 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
     others, and a cache that grows: in any order."""
     capacity = 40
     cache, texts = begun(net, texts_of(lengths), side, capacity, beams)
-    kinds = ["extend", "extend", "select", "put", "grow", "forget"]
-    kinds.append("rewind" if beams == 1 else "follow")
+    kinds = ["extend", "extend", "select", "write", "grow", "forget"]
+    kinds.append("rewind" if beams == 1 else "reorder")
     for step in range(6):
         count = cache.num_sources
         match data.draw(st.sampled_from(kinds), "what"):
@@ -104,7 +104,7 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
                 counts = data.draw(lengths_of(count * beams, 0, 3 if beams == 1 else 1), "counts")
                 if any(counts):
                     texts = extend(net, cache, texts, random_rows(counts, step), side)
-            case "follow":
+            case "reorder":
                 parents = torch.tensor(
                     data.draw(st.lists(lengths_of(beams, 0, beams - 1), min_size=count,
                                        max_size=count), "parents")
@@ -122,7 +122,7 @@ def test_whatever_is_done_with_a_cache_each_text_gets_what_it_gets_alone(
                 )
                 cache = cache.select(torch.tensor(rows))
                 texts = [texts[row * beams + w] for row in rows for w in range(beams)]
-            case "put":
+            case "write":
                 rows = data.draw(st.lists(st.integers(0, count - 1), unique=True, min_size=1))
                 fresh = texts_of(data.draw(lengths_of(len(rows), 0, 4), "fresh"), step + 7)
                 other, theirs = begun(net, fresh, side, cache.capacity, beams)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts import attention as attention_module
-from heedful.parts.attention import MultiHead, attend
+from heedful.parts import multi_head
+from heedful.parts.multi_head import MultiHead, attend
 from heedful.parts.positions import LearnedTable
 from heedful.parts.relative import RelativePositionBias
 from heedful.parts.tokens import Tokens, padding_mask
@@ -55,7 +55,7 @@ TINY = Config(VOCAB, VOCAB, 12, 3, 2, 2, 8, 0.0)
 def windows_in_parts() -> Iterator[None]:
     """Windowed layers take two queries at a time, so that short texts have several parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_module, "_LOCAL_QUERIES", 2)
+        patch.setattr(multi_head, "_LOCAL_QUERIES", 2)
         yield
 
 
@@ -108,7 +108,7 @@ def test_the_training_path_computes_what_the_inference_path_does(
         return lambda *given, **named: (taken.add(name), function(*given, **named))[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_module, "attend", spy("eager", attend))
+        patch.setattr(multi_head, "attend", spy("eager", attend))
         fused = F.scaled_dot_product_attention
         patch.setattr(F, "scaled_dot_product_attention", spy("fused", fused))
         texts = texts_of(lengths)

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from heedful.parts import attention as attention_module
-from heedful.parts.attention import Attention, CrossAttention, attend
+from heedful.parts import multi_head
+from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
+from heedful.parts.multi_head import attend
 from heedful.parts.relative import AlibiBias, RelativePositionBias
 from heedful.parts.rotary import RotaryPositions
 from heedful.parts.tokens import Span, Tokens
@@ -61,7 +62,7 @@ def call(module: Any, x: Tensor, allowed: Tensor | None, memory: Tensor | None =
     if allowed is None:
         allowed = torch.ones(1, x.size(1), keys.size(1), dtype=torch.bool)
     visible = of_table(allowed)
-    return module(x, visible) if memory is None else module(x, visible, memory)
+    return module(x, visible) if memory is None else module(x, memory, visible)
 
 
 def some_table(name: str, keys: int) -> Tensor | None:
@@ -149,7 +150,7 @@ def test_empty_rows_give_zeros_and_zero_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never NaN, never a uniform look at everything; all else learns as without those rows."""
-    monkeypatch.setattr(attention_module.MultiHead, "_forms_weights", lambda *_: eager)
+    monkeypatch.setattr(multi_head.MultiHead, "_forms_weights", lambda *_: eager)
     module = attention(H, cross=cross).to(dtype)
     x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
     given = memory if cross else None
@@ -242,11 +243,11 @@ def test_long_texts_train_by_the_fused_kernel_with_the_same_gradients(
     x, upstream = random(B, LONG, D, seed=1).requires_grad_(), random(B, LONG, D, seed=2)
     plain_calls: list[Any] = []
     monkeypatch.setattr(
-        attention_module, "attend", lambda *given: plain_calls.append(given) or attend(*given)
+        multi_head, "attend", lambda *given: plain_calls.append(given) or attend(*given)
     )
     found = []
     for least in (10**9, 1):
-        monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", least)
+        monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", least)
         plain_calls.clear()
         out = module(x, MaskSpec.from_tokens(tokens, causal=causal))
         assert bool(plain_calls) is (least > 1)
@@ -260,7 +261,7 @@ def test_long_texts_train_by_the_fused_kernel_with_the_same_gradients(
 def test_what_the_fused_kernel_cannot_train_takes_plain_products_at_any_length(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 1)
+    monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 1)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     module = attention(H, **options).train()
     tokens = Tokens.from_ids(torch.zeros(B, LONG, dtype=torch.long))
@@ -277,7 +278,7 @@ def test_dropout_is_on_the_weights_and_in_training_only(
 ) -> None:
     """Its expectation is the output without it, and a weight is dropped whole: of one key and one
     head, all of the value or nothing."""
-    monkeypatch.setattr(attention_module.MultiHead, "_forms_weights", lambda *_: eager)
+    monkeypatch.setattr(multi_head.MultiHead, "_forms_weights", lambda *_: eager)
     module, copies = attention(H, dropout=0.3), 20_000
     x = random(1, T, D)
     with torch.no_grad():
@@ -349,7 +350,7 @@ def test_the_beams_of_a_source_share_its_keys_and_values(heads: tuple[int, int])
     assert projected.shape == (B, 2 * heads[1], S, E)
     visible = of_table(allowed.repeat(1, 3, 1))
     expected = call(module, x, allowed.repeat_interleave(3, 0), memory.repeat_interleave(3, 0))
-    out = module(x.view(B, 3 * T, D), visible, projected=projected)
+    out = module(x.view(B, 3 * T, D), mask=visible, projected=projected)
     torch.testing.assert_close(out.view_as(x), expected, **EXACT)
 
 
@@ -377,7 +378,7 @@ def test_long_texts_are_taken_in_several_parts_that_fit_together(window: int, ca
     ids = torch.zeros(2, 300, dtype=torch.int64)
     tokens = Tokens.from_ids(ids, torch.tensor([300, 170]), "left")
     windowed, full = attention(2, 1, window=window), attention(2, 1)
-    _same_as_dense(windowed, full, tokens, causal, window, attention_module._LOCAL_QUERIES)
+    _same_as_dense(windowed, full, tokens, causal, window, multi_head._LOCAL_QUERIES)
 
 
 def _same_as_dense(
@@ -388,7 +389,7 @@ def _same_as_dense(
     dense = MaskSpec(span, span, causal=causal, allowed=distance.abs() < window)
     x = random(2, tokens.ids.size(1), D)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_module, "_LOCAL_QUERIES", size)
+        patch.setattr(multi_head, "_LOCAL_QUERIES", size)
         eager = windowed(x, visible)
         with torch.no_grad():
             fused = windowed(x, visible)

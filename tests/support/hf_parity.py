@@ -15,9 +15,9 @@ import option_space
 from heedful.errors import UserError
 from heedful.export.hf import ImportedNet, net_from_hf, net_to_hf
 from heedful.export.hf_directory import HfDirectory, read_hf_directory, write_hf_directory
-from heedful.parts.attention import MultiHead
 from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.multi_head import MultiHead
 from heedful.parts.residual import ZeroCenteredRMSNorm
 from heedful.pipelines import parameter_count
 from heedful.zoo import architecture

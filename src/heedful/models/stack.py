@@ -31,19 +31,22 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "N T D"],
-        visible: AttentionMask,
+        self_mask: AttentionMask,
         memory: Float[Tensor, "B S D"] | None = None,
-        across: AttentionMask | None = None,
+        cross_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """Whole sequences, or new tokens with a `cache` of those before, and of the source.
+        """The states after the block: (N, T, D).
 
-        `visible` and `across`: the masks of self-attention and of cross-attention.
+        Args:
+            self_mask, cross_mask: prepared masks of self-attention and of cross-attention.
+            memory: encoder states of the source; without a cache.
+            cache: keys and values of the tokens before `x`, and of the source.
         """
-        x = self.self_attention(x, visible=visible, cache=cache)
+        x = self.self_attention(x, mask=self_mask, cache=cache)
         if self.cross_attention is not None:
             projected = None if cache is None else cache.cross
-            x = self.cross_attention(x, visible=across, memory=memory, projected=projected)
+            x = self.cross_attention(x, mask=cross_mask, memory=memory, projected=projected)
         return self.feedforward(x)
 
 
@@ -147,7 +150,7 @@ class Stack(nn.Module):
                 attention: Any = residual.sublayer  # type: ignore[union-attr]
                 key = (seen is across, attention.mask_key)
                 if key not in formed:
-                    formed[key] = attention.mask(seen, x, trains=trains)
+                    formed[key] = attention.prepare_mask(seen, x, needs_grad=trains)
                 found.append(formed[key])
             masks.append((found[0], found[1]))
         return masks

@@ -1,4 +1,4 @@
-"""Which keys a query may attend to: a predicate of positions, padding and segments; its bias."""
+"""Attention masks: the keys that each query may attend to, and the biases computed from them."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from heedful.errors import UserError
 from heedful.parts.rotary import Rotation
 from heedful.parts.tokens import Span, Tokens
 
@@ -13,45 +14,56 @@ from heedful.parts.tokens import Span, Tokens
 def visible_keys(
     queries: Span, keys: Span, *, causal: bool, window: int | None = None
 ) -> Bool[Tensor, "#B t k"] | None:
-    """True where a query may attend to a key; None: everywhere.
+    """Bool mask, True where a query may attend to a key; None if every query may attend to all.
 
-    Both must be real and of one segment. Causal: the key's position is at most the query's.
-    A window of W keeps keys less than W positions away (W keys in all where it is causal, as in
-    Mistral and GPT-Neo).
+    Both must be real tokens of the same segment.
+
+    Args:
+        causal: the position of the key must be at most that of the query.
+        window: W; the key must be less than W positions away. With `causal` these are W keys, the
+            query's own included (Mistral, GPT-Neo).
     """
-    found: Tensor | None = None
+    mask: Tensor | None = None
     if causal or window is not None:
         distance = queries.positions[:, :, None] - keys.positions[:, None, :]
-        found = distance >= 0 if causal else distance > -(window or 0)
+        mask = distance >= 0 if causal else distance > -(window or 0)
         if window is not None:
-            found = found & (distance < window)
+            mask = mask & (distance < window)
     if keys.real is not None:
         real = keys.real[:, None, :]
-        found = real if found is None else found & real
+        mask = real if mask is None else mask & real
     if queries.real is not None:
         real = queries.real[:, :, None]
-        found = real if found is None else found & real
+        mask = real if mask is None else mask & real
     if queries.segments is not None and keys.segments is not None:
         same = queries.segments[:, :, None] == keys.segments[:, None, :]
-        found = same if found is None else found & same
-    if found is None:
+        mask = same if mask is None else mask & same
+    if mask is None:
         return None
-    return found.expand(-1, queries.positions.size(1), keys.positions.size(1))
+    return mask.expand(-1, queries.positions.size(1), keys.positions.size(1))
 
 
 class MaskSpec:
-    """The keys that each query of a pass may attend to: a predicate, without any tensor of scores.
+    """The mask of one forward pass as a rule over positions, padding and segments.
 
-    A query with nothing to attend to gets zeros and gives zero gradients: its softmax runs over
-    equal finite numbers (no NaN forward or backward) and its output is multiplied by 0.
+    No (T, K) tensor is formed until an attention asks for its `bias`. A query without a visible key
+    has a zero output and zero gradients: its softmax runs over equal finite scores (never NaN,
+    forward or backward) and its output is multiplied by 0.
 
     Args:
-        queries: the tokens of a pass.
-        keys: what they may attend to.
-        allowed: (B, T, K), what else must hold: True = may attend.
+        queries: tokens that attend.
+        keys: tokens that are attended to.
+        causal: keys after the query are hidden.
+        allowed: (B, T, K), a further condition: True = may attend.
 
     Attributes:
-        real: (B, T), False for queries that attend to nothing; None: all attend to something.
+        real: (B, T), False for queries without a visible key; None: every query has one.
+
+    >>> tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2]))
+    >>> spec = MaskSpec.from_tokens(tokens, causal=True)
+    >>> spec.real
+    tensor([[ True,  True,  True],
+            [ True,  True, False]])
     """
 
     def __init__(
@@ -68,29 +80,67 @@ class MaskSpec:
         self.allowed = allowed
         self.real = queries.real
         if keys.real is not None and not causal:
-            some = keys.real.any(-1, keepdim=True)
-            self.real = some if self.real is None else self.real & some
+            has_key = keys.real.any(-1, keepdim=True)
+            self.real = has_key if self.real is None else self.real & has_key
 
     @classmethod
     def from_tokens(cls, tokens: Tokens, *, causal: bool) -> "MaskSpec":
-        """The tokens of each row among themselves."""
+        """Self-attention among the tokens of each row."""
         span = tokens.span
         return cls(span, span, causal=causal)
 
+    @classmethod
+    def from_bool(
+        cls,
+        mask: Tensor,
+        shape: tuple[int, int, int],
+        *,
+        causal: bool = False,
+        window: int | None = None,
+    ) -> "MaskSpec":
+        """A mask given as a tensor, for positions 0, 1, … of queries and keys.
+
+        Args:
+            mask: bool, (T, K), (1, T, K) or (B, T, K): True = may attend.
+            shape: B, T and K of the call.
+            causal, window: further conditions, see `visible_keys`.
+
+        Raises:
+            UserError: `mask` is not bool, or has another shape.
+        """
+        batch, num_queries, num_keys = shape
+        if mask.dtype != torch.bool:
+            raise UserError(
+                f"the attention mask is {str(mask.dtype).removeprefix('torch.')}; give a bool "
+                "tensor that is True where a query may attend to a key"
+            )
+        size = tuple(mask.shape)
+        if size[-2:] != (num_queries, num_keys) or size[:-2] not in ((), (1,), (batch,)):
+            raise UserError(
+                f"the attention mask has shape {size}; it must be ({num_queries}, {num_keys}) or "
+                f"({batch}, {num_queries}, {num_keys}): queries by keys, for each row"
+            )
+        mask = mask if mask.dim() == 3 else mask[None]
+        queries, keys = (Span(torch.arange(n, device=mask.device)[None]) for n in shape[1:])
+        spec = cls(queries, keys, causal=causal, allowed=mask)
+        visible = visible_keys(queries, keys, causal=causal, window=window)
+        spec.real = (mask if visible is None else mask & visible).any(-1)
+        return spec
+
     @property
     def is_sequence(self) -> bool:
-        """Whether queries and keys are the same tokens, in the order of their positions."""
+        """True if queries and keys are the same tokens, in the order of their positions."""
         return self.queries is self.keys
 
     @property
     def is_causal_alone(self) -> bool:
-        """Whether causality alone hides all that must not be seen, as fused kernels know it.
+        """True if causality alone gives this mask, so that a fused kernel needs no bias.
 
-        Padding on the right stands after every real query, so that causality hides it.
+        Padding on the right comes after every real query, so causality hides it.
         """
-        nothing_else = self.allowed is self.queries.segments is None
-        shows_no_padding = self.queries.real is None or self.queries.is_aligned
-        return self.causal and self.is_sequence and nothing_else and shows_no_padding
+        no_other_condition = self.allowed is self.queries.segments is None
+        padding_is_hidden = self.queries.real is None or self.queries.is_aligned
+        return self.causal and self.is_sequence and no_other_condition and padding_is_hidden
 
     def bias(
         self,
@@ -101,29 +151,30 @@ class MaskSpec:
         repeats: int = 1,
         part: tuple[range, range] | None = None,
     ) -> Float[Tensor, "#B #H t k"] | None:
-        """A tensor to add to the scores; None: there is nothing to add.
+        """The tensor to add to the attention scores; None if there is nothing to add.
 
-        A position scheme's scores where a query may attend to a key; elsewhere half of the type's
-        lowest number, whose softmax is exactly zero beside any score. (The whole of it overflows to
-        -inf in fp16 once a negative score is added, and a row of -inf is NaN.)
+        Visible keys have the score of the position scheme (or 0), hidden keys half of the lowest
+        number of `dtype`, whose softmax is exactly zero next to any score. (The lowest number
+        itself overflows to -inf in fp16 when a negative score is added, and a row of -inf is NaN.)
 
         Args:
-            scheme: gives scores (#B, H, t, k) of positions (`parts/relative.py`).
-            repeats: query heads that share a key head: (#B, H / repeats, repeats · t, k) then.
-            part: queries and keys for which it is formed alone; default: all.
+            scheme: computes scores (#B, H, t, k) from positions (`parts/relative.py`).
+            window: see `visible_keys`.
+            repeats: query heads per key head; the result is (#B, H / repeats, repeats · t, k).
+            part: columns of queries and of keys to compute it for; default: all.
         """
         queries, keys, allowed = self.queries, self.keys, self.allowed
         if part is not None:
             queries, keys = queries.part(part[0]), keys.part(part[1])
-        seen = visible_keys(queries, keys, causal=self.causal, window=window)
+        mask = visible_keys(queries, keys, causal=self.causal, window=window)
         if allowed is not None:
-            seen = allowed if seen is None else seen & allowed
+            mask = allowed if mask is None else mask & allowed
         bias: Tensor | None = None
         if scheme is not None:
             bias = scheme(queries.positions, keys.positions).to(dtype)
-        if seen is not None:
-            scores = torch.zeros((), dtype=dtype, device=seen.device) if bias is None else bias
-            bias = torch.where(seen[:, None], scores, torch.finfo(dtype).min / 2)
+        if mask is not None:
+            scores = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
+            bias = torch.where(mask[:, None], scores, torch.finfo(dtype).min / 2)
         if bias is not None and repeats > 1:
             if bias.size(1) == 1:
                 bias = bias.repeat(1, 1, repeats, 1)
@@ -133,9 +184,9 @@ class MaskSpec:
 
 
 class MaskBlock(NamedTuple):
-    """Queries that attend together, the keys within their reach, and the bias of their scores.
+    """A range of queries, the range of keys that they can reach, and the bias of their scores.
 
-    Ranges of columns; None: all of them.
+    Ranges are columns of the batch; None: all columns.
     """
 
     queries: range | None
@@ -144,17 +195,17 @@ class MaskBlock(NamedTuple):
 
 
 class AttentionMask(NamedTuple):
-    """All that an attention needs to know of a pass, formed before the first block.
+    """The mask of one attention module for one forward pass, with its tensors computed.
 
-    It is handed down, so that no layer forms it while its activations are checkpointed, and equal
-    layers share its tensors (`MultiHead.mask`).
+    `MultiHead.prepare_mask` makes it before the first block runs, so that equal layers share its
+    tensors and no layer computes them again where its activations are checkpointed.
 
     Attributes:
-        real: (B, T), False for queries that attend to nothing; None: all attend to something.
-        rotation: of rotary positions; None: the attention has none.
-        blocks: one for all queries, or one for each part of them.
-        forms_weights: plain products that form the weights, not a fused kernel.
-        is_causal: the kernel's own causality is all that is to be seen; there is no bias.
+        real: (B, T), False for queries without a visible key; None: every query has one.
+        rotation: rotary positions; None: the attention has none.
+        blocks: one block for all queries, or several along the diagonal.
+        forms_weights: plain matrix products that form the weights, not a fused kernel.
+        is_causal: the causal mask of the kernel is enough; there is no bias.
     """
 
     real: Bool[Tensor, "#B #T"] | None
