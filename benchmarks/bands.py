@@ -33,7 +33,7 @@ OWN: dict[str, dict[str, str | list[str]]] = {
     "language-model": {"data.train.text": "multi30k/train.en.gz"},
     "masked-lm": {"data.train.file": "sst2/train.tsv", "data.valid.file": "sst2/dev.tsv"},
     "classification": {"data.train.file": "sst2/train.tsv", "data.valid.file": "sst2/dev.tsv"},
-    "distil-classification": {
+    "classification-student": {
         "data.train.file": "sst2/train.tsv",
         "data.valid.file": "sst2/dev.tsv",
     },
@@ -46,14 +46,17 @@ BANDS: dict[str, list[tuple[int, float, float]]] = {
     "language-model": [(250, 3.9, 4.4), (500, 3.54, 3.94)],
     "masked-lm": [(545, 6.1, 6.65)],
     "classification": [(217, 0.48, 0.62), (651, 0.48, 0.61)],
-    "distil-classification": [(217, 0.41, 0.54), (651, 0.39, 0.52)],
+    "classification-student": [(217, 0.41, 0.54), (651, 0.39, 0.52)],
 }
 # The same steps in batches that an ordinary machine has the memory for.
 SPLIT = {"transformer-base": ["training.batch_tokens=5000", "training.gradient_accumulation=10"]}
 # The recipes whose runs are learnt from, each trained to its own last band.
 TEACHERS = {
-    "distil-classification": {"teacher": "classification"},
-    "multi30k-tiny": {"teacher": "multi30k-there", "back_translation_models": "multi30k-back"},
+    "classification-student": {"teacher": "classification"},
+    "multi30k-distilled": {
+        "teacher": "multi30k-en-de",
+        "back_translation_models": "multi30k-de-en",
+    },
 }
 
 

@@ -21,7 +21,7 @@ from runs import RUNS, Run, finished_run
 TRAINED_WITH = " ".join(f"--set data.{part}.text=FILE" for part in ("train", "valid", "test"))
 RECIPES = {
     "shakespeare": "nanoGPT's settings for a CPU",
-    "shakespeare-better": "the same size and tokens, better settings",
+    "shakespeare-llama": "the same size and tokens, better settings",
 }
 QUICK = ["training.max_steps=4", "training.evaluate_every=2", "objective.sample_tokens=5"]
 

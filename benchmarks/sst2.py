@@ -78,9 +78,11 @@ def measured_models(train: Path, dev: Path, arguments: argparse.Namespace) -> di
         start = [f"init_from={masked.directory}"]
         tuned = finished_run("classification", folder / f"pretrained-{seed}", common + start)
         kinds["pretrained"].append(tuned)
-        common = [*files, f"training.seed={seed}", *once("distil-classification"), *quick]
+        common = [*files, f"training.seed={seed}", *once("classification-student"), *quick]
         taught = [f"distillation.teacher={tuned.directory}", f"model.num_layers={STUDENT_LAYERS}"]
-        student = finished_run("distil-classification", folder / f"student-{seed}", common + taught)
+        student = finished_run(
+            "classification-student", folder / f"student-{seed}", common + taught
+        )
         kinds["student"].append(student)
     teacher, student = kinds["pretrained"][0], kinds["student"][0]
     return {
@@ -142,7 +144,7 @@ def write_page(
                     f"again from there with {', '.join(SECOND)}; the best held-out loss on the "
                     "text of dev (no labels) chose among its evaluations",
                     "Fine-tuning": f"{models['minutes']['fine-tuning']:.1f} minutes a seed",
-                    "Recipes": "masked-lm, classification, distil-classification",
+                    "Recipes": "masked-lm, classification, classification-student",
                     "heedful": models["heedful"],
                 }
             ),

@@ -22,6 +22,10 @@ A recipe holds what differs from these defaults. `heedful recipes ls` lists the 
 `Config`; keys of `objective` are the task's own. A key without tasks in the last column is read by
 every task; to set a key that the task does not read is an error. A default with names of tasks is
 that of these tasks.
+
+A recipe with `base: NAME`, a shipped recipe or a path relative to the recipe's own file, holds what
+differs from that recipe: sections are merged, other values replaced, and `null` removes a key of
+the base (a key that may be `null` is then `null`).
 """
 AS_TRAIN = ("data.valid", "data.test")  # have the keys of data.train
 

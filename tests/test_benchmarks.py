@@ -423,9 +423,9 @@ def test_shakespeare(bench: Bench, tmp_path: Path) -> None:
     folders = ("--data", str(text), "--runs", str(runs))
     page, data = bench("shakespeare", *folders, "--seeds", "2")
     found = data["runs"]
-    assert set(found) == {"shakespeare", "shakespeare-better", "peer"}
+    assert set(found) == {"shakespeare", "shakespeare-llama", "peer"}
     size = len((text / "input.txt").read_text(encoding="utf-8"))
-    for name, windows in (("shakespeare", 12), ("shakespeare-better", 6)):
+    for name, windows in (("shakespeare", 12), ("shakespeare-llama", 6)):
         # The runs' own scores, which they have of the same windows.
         paths = [runs / folder / "scores.json" for folder in (name, f"{name}-2")]
         scores = [json.loads(path.read_text(encoding="utf-8"))["scores"]["loss"] for path in paths]
@@ -534,7 +534,7 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
 
     def stop(name: str, directory: Path, settings: list[str]) -> SimpleNamespace:
         asked.append((name, settings))
-        if name == "distil-classification":
+        if name == "classification-student":
             raise InterruptedError
         return SimpleNamespace(directory=directory)
 

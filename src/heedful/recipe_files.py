@@ -7,8 +7,9 @@ saved with a run, so that the run can be repeated from its folder alone.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
@@ -18,7 +19,7 @@ from pydantic.fields import FieldInfo
 from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.files import read_text
-from heedful.nested_keys import keys_of, put
+from heedful.nested_keys import flatten, keys_of, put
 from heedful.plugins import SHIPPED, nearest
 from heedful.recipe_changes import MAY_CHANGE
 
@@ -42,8 +43,9 @@ RENAMED = {
     "training.early_stopping": "training.patience",
     "training.schedule.final_fraction": "training.schedule.min_lr_ratio",
 }
-# Overrides that leave the held-out loss of a step as it is, or say what it is to be.
+# Keys by which the held-out loss at a step does not change.
 _KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
+_NULLABLE = {key.name for key in keys_of(Recipe) if NoneType in get_args(key.field.annotation)}
 
 
 def explained(recipe: Recipe, objective: type[BaseModel]) -> str:
@@ -99,47 +101,111 @@ _Yaml12.add_implicit_resolver(
 )
 
 
-def load_recipe(recipe: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Read a recipe by path or by the name of a shipped one, with `key=value` overrides.
+def load_recipe(recipe: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+    """Read a recipe by path or by the name of a shipped one.
 
-    With an override of `init_from` the recipe's own `model` gives way to the source's. Loss bands
-    (`expect`) are of the recipe as it is: an override that the loss hangs on sets them aside.
+    A recipe may name another as its `base` (a shipped name, or a path relative to its own file) and
+    then holds only what differs: sections are merged, other values replaced. `null` removes a key
+    of the base, or is its value where the key may be null. With an override of `init_from`, only
+    the dropout rates of the recipe's own `model` are kept. Loss bands (`expect`) are dropped where
+    an override, or a recipe over its base, changes a key on which the loss depends.
+
+    Args:
+        overrides: `key=value` each, or values by dotted key, as `{"training.max_steps": 5}`.
 
     Raises:
-        UserError: no such recipe, not YAML, an unknown key, a wrong value.
+        UserError: no such recipe or base, invalid YAML, an unknown key, a wrong value.
     """
     path = recipe_path(recipe)
-    content = parse_yaml(read_text(path, most=_LARGEST), str(path))
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: a recipe is a mapping of keys, not a {type(content).__name__}")
-    settings = [read_setting(override, "training.max_steps=100") for override in overrides]
+    content, sources = _read_with_bases(path)
+    if isinstance(overrides, Mapping):
+        where, settings = "overrides", [*overrides.items()]
+    else:
+        where = "--set"
+        settings = [read_setting(each, "training.max_steps=100") for each in overrides]
     if any(key == "init_from" and value for key, value in settings):
-        # The sizes of the model that a run starts from hold, but for what the command line says.
+        # The sizes of the model that a run starts from hold, but for what the overrides say.
         model = content.get("model") or {}
         content["model"] = {key: model[key] for key in model if "dropout" in str(key)}
-    if not all(key.startswith(_KEEP_BANDS) for key, _ in settings):
-        content.pop("expect", None)
+    keys = [key for key, _ in settings]
+    _drop_stale_bands(content, keys)
     for key, value in settings:
         put(content, key, value)
-    return parse_recipe(content, str(path), [key for key, _ in settings])
+    return parse_recipe(content, str(path), {where: keys, **sources})
 
 
 def parse_recipe(
-    content: dict[str, Any], where: str = "recipe", overridden: Sequence[str] = ()
+    content: dict[str, Any],
+    where: str = "recipe",
+    sources: Mapping[str, Collection[str]] | None = None,
 ) -> Recipe:
     """Check a recipe's content. Raises UserError naming the first wrong key.
 
-    `overridden`: keys that are not of the recipe, but of the command line.
+    Args:
+        sources: dotted keys by the place that sets them, which the error names; first match first.
     """
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
         key, message = wrong_key(error)
         key = key or message.split(" ")[0]  # a key that the task does not read
-        own = any(key == each or key.startswith(f"{each}.") for each in overridden)
-        raise UserError(f"{'--set' if own else where}: {message}") from None
+        for source, keys in (sources or {}).items():
+            if any(key == each or key.startswith(f"{each}.") for each in keys):
+                where = source
+                break
+        raise UserError(f"{where}: {message}") from None
+
+
+def _read_with_bases(path: Path) -> tuple[dict[str, Any], dict[str, Collection[str]]]:
+    """A recipe's content merged over its bases', and the dotted keys that each file sets."""
+    layers: list[tuple[Path, dict[str, Any]]] = []
+    while True:
+        content = _read_mapping(path)
+        layers.append((path, content))
+        base = content.pop("base", None)
+        if base is None:
+            break
+        if not isinstance(base, str):
+            raise UserError(f"{path}: base: give a recipe's name or path, not {base!r}")
+        try:
+            following = recipe_path(base, path.parent)
+        except UserError as error:
+            raise UserError(f"{path}: base: {error}") from None
+        if any(following.samefile(other) for other, _ in layers):
+            raise UserError(f"{path}: base {base} is itself based on this recipe; name another")
+        path = following
+    sources: dict[str, Collection[str]] = {str(at): [*flatten(keys)] for at, keys in layers}
+    merged: dict[str, Any] = {}
+    for at, content in reversed(layers):
+        _drop_stale_bands(merged, sources[str(at)])
+        _merge(merged, content)
+    return merged, sources
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    content = parse_yaml(read_text(path, most=_LARGEST), str(path))
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a recipe is a mapping of keys, not a {type(content).__name__}")
+    return content
+
+
+def _merge(content: dict[str, Any], changes: dict[str, Any], prefix: str = "") -> None:
+    """Change a base's content as a recipe over it says."""
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(content.get(key), dict):
+            _merge(content[key], value, f"{prefix}{key}.")
+        elif value is None and key in content and f"{prefix}{key}" not in _NULLABLE:
+            del content[key]
+        else:
+            content[key] = value
+
+
+def _drop_stale_bands(content: dict[str, Any], changed: Iterable[str]) -> None:
+    """Remove loss bands that hold no more once these dotted keys are changed."""
+    if not all(key.startswith(_KEEP_BANDS) for key in changed):
+        content.pop("expect", None)
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -213,18 +279,18 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def recipe_path(recipe: str | Path) -> Path:
-    """The file of a recipe given by path or by the name of a shipped one."""
-    path = Path(recipe)
+def recipe_path(recipe: str | Path, folder: Path = Path()) -> Path:
+    """The file of a recipe, given by a path from `folder` or by the name of a shipped one."""
+    path = folder / recipe
     if path.is_file():
         return path
-    if path.is_dir():
-        if (path / "recipe.yaml").is_file():
-            return path / "recipe.yaml"
-        raise UserError(f"{path} is a directory, and holds no recipe.yaml")
+    if (path / "recipe.yaml").is_file():
+        return path / "recipe.yaml"
     names = shipped_recipes()
     if str(recipe) in names:
         return RECIPES / f"{recipe}.yaml"
+    if path.is_dir():
+        raise UserError(f"{path} is a directory, and holds no recipe.yaml")
     raise UserError(
         f"no recipe {recipe}: no such file, and no shipped recipe of that name; "
         f"{nearest(str(recipe), names)}"

@@ -16,7 +16,7 @@ from commands import assert_refused, tiny
 from heedful import plugins
 from heedful.config import Recipe, default_values, task_keys
 from heedful.errors import UserError
-from heedful.nested_keys import keys_of
+from heedful.nested_keys import flatten, keys_of
 from heedful.plugins import nearest
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import RECIPES, describe, load_recipe, parse_recipe, shipped_recipes
@@ -38,8 +38,11 @@ SMALL = {
 ONE_STACK = {"model.num_layers": 1}
 TWO_STACKS = {"model.num_encoder_layers": 1, "model.num_decoder_layers": 1}
 TEACHERS = {  # runs that recipes learn from
-    "distil-classification": {"teacher": "classification"},
-    "multi30k-tiny": {"teacher": "multi30k-there", "back_translation_models": "multi30k-back"},
+    "classification-student": {"teacher": "classification"},
+    "multi30k-distilled": {
+        "teacher": "multi30k-en-de",
+        "back_translation_models": "multi30k-de-en",
+    },
 }
 PAIR = ("src", "tgt")
 DECODED = {"evaluation.decode_sentences": 3, "evaluation.final_beam_size": 2}
@@ -52,7 +55,7 @@ def leaves():
 
 def test_there_are_recipes_for_every_task():
     assert {"copy", "reverse", "sort", "dates", "multi30k", "tatoeba", "translation"} <= set(NAMES)
-    assert {"rhyme", "shakespeare", "shakespeare-better", "language-model"} <= set(NAMES)
+    assert {"rhyme", "shakespeare", "shakespeare-llama", "language-model"} <= set(NAMES)
     assert {"masked-lm", "classification", "denoising"} <= set(NAMES)
     assert set(TASKS.values()) == set(plugins.task.names())
 
@@ -71,18 +74,17 @@ def test_a_recipe_holds_what_differs_and_no_more(name):
     assert text.startswith("# ")
     content = yaml.safe_load(text)
     assert "#" not in json.dumps(content), "a comment without a space before it is part of a value"
-    defaults = default_values(TASKS[name])
-    for key in leaves():
-        here = content
-        *parents, last = key.split(".")
-        for part in parents:
-            here = here.get(part, {})
-        if last in here and key != "task":
-            assert here[last] != defaults[key], f"{name}.yaml repeats the default of {key}"
+    inherited = load_recipe(content["base"]).values() if "base" in content else {}
+    defaults = default_values(TASKS[name]) | inherited
+    for key, value in flatten(content).items():
+        if key in leaves() and key not in ("task", "expect"):
+            assert value != defaults[key], f"{name}.yaml repeats the default of {key}"
+    for key, value in inherited.get("model", {}).items():
+        assert key not in content.get("model", {}) or content["model"][key] != value, key
     # Bands are of the data that a recipe names or makes; those for one's own data have none.
-    task, data = content.get("task", "translation"), content.get("data", {})
-    is_own = issubclass(plugins.task.get(task), GeneratedPairs)
-    assert ("expect" in content) == (is_own or "train" in data)
+    recipe = load_recipe(name)
+    is_own = issubclass(plugins.task.get(recipe.task), GeneratedPairs)
+    assert ("expect" in content) == (is_own or bool(recipe.data.train.paths()))
     steps = [band["step"] for band in content.get("expect", [])]
     assert steps == sorted(set(steps))
 
@@ -106,7 +108,7 @@ def small(name, folder):
     """What lets a recipe run for a few steps on texts made here."""
     recipe, task = load_recipe(name), TASKS[name]
     changes = dict(SMALL)
-    if name == "multi30k-tiny":  # its sizes are its teacher's
+    if name == "multi30k-distilled":  # its sizes are its teacher's
         changes = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
     else:
         is_translator = recipe.model.get("architecture") == "vaswani2017"
@@ -152,7 +154,7 @@ def test_a_shipped_recipe_runs(commands, tmp_path, name):
     changes, verb, out = small(name, tmp_path), ["train"], tmp_path / "run"
     for key, first in TEACHERS.get(name, {}).items():
         given = small(first, tmp_path)
-        if name.startswith("distil-"):
+        if name == "classification-student":
             given |= {"model.num_layers": 2}
             verb = ["distill", tmp_path / key]
         else:
@@ -345,3 +347,91 @@ def test_cp_copies_and_never_overwrites(commands, tmp_path):
     assert commands.run("recipes", "cp", "sort", tmp_path / "folder").code == 0
     assert load_recipe(tmp_path / "folder/sort.yaml") == load_recipe("sort")
     assert_refused(commands.run("recipes", "cp", "cpoy", cwd=tmp_path), "did you mean copy?")
+
+
+# --- base -----------------------------------------------------------------------------------
+
+
+def write_recipes(folder, **texts):
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def test_a_recipe_with_a_base_holds_what_differs(tmp_path):
+    write_recipes(
+        tmp_path,
+        first="task: copy\nmodel: {d_model: 64, bias: false}\n"
+        "training: {max_steps: 5, batch_tokens: 100, clip_norm: 2, label_smoothing: 0.3}\n"
+        "evaluation: {beam_size: 3}\nexpect: [{step: 5, low: 1, high: 2}]\n",
+        second="base: first.yaml\nmodel: {d_model: 32, bias: null, num_heads: 2}\n"
+        "training: {clip_norm: null, label_smoothing: null, schedule: {warmup_steps: 3}}\n",
+        third="base: second.yaml\ntraining: {max_steps: 7}\nevaluation: null\n",
+    )
+    recipe = load_recipe(tmp_path / "third.yaml")
+    assert (recipe.task, recipe.model) == ("copy", {"d_model": 32, "num_heads": 2})
+    training = recipe.training
+    assert (training.max_steps, training.batch_tokens, training.schedule.warmup_steps) == (
+        7,
+        100,
+        3,
+    )
+    assert training.clip_norm is None, "a key that may be null is null"
+    assert training.label_smoothing == Recipe.model_fields["training"].annotation().label_smoothing
+    assert (recipe.expect, recipe.evaluation.beam_size) == ([], 1)
+    assert load_recipe(tmp_path / "first.yaml").expect
+
+
+def test_a_base_s_loss_bands_stay_where_no_loss_depends_on_what_differs(tmp_path):
+    write_recipes(
+        tmp_path,
+        mine="base: copy\ntraining: {log_every: 7}\n",
+        other="base: copy\ntraining: {seed: 7}\n",
+    )
+    assert load_recipe(tmp_path / "mine.yaml").expect == load_recipe("copy").expect
+    assert load_recipe(tmp_path / "other.yaml").expect == []
+
+
+def test_a_base_is_a_path_from_the_recipe_s_own_folder_or_a_shipped_name(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    write_recipes(tmp_path, copy="task: sort\ntraining: {max_steps: 1}\n")
+    write_recipes(tmp_path / "a", one="base: ../copy.yaml\n", two="base: copy\n")
+    monkeypatch.chdir(tmp_path / "a")
+    assert load_recipe("one.yaml").task == "sort"
+    assert load_recipe("two.yaml") == load_recipe("copy")
+
+
+WRONG_BASES = {
+    "mine.yaml: base: no recipe cpoy: .* did you mean copy?": {"mine": "base: cpoy"},
+    "mine.yaml: base: give a recipe's name or path, not 5": {"mine": "base: 5"},
+    "mine.yaml: base mine.yaml is itself based on this recipe": {"mine": "base: mine.yaml"},
+    "b.yaml: base mine.yaml is itself based on this recipe": {
+        "mine": "base: b.yaml",
+        "b": "base: mine.yaml",
+    },
+    "b.yaml: unknown key training.max_stpes; did you mean max_steps?": {
+        "mine": "base: b.yaml\ntraining: {seed: 2}",
+        "b": "training: {max_stpes: 3, seed: 1}",
+    },
+    "mine.yaml: training.seed: ": {
+        "mine": "base: b.yaml\ntraining: {seed: -2}",
+        "b": "training: {max_steps: 3, seed: 1}",
+    },
+    "b.yaml: a recipe is a mapping of keys, not a list": {"mine": "base: b.yaml", "b": "[1]"},
+}
+
+
+@pytest.mark.parametrize(("message", "texts"), WRONG_BASES.items())
+def test_a_wrong_base_is_one_line_that_names_the_file(message, texts, tmp_path):
+    write_recipes(tmp_path, **texts)
+    with pytest.raises(UserError, match=f"^{tmp_path}/{message}") as refused:
+        load_recipe(tmp_path / "mine.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_overrides_may_be_values_by_dotted_key():
+    keys = {"training.max_steps": 5, "training.optimizer.betas": (0.8, 0.9), "data.max_length": 9}
+    recipe = load_recipe("copy", keys)
+    assert recipe == load_recipe("copy", [f"{k}={json.dumps(v)}" for k, v in keys.items()])
+    with pytest.raises(UserError, match=r"^overrides: unknown key training\.max_stpes; did you"):
+        load_recipe("copy", {"training.max_stpes": 5})
