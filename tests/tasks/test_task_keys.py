@@ -268,7 +268,11 @@ def runs_of(task: str, folder: Path) -> Iterator[Recipe]:
         yield recipe_of(task, folder, **small)
     if task in ("translation", "masked_lm"):
         yield recipe_of(task, folder, **small, data={"train": {"file": str(table)}})
-    for level in plugins.task.get(task).levels if task in ("translation", "classification") else ():
+    for level in (
+        plugins.task.get(task).distillation_levels
+        if task in ("translation", "classification")
+        else ()
+    ):
         taught = {"teacher": str(folder / "run-0"), "level": level}
         taught |= {"include_references": True} if level == "sequence" else {}
         yield recipe_of(task, folder, **small, distillation=taught)
