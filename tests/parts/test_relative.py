@@ -133,7 +133,7 @@ def test_buckets_that_cannot_be_told_apart_are_refused(causal: bool) -> None:
     least = 2 if causal else 4
     RelativePositionBias(3, least, 2, causal=causal)
     for count in (least - 1, 8 * least):
-        with pytest.raises(UserError, match=f"{count} buckets"):
+        with pytest.raises(UserError, match=f"num_buckets {count} with"):
             RelativePositionBias(3, count, 8, causal=causal)
 
 

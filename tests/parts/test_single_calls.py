@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from jaxtyping import config
-from torch import Tensor
+from torch import Tensor, nn
 
+import heedful.models
 import heedful.parts
 from heedful.errors import UserError
 from heedful.parts.attention import Attention, CrossAttention
@@ -31,8 +32,17 @@ def attention(kind: Any = Attention, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_hold(name: str) -> None:
-    results = doctest.testmod(importlib.import_module(f"heedful.parts.{name}"))
-    assert results.failed == 0
+    names = {name: getattr(heedful.parts, name) for name in heedful.parts.__all__}
+    module = importlib.import_module(f"heedful.parts.{name}")
+    assert doctest.testmod(module, extraglobs={**names, "torch": torch, "nn": nn}).failed == 0
+
+
+@pytest.mark.parametrize("package", [heedful.parts, heedful.models])
+def test_exported_names_exist_and_are_described(package: Any) -> None:
+    assert len(package.__all__) == len({*package.__all__})
+    for name in package.__all__:
+        assert getattr(package, name).__module__.startswith(package.__name__)
+        assert f"`{name}`" in package.__doc__
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -1,0 +1,136 @@
+"""The parts that Transformers are built from; each can be used alone.
+
+Attention
+    `Attention`, `CrossAttention`: multi-head attention with masks, grouped keys, windows, a cache.
+    `attend`: scaled dot-product attention as a function.
+    `MaskSpec`: keys that each query may attend to. `Tokens`: ids with positions, padding, segments.
+    `Cache`: keys and values of the tokens decoded so far.
+Positions
+    `SinusoidalTable`, `LearnedTable`: tables added to the embeddings.
+    `RotaryPositions`: rotation of queries and keys; stretched over longer texts by
+    `LinearScaling`, `NtkScaling`, `Llama3Scaling` or `YarnScaling`.
+    `AlibiBias`, `RelativePositionBias`: biases of the attention scores.
+Other layers
+    `TokenEmbedding`: token ids to states. `FeedForward`: plain or gated. `Experts`: mixture of
+    experts. `Dropout`, `ZeroCenteredRMSNorm`.
+    `PostNorm`, `PreNorm`, `OutputNorm`, `SandwichNorm`: residual connections around a sub-layer.
+Heads and losses
+    `OutputHead`, `MaskedTokenTransform`, `MaskedTokenHead`, `ClassificationHead`: states to logits.
+    `cross_entropy`, `head_loss`: losses as a sum and a count. `balance_loss`: of experts.
+Weights
+    `init_weights`: initialize each parameter once, by `xavier` or `normal`.
+    `tied_linear`: an output layer that shares the weight of an embedding.
+
+Names are imported on first use, so that `import heedful.parts` alone imports no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from heedful.lazy import lazily
+
+if TYPE_CHECKING:
+    from heedful.parts.attention import Attention, CrossAttention
+    from heedful.parts.cache import Cache
+    from heedful.parts.dropout import Dropout
+    from heedful.parts.embeddings import TokenEmbedding
+    from heedful.parts.experts import Experts, balance_loss
+    from heedful.parts.feedforward import FeedForward
+    from heedful.parts.heads import (
+        ClassificationHead,
+        MaskedTokenHead,
+        MaskedTokenTransform,
+        OutputHead,
+        tied_linear,
+    )
+    from heedful.parts.init import init_weights, normal, xavier
+    from heedful.parts.losses import cross_entropy, head_loss
+    from heedful.parts.masks import MaskSpec
+    from heedful.parts.multi_head import attend
+    from heedful.parts.positions import LearnedTable, SinusoidalTable
+    from heedful.parts.relative import AlibiBias, RelativePositionBias
+    from heedful.parts.residual import (
+        OutputNorm,
+        PostNorm,
+        PreNorm,
+        SandwichNorm,
+        ZeroCenteredRMSNorm,
+    )
+    from heedful.parts.rotary import (
+        LinearScaling,
+        Llama3Scaling,
+        NtkScaling,
+        RotaryPositions,
+        YarnScaling,
+    )
+    from heedful.parts.tokens import Tokens
+
+__all__ = [  # noqa: RUF022
+    "Attention",
+    "CrossAttention",
+    "attend",
+    "MaskSpec",
+    "Tokens",
+    "Cache",
+    "SinusoidalTable",
+    "LearnedTable",
+    "RotaryPositions",
+    "LinearScaling",
+    "NtkScaling",
+    "Llama3Scaling",
+    "YarnScaling",
+    "AlibiBias",
+    "RelativePositionBias",
+    "TokenEmbedding",
+    "FeedForward",
+    "Experts",
+    "Dropout",
+    "ZeroCenteredRMSNorm",
+    "PostNorm",
+    "PreNorm",
+    "OutputNorm",
+    "SandwichNorm",
+    "OutputHead",
+    "MaskedTokenTransform",
+    "MaskedTokenHead",
+    "ClassificationHead",
+    "cross_entropy",
+    "head_loss",
+    "balance_loss",
+    "init_weights",
+    "xavier",
+    "normal",
+    "tied_linear",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "attention": ("Attention", "CrossAttention"),
+        "cache": ("Cache",),
+        "dropout": ("Dropout",),
+        "embeddings": ("TokenEmbedding",),
+        "experts": ("Experts", "balance_loss"),
+        "feedforward": ("FeedForward",),
+        "heads": (
+            *("ClassificationHead", "MaskedTokenHead", "MaskedTokenTransform", "OutputHead"),
+            "tied_linear",
+        ),
+        "init": ("init_weights", "normal", "xavier"),
+        "losses": ("cross_entropy", "head_loss"),
+        "masks": ("MaskSpec",),
+        "multi_head": ("attend",),
+        "positions": ("LearnedTable", "SinusoidalTable"),
+        "relative": ("AlibiBias", "RelativePositionBias"),
+        "residual": (
+            *("OutputNorm", "PostNorm", "PreNorm", "SandwichNorm", "ZeroCenteredRMSNorm"),
+        ),
+        "rotary": (
+            *("Llama3Scaling", "LinearScaling", "NtkScaling", "RotaryPositions", "YarnScaling"),
+        ),
+        "tokens": ("Tokens",),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), with random numbers that cost little on a CPU."""
+"""Dropout (Srivastava et al. 2014) with cheap random numbers on a CPU."""
 
 from typing import Any
 
@@ -6,23 +6,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from heedful.errors import UserError
+
 _LEVELS = 2**16
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability `p` in training, scaling the rest by 1 / (1 - p).
+    """In training, zero each element with probability `p` and scale the others by 1 / (1 - p).
 
-    `torch.nn.Dropout` draws one random float an element, which on a CPU shows in a small model's
-    training step (docs/results/choices.md). On a CPU this draws 16 bits an element instead, from
-    the same generator (so that a resumed run repeats them): `p` is rounded to the nearest 1/65536
-    and the scale is that of the rounded `p`, so that the expectation is exact. Elsewhere it is
-    `torch.nn.functional.dropout`.
+    `torch.nn.Dropout` generates a random float per element, a measurable part of a small model's
+    training step on a CPU (docs/results/choices.md). On a CPU this module generates 16 bits per
+    element, from torch's generator (a resumed run repeats them): `p` is rounded to the nearest
+    1/65536 and the scale is that of the rounded `p`, so the expectation is exact. On other devices
+    it is `torch.nn.functional.dropout`.
+
+    >>> dropout = Dropout(0.5)
+    >>> sorted(set(dropout(torch.ones(1000)).tolist()))
+    [0.0, 2.0]
+    >>> dropout.eval()(torch.ones(2))
+    tensor([1., 1.])
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0.0 <= p < 1.0:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {p}")
+            raise UserError(f"dropout must be at least 0 and below 1, not {p}")
         self.p = p
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -37,15 +45,15 @@ class Dropout(nn.Module):
 
 
 def keep_mask(shape: torch.Size, p: float) -> tuple[Tensor, float]:
-    """A bool tensor, True with probability 1 - round(p × 65536) / 65536, and the scale for it.
+    """A bool mask, True with probability 1 - round(p × 65536) / 65536, and the scale 1 / (1 - p).
 
-    The least probability to keep is 1 / 65536, so that a `p` next to 1 has a scale too.
+    The keep probability is at least 1 / 65536, so that the scale is finite for `p` near 1.
     """
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     count = shape.numel()
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    draws = bits.view(torch.int16)[:count].view(shape)
-    return draws >= dropped - _LEVELS // 2, _LEVELS / (_LEVELS - dropped)
+    levels = bits.view(torch.int16)[:count].view(shape)
+    return levels >= dropped - _LEVELS // 2, _LEVELS / (_LEVELS - dropped)
 
 
 class _Drop(torch.autograd.Function):

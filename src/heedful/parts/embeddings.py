@@ -1,4 +1,4 @@
-"""From tokens to vectors."""
+"""Embeddings: token ids to hidden states."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -13,20 +13,25 @@ class TokenEmbedding(nn.Module):
 
     Args:
         tokens: the (V, D) embedding; the same object may serve other embeddings and the output.
-        positions: a module of `parts/positions.py`; None: positions are known inside attention.
-        max_length: tokens of the longest text; a longer one is refused.
-        scale: √D in the paper, whose embeddings are drawn with standard deviation 1/√D, so that
-            they enter at the size of the position table; 1 in most later models.
+        positions: a module of `parts/positions.py`; default: none (rotary or relative positions).
+        max_length: most tokens of a sequence; default: no limit.
+        scale: factor of the token embeddings: √D in the paper, whose embeddings are initialized
+            with standard deviation 1/√D, so that they are as large as the position table.
+        dropout: on the result, in training only.
         norm: over the sum, as in BERT and BART; default: none.
-        types: (N, D), BERT's embedding of which of two texts a token is of; default: none.
+        types: (N, D), the token type embedding of BERT; default: none.
+
+    >>> embedding = TokenEmbedding(nn.Embedding(100, 16), SinusoidalTable(512, 16))
+    >>> embedding(Tokens.from_ids(torch.tensor([[5, 6, 7]]))).shape
+    torch.Size([1, 3, 16])
     """
 
     def __init__(
         self,
         tokens: nn.Embedding,
-        positions: nn.Module | None,
+        positions: nn.Module | None = None,
         *,
-        max_length: int,
+        max_length: int = 2**31 - 1,
         scale: float = 1.0,
         dropout: float = 0.0,
         norm: nn.Module | None = None,
@@ -44,10 +49,15 @@ class TokenEmbedding(nn.Module):
     def forward(
         self, tokens: Tokens, types: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """`types`: which of two texts each token is of; default: the first.
+        """Embeddings (B, T, D) of tokens.
 
-        Raises UserError for a text that is longer than `max_length`. A row may be wider, where
-        padding or other texts stand beside it; only then are the positions looked at.
+        Args:
+            types: token type of each token (BERT: 0 in the first sentence, 1 in the second);
+                default: 0.
+
+        Raises:
+            UserError: a sequence is longer than `max_length`. Rows may be wider, with padding or
+                several segments; only then are the positions read.
         """
         if tokens.ids.size(1) > self.max_length and tokens.longest() > self.max_length:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Experts: feed-forward networks of which a router chooses a few for each token."""
+"""Mixture of experts: a router sends each token to a few of several feed-forward networks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,25 +7,35 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from heedful.errors import UserError
+
 
 class Experts(nn.Module):
-    """Σ wₑ · expertₑ(x) over the k likeliest of E experts (Shazeer et al. 2017, sec. 2).
+    """Σ wₑ · expertₑ(x) over the k most probable of E experts (Shazeer et al. 2017, sec. 2).
 
-    w is the softmax over all experts, of which the k largest are kept and divided by their sum
-    (Mixtral's order, the same as a softmax over the k logits).
+    w is the softmax over all experts, restricted to the k largest and renormalized (Mixtral; equal
+    to a softmax over the k logits).
 
-    Each expert is a module of linears that are called, not a slice of one joint tensor, so that a
-    wrapper of linears sees every one. An expert is called with the tokens that chose it and no
-    others, k / E of the work of all. Their number must be known on the host, for which an
-    accelerator is waited for once a layer. A graph needs fixed shapes, and a training step on an
-    accelerator must not wait: there each expert is called with all tokens, and those that did not
-    choose it count 0.
+    Each expert is a module of linear layers, not a slice of one joint tensor, so that wrappers of
+    linear layers (LoRA, int8) apply to every expert. In inference an expert is called with the
+    tokens routed to it, k / E of the work of all; the token counts are needed on the host, which
+    synchronizes with an accelerator once per layer. In a compiled graph, which needs fixed shapes,
+    and in a training step on an accelerator, which must not synchronize, every expert is called
+    with all tokens, and tokens not routed to it have weight 0.
 
     Args:
+        d_model: width D of the input and the output.
         num_experts: E.
-        top_k: k, experts of a token.
-        expert: makes one: (…, D) -> (…, D).
-        balance_weight: of the balance loss in training (`balance_loss`); 0: there is none.
+        top_k: k, experts per token.
+        expert: makes one expert, a module (…, D) -> (…, D).
+        balance_weight: weight of the balance loss in training (`balance_loss`); 0: no such loss.
+
+    Raises:
+        UserError: `top_k` is not from 1 to `num_experts`.
+
+    >>> experts = Experts(16, 4, 2, lambda: FeedForward(16))
+    >>> experts(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
     """
 
     def __init__(
@@ -39,9 +49,9 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k must be from 1 to num_experts {num_experts}, not {top_k}")
+            raise UserError(f"top_k must be from 1 to num_experts {num_experts}, not {top_k}")
         self.top_k, self.balance_weight = top_k, balance_weight
-        self.collected: list[Tensor] | None = None  # of a training step, while it runs
+        self.collected: list[Tensor] | None = None  # filled by `record_router_logits`
         self.router = nn.Linear(d_model, num_experts, bias=False)
         self.experts = nn.ModuleList(expert() for _ in range(num_experts))
 
@@ -50,65 +60,70 @@ class Experts(nn.Module):
         if self.collected is not None:
             self.collected.append(logits)
         probs = _probabilities(logits)
-        weights, chosen = probs.topk(self.top_k, dim=-1)
+        weights, experts = probs.topk(self.top_k, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
         device = x.device.type
-        must_not_wait = device == "meta" or (device != "cpu" and torch.is_grad_enabled())
-        if torch.compiler.is_compiling() or must_not_wait:
-            shares = torch.zeros_like(probs).scatter(-1, chosen, weights)[..., None].unbind(-2)
+        must_not_sync = device == "meta" or (device != "cpu" and torch.is_grad_enabled())
+        if torch.compiler.is_compiling() or must_not_sync:
+            shares = torch.zeros_like(probs).scatter(-1, experts, weights)[..., None].unbind(-2)
             out = sum(w * expert(x) for w, expert in zip(shares, self.experts, strict=True))
             return out.to(x.dtype)
-        rows, flat = x.flatten(0, 1), chosen.flatten()
-        out = self._each_its_own(rows, flat, weights.flatten())
+        rows = x.flatten(0, 1)
+        out = self._call_routed(rows, experts.flatten(), weights.flatten())
         return out.view_as(x)
 
-    def _each_its_own(
-        self, rows: Float[Tensor, "N D"], chosen: Int[Tensor, "M"], weights: Float[Tensor, "M"]
+    def _call_routed(
+        self, rows: Float[Tensor, "N D"], experts: Int[Tensor, "M"], weights: Float[Tensor, "M"]
     ) -> Float[Tensor, "N D"]:
-        """Each expert with the tokens that chose it; M = k · N."""
-        order = chosen.argsort(stable=True)
-        counts = chosen.bincount(minlength=len(self.experts)).tolist()
+        """Call each expert with the tokens routed to it; M = k · N."""
+        order = experts.argsort(stable=True)
+        counts = experts.bincount(minlength=len(self.experts)).tolist()
         tokens = order // self.top_k
-        # In training also with no token, so that each weight has a gradient (zero) for DDP.
+        # In training also without tokens, so that each weight has a (zero) gradient for DDP.
         parts = zip(rows[tokens].split(counts), self.experts, strict=True)
-        found = [e(part) for part, e in parts if part.size(0) or torch.is_grad_enabled()]
-        weighted = torch.cat(found) * weights[order, None]
+        outputs = [
+            expert(part) for part, expert in parts if part.size(0) or torch.is_grad_enabled()
+        ]
+        weighted = torch.cat(outputs) * weights[order, None]
         return torch.zeros_like(rows).index_add(0, tokens, weighted.to(rows.dtype))
 
 
 @contextmanager
 def record_router_logits(experts: Sequence[Experts]) -> Iterator[list[Tensor]]:
-    """Collects the logits (B, T, E) of these experts' routers, call by call, while it is open.
+    """Context manager: the list of router logits (B, T, E), one tensor for each call in it.
 
-    By an attribute, not by hooks, which cannot be compiled; nothing of it stays on the modules.
+    It sets an attribute of the modules and resets it on exit: hooks cannot be compiled.
     """
     logits: list[Tensor] = []
-    for each in experts:
-        each.collected = logits
+    for module in experts:
+        module.collected = logits
     try:
         yield logits
     finally:
-        for each in experts:
-            each.collected = None
+        for module in experts:
+            module.collected = None
 
 
 def balance_loss(
     logits: Sequence[Float[Tensor, "B T E"]], top_k: int, real: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, ""]:
-    """E · Σ fₑ pₑ, least (k) where all experts are chosen equally often.
+    """Load-balancing loss E · Σ fₑ pₑ; its minimum k is reached with equally used experts.
 
-    f is the share of real tokens that choose an expert, p its mean probability (Fedus et al. 2021,
-    eqs. 4 to 6), both over all layers together. Only p has a gradient.
+    f is the fraction of real tokens routed to an expert, p its mean probability (Fedus et al. 2021,
+    eqs. 4 to 6), both over all layers. Only p has a gradient.
 
     Args:
-        logits: of the routers of all layers.
-        real: False at padding, which does not count; default: all are real.
+        logits: router logits of all layers.
+        top_k: k, experts per token.
+        real: False at padding, which is ignored; default: all tokens are real.
     """
     probs = _probabilities(torch.stack(list(logits)))
-    chosen = torch.zeros_like(probs).scatter(-1, probs.topk(top_k, dim=-1).indices, 1.0)
+    routed = torch.zeros_like(probs).scatter(-1, probs.topk(top_k, dim=-1).indices, 1.0)
     weight = probs.new_ones(probs.shape[1:3]) if real is None else real.to(probs.dtype)
     count = weight.sum().clamp(min=1) * len(logits)
-    shares, means = ((each * weight[..., None]).sum((0, 1, 2)) / count for each in (chosen, probs))
+    shares, means = (
+        (values * weight[..., None]).sum((0, 1, 2)) / count for values in (routed, probs)
+    )
     return probs.size(-1) * (shares * means).sum()
 
 

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network: plain or gated."""
+"""The position-wise feed-forward network, plain or gated."""
 
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful.errors import UserError
 from heedful.parts.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -14,7 +15,7 @@ Gate = Literal["swiglu", "geglu", "geglu_tanh", "reglu"]
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The tanh approximation of GELU, as GPT, GPT-2 and T5 1.1 were trained with."""
+    """The tanh approximation of GELU, used by GPT, GPT-2 and T5 1.1."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -32,27 +33,38 @@ assert set(FUNCTIONS) == {*get_args(Activation), *get_args(Gate)}
 
 
 class FeedForward(nn.Module):
-    """act(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, eq. 2, where act is ReLU), or gated.
+    """act(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, eq. 2, with ReLU), or a gated variant.
 
-    With a gate it is (act(x W) ⊙ x V) W₂ (Shazeer 2020, "GLU Variants Improve Transformer", eqs. 5
-    and 6); one matrix `up` (2·F, D) holds W, the gate, above V, so that both are a single product.
+    Gated: (act(x W) ⊙ x V) W₂ (Shazeer 2020, "GLU Variants Improve Transformer", eqs. 5 and 6). One
+    matrix `up` (2·F, D) holds the gate W above V, so that both are one product.
 
     Args:
-        kind: name of the activation or the gate. `gelu` is the exact one, x Φ(x) (Hendrycks and
-            Gimpel 2016), `gelu_tanh` its approximation.
-        dropout: on the hidden units.
+        d_model: width D of the input and the output.
+        d_ff: width F of the hidden units; default: 4 · D.
+        kind: activation or gate. `gelu` is exact, x Φ(x) (Hendrycks and Gimpel 2016), `gelu_tanh`
+            is its tanh approximation.
+        dropout: on the hidden units, in training only.
+        bias: of both matrices.
+
+    >>> FeedForward(16)(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    >>> FeedForward(16, 64, "swiglu", bias=False).up
+    Linear(in_features=16, out_features=128, bias=False)
     """
 
     def __init__(
         self,
         d_model: int,
-        d_ff: int,
-        kind: Activation | Gate,
+        d_ff: int | None = None,
+        kind: Activation | Gate = "relu",
         *,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
         super().__init__()
+        if kind not in FUNCTIONS:
+            raise UserError(f"no feed-forward {kind!r}; choose from {', '.join(FUNCTIONS)}")
+        d_ff = 4 * d_model if d_ff is None else d_ff
         self.is_gated = kind in get_args(Gate)
         self.up = nn.Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
         self.down = nn.Linear(d_ff, d_model, bias=bias)

@@ -1,4 +1,4 @@
-"""What stands on a stack: states in, logits (or nothing else than the states) out."""
+"""Output heads: hidden states to logits of tokens or of classes."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from heedful.parts.feedforward import FUNCTIONS, Activation
 
 
 class Scale(nn.Module):
-    """Multiplies by a number: 1/√D where T5's embedding is also its output."""
+    """Multiplies by a constant: 1/√D in T5, whose output matrix is its embedding."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -22,11 +22,11 @@ class Scale(nn.Module):
 
 
 class MaskedTokenTransform(nn.Module):
-    """norm(act(x W + b)), before BERT's output for masked tokens (Devlin et al. 2019, their code).
+    """norm(act(x W + b)), the first layer of BERT's masked-token head (its authors' code).
 
     Args:
-        norm: over the transformed states.
-        bias: of the matrix.
+        norm: norm of width D.
+        bias: bias b of the matrix.
     """
 
     def __init__(
@@ -42,12 +42,18 @@ class MaskedTokenTransform(nn.Module):
 
 
 class OutputHead(nn.Module):
-    """Logits of the vocabulary's entries: transform(x) Wᵀ + b.
+    """Logits over the vocabulary: transform(x) Wᵀ + b, (…, D) -> (…, V).
 
     Args:
-        out: (V, D); its weight may be an embedding's (Press and Wolf 2017).
-        transform: of the states before it; default: none.
-        softcap: logits z become softcap · tanh(z / softcap) (Gemma 2); default: they do not.
+        out: linear layer (V, D); its weight may be that of an embedding (Press and Wolf 2017).
+        transform: module applied to the states first; default: none.
+        softcap: logits z are replaced by softcap · tanh(z / softcap) (Gemma 2); default: no cap.
+
+    >>> head = OutputHead(nn.Linear(16, 100))
+    >>> head(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 100])
+    >>> head.restrict_vocabulary(torch.tensor([3, 7]))(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 2])
     """
 
     def __init__(
@@ -61,32 +67,37 @@ class OutputHead(nn.Module):
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.logits(self.transform(x))
 
-    def restrict_vocabulary(self, entries: Int[Tensor, "U"]) -> "OutputHead":
-        """A head of these entries of the vocabulary alone, with a copy of their rows of Wᵀ.
+    def restrict_vocabulary(self, ids: Int[Tensor, "U"]) -> "OutputHead":
+        """A head with logits (…, U) of these token ids only; the rows of W are copied.
 
-        As in the chunked loss, `out` must be a plain `nn.Linear`.
+        `out` must be a plain `nn.Linear`, not a wrapped one.
         """
         assert type(self.out) is nn.Linear, type(self.out)
         out = nn.Linear(1, 1, device="meta")
-        out.weight = nn.Parameter(self.out.weight.detach()[entries])
+        out.weight = nn.Parameter(self.out.weight.detach()[ids])
         bias = self.out.bias
-        out.bias = None if bias is None else nn.Parameter(bias.detach()[entries])
+        out.bias = None if bias is None else nn.Parameter(bias.detach()[ids])
         return OutputHead(out, self.transform, self.softcap)
 
     def logits(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        """Logits of states that `transform` has been applied to."""
+        """Logits from states after `transform`."""
         logits = self.out(x)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
 class MaskedTokenHead(OutputHead):
-    """An `OutputHead` whose logits are of the token that stands at a place, not of the next one."""
+    """An `OutputHead` that predicts the token at each position, not the next token."""
 
 
 def tied_linear(weight: Tensor, *, bias: bool = False, tied: bool = True) -> nn.Linear:
-    """The (V, D) output of a net: with an embedding's own weight, or one of its size."""
+    """The output layer (V, D) of a net, to be initialized by `init_weights`.
+
+    Args:
+        weight: the weight (V, D) of the embedding.
+        tied: share that weight; otherwise a new one of the same size.
+    """
     size, width = weight.shape
-    # Nothing is drawn; `skip_init` would import all that torch has for symbols, a second's work.
+    # Without initialization; `torch.nn.utils.skip_init` would import sympy, which takes a second.
     out = nn.Linear(width, size, bias=bias, device="meta")
     if tied:
         assert isinstance(weight, nn.Parameter)
@@ -97,10 +108,19 @@ def tied_linear(weight: Tensor, *, bias: bool = False, tied: bool = True) -> nn.
 
 
 class ClassificationHead(nn.Module):
-    """Logits of C classes from a sequence's first state: act(x₀ W + b), dropout, and a matrix.
+    """Logits of C classes from the state of the first token: act(x₀ W + b), dropout, linear.
 
-    BERT and RoBERTa use tanh (Devlin et al. 2019, their code's "pooler"), DistilBERT ReLU,
-    ModernBERT GELU and a `norm` before the dropout.
+    BERT and RoBERTa use tanh ("pooler" in their code), DistilBERT ReLU, ModernBERT GELU and a
+    `norm` before the dropout.
+
+    Args:
+        d_model: width D of the states.
+        num_labels: C.
+        activation: act.
+        bias: bias b of the first matrix.
+        norm: before the dropout; default: none.
+        dropout: before the linear layer of the classes.
+        input_dropout: on x₀.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""First values of the weights: drawn once, after tying."""
+"""Initialization of weights, once for each parameter, after tying."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,14 @@ from heedful.parts.residual import Residual
 Initializer = Callable[[nn.Module, str, Tensor], None]
 
 
-def init_weights(net: nn.Module, draw: Initializer | None = None) -> nn.Module:
-    """Initializer every parameter of `net` once, however many modules share it.
+def init_weights(net: nn.Module, initializer: Initializer | None = None) -> nn.Module:
+    """Initialize every parameter of `net` once, also one that several modules share.
 
-    `draw(module, name, parameter)` fills one; the default is `xavier`.
+    Args:
+        initializer: `initializer(module, name, parameter)` fills one parameter; default: `xavier`.
+
+    >>> init_weights(nn.Linear(8, 4)).bias.tolist()
+    [0.0, 0.0, 0.0, 0.0]
     """
     done: set[int] = set()
     with torch.no_grad():
@@ -22,15 +26,15 @@ def init_weights(net: nn.Module, draw: Initializer | None = None) -> nn.Module:
             for name, parameter in module.named_parameters(recurse=False):
                 if id(parameter) not in done:
                     done.add(id(parameter))
-                    (draw or xavier)(module, name, parameter)
+                    (initializer or xavier)(module, name, parameter)
     return net
 
 
 def xavier(module: nn.Module, name: str, parameter: Tensor) -> None:
-    """Linear maps by Xavier's uniform draw, biases zero, norms the identity, embeddings N(0, 1/D).
+    """Xavier's uniform distribution for matrices, N(0, 1/D) for embeddings, biases 0, norms 1.
 
-    Glorot and Bengio 2010, eq. 16, over the joint matrix where a linear is a part of one
-    (`joint_rows`); of embeddings so that √D · embedding has unit variance.
+    Glorot and Bengio 2010, eq. 16; a matrix that is part of a joint one (`joint_rows`) has the
+    bound of the joint matrix. With N(0, 1/D), √D · embedding has unit variance.
     """
     if isinstance(module, nn.Embedding | LearnedTable):
         nn.init.normal_(parameter, std=parameter.size(-1) ** -0.5)
@@ -43,27 +47,28 @@ def xavier(module: nn.Module, name: str, parameter: Tensor) -> None:
 
 
 def normal(std: float = 0.02) -> Initializer:
-    """All matrices and embeddings N(0, std²), biases zero, norms the identity: BERT and GPT."""
+    """Matrices and embeddings N(0, std²), biases 0, norms 1, as in BERT and GPT."""
 
-    def draw(module: nn.Module, name: str, parameter: Tensor) -> None:
+    def initialize(module: nn.Module, name: str, parameter: Tensor) -> None:
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=std)
         else:
             _constant(module, name, parameter)
 
-    return draw
+    return initialize
 
 
 @torch.no_grad()
 def shrink_residuals(net: nn.Module) -> None:
-    """Divide the last matrix of every residual branch by √N, for N branches in a stack.
+    """Divide the last matrix of every residual branch by √N, N being the number of branches.
 
-    As GPT-2 (Radford et al. 2019, sec. 2.3), so that the sum over the depth keeps its size.
+    GPT-2 (Radford et al. 2019, sec. 2.3): the variance of the residual stream then does not grow
+    with the depth.
     """
     branches = [module.sublayer for module in net.modules() if isinstance(module, Residual)]
     for branch in branches:
         for name, last in branch.named_modules():
-            if name.rpartition(".")[2] in ("out", "down"):  # every expert's, where there are some
+            if name.rpartition(".")[2] in ("out", "down"):  # in each expert, too
                 assert isinstance(last, nn.Linear)
                 last.weight /= len(branches) ** 0.5
 

@@ -1,4 +1,4 @@
-"""How the weights of linear layers lie in memory."""
+"""Memory layout of the weights of linear layers."""
 
 import torch
 from torch import nn
@@ -6,11 +6,11 @@ from torch import nn
 
 @torch.no_grad()
 def make_weights_column_major(net: nn.Module) -> nn.Module:
-    """Let each linear's weight, (out, in), lie in memory as (in, out); values and shapes stay.
+    """Store the weight (out, in) of each linear layer column by column; values do not change.
 
-    A CPU multiplies 2 to 64 rows of fp32, as many as a decoding step has, with such a weight in
-    down to 0.6 of the time (docs/log.md), and more or fewer in the same. Weights that others share
-    stay shared. Elsewhere and in other types nothing changes.
+    On a CPU the product of 2 to 64 rows in fp32, the size of a decoding step, then takes down to
+    0.6 of the time (docs/log.md); other sizes take the same time. Tied weights stay tied. Weights
+    on other devices or of other types do not change. Returns the net.
     """
     for module in net.modules():
         if isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""Position tables whose rows are added to the embeddings."""
+"""Position tables, whose rows are added to the embeddings."""
 
 import math
 from collections.abc import Callable
@@ -7,48 +7,57 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-Positions = Callable[[int, int], nn.Module]  # makes a table of (max_length, D)
+Positions = Callable[[int, int], nn.Module]  # makes a table from max_length and D
 
 
 class PositionTable(nn.Module):
-    """A table with one row a position; `weight` is (max_length + offset, D)."""
+    """A table with one row per position; `weight` is (max_length + offset, D)."""
 
     weight: Tensor
     offset = 0
 
     def forward(self, positions: Int[Tensor, "#B T"]) -> Float[Tensor, "#B T D"]:
-        """The rows of the positions."""
+        """The rows at these positions."""
         rows = positions + self.offset
-        if positions.size(1) > self.weight.size(0) - self.offset:  # the padding's may lie beyond
+        if positions.size(1) > self.weight.size(0) - self.offset:  # of padding, maybe
             rows = rows.clamp(max=self.weight.size(0) - 1)
         return nn.functional.embedding(rows, self.weight)
 
 
 class SinusoidalTable(PositionTable):
-    """Sines at even, cosines at odd dimensions (Vaswani et al. 2017, sec. 3.5).
+    """Sines at even, cosines at odd dimensions (Vaswani et al. 2017, sec. 3.5); not trained.
 
-    `halves` puts all sines first and then all cosines: Marian's order, and that of the authors'
-    own code. No model that learns its embeddings can tell the two apart; its weights can.
+    Args:
+        max_length: number of positions.
+        width: D.
+        halves: all sines before all cosines, as in Marian and in the authors' code. The two orders
+            train equally well, but weights of one order do not fit the other.
+
+    >>> SinusoidalTable(512, 16)(torch.arange(5)[None]).shape
+    torch.Size([1, 5, 16])
     """
 
     def __init__(self, max_length: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
         table = sinusoidal_table(max_length, width, halves=halves)
-        # Not saved, as it follows from its shape; a buffer, so that it moves with the model.
+        # A buffer, so that it moves with the model; not saved, since its shape determines it.
         self.register_buffer("weight", table, persistent=False)
 
 
 class LearnedTable(PositionTable):
-    """One trained row a position (Gehring et al. 2017).
+    """One trained row per position (Gehring et al. 2017); zero until initialized.
 
-    `offset` rows stand before that of the first position: BART and RoBERTa keep two, which their
-    padding's id once needed, and their files have them.
+    Args:
+        max_length: number of positions.
+        width: D.
+        offset: unused rows before that of position 0: BART and RoBERTa have two, from a design in
+            which the id of padding was also a position.
     """
 
     def __init__(self, max_length: int, width: int, *, offset: int = 0) -> None:
         super().__init__()
         self.offset = offset
-        self.weight = nn.Parameter(torch.empty(max_length + offset, width))
+        self.weight = nn.Parameter(torch.zeros(max_length + offset, width))
 
 
 def sinusoidal_table(
@@ -56,9 +65,8 @@ def sinusoidal_table(
 ) -> Float[Tensor, "{max_length} {width}"]:
     """PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos of the same, in fp32.
 
-    `halves`: all sines stand before all cosines. An odd width has one sine more than cosines.
-    Angles are formed in fp64: in fp32 the error of `pos * frequency` alone is 1e-3 at position
-    10,000.
+    `halves` puts all sines before all cosines. An odd width has one sine more than cosines. Angles
+    are computed in fp64: in fp32 the error of `pos * frequency` alone is 1e-3 at position 10,000.
     """
     even = torch.arange(0, width, 2, dtype=torch.float64)
     frequencies = torch.exp(even * (-math.log(base) / width))

@@ -1,6 +1,6 @@
-"""Position schemes that add scores to those of attention: what the distance of two tokens is worth.
+"""Relative position schemes: biases of the attention scores by the distance of two tokens.
 
-Each is a module for an `Attention`; layers may share one.
+Each is a module for the argument `position` of `Attention`; layers may share one.
 """
 
 import math
@@ -13,9 +13,10 @@ from heedful.errors import UserError
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, "{num_heads}"]:
-    """2^(-8/H), 2^(-16/H), … for a power of two; else as the authors' code fills up.
+    """Slopes of the heads: 2^(-8/H), 2^(-16/H), … if H is a power of two.
 
-    That takes all slopes of the power of two below, and then every second one of the power above.
+    Otherwise, as in the authors' code, the slopes of the next lower power of two, and then every
+    second slope of the next higher one.
     """
     below = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (head + 1) / below) for head in range(below)]
@@ -26,11 +27,11 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, "{num_heads}"]:
 def relative_buckets(
     distances: Int[Tensor, "*n"], *, num_buckets: int, max_distance: int, causal: bool
 ) -> Int[Tensor, "*n"]:
-    """The bucket of each distance query - key (Raffel et al. 2020, as in the authors' code).
+    """Bucket index of each distance query - key (Raffel et al. 2020, the authors' code).
 
-    Distances below a quarter of the buckets (causal: below half) have one each; beyond, buckets
-    grow logarithmically up to `max_distance`. Causal, keys to the right share the bucket of
-    distance 0; else they have the second half of the buckets.
+    Distances below num_buckets / 4 (causal: num_buckets / 2) have a bucket each; wider buckets
+    grow logarithmically up to `max_distance`. Keys after the query have the second half of the
+    buckets; with `causal` they share the bucket of distance 0.
     """
     offset = torch.zeros_like(distances)
     if causal:
@@ -46,52 +47,61 @@ def relative_buckets(
 
 
 class AlibiBias(nn.Module):
-    """Attention with linear biases (Press et al. 2022, sec. 3): -slope · distance; no weights.
+    """ALiBi, attention with linear biases (Press et al. 2022, sec. 3): -slope · |distance|.
 
-    Where a stack may look at them, scores of tokens to the right fall off as those to the left.
+    It has no weights. In a stack that is not causal, the bias is symmetric.
+
+    >>> attention = Attention(16, 2, position=AlibiBias(2))
+    >>> attention(torch.randn(1, 5, 16), causal=True).shape
+    torch.Size([1, 5, 16])
     """
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.slopes = alibi_slopes(num_heads)  # no buffer, for the reasons of `RotaryPositions`
-        self._placed = self.slopes  # where the positions were last
+        self.slopes = alibi_slopes(num_heads)  # not a buffer, see `RotaryPositions`
+        self._on_device = self.slopes  # on the device of the last call
 
     def forward(
         self, queries: Int[Tensor, "#B t"], keys: Int[Tensor, "#B k"]
     ) -> Float[Tensor, "#B H t k"]:
-        """Of the positions of queries and keys."""
+        """Biases (#B, H, t, k) from positions of queries and keys."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
-        if self._placed.device != queries.device:
-            self._placed = self.slopes.to(queries.device)
-        return -self._placed[:, None, None] * distance
+        if self._on_device.device != queries.device:
+            self._on_device = self.slopes.to(queries.device)
+        return -self._on_device[:, None, None] * distance
 
 
 class RelativePositionBias(nn.Module):
-    """A learned score for each head and bucket of distances (Raffel et al. 2020, sec. 2.1; T5).
+    """A trained bias per head and bucket of distances (T5; Raffel et al. 2020, sec. 2.1).
 
     Args:
-        num_buckets: half of them for single distances, the others logarithmically wider; a stack
-            that looks both ways uses half of each for either side.
-        max_distance: from here on all distances share the last bucket.
+        num_heads: H.
+        num_buckets: half of them for single distances, half logarithmically wider; without
+            `causal`, half of each kind for keys before the query and half for keys after it.
+        max_distance: distances from this one on share the last bucket.
+        causal: the stack is causal.
+
+    Raises:
+        UserError: too few buckets, or `max_distance` within the buckets of single distances.
     """
 
     def __init__(
         self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, *, causal: bool
     ) -> None:
         super().__init__()
-        exact = num_buckets // (2 if causal else 4)  # distances with a bucket of their own
+        exact = num_buckets // (2 if causal else 4)  # distances with one bucket each
         if exact < 1 or max_distance <= exact:
             raise UserError(
-                f"{num_buckets} buckets up to distance {max_distance}: there must "
-                f"be {2 if causal else 4} at least, and the distance must be above {max(exact, 1)}"
+                f"num_buckets {num_buckets} with max_distance {max_distance}: num_buckets must be "
+                f"at least {2 if causal else 4}, and max_distance above {max(exact, 1)}"
             )
         self.max_distance, self.causal = max_distance, causal
-        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.weight = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
     def forward(
         self, queries: Int[Tensor, "#B t"], keys: Int[Tensor, "#B k"]
     ) -> Float[Tensor, "#B H t k"]:
-        """Of the positions of queries and keys."""
+        """Biases (#B, H, t, k) from positions of queries and keys."""
         buckets = relative_buckets(
             queries[:, :, None] - keys[:, None, :],
             num_buckets=self.weight.size(0),

@@ -1,4 +1,4 @@
-"""Normalisation, and where it stands around a sub-layer: four placements, one class each."""
+"""Residual connections with four placements of the norm, one class each, and Gemma's norm."""
 
 import copy
 from collections.abc import Callable
@@ -11,14 +11,17 @@ from torch.nn import functional as F
 
 from heedful.parts.dropout import Dropout
 
-Norm = Callable[[int], nn.Module]  # makes the norm of a width, for example partial(nn.LayerNorm)
+Norm = Callable[[int], nn.Module]  # makes a norm from a width, for example nn.LayerNorm
 NormPlacement = Literal["post", "pre", "output", "sandwich"]
 
 
 class Residual(nn.Module):
-    """A sub-layer f with its norm, its dropout and the way around it: (B, T, D) -> (B, T, D).
+    """Base: a sub-layer f, its norm, its dropout and the residual: (B, T, D) -> (B, T, D).
 
-    Inputs beside the states go to the sub-layer as they are.
+    Args:
+        sublayer: f; keyword arguments of a call are passed on to it.
+        norm: norm of width D.
+        dropout: on the output of f, in training only.
     """
 
     def __init__(self, sublayer: nn.Module, norm: nn.Module, *, dropout: float = 0.0) -> None:
@@ -29,28 +32,32 @@ class Residual(nn.Module):
 
 
 class PostNorm(Residual):
-    """norm(x + f(x)), as in Vaswani et al. 2017, sec. 3.1."""
+    """norm(x + f(x)) (Vaswani et al. 2017, sec. 3.1).
+
+    >>> PostNorm(FeedForward(16), nn.LayerNorm(16))(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
 
     def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
         return self.norm(x + self.dropout(self.sublayer(x, **inputs)))
 
 
 class PreNorm(Residual):
-    """x + f(norm(x)), as in GPT-2 (Radford et al. 2019); a stack of these ends with a norm."""
+    """x + f(norm(x)) (GPT-2; Radford et al. 2019); a stack of these needs a final norm."""
 
     def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
         return x + self.dropout(self.sublayer(self.norm(x), **inputs))
 
 
 class OutputNorm(Residual):
-    """x + norm(f(x)): the sub-layer's output is normalised, the way around it is not."""
+    """x + norm(f(x)): only the output of the sub-layer is normalized."""
 
     def forward(self, x: Float[Tensor, "B T D"], **inputs: Any) -> Float[Tensor, "B T D"]:
         return x + self.dropout(self.norm(self.sublayer(x, **inputs)))
 
 
 class SandwichNorm(Residual):
-    """x + norm₂(f(norm(x))) (Ding et al. 2021, CogView, sec. 2.4): bounds what f adds."""
+    """x + norm₂(f(norm(x))) (CogView; Ding et al. 2021, sec. 2.4)."""
 
     def __init__(self, sublayer: nn.Module, norm: nn.Module, *, dropout: float = 0.0) -> None:
         super().__init__(sublayer, norm, dropout=dropout)
@@ -69,9 +76,9 @@ PLACEMENTS: dict[NormPlacement, type[Residual]] = {
 
 
 class ZeroCenteredRMSNorm(nn.Module):
-    """x / √(mean(x²) + eps) · (1 + weight), so that a weight of zero is the identity (Gemma).
+    """x / √(mean(x²) + eps) · (1 + weight): RMSNorm whose weight is centered at zero (Gemma).
 
-    In fp32 at least: 1 + weight rounds in 16 bits.
+    Computed in fp32 at least, since 1 + weight is rounded in 16 bits.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
