@@ -149,7 +149,7 @@ REFUSED = [  # a command, and what its one line must say
     *(
         (
             f"train pairs.json --set tokenizer.kind={kind} --set tokenizer.vocab_size=5000",
-            *("5000", "more than the text gives", "vocab_size"),
+            *("5000", "more than the text allows", "vocab_size"),
         )
         for kind in ("bpe", "unigram", "wordpiece", "byte_bpe")
     ),

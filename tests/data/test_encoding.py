@@ -99,7 +99,7 @@ def test_over_long_pairs(tmp_path: Path) -> None:
     assert "2 truncated to the maximum length" in cut.report.summary()
     with pytest.raises(UserError, match="none of 1 pairs is left: 1 are longer than max_length 2"):
         encode_rows(Rows({"src": ["a b"], "tgt": ["a"]}), PAIR, max_length=2)
-    with pytest.raises(UserError, match="max_length 1 leaves no room for text beside 1 special"):
+    with pytest.raises(UserError, match="max_length 1 leaves no tokens for text beside 1 special"):
         encode_rows(rows, PAIR, max_length=1)
 
 
@@ -123,7 +123,7 @@ def test_pairs_of_texts_are_cut_inside_their_special_tokens() -> None:
     assert ids_of(columns) == [[1, 4, 5, 2, 8, 2], [1, 4, 2, 5, 6, 2], [1, 4, 5, 2, 7, 2]]
     assert columns.numbers("text.second").tolist() == [4, 3, 4]
     assert columns.report.num_truncated == 3
-    with pytest.raises(UserError, match="no room for text beside 3 special tokens"):
+    with pytest.raises(UserError, match="no tokens for text beside 3 special tokens"):
         encode_rows(rows, TWO, max_length=4)
 
 

@@ -216,5 +216,5 @@ def test_an_imported_bpe_with_marks_of_words_keeps_its_text() -> None:
 def test_a_tokenizer_that_splits_in_one_way_is_refused(kind: str) -> None:
     size = 60 if kind == "wordpiece" else None
     tokenizer = train_tokenizer(TEXTS, kind=kind, vocab_size=size)
-    with pytest.raises(UserError, match=f"kind {kind} splits each word in one way"):
+    with pytest.raises(UserError, match=f"kind {kind} has only one split for each word"):
         make_splitter(tokenizer, 0.1)

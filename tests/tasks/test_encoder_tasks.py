@@ -107,7 +107,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {"architecture": "vaswani2017"}}, "vaswani2017 is no encoder"),
     ({"model": {"architecture": "gpt2"}}, "gpt2 is no encoder"),
     ({"evaluation__metric": "bleu"}, "evaluation.metric bleu is none"),
-    ({"data__max_length": 2}, "max_length 2 leaves no room for text"),
+    ({"data__max_length": 2}, "max_length 2 leaves no tokens for text"),
     ({"data__valid": {"src": "x"}}, "data.valid.src is not read by the task TASK"),
 ]
 OWN: dict[str, list[tuple[dict[str, Any], str]]] = {

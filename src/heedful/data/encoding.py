@@ -94,7 +94,7 @@ def encode_rows(
     for column in columns.values():
         if max_length is not None and max_length < column.num_special + len(column.texts):
             raise UserError(
-                f"max_length {max_length} leaves no room for text beside {column.num_special}"
+                f"max_length {max_length} leaves no tokens for text beside {column.num_special}"
                 " special tokens; raise it"
             )
     builders = {name: _ColumnBuilder(column) for name, column in columns.items()}

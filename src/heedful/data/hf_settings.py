@@ -1,8 +1,7 @@
-"""What a Hugging Face directory says of its tokenizer beside the vocabulary: specials and template.
+"""Special tokens and templates of tokenizers in Hugging Face directories.
 
-It may say it in several places: `tokenizer_config.json`, `special_tokens_map.json` and
-`added_tokens.json`, then what the model's own tokenizer class takes for granted, and last the ids
-of `config.json`. That is settled here once.
+Sources, by precedence: `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`,
+the defaults of the model's tokenizer class in transformers, the ids in `config.json`.
 """
 
 import json
@@ -21,13 +20,14 @@ from heedful.files import read_object
 
 @dataclass(frozen=True)
 class Family:
-    """What tokenizer classes of one family take for granted.
+    """Defaults of the tokenizer classes of a model family in transformers.
 
     Args:
-        classes: of tokenizers and types of models, in lower case without "-" and "_".
-        names: the specials by their roles.
-        single, pair: templates of one text (`$A`) and of two, specials by their roles; `None` for
-            what `add_bos_token` and `add_eos_token` say.
+        classes: names of tokenizer classes and model types, in lower case without "-" and "_".
+        names: special tokens by role.
+        single, pair: templates of a text (`$A`) and of a pair (`$A`, `$B`), with the roles of
+            special tokens; `None`: determined by `add_bos_token` and `add_eos_token`.
+        adds_bos: the default of `add_bos_token`.
     """
 
     classes: tuple[str, ...]
@@ -65,104 +65,116 @@ FAMILIES = {
         ("marian",), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, "$A eos", "$A $B eos"
     ),
 }
-PLAIN = Family((), {})  # nothing is taken for granted
+PLAIN = Family((), {})  # no defaults
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the files say, and what their family takes for granted.
+    """Tokenizer settings of a Hugging Face directory.
 
-    `stated` gives a role's special, or `None` where it is said that there is none: these exist even
-    if the vocabulary lacks them. `added` are the tokens beside the vocabulary, by id; `extra` are
-    further specials. `named` is the tokenizer class or the type of model that the files name,
-    `family` the one of ours that it belongs to.
+    Args:
+        config: `tokenizer_config.json`.
+        model: `config.json`.
+        class_name: the tokenizer class or model type in the files.
+        family: the key in `FAMILIES` of that class.
+        explicit: special tokens in the files, by role; `None` where a file sets the role to null.
+            They are added to the vocabulary if it lacks them.
+        extra: further special tokens.
+        added: tokens beyond the vocabulary file, by id.
     """
 
     directory: Path
     config: Mapping[str, Any]
     model: Mapping[str, Any]
-    named: str | None
+    class_name: str | None
     family: str | None
-    stated: Mapping[str, AddedToken | None]
+    explicit: Mapping[str, AddedToken | None]
     extra: Sequence[AddedToken]
     added: Mapping[int, AddedToken]
 
     @property
     def names(self) -> Mapping[str, AddedToken | None]:
-        """`stated`, and what the family takes for granted."""
-        return {**_names(self.family), **self.stated}
+        """Special tokens by role: `explicit`, and the defaults of the family."""
+        return {**_names(self.family), **self.explicit}
 
     def name(self, role: str) -> str:
-        """The special of a role. Raises UserError where there is none."""
+        """The special token of a role. Raises UserError if there is none."""
         if role not in self.roles:
-            raise UserError(f"{self.directory} names no {role}_token, which its tokenizer needs")
+            raise UserError(f"{self.directory} has no {role}_token, which its tokenizer needs")
         return self.roles[role]
 
-    def of(self, families: Sequence[str], path: Path, *, otherwise: str | None) -> "Settings":
-        """These, once it is sure that the rules for reading `path` are known.
+    def require_family(
+        self, families: Sequence[str], path: Path, *, default: str | None
+    ) -> "Settings":
+        """The settings, if their family is supported for the vocabulary file `path`.
 
-        A vocabulary alone does not say how text is cut, so a class that is not known is refused.
+        The vocabulary alone does not determine the tokenization, so unknown classes are refused.
 
         Args:
-            otherwise: the family where the files name no class; `None` to refuse that too.
+            families: those that are supported.
+            default: the family if the files name no class; `None`: required.
+
+        Raises:
+            UserError: another family or an unknown class.
         """
         if self.family in families:
             return self
-        if self.named is None and otherwise is not None:
-            return replace(self, family=otherwise)
+        if self.class_name is None and default is not None:
+            return replace(self, family=default)
         raise UserError(
-            f"{path} is for a tokenizer of class {self.named or '(none named)'}, whose rules are"
-            " not known here; load it with transformers' AutoTokenizer and save_pretrained it,"
+            f"{path} is for a tokenizer of class {self.class_name or '(not given)'}, which is not"
+            " supported; load it with transformers' AutoTokenizer and save_pretrained it,"
             " which writes a tokenizer.json that can be read"
         )
 
     def with_ids(self, backend: Backend, ids: Mapping[str, Any]) -> "Settings":
-        """With names for roles that lack them: by ids, and what the model itself says.
+        """The settings, with special tokens for further roles, found by their ids.
 
-        Of several ids (LLaMA 3's ends) the first counts; -1 is none.
+        Args:
+            ids: by role; of a list (LLaMA 3 has several end tokens) the first, and none if -1.
         """
         model = json.loads(backend.to_str())["model"]
         unk_id = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
-        stated = dict(self.stated)
+        explicit = dict(self.explicit)
         for role, i in [*ids.items(), ("unk", unk_id)]:
             i = i[0] if isinstance(i, list) and i else i
             if isinstance(i, int) and i >= 0 and (name := backend.id_to_token(i)) is not None:
-                stated.setdefault(role, _special(name))
-        return replace(self, stated=stated)
+                explicit.setdefault(role, _special(name))
+        return replace(self, explicit=explicit)
 
     def register(self, backend: Backend) -> None:
-        """Make the backend find in text every token that is named beside the vocabulary.
+        """Add the special and added tokens to a tokenizer of the `tokenizers` library.
 
-        Raises UserError where a token does not get the id that is said.
+        Raises UserError if an added token does not get its id.
         """
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        wanted = {token.content: token for _, token in sorted(self.added.items())}
+        tokens = {token.content: token for _, token in sorted(self.added.items())}
         for role in ROLES:
             special = self.names.get(role)
-            # What only the family takes for granted may be lacking: the model has no id for it.
+            # A default of the family that is not in the vocabulary is left out: it has no id.
             if special is not None and (
-                role in self.stated or backend.token_to_id(special.content) is not None
+                role in self.explicit or backend.token_to_id(special.content) is not None
             ):
-                wanted.setdefault(special.content, special)
+                tokens.setdefault(special.content, special)
         for token in self.extra:
-            wanted.setdefault(token.content, token)
-        backend.add_tokens([token for name, token in wanted.items() if name not in known])
+            tokens.setdefault(token.content, token)
+        backend.add_tokens([token for name, token in tokens.items() if name not in known])
         for i, token in self.added.items():
-            found = backend.token_to_id(token.content)
-            if token.content not in known and found != i:
+            actual = backend.token_to_id(token.content)
+            if token.content not in known and actual != i:
                 raise UserError(
-                    f"{self.directory} gives the token {token.content!r} the id {i}, but its"
-                    f" vocabulary leads to {found}; a file is missing"
+                    f"{self.directory} gives the token {token.content!r} the id {i}, but with its"
+                    f" vocabulary the id is {actual}; a file is missing"
                 )
 
     @property
     def roles(self) -> dict[str, str]:
-        """The special of each role that has one."""
+        """The special token of each role that has one."""
         return {role: token.content for role, token in self.names.items() if token is not None}
 
     def set_template(self, backend: Backend, id_of: Callable[[str], int | None]) -> None:
-        """What the family puts around a text, where no `tokenizer.json` says it."""
+        """Set the family's template as the backend's post-processor."""
         family = FAMILIES.get(self.family or "", PLAIN)
         single, pair = family.single, family.pair
         if single is None or pair is None:
@@ -171,43 +183,46 @@ class Settings:
             single, pair = f"{bos}$A{eos}", f"{bos}$A{eos} {bos}$B{eos}"
         ids: dict[str, int] = {}
 
-        def filled(part: str) -> str:
+        def fill(part: str) -> str:
             role, colon, kind = part.partition(":")
             if role[0] == "$":
                 return part
             name = self.name(role)
             if (i := id_of(name)) is None:
                 raise UserError(
-                    f"the vocabulary lacks {name}, which its model expects around a text"
+                    f"the vocabulary has no {name}, which the template of its model needs"
                 )
             ids[name] = i
             return f"{name}{colon}{kind}"
 
-        one, two = ([filled(part) for part in template.split()] for template in (single, pair))
-        backend.post_processor = processors.TemplateProcessing(one, two, sorted(ids.items()))
+        templates = ([fill(part) for part in template.split()] for template in (single, pair))
+        single_parts, pair_parts = templates
+        backend.post_processor = processors.TemplateProcessing(
+            single_parts, pair_parts, sorted(ids.items())
+        )
 
 
 def read_settings(directory: Path) -> Settings:
-    """Raises UserError where a file is damaged."""
+    """Read the tokenizer settings of a Hugging Face directory. UserError if a file is damaged."""
 
     def read(name: str) -> dict[str, Any]:
         path = directory / name
         return read_object(path) if path.is_file() else {}
 
     config, model = read("tokenizer_config.json"), read("config.json")
-    said = dict(config)
-    if "added_tokens_decoder" not in config:  # which makes the older files out of date
-        said |= read("special_tokens_map.json")
-    family, named = _family(config, model)
+    merged = dict(config)
+    if "added_tokens_decoder" not in config:  # written by versions that ignore the older files
+        merged |= read("special_tokens_map.json")
+    family, class_name = _family(config, model)
     try:
         keys = {role: f"{role}_token" for role in ROLES}
-        stated = {role: _special(said[key]) for role, key in keys.items() if key in said}
-        listed = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
-        extra = [t for t in map(_special, listed) if t is not None and isinstance(listed, list)]
+        explicit = {role: _special(merged[key]) for role, key in keys.items() if key in merged}
+        more = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
+        extra = [t for t in map(_special, more) if t is not None and isinstance(more, list)]
         if "added_tokens_decoder" in config:
             added = {int(i): _added(t) for i, t in config["added_tokens_decoder"].items()}
         else:
-            specials = [*(_names(family) | stated).values(), *extra]
+            specials = [*(_names(family) | explicit).values(), *extra]
             special = {str(token.content) for token in specials if token is not None}
             added = {
                 int(i): AddedToken(name, special=name in special, normalized=name not in special)
@@ -215,16 +230,17 @@ def read_settings(directory: Path) -> Settings:
             }
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"the tokenizer's settings in {directory} are damaged: {error}") from None
-    return Settings(directory, config, model, named, family, stated, extra, added)
+    return Settings(directory, config, model, class_name, family, explicit, extra, added)
 
 
 def _family(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    named = config.get("tokenizer_class") or model.get("tokenizer_class")
-    if named is None or named in _GENERIC:
-        named = model.get("model_type")
-    plain = str(named).lower().replace("-", "").replace("_", "")
+    """The key in `FAMILIES` of a directory, and the class name that determines it."""
+    class_name = config.get("tokenizer_class") or model.get("tokenizer_class")
+    if class_name is None or class_name in _GENERIC:
+        class_name = model.get("model_type")
+    plain = str(class_name).lower().replace("-", "").replace("_", "")
     plain = plain.removesuffix("fast").removesuffix("tokenizer")
-    return next((name for name, f in FAMILIES.items() if plain in f.classes), None), named
+    return next((name for name, f in FAMILIES.items() if plain in f.classes), None), class_name
 
 
 def _names(family: str | None) -> dict[str, AddedToken | None]:

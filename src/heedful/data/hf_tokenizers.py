@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face directories: read into ours, and written for `transformers`."""
+"""Read tokenizers of Hugging Face directories, and write them for `transformers`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,87 +22,90 @@ from heedful.errors import UserError
 from heedful.files import read_json, replacing, write_json
 
 Side = Literal["source", "target"]
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 _SPM_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-_SHIFTED = "sentencepiece.bpe.model"  # the name of files whose ids each model shifts in its own way
-_PLAIN = "sentencepiece"  # a model of that library whose ids are taken as they are
+_SHIFTED = "sentencepiece.bpe.model"  # name of files whose ids are shifted, differently by model
+_PLAIN = "sentencepiece"  # family of SentencePiece models whose ids are unchanged
 _END_OF_WORD = "</w>"
 
 
 def open_tokenizer(path: Path, side: Side | None = None) -> Tokenizer:
-    """One's own tokenizer: a directory, or one file of it.
+    """Read a tokenizer from a directory or a file.
 
-    Files: a `tokenizer.json` of heedful or of Hugging Face, or a SentencePiece model (`.model`,
-    `.spm`). What stands beside a file says its specials, as in `read_tokenizer`.
+    A file is a `tokenizer.json` of heedful or Hugging Face, or a SentencePiece model (`.model`,
+    `.spm`); other files in its folder define the special tokens, as in `read_tokenizer`.
 
     Raises:
-        UserError: there is no tokenizer; as `read_tokenizer`.
+        UserError: no tokenizer; see also `read_tokenizer`.
     """
     if path.is_dir():
-        found = read_tokenizer(path, side)
-        if found is None:
-            raise UserError(f"{path} holds no tokenizer's files; name a tokenizer's file or folder")
-        return found
+        tokenizer = read_tokenizer(path, side)
+        if tokenizer is None:
+            raise UserError(f"{path} holds no tokenizer files; name a tokenizer's file or folder")
+        return tokenizer
     settings = read_settings(path.parent)
     if path.suffix in (".model", ".spm"):
         return _read_sentencepiece(path, settings)
-    return _read_whole(path, settings)
+    return _read_json(path, settings)
 
 
 def read_tokenizer(directory: Path, side: Side | None = None) -> Tokenizer | None:
-    """The tokenizer of a local Hugging Face directory; `None` where it has no tokenizer files.
+    """Read the tokenizer of a Hugging Face directory; `None` if it has no tokenizer files.
 
-    It keeps its ids, its specials and its template, and encodes as `transformers` does; unlike one
-    trained here it therefore also finds specials in text ("</s>" becomes EOS). Read in this order:
-    `tokenizer.json`; `source.spm` and `target.spm` with `vocab.json` (Marian); `vocab.txt` (BERT's
-    WordPiece); `vocab.json` with `merges.txt` (byte-level BPE of GPT-2, RoBERTa and BART, and
-    GPT-1's); a SentencePiece model (T5, LLaMA, XLM-RoBERTa and others; these and Marian's need the
-    packages of the extra `import`).
+    Ids, special tokens and template are preserved, and text is encoded as by `transformers`: names
+    of special tokens in a text are encoded as special tokens, unlike by tokenizers trained here.
+    Files, the first that exist: `tokenizer.json`; `source.spm` and `target.spm` with `vocab.json`
+    (Marian); `vocab.txt` (BERT's WordPiece); `vocab.json` with `merges.txt` (byte-level BPE of
+    GPT-2, RoBERTa and BART, or GPT-1's); a SentencePiece model (T5, LLaMA, XLM-RoBERTa and others;
+    these and Marian's need the packages of the extra `import`).
 
     Args:
-        side: which one of a model with two; the source's when it is not said. What
-            `write_tokenizer` wrote as a pair is found again.
+        side: for models with a tokenizer for the source and one for the target; default: source.
 
     Raises:
-        UserError: a file is broken, or made for a model whose rules are not known here.
+        UserError: a file is damaged, or of a model that is not supported.
     """
-    of_side = directory / f"tokenizer_{side or 'source'}"
-    here = of_side if of_side.is_dir() else directory
-    names = {path.name for path in here.iterdir()} if here.is_dir() else set()
-    settings = read_settings(here)
+    side_directory = directory / f"tokenizer_{side or 'source'}"
+    if side_directory.is_dir():
+        directory = side_directory
+    names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    settings = read_settings(directory)
     if "tokenizer.json" in names:
-        return _read_whole(here / "tokenizer.json", settings)
+        return _read_json(directory / "tokenizer.json", settings)
     if {"source.spm", "target.spm", "vocab.json"} <= names:
         return _read_marian(settings, side or "source")
     if "vocab.txt" in names:
-        return _read_wordpiece(here / "vocab.txt", settings)
+        return _read_wordpiece(directory / "vocab.txt", settings)
     if {"vocab.json", "merges.txt"} <= names:
-        return _read_bpe(here / "vocab.json", here / "merges.txt", settings)
+        return _read_bpe(directory / "vocab.json", directory / "merges.txt", settings)
     for name in _SPM_FILES:
         if name in names:
-            return _read_sentencepiece(here / name, settings)
+            return _read_sentencepiece(directory / name, settings)
     return None
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path, target: Tokenizer | None = None) -> None:
-    """Write what `transformers.AutoTokenizer.from_pretrained(directory)` loads.
+    """Write a tokenizer for `transformers.AutoTokenizer.from_pretrained(directory)`.
 
-    That is `tokenizer.json` and `tokenizer_config.json`, with the specials by their roles and the
-    template; the ids are the same, also for names of specials written in text (but where masks or
-    sentinels are among them: over there these can only be written so).
+    The files are `tokenizer.json` and `tokenizer_config.json`, with special tokens, roles and
+    template. Encoded ids are equal. Exception: with mask or sentinel tokens, transformers encodes
+    the names of special tokens in a text as such, since it has no other way to write them.
 
-    A model with two different tokenizers gets the source's in `directory` itself, and each in a
-    directory of its own, `tokenizer_source/` and `tokenizer_target/`, because `transformers` has
-    one tokenizer a directory. Only Marian's is two in one: those that were imported go back as the
-    files that they came from (`source.spm`, `target.spm`, `vocab.json`), for `MarianTokenizer`.
+    `transformers` has one tokenizer per directory. Of a model with two different tokenizers
+    `directory` has the source's, and its folders `tokenizer_source/` and `tokenizer_target/` both.
+    Imported Marian tokenizers are written as their original files (`source.spm`, `target.spm`,
+    `vocab.json`) for `MarianTokenizer`, which has both.
+
+    Args:
+        target: the tokenizer of the target, if it is another one.
 
     Raises:
-        UserError: the files cannot be written, or a pair is there that would be taken for them.
+        UserError: the files cannot be written, or the directory already holds two tokenizers.
     """
     for side in ("source", "target"):
         if (directory / f"tokenizer_{side}").exists():
-            raise UserError(f"{directory} holds a pair of tokenizers already; name another place")
+            raise UserError(f"{directory} already holds two tokenizers; name another folder")
     if target is None or target is tokenizer or target.content() == tokenizer.content():
         _write_one(tokenizer, directory)
     elif tokenizer.files and target.files:
@@ -113,24 +116,24 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, target: Tokenizer | N
         _write_one(target, directory / "tokenizer_target")
 
 
-def _read_whole(path: Path, settings: Settings) -> Tokenizer:
+def _read_json(path: Path, settings: Settings) -> Tokenizer:
     content = read_json(path)
     if isinstance(content, dict) and "format" in content:
         return Tokenizer.load(path)  # a model directory of heedful
-    backend: Backend = _made(path, lambda: Backend.from_file(str(path)))
-    # To what length batches were once cut and filled is no business of the text.
+    backend: Backend = _call_library(path, lambda: Backend.from_file(str(path)))
+    # The file may hold the truncation and padding of the batches that it was last used for.
     backend.no_truncation()
     backend.no_padding()
-    return _finished(backend, settings, has_template=True)
+    return _make_tokenizer(backend, settings, has_template=True)
 
 
 def _read_wordpiece(path: Path, settings: Settings) -> Tokenizer:
-    settings = settings.of(("bert",), path, otherwise="bert")
-    text: str = _made(path, lambda: path.read_text(encoding="utf-8"))
+    settings = settings.require_family(("bert",), path, default="bert")
+    text: str = _call_library(path, lambda: path.read_text(encoding="utf-8"))
     vocab = {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
     unk = settings.name("unk")
     if unk not in vocab:
-        raise UserError(f"{path} is damaged or not WordPiece's: it lacks {unk}")
+        raise UserError(f"{path} is damaged or not of a WordPiece model: it has no {unk}")
     config = settings.config
     backend = Backend(models.WordPiece(vocab, unk_token=unk))
     backend.normalizer = normalizers.BertNormalizer(
@@ -141,18 +144,19 @@ def _read_wordpiece(path: Path, settings: Settings) -> Tokenizer:
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    return _finished(backend, settings)
+    return _make_tokenizer(backend, settings)
 
 
 def _read_bpe(path: Path, merges: Path, settings: Settings) -> Tokenizer:
     vocab = _read_vocab(path)
     ends_words = any(piece.endswith(_END_OF_WORD) for piece in vocab)
     family = "gpt1" if ends_words else "roberta" if "<s>" in vocab else "gpt2"
-    settings = settings.of(("gpt1",) if ends_words else ("gpt2", "roberta"), path, otherwise=family)
+    families = ("gpt1",) if ends_words else ("gpt2", "roberta")
+    settings = settings.require_family(families, path, default=family)
     options: dict[str, Any] = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
     if ends_words:
         options |= {"end_of_word_suffix": _END_OF_WORD, "unk_token": settings.name("unk")}
-    model = _made(merges, lambda: models.BPE.from_file(str(path), str(merges), **options))
+    model = _call_library(merges, lambda: models.BPE.from_file(str(path), str(merges), **options))
     backend = Backend(model)
     if ends_words:
         backend.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -162,58 +166,64 @@ def _read_bpe(path: Path, merges: Path, settings: Settings) -> Tokenizer:
         prefix_space = bool(settings.config.get("add_prefix_space", False))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
         backend.decoder = decoders.ByteLevel()
-    return _finished(backend, settings)
+    return _make_tokenizer(backend, settings)
 
 
 def _read_sentencepiece(path: Path, settings: Settings) -> Tokenizer:
     if path.name == _SHIFTED:
-        settings = settings.of(("xlm-roberta",), path, otherwise=None)
+        settings = settings.require_family(("xlm-roberta",), path, default=None)
     else:
-        settings = settings.of(("t5", "llama"), path, otherwise=_PLAIN)
+        settings = settings.require_family(("t5", "llama"), path, default=_PLAIN)
     model = read_sentencepiece(path)
     pieces, config = list(model.pieces), settings.config
     if settings.family == "t5":
-        # The first sentinel is the last id.
+        # The first sentinel has the last id.
         numbers = reversed(range(int(config.get("extra_ids", 100))))
         pieces += [Piece(f"<extra_id_{number}>", 0.0, CONTROL) for number in numbers]
     elif settings.family == "xlm-roberta":
         first = [Piece(name, 0.0, CONTROL) for name in ("<s>", "<pad>", "</s>")]
         pieces = [*first, Piece("<unk>", 0.0, UNKNOWN), *pieces[3:], Piece("<mask>", 0.0, CONTROL)]
     prepend, legacy = config.get("add_prefix_space"), bool(config.get("legacy", False))
-    backend: Backend = _made(
+    backend: Backend = _call_library(
         path, lambda: sentencepiece_backend(model, pieces, prepend=prepend, legacy=legacy)
     )
     if settings.family == _PLAIN:
         spec = model.trainer_spec
         ids = {"bos": spec.bos_id, "eos": spec.eos_id, "pad": spec.pad_id, "unk": spec.unk_id}
         settings = settings.with_ids(backend, ids)
-    return _finished(backend, settings)
+    return _make_tokenizer(backend, settings)
 
 
 def _read_marian(settings: Settings, side: Side) -> Tokenizer:
-    """Marian's: pieces of the side's SentencePiece model, with their ids from `vocab.json`."""
+    """A Marian tokenizer: the SentencePiece model of a side, with ids from `vocab.json`."""
     directory = settings.directory
     path, vocab_path = directory / f"{side}.spm", directory / "vocab.json"
-    settings = settings.of(("marian",), path, otherwise="marian")
+    settings = settings.require_family(("marian",), path, default="marian")
     if side == "target" and settings.config.get("separate_vocabs", False):
         vocab_path = directory / "target_vocab.json"
     piece_ids = _read_vocab(vocab_path)
     if settings.name("unk") not in piece_ids:
-        raise UserError(f"{vocab_path} is damaged: it lacks {settings.name('unk')}")
+        raise UserError(f"{vocab_path} is damaged: it has no {settings.name('unk')}")
     model = read_sentencepiece(path)
-    # A control piece is never cut from text, and its id here means nothing.
+    # SentencePiece never encodes text to control pieces, and Marian does not use their ids.
     pieces = [piece for piece in model.pieces if piece.type not in (CONTROL, UNUSED)]
-    backend: Backend = _made(path, lambda: sentencepiece_backend(model, pieces))
+    backend: Backend = _call_library(path, lambda: sentencepiece_backend(model, pieces))
     languages = [piece for piece in piece_ids if piece.startswith(">>") and piece.endswith("<<")]
     backend.add_tokens([AddedToken(name, normalized=False) for name in languages])
-    replace(settings, added={}, stated=settings.names).register(backend)
+    replace(settings, added={}, explicit=settings.names).register(backend)
     settings.set_template(backend, piece_ids.get)
     files = {file.name: file.read_bytes() for file in (path, vocab_path)}
     return Tokenizer(backend, IMPORTED, settings.roles, piece_ids=piece_ids, files=files)
 
 
-def _finished(backend: Backend, settings: Settings, *, has_template: bool = False) -> Tokenizer:
-    """The tokenizer, with every special of the settings known to the backend."""
+def _make_tokenizer(
+    backend: Backend, settings: Settings, *, has_template: bool = False
+) -> Tokenizer:
+    """A `Tokenizer` with the special tokens of the settings added to `backend`.
+
+    Args:
+        has_template: keep the post-processor of `backend` as template.
+    """
     if not settings.names:
         ids = {role: settings.model.get(f"{role}_token_id") for role in ROLES}
         settings = settings.with_ids(backend, ids)
@@ -227,16 +237,17 @@ def _finished(backend: Backend, settings: Settings, *, has_template: bool = Fals
 def _read_vocab(path: Path) -> dict[str, int]:
     vocab = read_json(path)
     if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
-        raise UserError(f"{path} is damaged: it holds no pieces with their ids")
+        raise UserError(f"{path} is damaged: it must map pieces to ids")
     return vocab
 
 
-def _made(path: Path, make: Callable[[], Made]) -> Made:
+def _call_library(path: Path, read: Callable[[], T]) -> T:
+    """Call the `tokenizers` library to read `path`; raises UserError for its errors."""
     try:
-        return make()
+        return read()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises nothing narrower, and panics of its Rust
+    except BaseException as error:  # plain `Exception`, and BaseException for panics in Rust
         raise UserError(f"{path} is damaged or of another kind: {error}") from error
 
 
@@ -250,8 +261,9 @@ def _write_one(tokenizer: Tokenizer, directory: Path) -> None:
 
 def _write_marian(tokenizer: Tokenizer, target: Tokenizer, directory: Path) -> None:
     files = {**target.files, **tokenizer.files}
-    one = files["source.spm" if "source.spm" in files else "target.spm"]  # stands for both
-    for name, data in ({"source.spm": one, "target.spm": one} | files).items():
+    # A single tokenizer has the file of one side, which is written for both.
+    single = files["source.spm" if "source.spm" in files else "target.spm"]
+    for name, data in ({"source.spm": single, "target.spm": single} | files).items():
         with replacing(directory / name) as file:
             file.write(data)
     config = _config(tokenizer)
@@ -266,11 +278,11 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
     names = {f"{role}_token": tokenizer.tokens([i])[0] for role, i in ids.items() if i is not None}
     others = sorted(tokenizer.special_ids - set(ids.values()))
     inputs = ["input_ids", "attention_mask"]
-    # What is to be filled in can only be written by its name over there.
-    is_filled = specials.mask_id is not None or bool(specials.sentinel_ids)
-    as_text = tokenizer.specials_are_text and (tokenizer.kind == IMPORTED or not is_filled)
+    # In transformers a mask can only be written by its name in the text.
+    has_mask = specials.mask_id is not None or bool(specials.sentinel_ids)
+    as_text = tokenizer.specials_are_text and (tokenizer.kind == IMPORTED or not has_mask)
     if specials.cls_id is not None and specials.cls_id != specials.bos_id:
-        inputs.insert(1, "token_type_ids")  # BERT's, which tells the texts of a pair apart
+        inputs.insert(1, "token_type_ids")  # BERT distinguishes the texts of a pair by them
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **names,

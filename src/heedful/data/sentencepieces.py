@@ -12,8 +12,8 @@ from heedful.errors import UserError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
 
-# What SentencePiece takes for the score of a symbol that a user defined, whatever the file says: as
-# good as certain, so that it is always chosen.
+# The score that SentencePiece uses for user-defined symbols instead of that in the file. It is
+# higher than all others, so that they are always selected.
 _USER_DEFINED_SCORE = -0.1
 
 
@@ -26,11 +26,11 @@ class Piece(NamedTuple):
 
 
 def read_sentencepiece(path: Path) -> Any:
-    """The `ModelProto` of a `.model` or `.spm` file, as the sentencepiece package reads it.
+    """The `ModelProto` of a `.model` or `.spm` file.
 
     Raises:
-        UserError: it cannot be read, is no SentencePiece model, or one of a type that no
-            Transformer uses (word, char, spaces at the end of words); the package is not there.
+        UserError: the file cannot be read, is not a SentencePiece model, or has a type that is not
+            supported (word, char, spaces after words); sentencepiece is not installed.
     """
     try:
         from google.protobuf.message import DecodeError
@@ -45,9 +45,9 @@ def read_sentencepiece(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (DecodeError, ValueError) as error:
-        raise UserError(f"{path} is damaged or no SentencePiece model: {error}") from None
+        raise UserError(f"{path} is damaged or not a SentencePiece model: {error}") from None
     if not any(piece.type == UNKNOWN for piece in model.pieces):
-        raise UserError(f"{path} is damaged or no SentencePiece model: it has no unknown piece")
+        raise UserError(f"{path} is damaged or not a SentencePiece model: it has no unknown piece")
     spec = model.trainer_spec
     kind = spec.ModelType.Name(spec.model_type).lower()
     if kind not in ("unigram", "bpe") or spec.treat_whitespace_as_suffix:
@@ -61,17 +61,17 @@ def read_sentencepiece(path: Path) -> Any:
 def sentencepiece_backend(
     model: Any, pieces: Sequence[Any], *, prepend: bool | None = None, legacy: bool = False
 ) -> Backend:
-    """The `tokenizers` library's tokenizer that cuts text as the model does.
+    """A tokenizer of the `tokenizers` library that is equivalent to a SentencePiece model.
 
-    Control pieces are found in raw text before all else, as `transformers` does it. Those that a
-    user defined are always preferred: in a unigram model by their scores, as SentencePiece does it,
-    with BPE by looking for them in the normalised text first.
+    Control pieces are matched in the raw text first, as in `transformers`. User-defined pieces are
+    always preferred: in a unigram model by their scores, as in SentencePiece; with BPE they are
+    matched in the normalized text first.
 
     Args:
-        model: of `read_sentencepiece`.
-        pieces: the vocabulary in the order of the ids: the model's own, or rearranged.
-        prepend: whether a space is put before a text; `None` for what the model says.
-        legacy: put it also before the text after each special (LLaMA's first tokenizer).
+        model: the result of `read_sentencepiece`.
+        pieces: the vocabulary in the order of the ids, which may differ from the model's.
+        prepend: add a space before a text; `None`: as set in the model.
+        legacy: also add one before the text after each special token (LLaMA's first tokenizer).
     """
     is_bpe = model.trainer_spec.model_type == model.trainer_spec.BPE
     backend = Backend(_bpe(model, pieces) if is_bpe else _unigram(model, pieces))
@@ -85,9 +85,10 @@ def sentencepiece_backend(
         backend.normalizer = normalizers.Sequence(steps)
     prepends = settings.add_dummy_prefix if prepend is None else prepend
     symbols = [piece for piece in pieces if is_bpe and piece.type == USER_DEFINED]
-    each = legacy or (trims and not symbols)  # a symbol cuts the text, and no space comes after it
-    scheme = "never" if not prepends else "always" if each else "first"
-    split = model.trainer_spec.split_by_whitespace and trims  # else pieces may hold several spaces
+    # A user-defined symbol splits the text, and no space is added after it.
+    prepends_always = legacy or (trims and not symbols)
+    scheme = "never" if not prepends else "always" if prepends_always else "first"
+    split = model.trainer_spec.split_by_whitespace and trims  # pieces may contain several spaces
     backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
     decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prepends:
@@ -110,9 +111,9 @@ def _unigram(model: Any, pieces: Sequence[Any]) -> models.Unigram:
 
 
 def _bpe(model: Any, pieces: Sequence[Any]) -> models.BPE:
-    """Byte pair encoding with the merges that the scores of the pieces stand for.
+    """A BPE model whose merges are equivalent to the scores of SentencePiece's pieces.
 
-    SentencePiece joins the two neighbours whose union has the highest score, whichever they are.
+    SentencePiece merges the two adjacent pieces whose union has the highest score.
     """
     scores = {piece.piece: piece.score for piece in pieces if piece.type == NORMAL}
     merges = [

@@ -1,4 +1,4 @@
-"""Words of training text split anew for each epoch: BPE-dropout, sampling from a unigram model."""
+"""Subword regularization: new random splits of words in each epoch (BPE-dropout, unigram)."""
 
 import math
 import random
@@ -14,66 +14,70 @@ from heedful.data.pieces import BYTE
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 
-# Splits that are drawn of one word and epoch: its occurrences share them, so that an epoch costs
-# draws for the different words of a corpus and not for all.
-_MOST_SPLITS = 16
+# Samples per distinct word and epoch. Further occurrences of a word reuse them, so that the cost of
+# an epoch depends on the number of distinct words.
+_MAX_SPLITS = 16
 
 
 class BpeDropout:
-    """Byte-pair encoding that leaves out each possible merge with probability `p`.
+    """BPE-dropout: byte-pair encoding that skips each possible merge with probability `p`.
 
     Provilkov et al. 2020, "BPE-Dropout: Simple and Effective Subword Regularization", algorithm 1:
-    which of the possible merges are left out is drawn at every step, and the first learnt of the
-    others is made, until there is none.
+    at each step every possible merge is dropped with probability `p`, and of the remaining ones the
+    one of highest rank is applied, until none remains.
 
     Args:
-        merges: pairs of ids and what they become, in the order in which they were learnt.
+        merges: the id of each merged pair of ids, in the order of their ranks.
     """
 
     def __init__(self, merges: dict[tuple[int, int], int], p: float) -> None:
         self.p = p
-        self._merges = {pair: (rank, made) for rank, (pair, made) in enumerate(merges.items())}
-        self._parts = {made: pair for pair, made in reversed(merges.items())}
+        self._merges = {pair: (rank, merged) for rank, (pair, merged) in enumerate(merges.items())}
+        self._parts = {merged: pair for pair, merged in reversed(merges.items())}
 
-    def __call__(self, word: tuple[int, ...], count: int, draw: random.Random) -> list[list[int]]:
-        """`count` splits of a word; one that the library cuts before it merges stays as it is."""
+    def __call__(self, word: tuple[int, ...], count: int, rng: random.Random) -> list[list[int]]:
+        """`count` random splits of a word.
+
+        Words that are not the result of these merges alone are returned unchanged.
+        """
         symbols = [*self._symbols(word)]
-        if self._merged(symbols, 0.0, draw) != [*word]:
+        if self._merge(symbols, 0.0, rng) != [*word]:
             return [[*word]] * count
-        return [self._merged(symbols, self.p, draw) for _ in range(count)]
+        return [self._merge(symbols, self.p, rng) for _ in range(count)]
 
     def _symbols(self, ids: Sequence[int]) -> Iterator[int]:
-        """What merges begin with: characters or bytes, and specials."""
-        for one in ids:
-            if one in self._parts:
-                yield from self._symbols(self._parts[one])
+        """The ids with all merges undone: characters or bytes, and special tokens."""
+        for token in ids:
+            if token in self._parts:
+                yield from self._symbols(self._parts[token])
             else:
-                yield one
+                yield token
 
-    def _merged(self, symbols: Sequence[int], p: float, draw: random.Random) -> list[int]:
+    def _merge(self, symbols: Sequence[int], p: float, rng: random.Random) -> list[int]:
         ids, merge_of = [*symbols], self._merges.get
         merges = [merge_of(pair) for pair in pairwise(ids)]
         while True:
-            kept = [(merge, i) for i, merge in enumerate(merges) if merge and draw.random() >= p]
-            if not kept:
+            possible = [(merge, i) for i, merge in enumerate(merges) if merge and rng.random() >= p]
+            if not possible:
                 return ids
-            (_, made), i = min(kept)
-            ids[i : i + 2] = [made]
+            (_, merged), i = min(possible)
+            ids[i : i + 2] = [merged]
             del merges[i]
             if i < len(merges):
-                merges[i] = merge_of((made, ids[i + 1]))
+                merges[i] = merge_of((merged, ids[i + 1]))
             if i:
-                merges[i - 1] = merge_of((ids[i - 1], made))
+                merges[i - 1] = merge_of((ids[i - 1], merged))
 
 
 class UnigramSampling:
-    """Splits drawn in proportion to the product of their pieces' probabilities, to the power α.
+    """Samples splits of a word with probability proportional to (product of piece probabilities)^α.
 
-    Kudo 2018, "Subword Regularization", sec. 3.2, over all splits (l = ∞): sums over the lattice
-    of a word, then a walk backwards through it.
+    Kudo 2018, "Subword Regularization", sec. 3.2, over all splits (l = ∞): forward filtering of the
+    word's lattice, then backward sampling.
 
     Args:
         pieces: log-probability and id of each piece, by its text.
+        alpha: the exponent α.
     """
 
     def __init__(self, pieces: Mapping[str, tuple[float, int]], alpha: float) -> None:
@@ -81,32 +85,37 @@ class UnigramSampling:
         self._texts = {i: text for text, (_, i) in pieces.items()}
         self._longest = max(map(len, pieces))
 
-    def __call__(self, word: tuple[int, ...], count: int, draw: random.Random) -> list[list[int]]:
-        """`count` splits of a word; one with a special or an unknown piece stays as it is."""
+    def __call__(self, word: tuple[int, ...], count: int, rng: random.Random) -> list[list[int]]:
+        """`count` random splits of a word.
+
+        Words with a special or unknown token are returned unchanged.
+        """
         if not all(i in self._texts for i in word):
             return [[*word]] * count
         text = "".join(self._texts[i] for i in word)
-        sums = [0.0]  # by place in the text, the log of the sum over all splits up to there
-        lattice: list[list[tuple[int, float, int]]] = [[]]  # and the pieces that end there
+        sums = [0.0]  # sums[i]: log of the sum over all splits of text[:i]
+        # lattice[i]: for each piece that ends at i its start, log-sum of splits up to i, and id
+        lattice: list[list[tuple[int, float, int]]] = [[]]
         for end in range(1, len(text) + 1):
-            ways = []
+            edges = []
             for start in range(max(0, end - self._longest), end):
                 piece = self._pieces.get(text[start:end])
                 if piece is not None and sums[start] > -math.inf:
-                    ways.append((start, sums[start] + piece[0], piece[1]))
-            lattice.append(ways)
-            sums.append(float(np.logaddexp.reduce([score for _, score, _ in ways])))
-        return [self._walk(lattice, draw) for _ in range(count)]
+                    edges.append((start, sums[start] + piece[0], piece[1]))
+            lattice.append(edges)
+            sums.append(float(np.logaddexp.reduce([score for _, score, _ in edges])))
+        return [self._sample(lattice, rng) for _ in range(count)]
 
-    def _walk(self, lattice: list[list[tuple[int, float, int]]], draw: random.Random) -> list[int]:
+    def _sample(self, lattice: list[list[tuple[int, float, int]]], rng: random.Random) -> list[int]:
+        """Sample pieces from the end of the word to its start."""
         ids: list[int] = []
         end = len(lattice) - 1
         while end:
-            ways = lattice[end]
-            highest = max(score for _, score, _ in ways)
-            weights = [math.exp(score - highest) for _, score, _ in ways]
-            end, _, one = draw.choices(ways, weights)[0]
-            ids.append(one)
+            edges = lattice[end]
+            highest = max(score for _, score, _ in edges)
+            weights = [math.exp(score - highest) for _, score, _ in edges]
+            end, _, token = rng.choices(edges, weights)[0]
+            ids.append(token)
         return ids[::-1]
 
 
@@ -114,47 +123,51 @@ Split: TypeAlias = BpeDropout | UnigramSampling
 
 
 def make_splitter(tokenizer: Tokenizer, strength: float) -> Split:
-    """How words are split anew; `strength` is BPE's share of merges left out, or unigram's α.
+    """The subword regularization of a tokenizer's kind.
+
+    Args:
+        strength: dropout probability of `BpeDropout`, or α of `UnigramSampling`.
 
     Raises:
-        UserError: the tokenizer splits each word in one way.
+        UserError: the tokenizer's kind has only one split for each word.
     """
     content = tokenizer.content()
     model: dict[str, Any] = content["tokenizer"]["model"]
     if model["type"] == "Unigram":
         ids = content.get("piece_ids") or {text: i for i, (text, _) in enumerate(model["vocab"])}
         pieces = {text: (score, ids[text]) for text, score in model["vocab"] if text in ids}
-        known = {
-            text: one
-            for text, one in pieces.items()
-            if one[1] not in tokenizer.special_ids and not BYTE.fullmatch(text)
+        ordinary = {
+            text: piece
+            for text, piece in pieces.items()
+            if piece[1] not in tokenizer.special_ids and not BYTE.fullmatch(text)
         }
-        return UnigramSampling(known, strength)
+        return UnigramSampling(ordinary, strength)
     if model["type"] == "BPE" and model["merges"] and "piece_ids" not in content:
         prefix, vocab = model["continuing_subword_prefix"] or "", model["vocab"]
         pairs = ((a, b, a + b.removeprefix(prefix)) for a, b in model["merges"])
-        merges = {(vocab[a], vocab[b]): vocab[made] for a, b, made in pairs}
+        merges = {(vocab[a], vocab[b]): vocab[merged] for a, b, merged in pairs}
         return BpeDropout(merges, strength)
     raise UserError(
-        f"training.subword_sampling: a tokenizer of kind {tokenizer.kind} splits each word in one "
-        "way; take one of kind bpe, byte_bpe or unigram, or leave subword_sampling out"
+        f"training.subword_sampling: a tokenizer of kind {tokenizer.kind} has only one split for "
+        "each word; use kind bpe, byte_bpe or unigram, or leave subword_sampling out"
     )
 
 
 class SubwordSampler:
-    """Columns with their words split anew for an epoch: a pure function of seed and epoch.
+    """Resamples the splits of all words for each epoch; determined by seed and epoch.
 
-    Of each word as many splits are drawn as it occurs, up to some; further occurrences take these
-    in turn. Specials stay what they are.
+    A limited number of splits is sampled for each distinct word, and its occurrences use them in
+    turn. Special tokens are unchanged.
 
     Args:
-        tokenizers: of the columns of sequences.
-        strength: as of `make_splitter`.
-        max_length: a row stays as it is stored where one of its columns would become longer.
-        max_tokens: or all of them together. Either is no limit where stored rows are longer.
+        tokenizers: the tokenizer of each column of sequences to resample.
+        strength: as in `make_splitter`.
+        max_length: rows in which a column would get longer keep their stored ids. No limit if a
+            stored sequence is longer.
+        max_tokens: the same for the total length of a row.
 
     Raises:
-        UserError: a tokenizer splits each word in one way.
+        UserError: a tokenizer's kind has only one split for each word.
     """
 
     def __init__(
@@ -177,45 +190,45 @@ class SubwordSampler:
         self._max_tokens = _limit(max_tokens, lengths.sum(0))
 
     def epoch(self, epoch: int) -> Columns:
-        """What is read in an epoch."""
-        drawn = {
-            name: words.drawn(random.Random(f"{self.seed} {epoch} {name}"))
+        """The columns of an epoch."""
+        samples = {
+            name: words.sample(random.Random(f"{self.seed} {epoch} {name}"))
             for name, words in self._words.items()
         }
-        lengths = np.stack([lengths for _, _, lengths in drawn.values()])
+        lengths = np.stack([lengths for _, _, lengths in samples.values()])
         fits = (lengths.max(0) <= self._max_length) & (lengths.sum(0) <= self._max_tokens)
-        found = dict(self.columns.columns)
+        columns = dict(self.columns.columns)
         for name, words in self._words.items():
-            splits, chosen, _ = drawn[name]
-            parts = splits.take(np.where(fits[words.rows], chosen, words.words))
+            splits, indices, _ = samples[name]
+            parts = splits.take(np.where(fits[words.rows], indices, words.words))
             borders = np.searchsorted(words.rows, np.arange(len(words.stored) + 1))
-            found[name] = sequences = Sequences(parts.ids, parts.offsets[borders])
+            columns[name] = sequences = Sequences(parts.ids, parts.offsets[borders])
             if (second := f"{name}.second") in self.columns:
-                before = words.stored.offsets[:-1] + self.columns.numbers(second)
-                after = parts.offsets[np.searchsorted(words.starts, before)]
-                found[second] = after - sequences.offsets[:-1]
-        return Columns(found, self.columns.report, self.columns.info)
+                stored = words.stored.offsets[:-1] + self.columns.numbers(second)
+                resampled = parts.offsets[np.searchsorted(words.starts, stored)]
+                columns[second] = resampled - sequences.offsets[:-1]
+        return Columns(columns, self.columns.report, self.columns.info)
 
 
-def _limit(most: int | None, stored: Int64[np.ndarray, "..."]) -> float:
-    return np.inf if most is None or stored.max(initial=0) > most else float(most)
+def _limit(limit: int | None, stored: Int64[np.ndarray, "..."]) -> float:
+    return np.inf if limit is None or stored.max(initial=0) > limit else float(limit)
 
 
 class _Words:
-    """A column of sequences as words: the different ones, and which of them stand where.
+    """A column of sequences, split into W words.
 
-    Words begin at specials, after them, and where the tokenizer says.
+    Words begin at special tokens, after them, and as in `Tokenizer.word_starts`.
 
     Attributes:
-        words: (W), which of `different` each is.
-        rows: (W), which sequence each stands in.
-        starts: (W), where each begins among the ids of the column.
+        words: (W,), the index of each word among the distinct words.
+        rows: (W,), the index of its sequence.
+        starts: (W,), the index of its first token in the ids of the column.
     """
 
     def __init__(self, stored: Sequences, tokenizer: Tokenizer, split: Split) -> None:
         special = np.zeros(tokenizer.vocab_size, np.bool_)
         special[[*tokenizer.special_ids]] = True
-        # Whether a piece begins a word hangs on the piece alone: it is asked for beside itself.
+        # Whether a piece begins a word does not depend on the piece before it: any will do.
         begins = special | [tokenizer.word_starts([i, i])[1] for i in range(tokenizer.vocab_size)]
         ids = np.asarray(stored.ids)
         first = begins[ids]
@@ -229,22 +242,26 @@ class _Words:
         self.words = np.array(
             [numbers.setdefault(ids[a:b].tobytes(), len(numbers)) for a, b in spans], np.int64
         )
-        self._different = [tuple(np.frombuffer(word, ids.dtype).tolist()) for word in numbers]
+        self._distinct = [tuple(np.frombuffer(word, ids.dtype).tolist()) for word in numbers]
         order = np.argsort(self.words, kind="stable")
         in_order = self.words[order]
-        self._copies = np.empty_like(order)  # how often each stood before
-        self._copies[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order)
+        self._occurrence = np.empty_like(order)  # the number of earlier occurrences of the word
+        self._occurrence[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order)
 
-    def drawn(
-        self, draw: random.Random
+    def sample(
+        self, rng: random.Random
     ) -> tuple[Sequences, Int64[np.ndarray, " W"], Float64[np.ndarray, " N"]]:
-        """All words as they are stored and then splits of them, one of these for each place, and
-        the lengths of the sequences that they make."""
-        counts = np.minimum(np.bincount(self.words), _MOST_SPLITS)
-        splits: list[Sequence[int]] = [*self._different]
-        for word, count in zip(self._different, counts.tolist(), strict=True):
-            splits += self._split(word, count, draw)
+        """Sample splits for all words.
+
+        Returns:
+            The distinct words as stored, followed by splits of them; (W,), the index among these of
+            each word's split; (N,), the resulting length of each sequence.
+        """
+        counts = np.minimum(np.bincount(self.words), _MAX_SPLITS)
+        splits: list[Sequence[int]] = [*self._distinct]
+        for word, count in zip(self._distinct, counts.tolist(), strict=True):
+            splits += self._split(word, count, rng)
         first = len(counts) + offsets_from_lengths(counts)[self.words]
-        chosen = first + self._copies % counts[self.words]
+        indices = first + self._occurrence % counts[self.words]
         packed = pack_ids(splits, self._vocab_size)
-        return packed, chosen, np.bincount(self.rows, packed.lengths[chosen], len(self.stored))
+        return packed, indices, np.bincount(self.rows, packed.lengths[indices], len(self.stored))

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back, of seven kinds trained here or imported, each one JSON file."""
+"""Tokenizers, trained here (seven kinds) or imported: text to ids and back, saved as JSON."""
 
 import base64
 import json
@@ -13,26 +13,31 @@ from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Backend
 
 from heedful.data.pieces import Pieces
-from heedful.data.tokenizer_training import SPECIALS, Normalization, Plan, train_backend
+from heedful.data.tokenizer_training import (
+    SPECIALS,
+    Normalization,
+    TrainingSettings,
+    train_backend,
+)
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
 
-IMPORTED = "imported"  # the kind of a tokenizer that was not trained here
+IMPORTED = "imported"  # the `kind` of imported tokenizers
 
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # what a special may be
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # roles of special tokens
 
-# What a tokenizer may keep of the directory that it comes from: Marian's.
-KEPT_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
+# Names of original files that an imported tokenizer may contain (Marian's).
+ORIGINAL_FILES = frozenset(("source.spm", "target.spm", "vocab.json", "target_vocab.json"))
 
 _FORMAT = "heedful-tokenizer-3"
 
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids with a meaning of their own; `None` where a tokenizer lacks one.
+    """The ids of special tokens by role; `None` where a tokenizer has none.
 
-    `sentinel_ids` stand for cut-out spans, first to last (T5's `<extra_id_0>` and on). `cls_id` and
-    `sep_id` are what BERT opens and divides its input with.
+    `sentinel_ids` stand for masked spans, in order (T5's `<extra_id_0>`, `<extra_id_1>`, …).
+    `cls_id` and `sep_id` are BERT's first token and separator.
     """
 
     pad_id: int | None = None
@@ -57,44 +62,45 @@ def train_tokenizer(
     template: Literal["none", "bos", "eos", "both"] = "none",
     keep_whitespace: bool = False,
 ) -> "Tokenizer":
-    """Learn a tokenizer from raw text. The same text always gives the same tokenizer.
+    """Train a tokenizer on text. It is deterministic: equal texts give equal tokenizers.
 
     Kinds: `bpe` (Sennrich et al. 2016), `unigram` (Kudo 2018), `wordpiece` (Schuster and Nakajima
-    2012, pieces chosen by pair counts as in BERT's), `byte_bpe` (Radford et al. 2019, over UTF-8
-    bytes), `word` (between spaces), `char` (code points), `byte` (the 256 bytes, nothing learnt).
+    2012, with pieces selected by pair counts as for BERT), `byte_bpe` (Radford et al. 2019, on
+    UTF-8 bytes), `word` (separated by whitespace), `char` (code points), `byte` (the 256
+    bytes, untrained).
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`, then the extra ones; no text is ever encoded to
-    any of them but `<unk>`. Every character of the training text is kept, whatever its frequency,
-    by all kinds but a capped `char`. Text is normalised before anything else. For all kinds but the
-    two of bytes a run of whitespace becomes one space, and none is left at the ends; U+2581, which
-    stands for the space inside pieces, counts as whitespace.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`, followed by the extra special tokens. Text is
+    never encoded to special tokens except `<unk>`. All characters of the training text are in the
+    vocabulary, except for `char` with a `vocab_size`. Text is normalized first. All kinds except
+    `byte_bpe` and `byte` collapse whitespace to single spaces and strip the ends; U+2581, which
+    represents the space inside pieces, counts as whitespace.
 
     Args:
-        texts: lines of text; join both sides of a corpus here for one shared vocabulary.
-        vocab_size: how many ids, specials counted. Needed for the subword kinds, where it is met
-            exactly; for `word` and `char` a cap, `None` for no cap; not for `byte`.
-        or_fewer: take what a little text gives where that is fewer.
-        lowercase: in the normaliser, so decoding cannot bring capitals back.
-        normalization: Unicode normal form; `None` stands for "nfkc", and for "none" with the kinds
-            of bytes, which then give every string back as it was.
-        extra_specials: names for the ids from 4 on, such as "<sep>". "<mask>" becomes
-            `specials.mask_id`, and "<extra_0>", "<extra_1>" … in their order `sentinel_ids`.
-        template: which of `<s>` and `</s>` stand around a text; "both" is BERT's form.
-        keep_whitespace: keep every newline and run of spaces, so that decoding gives them back
-            (U+2581 as a space, but for `char`); then no space is put before a text either. The
-            kinds of bytes always do, `word` never can.
+        texts: lines of text; for a vocabulary shared by two languages, the lines of both.
+        vocab_size: number of ids, with special tokens. Required and exact for subword kinds; a
+            maximum for `word` and `char` (`None`: no maximum); not allowed for `byte`.
+        or_fewer: accept a smaller vocabulary if the text is too short for `vocab_size`.
+        lowercase: lowercase text in the normalizer; decoding does not restore case.
+        normalization: Unicode normal form; `None` means "nfkc", or "none" for `byte_bpe` and
+            `byte`, which then restore every string exactly.
+        extra_specials: names of further special tokens, such as "<sep>". "<mask>" is
+            `specials.mask_id`; "<extra_0>", "<extra_1>", … are `specials.sentinel_ids`.
+        template: special tokens around a text: BOS, EOS, or "both" as in BERT.
+        keep_whitespace: preserve newlines and repeated spaces (U+2581 is decoded as a space, except
+            by `char`) and add no space before a text. `byte_bpe` and `byte` always do; not
+            possible for `word`.
 
     Raises:
-        UserError: an unknown kind or normalisation; a vocabulary larger than the text gives, or
-            too small for its characters; no text; a setting that the kind cannot use.
+        UserError: an unknown kind or normalization; a vocabulary larger than the text allows, or
+            too small for its characters; no text; a setting that the kind does not support.
     """
     specials = SPECIALS + tuple(extra_specials)
-    plan = Plan(
+    settings = TrainingSettings(
         kind, vocab_size, lowercase, normalization, specials, keep_whitespace, template, or_fewer
     )
-    backend = train_backend(list(texts), plan)
+    backend = train_backend(list(texts), settings)
     roles = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
-    if "<mask>" in plan.specials:
+    if "<mask>" in settings.specials:
         roles["mask"] = "<mask>"
     if template == "both":
         roles |= {"cls": roles["bos"], "sep": roles["eos"]}
@@ -104,25 +110,24 @@ def train_tokenizer(
 class Tokenizer:
     """Text to ids and back. Made by `train_tokenizer`, `read_tokenizer` or `Tokenizer.load`.
 
-    For those trained here `decode(encode(text)) == normalize(text)` for every text whose characters
-    (for kind `word`: words) are known, which those of the training text are.
+    For tokenizers trained here `decode(encode(text)) == normalize(text)` if all characters of the
+    text (for kind `word`: words) are in the vocabulary.
 
     Args:
-        backend: its special tokens are what decoding leaves out, and its post-processor says what
-            the model expects around a text and between the two of a pair.
-        roles: the special of each of `ROLES` that there is.
-        specials_are_text: whether a special's name in a text is text like any other, as it is for
-            those trained here.
-        piece_ids: ids by piece where they are not the backend's own (Marian's); a piece that it
-            lacks is unknown.
-        files: files of the directory that it was imported from, kept because only they say to
-            `transformers` what this tokenizer does.
+        backend: the tokenizer of the `tokenizers` library, with the special tokens, and the
+            template as its post-processor.
+        roles: the special token of each role in `ROLES` that has one.
+        specials_are_text: the name of a special token in a text is encoded as ordinary text, as by
+            all tokenizers trained here.
+        piece_ids: ids by piece, if they differ from those of `backend` (Marian); other pieces are
+            unknown.
+        files: original files of an imported tokenizer that `transformers` needs to load it.
 
     Attributes:
-        special_ids: those that decoding leaves out.
-        prefix_ids, suffix_ids: what the model expects before and after a text.
-        pair_middle_ids: what it expects between the two texts of a pair; `None` where a pair does
-            not begin and end as one text does.
+        special_ids: ids of special tokens, which `decode` leaves out.
+        prefix_ids, suffix_ids: special tokens of the template before and after a text.
+        pair_middle_ids: special tokens between the texts of a pair; `None` if the template of a
+            pair begins or ends differently than that of one text.
     """
 
     def __init__(
@@ -148,82 +153,82 @@ class Tokenizer:
         self.specials = _specials(self.roles, id_of)
         added = backend.get_added_tokens_decoder().values()
         names = [*self.roles.values(), *(token.content for token in added if token.special)]
-        found = (*map(id_of, names), *self.specials.sentinel_ids)
-        self.special_ids = frozenset(i for i in found if i is not None)
+        ids = (*map(id_of, names), *self.specials.sentinel_ids)
+        self.special_ids = frozenset(i for i in ids if i is not None)
         self.prefix_ids, self.suffix_ids, self.pair_middle_ids = _template(backend)
 
     @property
     def pad_id(self) -> int:
-        """The id that fills a batch up; 0 where there is none, since lengths tell the padding."""
+        """Id for padding; 0 without a padding token (padding masks are made from lengths)."""
         return self.specials.pad_id or 0
 
     @property
     def bos_id(self) -> int:
-        """The start mark. Raises UserError where there is none."""
-        return self._needed(self.specials.bos_id, "start (bos)")
+        """Id of the start token. Raises UserError if there is none."""
+        return self._require(self.specials.bos_id, "start token (bos)")
 
     @property
     def eos_id(self) -> int:
-        """The end mark. Raises UserError where there is none."""
-        return self._needed(self.specials.eos_id, "end (eos)")
+        """Id of the end token. Raises UserError if there is none."""
+        return self._require(self.specials.eos_id, "end token (eos)")
 
     @property
     def unk_id(self) -> int:
-        """What stands for anything unknown; -1, which no text gives, where nothing is unknown."""
+        """Id of unknown pieces; -1 for a vocabulary without an unknown token."""
         return -1 if self.specials.unk_id is None else self.specials.unk_id
 
     @cached_property
     def lowercases(self) -> bool:
-        """Whether it makes capitals small, so that a model of it writes none."""
+        """True if the normalizer lowercases text."""
         return self.normalize("A") == "a"
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id: how many rows an embedding needs, specials counted."""
+        """The highest id plus one, special tokens included: the number of rows of an embedding."""
         vocab = self._backend.get_vocab() if self._piece_ids is None else self._piece_ids
         return max(vocab.values()) + 1
 
     def normalize(self, text: str) -> str:
-        """The text as the model gets to see it: what decoding can give back at best."""
+        """The normalized text, which is the best that decoding can restore."""
         normalizer = self._backend.normalizer
-        with _of_characters():
+        with _surrogate_errors():
             return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without what the template adds. Empty text gives no ids."""
-        with _of_characters():
+        """The ids of a text, without the special tokens of the template."""
+        with _surrogate_errors():
             return self._ids(self._backend.encode(text, add_special_tokens=False))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """`encode` for each text, on all cores."""
-        # The fast way leaves the pieces out.
+        # `encode_batch_fast` returns ids without pieces.
         fast = self._piece_ids is None
         encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
-        with _of_characters():
-            return [self._ids(each) for each in encode(texts, add_special_tokens=False)]
+        with _surrogate_errors():
+            return [self._ids(encoding) for encoding in encode(texts, add_special_tokens=False)]
 
     def add_special_tokens(
         self, ids: Sequence[int], pair: Sequence[int] | None = None
     ) -> list[int]:
-        """The ids of a text, or of a pair of texts, with what the model expects around them.
+        """The ids of a text, or of a pair of texts, with the special tokens of the template.
 
-        Raises UserError where the tokenizer has no form for a pair.
+        Raises UserError if the template does not support pairs.
         """
         if pair is None:
             return [*self.prefix_ids, *ids, *self.suffix_ids]
         if self.pair_middle_ids is None:
-            raise UserError("this tokenizer has no form for a pair of texts; give them one by one")
+            raise UserError("this tokenizer does not support pairs of texts; give single texts")
         return [*self.prefix_ids, *ids, *self.pair_middle_ids, *pair, *self.suffix_ids]
 
     def encode_target(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text as a decoder learns to write it: with special tokens, ending in EOS."""
-        whole = self.add_special_tokens(ids)
-        return whole if whole[-1:] == [self.eos_id] else [*whole, self.eos_id]
+        """The ids of a text as the target of a decoder: with special tokens, ending in EOS."""
+        target = self.add_special_tokens(ids)
+        return target if target[-1:] == [self.eos_id] else [*target, self.eos_id]
 
     def decode(self, ids: Sequence[int], *, keep_specials: bool = False) -> str:
-        """The text of some ids; the specials are left out, or written by their names.
+        """The text of some ids, without special tokens, or with their names.
 
-        For the kinds of bytes, bytes that are not UTF-8 become U+FFFD.
+        For byte-level tokenizers invalid UTF-8 is decoded as U+FFFD.
         """
         return self.decode_batch([ids], keep_specials=keep_specials)[0]
 
@@ -231,21 +236,21 @@ class Tokenizer:
         self, batch: Sequence[Sequence[int]], *, keep_specials: bool = False
     ) -> list[str]:
         """`decode` for each sequence of ids."""
-        left_out = frozenset() if keep_specials else self.special_ids
-        kept = [[i for i in ids if i not in left_out] for ids in batch]
+        skipped = frozenset() if keep_specials else self.special_ids
+        rows = [[i for i in ids if i not in skipped] for ids in batch]
         if self._pieces is None:
             try:
-                return list(self._backend.decode_batch(kept, skip_special_tokens=False))
+                return list(self._backend.decode_batch(rows, skip_special_tokens=False))
             except OverflowError:
-                raise UserError("ids hold a number that is no token's") from None
+                raise UserError("ids contain a number that is not a token id") from None
         decoder = self._backend.decoder
-        return [str(decoder.decode([self.piece(i) for i in ids])) for ids in kept]
+        return [str(decoder.decode([self.piece(i) for i in ids])) for ids in rows]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The piece of each id, for display.
 
-        U+2581 marks a space that belongs to a piece, and specials have their names. For the kinds
-        of bytes a piece that is not whole characters is shown as bytes, such as `<E4><BB>`.
+        U+2581 is a space inside a piece; special tokens are shown by name. A byte-level piece that
+        is not whole characters is shown as bytes, such as `<E4><BB>`.
         """
         return [
             self.piece(i) if i in self.special_ids else self._spelling.display(self.piece(i))
@@ -253,20 +258,20 @@ class Tokenizer:
         ]
 
     def word_starts(self, ids: Sequence[int]) -> list[bool]:
-        """Which tokens begin a word, so that whole words can be masked.
+        """For each token, True if it begins a word (used for whole-word masking).
 
-        A word reaches to the next space, which belongs to the word after it; with pieces that say
-        whether they continue or end a word (WordPiece, GPT-1's) it is the word of the vocabulary,
-        where punctuation stands alone. A special is a word of its own.
+        Words are separated by spaces; a space is part of the word after it. With pieces that mark
+        the continuation or end of a word (WordPiece, GPT-1) words are those of the pre-tokenizer,
+        and punctuation is separate. Each special token is a word.
         """
         return self._spelling.word_starts(
             [None if i in self.special_ids else self.piece(i) for i in ids]
         )
 
     def save(self, path: Path) -> None:
-        """Write one JSON file: all that is ours, and under "tokenizer" the library's own form.
+        """Write the tokenizer to a JSON file.
 
-        Wrapped, because that library refuses a file with keys that it does not know.
+        The key "tokenizer" holds the JSON of the `tokenizers` library, which refuses unknown keys.
 
         Raises:
             UserError: the file cannot be written.
@@ -274,7 +279,7 @@ class Tokenizer:
         write_json(path, self.content())
 
     def content(self) -> dict[str, Any]:
-        """What `save` writes, as JSON; equal for tokenizers that do the same."""
+        """The tokenizer as JSON, as written by `save`."""
         content = {
             "format": _FORMAT,
             "kind": self.kind,
@@ -291,10 +296,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read what `save` wrote.
+        """Load a file of `save`.
 
         Raises:
-            UserError: the file is missing, cut short, or not one of ours.
+            UserError: the file is missing, damaged, or was not written by `save`.
         """
         content = read_json(path)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -302,8 +307,10 @@ class Tokenizer:
         try:
             saved = content.get("files", {}).items()
             files = {name: base64.b64decode(text) for name, text in saved}
-            for name in files.keys() - KEPT_FILES:  # an export writes them: names, never paths
-                raise UserError(f"{path} holds {name!r}, which is of no tokenizer; do not use it")
+            for name in files.keys() - ORIGINAL_FILES:  # exports write these files: no other paths
+                raise UserError(
+                    f"{path} contains a file {name!r}, which no tokenizer has; do not use it"
+                )
             return cls(
                 Backend.from_str(json.dumps(content["tokenizer"])),
                 content["kind"],
@@ -314,7 +321,7 @@ class Tokenizer:
             )
         except UserError:
             raise
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises plain `Exception`
             raise UserError(f"{path} is damaged: {error!r}; save the tokenizer again") from error
 
     def _ids(self, encoding: Any) -> list[int]:
@@ -324,58 +331,59 @@ class Tokenizer:
 
     @property
     def has_own_pieces(self) -> bool:
-        """Whether ids are not the library's own (Marian's), so that pieces alone agree."""
+        """True if ids differ from those of the `tokenizers` library, but not pieces (Marian)."""
         return self._pieces is not None
 
     def piece(self, i: int) -> str:
-        """The piece of an id; models may have more ids than their tokenizer (T5's 28 spare)."""
-        found = self._backend.id_to_token(i) if self._pieces is None else self._pieces.get(i)
-        return f"<id {i}>" if found is None else str(found)
+        """The piece of an id; `<id N>` for ids beyond the vocabulary, as some models have (T5)."""
+        piece = self._backend.id_to_token(i) if self._pieces is None else self._pieces.get(i)
+        return f"<id {i}>" if piece is None else str(piece)
 
-    def _needed(self, special_id: int | None, what: str) -> int:
+    def _require(self, special_id: int | None, name: str) -> int:
         if special_id is None:
-            raise UserError(
-                f"this {self.kind} tokenizer has no {what} mark; use one that has, or its template"
-            )
+            raise UserError(f"this {self.kind} tokenizer has no {name}; use one that has it")
         return special_id
 
 
 def _specials(roles: Mapping[str, str], id_of: Callable[[str], int | None]) -> Specials:
     ids = {f"{role}_id": id_of(name) for role, name in roles.items()}
     if ids.get("unk_id") in (ids.get("bos_id"), ids.get("eos_id")):
-        ids["unk_id"] = None  # GPT-2's one special is an end; its bytes leave nothing unknown
+        ids["unk_id"] = None  # GPT-2 uses one token for all roles; its bytes are never unknown
     sentinels = [_numbered(name, id_of) for name in ("<extra_id_{}>", "<extra_{}>")]
     return Specials(**ids, sentinel_ids=sentinels[0] or sentinels[1])
 
 
 def _numbered(name: str, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
-    found: list[int] = []
-    while (i := id_of(name.format(len(found)))) is not None:
-        found.append(i)
-    return tuple(found)
+    ids: list[int] = []
+    while (i := id_of(name.format(len(ids)))) is not None:
+        ids.append(i)
+    return tuple(ids)
 
 
 @contextmanager
-def _of_characters() -> Iterator[None]:
-    """Tell what the library below calls no text: half of a surrogate pair, which Python lets in."""
+def _surrogate_errors() -> Iterator[None]:
+    """Raise UserError for a lone surrogate, which Python's str allows and the library does not."""
     try:
         yield
     except TypeError:
         raise UserError(
-            "a text must be of characters; a lone surrogate is none, as of a file that is not UTF-8"
+            "a text contains a lone surrogate, as from a file that is not UTF-8; remove it"
         ) from None
 
 
 def _template(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """What the backend puts before, after and between texts, found by letting it do so."""
+    """Special tokens before, after and between texts; None for between if pairs differ otherwise.
+
+    They are read off the result of post-processing a text and a pair of texts.
+    """
     text = Backend(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
 
     def parts(pair: Encoding | None) -> list[tuple[int, ...]]:
-        done = backend.post_process(text, pair, add_special_tokens=True)
-        found: list[tuple[int, ...]] = [()]
-        for i, sequence in zip(done.ids, done.sequence_ids, strict=True):
-            found = [*found, ()] if sequence is not None else [*found[:-1], (*found[-1], i)]
-        return found
+        encoding = backend.post_process(text, pair, add_special_tokens=True)
+        groups: list[tuple[int, ...]] = [()]
+        for i, sequence in zip(encoding.ids, encoding.sequence_ids, strict=True):
+            groups = [*groups, ()] if sequence is not None else [*groups[:-1], (*groups[-1], i)]
+        return groups
 
     prefix, suffix = parts(None)
     pair_prefix, middle, pair_suffix = parts(text)
