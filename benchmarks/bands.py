@@ -137,7 +137,7 @@ def losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[int, float
         started = (out / "recipe.yaml").is_file()
         chosen = load_recipe(out) if started else load_recipe(name, settings)
         chosen = chosen.model_copy(update={"expect": recipe.expect})
-        ended = train(chosen, out, resume=started, say=print, listeners=[StopAfter(last)])
+        ended = train(chosen, out, resume=started, on_event=StopAfter(last))
         if ended.reason == "interrupted" and last not in evaluated(out):
             raise SystemExit("stopped and saved; the same command goes on")
     return evaluated(out)
@@ -174,7 +174,7 @@ def evaluated(out: Path) -> dict[int, float]:
 
 
 class StopAfter:
-    """A listener that ends a run, saved, once it was evaluated at a step.
+    """An event function that ends a run, saved, once it was evaluated at a step.
 
     By SIGTERM: a shell makes what it runs in the background ignore SIGINT.
     """
@@ -182,13 +182,10 @@ class StopAfter:
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on(self, event: Event) -> None:
-        """Ask the run to stop."""
+    def __call__(self, event: Event) -> None:
+        """Interrupt the run after the evaluation."""
         if isinstance(event, Evaluated) and event.step >= self.step:
             signal.raise_signal(signal.SIGTERM)
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
 
 if __name__ == "__main__":

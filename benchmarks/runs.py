@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from heedful.pipelines import Translator, load, parameter_count
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import load_recipe
 from heedful.run import train
-from heedful.training.display import RunDisplay
-from heedful.training.events import Evaluated, Listener, RunFinished, format_score, score_label
+from heedful.training.events import Evaluated, Event, RunFinished, format_score, score_label
 from heedful.training.folder import facts_of_run
 from heedful.training.loggers import read_log
 from significance import NOTE, interval_text, p_text, significance
@@ -89,14 +88,16 @@ class Run:
 
 
 def finished_run(
-    name: str, directory: Path, settings: list[str], listeners: Sequence[Listener] = ()
+    name: str,
+    directory: Path,
+    settings: list[str],
+    on_event: Callable[[Event], None] | None = None,
 ) -> Run:
     """The finished run in `directory`; trained, or gone on with, where it is not there yet."""
     if not (directory / "scores.json").is_file():
         started = (directory / "recipe.yaml").is_file()
         recipe = load_recipe(directory) if started else load_recipe(name, settings)
-        heard = [RunDisplay(), *listeners]
-        found = train(recipe, directory, resume=started, listeners=heard, say=print)
+        found = train(recipe, directory, resume=started, on_event=on_event)
         if found.reason == "interrupted":
             raise SystemExit("stopped and saved; the same command goes on")
     events = read_log(directory / "log.jsonl")

@@ -76,7 +76,7 @@ class Experiment:
 
 
 class ProcessorTime:
-    """A listener that records the processor's seconds of a run up to each evaluation or stop.
+    """An event function that records a run's processor seconds up to each evaluation or stop.
 
     Elapsed time is no measure while other work runs on the machine.
     """
@@ -88,13 +88,10 @@ class ProcessorTime:
         self.before = kept[-1][1]
         self.began = time.process_time()
 
-    def on(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
         if isinstance(event, Evaluated | CheckpointSaved):
             self.steps.append([event.step, self.before + time.process_time() - self.began])
             self.path.write_text(json.dumps(self.steps))
-
-    def close(self) -> None:
-        pass
 
 
 def main() -> None:
@@ -139,7 +136,7 @@ def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> 
     ]
     directory = _directory(arguments, row)
     clock = ProcessorTime(directory.with_name(f"{directory.name}.json"))
-    run = finished_run(experiment.recipe, directory, all_settings, listeners=[clock])
+    run = finished_run(experiment.recipe, directory, all_settings, on_event=clock)
     record = {"row": row, "seed": arguments.seed, "conditions": arguments.conditions}
     record["settings"] = [f"{key}={value}" for key, value in settings.items()]
     record |= _scores_of_run(run, clock)

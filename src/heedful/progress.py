@@ -1,36 +1,37 @@
-"""Progress of long work: reported by the code that works, shown where the caller asks for it."""
+"""Progress of long work: reported by the code that does it, displayed where the caller chooses."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
-Advance = Callable[[int], None]
-Show = Callable[[str, int | None], AbstractContextManager[Advance]]
+Advance = Callable[[int], None]  # called with the number of items done since the last call
+Display = Callable[[str, int | None], AbstractContextManager[Advance]]
+PrintLine = Callable[[str], None]  # prints one line of text
 
-_show: ContextVar[Show | None] = ContextVar("show", default=None)
+_display: ContextVar[Display | None] = ContextVar("display", default=None)
 
 
 @contextmanager
-def use_display(show: Show | None) -> Iterator[None]:
-    """Have `show(what, total)` make a bar for each piece of work in the block; None: show none."""
-    before = _show.set(show)
+def use_display(display: Display | None) -> Iterator[None]:
+    """Display the work tracked in the block by `display(description, total)`; None: do not."""
+    token = _display.set(display)
     try:
         yield
     finally:
-        _show.reset(before)
+        _display.reset(token)
 
 
 @contextmanager
-def track(what: str, total: int | None) -> Iterator[Advance]:
-    """A function to call with how many more of `total` are done; None: the total is not known."""
-    show = _show.get()
-    if show is None:
+def track(description: str, total: int | None) -> Iterator[Advance]:
+    """Report work on `total` items (None: unknown) by calls of the function that is yielded."""
+    display = _display.get()
+    if display is None:
         yield lambda count: None
         return
-    with show(what, total) as advance:
+    with display(description, total) as advance:
         yield advance
 
 
 def has_display() -> bool:
-    """Whether anyone looks; for libraries that draw bars of their own."""
-    return _show.get() is not None
+    """True if progress is displayed; for libraries with progress bars."""
+    return _display.get() is not None

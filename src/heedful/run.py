@@ -1,17 +1,21 @@
-"""One training run, from recipe to model.
+"""One training run, from a recipe to a model.
 
 A run's folder is a model directory (`config.json`, `model.safetensors`, tokenizers: the best model
-so far) that also holds the whole recipe, the log, the checkpoints and, at the end, scores and a
-report. Its data are prepared in a cache that runs share.
+so far) that also holds the complete recipe, the log, the checkpoints and, at the end, scores and a
+report. Prepared data are in a cache that runs share.
 """
 
 import platform
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from rich.console import Console
 
 import heedful
 from heedful import plugins
@@ -22,21 +26,31 @@ from heedful.files import read_text, remove_unfinished, write_text
 from heedful.pipelines import (
     SavedModel,
     choose_device,
+    load,
     parameter_count,
     save_description,
 )
+from heedful.progress import PrintLine, has_display, use_display
 from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, with_absolute_paths
 from heedful.tasks.distillation import check_distillation
 from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.preparation import Say
+from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.run_data import Data
 from heedful.tasks.scoring import FinalScores
 from heedful.tasks.start import RunParts, begin, begin_from_folder, loss_of
 from heedful.tasks.task import Task
 from heedful.training.best import BestModel
 from heedful.training.checkpoint import Checkpoints, average_weights
-from heedful.training.events import Listener, RunFinished, RunStarted, StopReason
+from heedful.training.display import RunDisplay
+from heedful.training.events import (
+    Event,
+    EventCallback,
+    Listener,
+    RunFinished,
+    RunStarted,
+    StopReason,
+)
 from heedful.training.folder import RunFolder, facts_of_run
 from heedful.training.loggers import JsonlLog, TensorBoardLog, read_log
 from heedful.training.precision import resolve_precision
@@ -53,19 +67,38 @@ _SPLITS = {"test": "test text", "valid": "held-out text"}
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """How a run ended. `scores` are of the held-out test (or validation) text."""
+    """A session of training that has ended, and its model.
+
+    Attributes:
+        directory: the run's folder, itself a model directory. A temporary folder, where `train` had
+            no `out`, is removed with this object.
+        task: the name of the recipe's task.
+        reason: the reason why the session ended.
+        scores: of the final model on the test split, or on the validation split of a run without
+            one; None for an interrupted run.
+    """
 
     directory: Path
     task: str
     reason: StopReason
     scores: FinalScores | None
+    _device: str = field(default="auto", repr=False)
+    _temporary: "TemporaryDirectory[str] | None" = field(default=None, repr=False)
+
+    @cached_property
+    def model(self) -> Any:
+        """The run's model, as `heedful.load(run.directory)` opens it; the best so far, if the run
+        was interrupted."""
+        return load(self.directory, device=self._device)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A started run; `resumed_from` is the step of the checkpoint that it resumes.
+    """A started run.
 
-    `unigram_entropy` is that of the targets that it learns from, as `RunStarted` has it.
+    Attributes:
+        resumed_from: the step of the checkpoint that it resumes.
+        unigram_entropy: as in `RunStarted`.
     """
 
     task: Task
@@ -80,49 +113,105 @@ class _Run:
 
 def train(
     recipe: Recipe | str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
+    data: TrainingData | None = None,
     resume: bool = False,
     changes: Collection[str] = (),
-    listeners: Sequence[Listener] = (),
-    say: Say = lambda line: None,
+    on_event: Callable[[Event], None] | None = None,
+    print_line: PrintLine | None = None,
+    progress: bool = True,
     command: str = "heedful.train",
 ) -> TrainingRun:
-    """Train what a recipe says into the folder `out`.
+    """Train by a recipe, and return the run with its model.
 
     Args:
         recipe: a `Recipe`, the path of one, or the name of a shipped one.
-        resume: go on from the newest checkpoint in `out`.
-        changes: keys that may differ from the run's recipe though its steps depend on them; what
-            differs is noted in the log and the report.
-        listeners: are given every event; the log (and TensorBoard's files) are written anyway.
-        say: is given lines on what the data hold.
+        out: the run's folder; None: a temporary one.
+        data: rows to train on, in place of the recipe's files: a list of texts, of pairs or of
+            (text, label), a `datasets.Dataset`, or a mapping from split to rows
+            (`InMemoryData.convert`). They are stored in the run's folder.
+        resume: continue from the newest checkpoint in `out`.
+        changes: keys that may differ from the run's recipe although later steps depend on them;
+            the differences are noted in the log and the report.
+        on_event: is called with every event of the run (`heedful.training.events`), besides the
+            log and TensorBoard's files. An exception that it raises ends the run.
+        print_line: is called with lines on data and model; default: they are part of the display.
+        progress: display the progress on standard error, unless a display is in use
+            (`heedful.progress.use_display`).
+        command: the command line, for the report.
 
     Raises:
-        UserError: anything wrong with recipe, data or folder; a loss that is not finite.
+        UserError: an error in recipe, data or folder; a loss or gradient that is not finite.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
-    recipe = with_absolute_paths(recipe)
-    out = Path(out)
+    if out is None and resume:
+        raise UserError("to resume a run, give its folder as out")
+    temporary = TemporaryDirectory(prefix="heedful-") if out is None else None
+    out = Path(temporary.name if temporary is not None else out or "")
+    recipe, rows = with_absolute_paths(recipe), None
+    if data is not None:
+        columns = plugins.task.get(recipe.task).row_columns
+        rows = InMemoryData.convert(recipe, columns, data, out)
+        recipe = rows.recipe
+    with _displayed(on_event, print_line, progress) as (listeners, print_line):
+        reason, scores = _train_in(
+            out, recipe, rows, resume, changes, listeners, print_line, command
+        )
+    return TrainingRun(out, recipe.task, reason, scores, recipe.training.device, temporary)
+
+
+@contextmanager
+def _displayed(
+    on_event: Callable[[Event], None] | None, print_line: PrintLine | None, progress: bool
+) -> Iterator[tuple[list[Listener], PrintLine]]:
+    """The listeners of a run and the function that prints its lines.
+
+    With `progress` they include a display, unless the caller displays progress already.
+    """
+    listeners: list[Listener] = [] if on_event is None else [EventCallback(on_event)]
+    if not progress or has_display():
+        yield listeners, print_line or (lambda line: None)
+        return
+    display = RunDisplay(Console(stderr=True))
+    try:
+        with use_display(display.track):
+            yield [display, *listeners], print_line or display.print_line
+    finally:
+        display.close()
+
+
+def _train_in(
+    out: Path,
+    recipe: Recipe,
+    rows: InMemoryData | None,
+    resume: bool,
+    changes: Collection[str],
+    listeners: Sequence[Listener],
+    print_line: PrintLine,
+    command: str,
+) -> tuple[StopReason, FinalScores | None]:
+    """Train in the folder `out`, and write its report; arguments as of `train`."""
     device = choose_device(recipe.training.device)
     with RunFolder(out, resume=resume) as folder:
         with folder.undone_on_error():
             if resume:
                 check_changes(load_recipe(out / "recipe.yaml"), recipe, changes, str(out))
-                for event in _starts(out / "log.jsonl")[-1:]:
+                for event in _session_starts(out / "log.jsonl")[-1:]:
                     check_started(event.recipe, recipe, str(out))
-            run = _start(recipe, folder, device, resume, say)
+            run = _start(recipe, rows, folder, device, resume, print_line)
             step = (run.resumed_from or 0) if resume else None
-            log: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
+            logs: list[Listener] = [JsonlLog(out / "log.jsonl", resume_step=step)]
             _save_recipe(recipe, out / "recipe.yaml")
             if recipe.training.tensorboard:
-                log.append(TensorBoardLog(out / "tensorboard", resume_step=step))
-            run.trainer.listeners = [*listeners, *log, ExpectationListener(recipe.expect, say)]
-        reason, scores = _finish(run, out, say)
+                logs.append(TensorBoardLog(out / "tensorboard", resume_step=step))
+            expectations = ExpectationListener(recipe.expect, print_line)
+            run.trainer.listeners = [*listeners, *logs, expectations]
+        reason, scores = _train_and_score(run, out, print_line)
     events = read_log(out / "log.jsonl")
     for verdict in general_verdicts(events, out) if scores else ():
-        say(str(verdict))
+        print_line(str(verdict))
     write_report(
         out / "report.html",
         title=f"{recipe.task.replace('_', ' ')}: {out.name}",
@@ -133,24 +222,31 @@ def train(
         labels=scores.labels if scores else (),
         confusion=scores.confusion if scores else (),
     )
-    return TrainingRun(out, recipe.task, reason, scores)
+    return reason, scores
 
 
-def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool, say: Say) -> _Run:
-    """Everything up to the first step."""
+def _start(
+    recipe: Recipe,
+    rows: InMemoryData | None,
+    folder: RunFolder,
+    device: torch.device,
+    resume: bool,
+    print_line: PrintLine,
+) -> _Run:
+    """Check the recipe, open the folder, prepare data and net; everything before the first step."""
     out = folder.path
     task = _checked_task(recipe)
     precision = _precision(recipe, out, device, resume)
-    _open_folder(recipe, folder, precision, resume)
+    _open_folder(recipe, rows, folder, precision, resume)
     if resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None:
-        parts = begin_from_folder(task, out, device, say)
+        parts = begin_from_folder(task, out, device, print_line)
     else:
-        parts = begin(task, out, device, say)
+        parts = begin(task, out, device, print_line)
         save_description(parts.model, out)
         folder.note(**parts.names)
     parts.model.net.to(device)
     epochs = EpochBatches(task, parts.data)
-    first = epochs.plan_epoch(0)  # an example above the batch's limit is refused here
+    first = epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
     steps = total_steps(recipe.training, len(first))
     entropy = unigram_entropy(epochs.load_batch(item).targets for item in first)
     best = BestModel(out)
@@ -162,7 +258,7 @@ def _start(recipe: Recipe, folder: RunFolder, device: torch.device, resume: bool
 
 
 def _checked_task(recipe: Recipe) -> Task:
-    """The recipe's task; raises UserError for what is wrong before any data are read."""
+    """The recipe's task; raises UserError for errors that show before any data are read."""
     task: Task = plugins.task.get(recipe.task)(recipe)
     task.check()
     check_distillation(recipe, task.distillation_levels)
@@ -171,11 +267,11 @@ def _checked_task(recipe: Recipe) -> Task:
 
 
 def _precision(recipe: Recipe, out: Path, device: torch.device, resume: bool) -> str:
-    """The precision of training; that of the sessions before where a run is resumed."""
-    wanted = str(recipe.training.precision)
-    if resume and wanted == "auto":
-        wanted = facts_of_run(out).precision
-    return resolve_precision(wanted, device)
+    """The precision of training; `auto` of a resumed run is that of its first session."""
+    precision = str(recipe.training.precision)
+    if resume and precision == "auto":
+        precision = facts_of_run(out).precision
+    return resolve_precision(precision, device)
 
 
 def _make_trainer(
@@ -187,7 +283,7 @@ def _make_trainer(
     precision: str,
     steps: int | None,
 ) -> Trainer:
-    """The trainer of a run, with its loss, its batches, its evaluation and its checkpoints."""
+    """The trainer of a run, with loss, batches, evaluation and checkpoints."""
     recipe, model = task.recipe, parts.model
     training = recipe.training
     hooks = TrainingHooks(
@@ -211,13 +307,13 @@ def _make_trainer(
             best=training.average_of == "best",
         ),
         precision=precision,
-        extra_evaluation_steps=[one.step for one in recipe.expect],
+        extra_evaluation_steps=[expectation.step for expectation in recipe.expect],
     )
     return trainer
 
 
 def _save_best(best: BestModel, trainer: Trainer) -> None:
-    """Store the net's weights, which are the best so far, or the first before any evaluation."""
+    """Store the net's weights as the best so far; before any evaluation, as the first ones."""
     step = trainer.state.step
     kind = "weights" if trainer.average is None else "averaged weights"
     best.save(
@@ -228,8 +324,10 @@ def _save_best(best: BestModel, trainer: Trainer) -> None:
     )
 
 
-def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | None]:
-    """From the first step to the scores."""
+def _train_and_score(
+    run: _Run, out: Path, print_line: PrintLine
+) -> tuple[StopReason, FinalScores | None]:
+    """Train to the end of the session; unless it was interrupted, score the final model."""
     trainer, state = run.trainer, run.trainer.state
     try:
         data, recipe = run.data, run.task.recipe.model_dump(mode="json")
@@ -252,7 +350,7 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
         scores, values, scored = None, {}, ""
         if reason != "interrupted":
             scored = f"{_SPLITS[data.final]}, {_choose_final(run)}"
-            say(f"scoring: {scored}")
+            print_line(f"scoring: {scored}")
             scores = run.task.compute_final_scores(run.model, run.data, out)
             values = scores.values()
         trainer.emit(RunFinished(state.step, state.seconds, reason, state.best, values, scored))
@@ -263,34 +361,40 @@ def _finish(run: _Run, out: Path, say: Say) -> tuple[StopReason, FinalScores | N
 
 
 def _changes_on_resume(log: Path, recipe: dict[str, Any]) -> list[str]:
-    """How settings on which steps depend differ from those of the session before."""
-    starts = _starts(log)
+    """The settings that steps depend on and that differ from those of the last session."""
+    starts = _session_starts(log)
     return changed_settings(starts[-1].recipe, recipe) if starts else []
 
 
-def _starts(log: Path) -> list[RunStarted]:
-    """The events of all sessions' starts; none where there is no log yet."""
+def _session_starts(log: Path) -> list[RunStarted]:
+    """The `RunStarted` events of a log; empty if there is no log yet."""
     events = read_log(log) if log.is_file() else []
     return [event for event in events if isinstance(event, RunStarted)]
 
 
-def _open_folder(recipe: Recipe, folder: RunFolder, precision: str, resume: bool) -> None:
-    """Prepare a new folder with the recipe in it, or that of a run to resume."""
+def _open_folder(
+    recipe: Recipe, rows: InMemoryData | None, folder: RunFolder, precision: str, resume: bool
+) -> None:
+    """Write recipe and rows into the folder of a new run, or check that of a run to resume."""
     out = folder.path
     if not resume:
         folder.claim(precision)
         _save_recipe(recipe, out / "recipe.yaml")
+        if rows is not None:
+            rows.write()
         return
+    if rows is not None:
+        rows.check_unchanged()
     remove_unfinished(out)
     if Checkpoints(out / "checkpoints", keep=1).newest():
-        load_tensors(BestModel(out).path)  # needed at the end
+        load_tensors(BestModel(out).path)  # read at the end: raises UserError now if it is damaged
 
 
 def _save_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a run's recipe; a file that says the same stays as it is, with its comments.
+    """Write a run's recipe; a file with equal values is kept, with its comments.
 
     Raises:
-        UserError: the file says something else, and a user has edited it.
+        UserError: the file has other values, and a user has edited it.
     """
     if path.is_file():
         saved = load_recipe(path)
@@ -305,10 +409,10 @@ def _save_recipe(recipe: Recipe, path: Path) -> None:
 
 
 def _choose_final(run: _Run) -> str:
-    """Write the run's model: the mean of its checkpoints where that is better than the best.
+    """Write the final model: the average of the checkpoints if it is better than the best one.
 
     Returns:
-        Which weights these are.
+        A description of the weights.
     """
     net, trainer = run.model.net, run.trainer
     files = [path / WEIGHTS for path in trainer.checkpoints.to_average()]

@@ -1,4 +1,4 @@
-"""Bars of long work in a terminal, and plain lines elsewhere."""
+"""Progress bars in a terminal, and plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -11,53 +11,53 @@ from heedful.progress import Advance
 
 
 class ProgressBars:
-    """Shows each piece of work (`heedful.progress`) as a bar, those within another below it.
+    """A display of `heedful.progress`: one bar for each block of work, nested blocks below it.
 
-    Where `console` is no terminal, a line is printed every `line_seconds` of work instead, without
-    control codes.
+    If `console` is not a terminal, a line without control codes is printed every `line_seconds`
+    of work instead.
     """
 
     def __init__(self, console: Console | None = None, *, line_seconds: float = 15.0) -> None:
         self._console = console or Console()
         self._line_seconds = line_seconds
-        self._progress: Progress | None = None  # while anything is shown
+        self._progress: Progress | None = None  # None: no bar is displayed
 
     @contextmanager
-    def track(self, what: str, total: int | None) -> Iterator[Advance]:
-        """A bar for some work; `total` None: it is not known."""
-        began = said = time.monotonic()
+    def track(self, description: str, total: int | None) -> Iterator[Advance]:
+        """Display one block of work; `total` None: unknown."""
+        started = last_line = time.monotonic()
         done = 0
-        owns = self._progress is None
-        bar = self._open(transient=True) if self._progress is None else self._progress
-        task = bar.add_task("", total=total, what=what)
+        is_outermost = self._progress is None
+        bars = self._open(transient=True) if self._progress is None else self._progress
+        task = bars.add_task("", total=total, name=description)
 
         def advance(count: int) -> None:
-            nonlocal done, said
+            nonlocal done, last_line
             done, now = done + count, time.monotonic()
-            left = "" if total is None else _time_left(now - began, done, total)
-            bar.update(task, completed=done, description=left)
-            if not self._console.is_terminal and now - said >= self._line_seconds:
-                said = now
-                of = "" if total is None else f"/{total:,}"
-                self._print(f"{what} {done:,}{of}  {left}".rstrip())
+            left = "" if total is None else _time_left(now - started, done, total)
+            bars.update(task, completed=done, description=left)
+            if not self._console.is_terminal and now - last_line >= self._line_seconds:
+                last_line = now
+                of_total = "" if total is None else f"/{total:,}"
+                self.print_line(f"{description} {done:,}{of_total}  {left}".rstrip())
 
         try:
             yield advance
         finally:
-            bar.remove_task(task)
-            if owns:
+            bars.remove_task(task)
+            if is_outermost:
                 self.close()
 
     def close(self) -> None:
-        """Takes the bars down, so that the terminal is usable again."""
+        """Remove the bars and restore the terminal."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def _open(self, *, transient: bool = False) -> Progress:
-        """Begin to show bars."""
+        """Start displaying bars."""
         self._progress = Progress(
-            TextColumn("{task.fields[what]}"),
+            TextColumn("{task.fields[name]}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TextColumn("{task.description}"),
@@ -70,12 +70,13 @@ class ProgressBars:
         self._progress.start()
         return self._progress
 
-    def _print(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
+        """Print a line above the bars, as it is."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _time_left(seconds: float, done: int, total: int) -> str:
-    """Time left of `total` when `done` of it took so many seconds."""
+    """Estimated time left, if `done` of `total` items took `seconds`."""
     return f"{clock(seconds * (total - done) / max(1, done))} left"
 
 

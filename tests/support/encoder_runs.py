@@ -61,17 +61,14 @@ class Stop(Exception):
 
 
 class StopAt:
-    """A listener that ends the run at a step."""
+    """An event function that ends the run at a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone) and event.step == self.step:
             raise Stop
-
-    def close(self) -> None:
-        pass
 
 
 def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None:
@@ -80,7 +77,7 @@ def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None
     train(recipe, whole)
     for number, step in enumerate((6, 9)):
         try:
-            train(recipe, killed, resume=number > 0, listeners=[StopAt(step)])
+            train(recipe, killed, resume=number > 0, on_event=StopAt(step))
         except Stop:
             continue
         raise AssertionError(f"the run was not stopped at step {step}")

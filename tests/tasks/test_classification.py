@@ -114,7 +114,7 @@ def test_an_unknown_label_is_told_by_its_line(file: str, tmp_path: Path, split: 
     changes = {f"data__{name}": each for name, each in files.items()}
     said: list[str] = []
     with pytest.raises(UserError, match=r"valid\.tsv, line 3: label 'insect' is not among"):
-        train(recipe_of(file, **changes), tmp_path / "run", say=said.append)
+        train(recipe_of(file, **changes), tmp_path / "run", print_line=said.append)
     assert not [line for line in said if line.startswith("tokenizer")]  # told before the work
     assert not (tmp_path / "run").exists()
 

@@ -222,7 +222,7 @@ def test_a_translation_starts_from_it(tmp_path):
         recipe = recipe_of(tmp_path, kind, data__train__text=names, training__max_steps=2)
         train(recipe, tmp_path / kind)
         said: list[str] = []
-        train(translation, tmp_path / f"{kind}-pairs", say=said.append)
+        train(translation, tmp_path / f"{kind}-pairs", print_line=said.append)
         source, model = (
             heedful.load(tmp_path / name, device="cpu") for name in (kind, f"{kind}-pairs")
         )

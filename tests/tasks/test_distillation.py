@@ -268,7 +268,7 @@ def test_a_student_that_takes_layers_has_its_teachers_sizes_and_weights(task, te
     recipe = student_of(task, folder, teacher, training__max_steps=1, training__schedule=keys)
     own_keys = layers_of(task, 1) | {"dropout": 0.25}
     said: list[str] = []
-    train(recipe.model_copy(update={"model": own_keys}), tmp_path / "run", say=said.append)
+    train(recipe.model_copy(update={"model": own_keys}), tmp_path / "run", print_line=said.append)
     student = heedful.load(tmp_path / "run", device="cpu").config
     assert student == replace(wanted, **own_keys)
     assert any("blocks: layers 0 of the teacher" in line for line in said)
@@ -322,8 +322,8 @@ def taught(teachers):
         tokenizers = master.src_tokenizer, master.tgt_tokenizer
         run = Ready(recipe, cache_folder(), origin=Origin(tokenizers))
         others = others or OtherTeachers()
-        cache, say = cache_folder(), run.said.append
-        return run, sequence_distillation(run.data, run.task, master, others, cache, say)
+        cache, print_line = cache_folder(), run.said.append
+        return run, sequence_distillation(run.data, run.task, master, others, cache, print_line)
 
     return master, make
 
@@ -333,7 +333,7 @@ def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path)
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 2}
     recipe = student_of("translation", folder, teacher, distillation=keys, training__max_steps=1)
     said: list[str] = []
-    train(recipe, tmp_path / "run", say=said.append)
+    train(recipe, tmp_path / "run", print_line=said.append)
     assert any("translates" in line for line in said)
     master, make = taught
     run, made = make(beam_size=2)

@@ -68,7 +68,7 @@ def test_a_run_goes_on_from_an_encoder(tmp_path: Path, name: str, task: str) -> 
     source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=30, **keys)
     said: list[str] = []
     start = {"init_from": str(tmp_path / "source"), "model": {}, "training__max_steps": 1}
-    train(recipe_of(task, tmp_path, **start), tmp_path / "run", say=said.append)
+    train(recipe_of(task, tmp_path, **start), tmp_path / "run", print_line=said.append)
     model = heedful.load(tmp_path / "run", device="cpu")
     assert (model.config.vocab_size, model.config.max_length) == (30, 20)
     assert model.tokenizer.content() == TOKENIZER.content()

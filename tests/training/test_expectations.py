@@ -63,7 +63,7 @@ def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
         {"step": 9, "low": 0.0, "high": 1e-6},
     ]
     lines: list[str] = []
-    train(parse_recipe(tiny(expect=bands)), tmp_path / "run", say=lines.append)
+    train(parse_recipe(tiny(expect=bands)), tmp_path / "run", print_line=lines.append)
     found = {
         event.step: event.loss
         for event in read_log(tmp_path / "run/log.jsonl")
@@ -91,7 +91,7 @@ def test_bands_change_nothing_of_a_run(tmp_path: Path) -> None:
 def test_a_run_without_bands_says_what_holds_for_any_data(tmp_path: Path) -> None:
     lines: list[str] = []
     recipe = parse_recipe(tiny(training__max_steps=3, training__log_every=1))
-    train(recipe, tmp_path / "run", say=lines.append)
+    train(recipe, tmp_path / "run", print_line=lines.append)
     about = [line for line in lines if line.startswith("is it right?")]
     parts = ("the training loss", "the held-out loss at step 3", f"`heedful verify {tmp_path}/run`")
     assert [part in line for part, line in zip(parts, about, strict=True)] == [True] * 3

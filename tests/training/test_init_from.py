@@ -38,7 +38,7 @@ STILL = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
 def test_all_of_a_model_is_taken_over_with_its_sizes_and_words(source, tmp_path):
     said: list[str] = []
     recipe = start(source, model={}, training__schedule=STILL, data__generated__num_symbols=4)
-    train(recipe, tmp_path / "run", say=said.append)
+    train(recipe, tmp_path / "run", print_line=said.append)
     before, after = (heedful.load(path, device="cpu") for path in (source, tmp_path / "run"))
     assert after.config == before.config
     assert after.src_tokenizer.content() == before.src_tokenizer.content()
@@ -52,7 +52,7 @@ def test_all_of_a_model_is_taken_over_with_its_sizes_and_words(source, tmp_path)
 def test_what_was_not_loaded_is_summed_up_on_both_sides(source, tmp_path):
     said: list[str] = []
     recipe = start(source, model={"num_encoder_layers": 2, "d_ff": 48})
-    train(recipe, tmp_path / "run", say=said.append)
+    train(recipe, tmp_path / "run", print_line=said.append)
     new = next(line for line in said if "drawn anew, not loaded" in line)
     unused = next(line for line in said if "of it not used" in line)
     own = {name: t.shape for name, t in load_tensors(tmp_path / "run" / WEIGHTS).items()}
@@ -142,7 +142,7 @@ def test_the_table_of_other_words_of_the_same_number_is_not_loaded(source, tmp_p
     (other / "tokenizer.json").write_text(json.dumps(edited))
     said: list[str] = []
     recipe = start(source, model={}, distillation={"teacher": str(other)})
-    train(recipe, tmp_path / "run", say=said.append)
+    train(recipe, tmp_path / "run", print_line=said.append)
     new = next(line for line in said if "drawn anew, not loaded" in line)
     names = new.split(": ")[1].split(", ")
     assert names == ["src_embedding.tokens.weight"]  # of all three, since they are tied

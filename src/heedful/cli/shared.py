@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +52,15 @@ def run_recipe(
     from heedful.training.display import RunDisplay
 
     bar = RunDisplay(console)
-    with use_display(None if console.quiet else bar.track):
+    with closing(bar), use_display(None if console.quiet else bar.track):
         result = train(
             recipe,
             folder,
             resume=resume,
             changes=changes,
-            listeners=[] if console.quiet else [bar],
-            say=console.print,
+            on_event=None if console.quiet else bar.on,
+            print_line=console.print,
+            progress=False,
             command=shlex.join(["heedful", *sys.argv[1:]]),
         )
     if result.reason == "interrupted":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class Classification(Task):
     """
 
     recipe_keys = task_keys.CLASSIFICATION
+    row_columns: ClassVar[tuple[str, ...]] = ("text", "label")
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -56,6 +56,7 @@ class Denoising(Task):
     objective_class = Annotated[BartNoise | T5Noise, Field(discriminator="kind")]
     default_model = TWO_STACKS
     recipe_keys = task_keys.DENOISING
+    row_columns: ClassVar[tuple[str, ...]] = ("text",)
 
     def __init__(self, recipe: Recipe) -> None:
         if not recipe.objective:

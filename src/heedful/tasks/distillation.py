@@ -30,8 +30,8 @@ from heedful.evaluation.target_scores import target_states
 from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
+from heedful.progress import PrintLine
 from heedful.tasks.inputs import named_paths
-from heedful.tasks.preparation import Say
 from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
@@ -194,7 +194,12 @@ class OtherTeachers:
 
 
 def sequence_distillation(
-    data: Data, task: Task, teacher: Translator, others: OtherTeachers, cache: Path, say: Say
+    data: Data,
+    task: Task,
+    teacher: Translator,
+    others: OtherTeachers,
+    cache: Path,
+    print_line: PrintLine,
 ) -> Data:
     """The data with the teachers' translations as targets (Kim and Rush 2016, sec. 3.2).
 
@@ -229,7 +234,7 @@ def sequence_distillation(
     total = len(data.splits["train"]) * len(passes)
     models = [str(path) for path in (*forward, *named_paths(settings.back_translation_models))]
     about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
-    writer = ShardWriter(data, settings, longest, key, about, cache, say)
+    writer = ShardWriter(data, settings, longest, key, about, cache, print_line)
     shards: list[Path] = []
 
     def fill(directory: Path) -> None:
@@ -249,11 +254,11 @@ def sequence_distillation(
             remove_folder(shard)
     kept = len(data.splits["train"])
     if kept < total:
-        say(f"           {total - kept:,} left out: too long, or without an end")
+        print_line(f"           {total - kept:,} left out: too long, or without an end")
     return data
 
 
-def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
+def begin_as_layers(student: SavedModel, teacher: SavedModel, print_line: PrintLine) -> None:
     """`copy_layers`, with what was copied said in lines; raises UserError where nothing fits."""
     layers, copied, drawn = copy_layers(student.net, teacher.net)
     num_in_layers = sum(_IN_BLOCK.fullmatch(name) is not None for name in copied)
@@ -263,11 +268,11 @@ def begin_as_layers(student: SavedModel, teacher: SavedModel, say: Say) -> None:
             "give it the teacher's d_model, num_heads and d_ff, or set copy_layers to false"
         )
     for stack, numbers in layers.items():
-        say(f"student    {stack}: layers {', '.join(map(str, numbers))} of the teacher")
+        print_line(f"student    {stack}: layers {', '.join(map(str, numbers))} of the teacher")
     others = len(copied) - num_in_layers
-    say(f"           {len(copied)} tensors copied, {others} of them of no layer")
+    print_line(f"           {len(copied)} tensors copied, {others} of them of no layer")
     if drawn:
-        say(f"           {len(drawn)} drawn anew: {', '.join(drawn)}")
+        print_line(f"           {len(drawn)} drawn anew: {', '.join(drawn)}")
 
 
 def copy_layers(

@@ -9,7 +9,7 @@ from pathlib import Path
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.pipelines import SavedModel
-from heedful.tasks.preparation import Say
+from heedful.progress import PrintLine
 from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
@@ -17,7 +17,9 @@ NAMES = "init_from.json"
 _LISTED = 3  # names that a line lists
 
 
-def take_over(model: SavedModel, source: SavedModel, say: Say, name: str, out: Path) -> None:
+def take_over(
+    model: SavedModel, source: SavedModel, print_line: PrintLine, name: str, out: Path
+) -> None:
     """Copy what fits, tables of words only where both have the same words, and say what did.
 
     All names of tensors stand in `out/init_from.json`.
@@ -37,17 +39,17 @@ def take_over(model: SavedModel, source: SavedModel, say: Say, name: str, out: P
         raise UserError(
             f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"
         )
-    say(f"init_from  {len(loaded)} tensors of {name} loaded")
+    print_line(f"init_from  {len(loaded)} tensors of {name} loaded")
     for what, names in (("drawn anew, not loaded", new), ("of it not used", unused)):
         if names:
-            say(f"           {len(names)} {what}: {_summary(names)}")
+            print_line(f"           {len(names)} {what}: {_summary(names)}")
     write_json(out / NAMES, {"loaded": loaded, "drawn_anew": new, "not_used": unused})
     if len(new) > _LISTED or len(unused) > _LISTED:
-        say(f"           all names are in {out / NAMES}")
+        print_line(f"           all names are in {out / NAMES}")
     sizes, its = asdict(model.config), asdict(source.config)
     for key in sizes.keys() & its.keys() - {*VOCABULARIES, "head", "num_labels"}:
         if sizes[key] != its[key] and "dropout" not in key:
-            say(f"           model.{key} is {sizes[key]}, where {name} has {its[key]}")
+            print_line(f"           model.{key} is {sizes[key]}, where {name} has {its[key]}")
 
 
 def _summary(names: Sequence[str]) -> str:

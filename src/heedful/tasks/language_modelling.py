@@ -47,6 +47,7 @@ class LanguageModelling(Task):
 
     objective_class = WindowSettings
     recipe_keys = task_keys.LANGUAGE_MODELLING
+    row_columns: ClassVar[tuple[str, ...]] = ("text",)
     default_model: ClassVar[dict[str, Any]] = {"architecture": "gpt2"}
     length_key = "objective.context"
     unit = "tokens"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -73,6 +73,7 @@ class MaskedLm(Task):
 
     objective_class = Masking
     recipe_keys = task_keys.MASKED_LM
+    row_columns: ClassVar[tuple[str, ...]] = ("text",)
 
     def check(self) -> None:
         super().check()

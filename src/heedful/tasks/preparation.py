@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import format_names
 from heedful.files import read_json, write_json, write_text
 from heedful.plugins import SHIPPED
+from heedful.progress import PrintLine
 from heedful.tasks.inputs import SOURCES, SPLITS, named_paths, split_files
 from heedful.tasks.run_data import Data, Origin
 from heedful.tasks.task import Task
 
-Say = Callable[[str], None]
 
-
-def prepare(task: Task, cache: Path, origin: Origin, say: Say) -> Data:
+def prepare(task: Task, cache: Path, origin: Origin, print_line: PrintLine) -> Data:
     """The data of a task, made in a folder of `cache` where no run has made them before.
 
     Raises:
@@ -36,7 +34,7 @@ def prepare(task: Task, cache: Path, origin: Origin, say: Say) -> Data:
     key = prepared_key(recipe, origin)
     directory = prepare_once(cache, key, lambda folder: _fill(task, origin, folder), about)
     data = open_data(directory, origin.start_id)
-    _describe(data, say)
+    _describe(data, print_line)
     return data
 
 
@@ -105,17 +103,17 @@ def _write_rows(path: Path, rows: Rows) -> None:
     write_text(path, "".join(lines))
 
 
-def _describe(data: Data, say: Say) -> None:
-    """Say in lines what was read, and what the splits hold."""
+def _describe(data: Data, print_line: PrintLine) -> None:
+    """Print what was read, and what the splits hold."""
     for name, summary in read_json(data.directory / "read.json").items():
-        say(f"{'data.' + name:<10} {summary}")
+        print_line(f"{'data.' + name:<10} {summary}")
     src, tgt = data.tokenizers
     more = "" if src is tgt else f" and {tgt.vocab_size:,}"
-    say(f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}")
+    print_line(f"tokenizer  {src.kind}, {src.vocab_size:,} entries{more}")
     for name, columns in data.splits.items():
-        say(f"{name:<10} {columns.report.summary()}")
+        print_line(f"{name:<10} {columns.report.summary()}")
     if data.labels:
-        say(f"labels     {_counted_labels(data.splits['train'], data.labels)}")
+        print_line(f"labels     {_counted_labels(data.splits['train'], data.labels)}")
 
 
 def _counted_labels(train: Columns, labels: tuple[str, ...]) -> str:

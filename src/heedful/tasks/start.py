@@ -11,6 +11,7 @@ from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.files import plain_name
 from heedful.pipelines import SavedModel, Translator, load
+from heedful.progress import PrintLine
 from heedful.tasks.distillation import (
     DistillationLoss,
     OtherTeachers,
@@ -20,7 +21,7 @@ from heedful.tasks.distillation import (
 )
 from heedful.tasks.init_from import take_over
 from heedful.tasks.new_model import build, model_config, opened_again, origin_of
-from heedful.tasks.preparation import Say, open_data, prepare
+from heedful.tasks.preparation import open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
@@ -48,7 +49,7 @@ class RunParts:
         }
 
 
-def begin(task: Task, out: Path, device: torch.device, say: Say) -> RunParts:
+def begin(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
     """Data and model as a new run has them; errors of the recipe are raised before data are read.
 
     Also for a run that goes on without a checkpoint, or whose prepared data are gone.
@@ -59,25 +60,27 @@ def begin(task: Task, out: Path, device: torch.device, say: Say) -> RunParts:
     others = OtherTeachers.open(recipe.distillation, str(device))
     model_config(task, None, source, teacher)
     origin = origin_of(recipe.tokenizer.path, source, teacher)
-    data = prepare(task, cache_folder(), origin, say)
+    data = prepare(task, cache_folder(), origin, print_line)
     torch.manual_seed(recipe.training.seed)
     model = build(task, data, source, teacher, device)
     if source is not None:
-        take_over(model, source, say, str(recipe.init_from), out)
+        take_over(model, source, print_line, str(recipe.init_from), out)
     if teacher is not None:
         ready_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
-            begin_as_layers(model, teacher, say)
+            begin_as_layers(model, teacher, print_line)
         if recipe.distillation.level == "sequence":
             assert isinstance(teacher, Translator)
-            data = sequence_distillation(data, task, teacher, others, cache_folder(), say)
+            data = sequence_distillation(data, task, teacher, others, cache_folder(), print_line)
             teacher = None
     return RunParts(data, model, teacher)
 
 
-def begin_from_folder(task: Task, out: Path, device: torch.device, say: Say) -> RunParts:
+def begin_from_folder(
+    task: Task, out: Path, device: torch.device, print_line: PrintLine
+) -> RunParts:
     """Data and model of a run with a checkpoint; prepared data that are gone are made again."""
-    return _reopen(task, out, device) or _begin_again(task, out, device, say)
+    return _reopen(task, out, device) or _begin_again(task, out, device, print_line)
 
 
 def _reopen(task: Task, out: Path, device: torch.device) -> RunParts | None:
@@ -105,12 +108,12 @@ def _reopen(task: Task, out: Path, device: torch.device) -> RunParts | None:
     return RunParts(data, model, teacher)
 
 
-def _begin_again(task: Task, out: Path, device: torch.device, say: Say) -> RunParts:
+def _begin_again(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
     """As `begin`, where a run's prepared data are gone; they must become the same."""
     problem = f"cannot resume {out}: its prepared data are gone from {cache_folder()}"
-    say(f"preparing the data of {out} again, which are gone from {cache_folder()}")
+    print_line(f"preparing the data of {out} again, which are gone from {cache_folder()}")
     try:
-        parts = begin(task, out, device, say)
+        parts = begin(task, out, device, print_line)
     except UserError as error:
         raise UserError(f"{problem} and cannot be made again: {error}") from None
     facts = facts_of_run(out)

@@ -1,4 +1,4 @@
-"""The hooks of a task: its data, its loss, and how a model is judged."""
+"""The hooks of a task: data, loss and evaluation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from heedful.tasks.scoring import FinalScores
 from heedful.training.trainer import Evaluation
 
 MASK = "<mask>"
-HELD_OUT_SEED = 0  # held-out texts are masked and corrupted by it, so that runs can be compared
+HELD_OUT_SEED = 0  # seed of the noise in held-out texts, the same in all runs
 
 
 class ObjectiveSettings(Strict):
@@ -32,67 +32,70 @@ class ObjectiveSettings(Strict):
 
 
 class Task(ABC):
-    """One task by a recipe. A run calls the hooks in this order; a hook keeps nothing for another:
+    """What a run learns, by its recipe: data, loss and evaluation, as hooks in the order of calls.
 
-    1. `check`: refuse a wrong recipe.
-    2. Data, where no earlier run has prepared them (`heedful.tasks.preparation`): `read` gives rows
-       of text, `new_tokenizers` learns tokenizers of them, `columns` and `encode_options` say how
-       rows become ids.
-    3. The net: `model_keys` (once before the data are read, too) and `card`.
-    4. Each epoch `plan`; each batch `collate`, then `loss`.
-    5. `evaluate` at each evaluation, and `finish` on the final model.
+    1. `check` refuses a wrong recipe.
+    2. Data that no earlier run has prepared (`heedful.tasks.preparation`): `read_raw_data` returns
+       rows of text, `train_tokenizers` trains tokenizers on them, `text_columns` and
+       `encode_options` determine how rows become ids.
+    3. The net: `model_keys` (also called once before the data are read) and `describe_model`.
+    4. `plan_epoch` for each epoch; `collate` and `loss` for each batch.
+    5. `evaluate` at each evaluation, and `compute_final_scores` for the final model.
 
-    A subclass has `read`, `columns`, `model_keys`, `plan`, `collate`, `evaluate` and `finish`; the
-    others have a default. Helpers for them: `heedful.tasks.inputs` (reading, tokenizers, plans),
-    `heedful.tasks.net_keys` and `heedful.tasks.scoring`.
+    A hook keeps no state on the task: its results are in its return value. A subclass defines the
+    abstract hooks; the others have a default. Helpers: `heedful.tasks.inputs` (reading,
+    tokenizers, plans), `heedful.tasks.net_keys` and `heedful.tasks.scoring`.
 
     Attributes:
-        Objective: the class of the task's own keys, which are `objective` in a recipe.
-        default_model: `model` where a recipe says nothing of it.
-        recipe_keys: the keys of a recipe that it reads, and its defaults for them.
-        levels: of distillation.
-        length_key: the recipe's key that says how many tokens a model must read.
-        unit: what `count` counts.
+        objective_class: the class of the settings under `objective` in a recipe.
+        default_model: the keys of `model` where the recipe sets none.
+        recipe_keys: the recipe keys that the task reads, with its defaults for them.
+        distillation_levels: the values of `distillation.level` that it supports.
+        row_columns: the columns of a row of data in memory (`heedful.train(data=...)`); empty for
+            a task that reads none.
+        length_key: the recipe key that bounds the tokens of an input.
+        unit: the noun for what `split_size` counts.
     """
 
     objective_class: ClassVar[Any] = ObjectiveSettings
     default_model: ClassVar[dict[str, Any]] = {"architecture": "bert", "size": "tiny"}
     recipe_keys: ClassVar[TaskKeys] = ALL
     distillation_levels: ClassVar[tuple[str, ...]] = ("word",)
+    row_columns: ClassVar[tuple[str, ...]] = ()
     length_key: ClassVar[str] = "data.max_length"
     unit: ClassVar[str] = "examples"
 
     def __init__(self, recipe: Recipe) -> None:
-        """Raises UserError for wrong keys of the recipe's objective."""
+        """Raises UserError for a wrong key of the recipe's `objective`."""
         self.recipe = recipe
         self.objective: Any = parse_objective(recipe, self.objective_class)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names that `evaluation.metric` may have."""
+        """The values of `evaluation.metric` that it supports."""
         return ("loss", "token_accuracy", "accuracy")
 
     def check(self) -> None:
-        """Refuse what is wrong with the recipe before any data are read; raises UserError."""
+        """Refuse a wrong recipe before any data are read; raises UserError."""
         recipe = self.recipe
         if recipe.evaluation.metric not in self.metrics:
             raise UserError(
-                f"evaluation.metric {recipe.evaluation.metric} is none of the task {recipe.task}; "
-                f"use {' or '.join(self.metrics)}"
+                f"evaluation.metric {recipe.evaluation.metric} is not supported by the task "
+                f"{recipe.task}; use {' or '.join(self.metrics)}"
             )
         check_sources(recipe, self.recipe_keys)
 
     @abstractmethod
     def read_raw_data(self) -> RawData:
-        """The rows of train, valid and, where given, test."""
+        """The rows of text of train, valid and, if the recipe has one, test."""
 
     def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
-        """New tokenizers of source and target, learnt from training rows; one twice by default."""
+        """Source and target tokenizer, trained on the training rows; default: one for both."""
         return joint_tokenizer(self.recipe, train)
 
     @abstractmethod
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
-        """How the columns of ids are made of a row's texts."""
+        """The columns of token ids, by name, with the texts of a row that each encodes."""
 
     def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
         """Options of `encode_rows` for a split."""
@@ -101,49 +104,54 @@ class Task(ABC):
 
     @abstractmethod
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
-        """Keys of an architecture's Config that follow from the data; it may lack some.
+        """Keys of the Config of architecture `name` that follow from the data.
 
-        `data` is None before they are read, for a first look at the recipe.
+        Keys that the Config lacks are ignored. `data` is None in the call before the data are
+        read, which checks the recipe.
 
         Raises:
-            UserError: the architecture cannot learn the task.
+            UserError: the architecture does not fit the task.
         """
 
     def describe_model(self, data: Data, name: str) -> ModelCard:
-        """The description of the model in its `config.json`."""
+        """The metadata of the model in its `config.json`."""
         return ModelCard(name, self.recipe.task, self.recipe.data.src_language, labels=data.labels)
 
     @abstractmethod
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, as items for `collate`; a pure function.
 
-        One of several processes takes `plan(data, epoch)[rank::world]`.
+        In data-parallel training a process takes `plan_epoch(data, epoch)[rank::world_size]`.
         """
 
     @abstractmethod
     def collate(self, data: Data, item: Any) -> Batch:
-        """A planned batch as tensors on the CPU, a pure function."""
+        """A planned batch as tensors on the CPU; a pure function."""
 
     def split_size(self, data: Data, split: str) -> int:
-        """How many examples a split has, which a run says at its start."""
+        """The size of a split in `unit`s, for the log."""
         return len(data.splits[split])
 
     def loss(self, net: Any, batch: Batch, **options: Any) -> LossSum:
-        """Sums over a batch's targets, differentiable; options as of `head_loss`."""
+        """Sums over the targets of a batch, differentiable; options: those of `head_loss`."""
         return batch_loss(net, batch, **options)
 
     @abstractmethod
     def evaluate(self, model: Any, data: Data) -> Evaluation:
-        """Loss, scores and samples on held-out data; draws no random numbers."""
+        """Loss, scores and samples on the validation set; uses no random numbers."""
 
     @abstractmethod
     def compute_final_scores(self, model: Any, data: Data, out: Path) -> FinalScores:
-        """Score the run's final model, and write scores and outputs into the run's folder."""
+        """Scores of the final model, which are written with its outputs into the run's folder."""
 
 
-def parse_objective(recipe: Recipe, kind: Any) -> Any:
-    """The task's own keys, a model or a union of such by `kind`; UserError names a wrong one."""
-    model = _model_of(kind, recipe.objective.get("kind"))
+def parse_objective(recipe: Recipe, settings: Any) -> Any:
+    """The recipe's `objective` as `settings`: a class, or a union of classes told apart by `kind`.
+
+    Raises:
+        UserError: a wrong key or value, by name.
+    """
+    model = _select_by_kind(settings, recipe.objective.get("kind"))
     try:
         return TypeAdapter(model).validate_python(recipe.objective)
     except ValidationError as error:
@@ -153,7 +161,7 @@ def parse_objective(recipe: Recipe, kind: Any) -> Any:
         raise UserError(problem) from None
 
 
-def _model_of(kind: Any, name: object) -> Any:
-    """The model of a union whose `kind` is `name`; a plain model itself."""
-    union = get_args(next(iter(get_args(kind)), None))
-    return next((each for each in union if each.model_fields["kind"].default == name), kind)
+def _select_by_kind(settings: Any, kind: object) -> Any:
+    """The class of a union whose `kind` defaults to `kind`; a single class as it is."""
+    union = get_args(next(iter(get_args(settings)), None))
+    return next((cls for cls in union if cls.model_fields["kind"].default == kind), settings)

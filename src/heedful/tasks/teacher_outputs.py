@@ -13,8 +13,7 @@ from heedful.evaluation.metrics import sentence_chrf
 from heedful.pipelines import Translator
 from heedful.pipelines.base import Texts
 from heedful.pipelines.text_generation import Generation
-from heedful.progress import track
-from heedful.tasks.preparation import Say
+from heedful.progress import PrintLine, track
 from heedful.tasks.run_data import Data
 
 PAIRS = "pairs"  # the folder of columns in a shard
@@ -55,7 +54,7 @@ class ShardWriter:
     key: Mapping[str, Any]
     about: Mapping[str, Any]
     cache: Path
-    say: Say
+    print_line: PrintLine
     _num_made: int = field(default=0, init=False)
 
     def write(self, passes: Sequence[Pass]) -> list[Path]:
@@ -105,7 +104,7 @@ class ShardWriter:
         name = "backward" if chosen.kind == "backward" else "teacher"
         num_rows = len(self.data.splits["train"])
         done = f", {num_done:,} of them are done" if num_done else ""
-        self.say(
+        self.print_line(
             f"{name:10} translates {num_rows:,} texts, beam size {self.settings.beam_size}{done}"
         )
 

@@ -47,6 +47,7 @@ class Translation(Task):
 
     default_model = TWO_STACKS
     recipe_keys = task_keys.PAIRS
+    row_columns: ClassVar[tuple[str, ...]] = ("src", "tgt")
     distillation_levels: ClassVar[tuple[str, ...]] = ("word", "sequence")
     final_metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "ter")
 
@@ -164,6 +165,7 @@ class GeneratedPairs(Translation):
     """
 
     recipe_keys = task_keys.GENERATED_PAIRS
+    row_columns: ClassVar[tuple[str, ...]] = ()
     final_metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
 
     def generate_pairs(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ class RunDisplay(ProgressBars):
             own = {"perplexity": event.perplexity, "token_accuracy": event.token_accuracy}
             scores = event.scores if event.is_of_labels else own | event.scores
             beside = self._beside(event.loss, event.nll, held_out=True)
-            self._print(
+            self.print_line(
                 f"{'*' if event.is_best else ' '} step {self._of(event.step)}"
                 f"  held-out loss {event.loss:.3f}{beside}{_listed(scores)}  {clock(event.seconds)}"
             )
@@ -61,23 +61,23 @@ class RunDisplay(ProgressBars):
             self.close()
             after = f"after step {event.step:,} and {clock(event.seconds)}"
             best = f"; best{_listed(event.best)}" if event.best else ""
-            self._print(f"{REASONS[event.reason]} {after}{best}")
+            self.print_line(f"{REASONS[event.reason]} {after}{best}")
 
     def _start(self, event: RunStarted) -> None:
         self.close()
         self._total, self._recipe = event.total_steps, event.recipe
         self._origin = None
         again = "" if event.resumed_from is None else f", resumed from step {event.resumed_from:,}"
-        self._print(
+        self.print_line(
             f"{event.num_parameters:,} parameters on {event.device};"
             f" {event.num_train:,} training and {event.num_valid:,} held-out {event.unit}{again}"
         )
         for change in event.changes:
-            self._print(f"changed from here on: {change}")
+            self.print_line(f"changed from here on: {change}")
         if self._console.is_terminal:
             done = event.resumed_from or 0
             self._task = self._open().add_task(
-                "", total=event.total_steps, completed=done, what="step"
+                "", total=event.total_steps, completed=done, name="step"
             )
 
     def _step(self, event: StepDone) -> None:
@@ -93,7 +93,7 @@ class RunDisplay(ProgressBars):
             self._progress.update(self._task, completed=event.step, description=facts)
         elif event.seconds - self._shown_at >= self._line_seconds:
             self._shown_at = event.seconds
-            self._print(f"step {self._of(event.step)}  {facts}")
+            self.print_line(f"step {self._of(event.step)}  {facts}")
 
     def _seconds_left(self, event: StepDone) -> float | None:
         """From the mean time of a step in this session; none before two events are known."""

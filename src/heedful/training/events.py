@@ -4,7 +4,7 @@ An event is a frozen dataclass and one line of JSON; a run's log is the list of 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
@@ -136,13 +136,27 @@ _READER: TypeAdapter[Event] = TypeAdapter(Event)  # made once: a log has many li
 
 
 class Listener(Protocol):
-    """Whatever wants to know: a progress bar, a log."""
+    """A receiver of a run's events: a progress bar, a log."""
 
     def on(self, event: Event) -> None:
-        """Takes one event, in the order in which they happen."""
+        """Handle an event; called in the order of the events."""
 
     def close(self) -> None:
-        """Called once at the end, after an error or an interruption too."""
+        """Called once at the end of the session, also after an error or an interruption."""
+
+
+@dataclass(frozen=True)
+class EventCallback:
+    """A listener that calls a function with each event."""
+
+    function: Callable[[Event], None]
+
+    def on(self, event: Event) -> None:
+        """Call the function."""
+        self.function(event)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
 
 
 def to_json(event: Event) -> str:

@@ -39,8 +39,9 @@ _OWN = (
     "checkpoints/best.safetensors",
     "checkpoints/.*.tmp",
     "tensorboard/events.out.tfevents.*",
+    "data/*.jsonl",
 )
-_SUBFOLDERS = ("checkpoints", "tensorboard")  # removed where they are empty
+_SUBFOLDERS = ("checkpoints", "tensorboard", "data")  # removed where they are empty
 
 
 def is_run(path: Path) -> bool:

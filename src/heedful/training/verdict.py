@@ -40,9 +40,9 @@ class ExpectationListener:
     settings may rightly leave them, and one whose settings changed on its way is not compared.
     """
 
-    def __init__(self, expected: Sequence[Expectation], say: Callable[[str], None]) -> None:
+    def __init__(self, expected: Sequence[Expectation], print_line: Callable[[str], None]) -> None:
         self._by_step = {one.step: one for one in expected}
-        self._say = say
+        self._print_line = print_line
         self._kind = ""
 
     def on(self, event: Event) -> None:
@@ -52,7 +52,7 @@ class ExpectationListener:
             if event.changes:
                 self._by_step = {}
         if isinstance(event, Evaluated) and event.step in self._by_step:
-            self._say(str(_in_band(self._by_step[event.step], event, self._kind)))
+            self._print_line(str(_in_band(self._by_step[event.step], event, self._kind)))
 
     def close(self) -> None:
         """Nothing is held open."""
