@@ -106,7 +106,7 @@ def test_ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest(wi
     """base · factor^(E / (E - 2)); it is transformers' dynamic scaling at twice the length."""
     scaling = NtkScaling(8.0)
     base = 10000.0 * 8 ** (width / (width - 2))
-    assert scaling.stretched(10000.0, width) == pytest.approx(base, rel=1e-12)
+    assert scaling.scaled_base(10000.0, width) == pytest.approx(base, rel=1e-12)
     plain, stretched = RotaryPositions(width).table, RotaryPositions(width, scaling=scaling).table
     torch.testing.assert_close(stretched, RotaryPositions(width, base).table)
     assert stretched[0] == plain[0] == 1

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import heedful.models
 import heedful.parts
+from architectures import tiny
 from heedful.errors import UserError
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
-from option_space import EXACT
+from option_space import EXACT, VOCAB
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(heedful.parts.__path__))
 
@@ -35,6 +36,13 @@ def test_the_examples_in_docstrings_hold(name: str) -> None:
     names = {name: getattr(heedful.parts, name) for name in heedful.parts.__all__}
     module = importlib.import_module(f"heedful.parts.{name}")
     assert doctest.testmod(module, extraglobs={**names, "torch": torch, "nn": nn}).failed == 0
+
+
+def test_examples_of_models_hold() -> None:
+    names = {name: getattr(heedful.parts, name) for name in heedful.parts.__all__}
+    for name in ("decoder_only", "encoder_decoder", "encoder_only", "stack"):
+        module = importlib.import_module(f"heedful.models.{name}")
+        assert doctest.testmod(module, extraglobs={**names, "torch": torch}).failed == 0
 
 
 @pytest.mark.parametrize("package", [heedful.parts, heedful.models])
@@ -117,3 +125,14 @@ def test_other_misuse_is_refused_in_one_line() -> None:
         attention(CrossAttention)(states(2, 5), narrow)
     with pytest.raises(UserError, match="needs `memory`"):
         attention(CrossAttention)(states(2, 5))
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCAB])
+def test_ids_outside_of_the_vocabulary_are_refused_in_one_line(wrong: int) -> None:
+    ids = torch.tensor([[1, 2, wrong]])
+    decoder, encoder, both = tiny("gpt2"), tiny("bert"), tiny("vaswani2017")
+    calls = [lambda: decoder(ids), lambda: encoder(ids)]
+    calls += [lambda: both(ids, ids[:, :2]), lambda: both(ids[:, :2], ids)]
+    for call in calls:
+        with pytest.raises(UserError, match=f"token ids must be from 0 to {VOCAB - 1}, not"):
+            call()

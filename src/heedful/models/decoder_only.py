@@ -1,4 +1,4 @@
-"""The decoder-only family: one stack, in which no token sees those after it, predicts the next."""
+"""The decoder-only family: a causal stack that predicts the next token."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -7,11 +7,17 @@ from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
-from heedful.parts.tokens import PaddingSide, Tokens, check_lengths
+from heedful.parts.tokens import PaddingSide, Tokens, check_ids, check_lengths
 
 
 class DecoderOnly(nn.Module):
-    """A language model. `net(ids)` gives the logits of the token after each position."""
+    """A language model; `net(ids)` returns next-token logits at each position.
+
+    Args:
+        embedding: token ids to states.
+        decoder: causal blocks, without cross-attention.
+        head: states to logits.
+    """
 
     def __init__(self, embedding: TokenEmbedding, decoder: Stack, head: OutputHead) -> None:
         super().__init__()
@@ -27,26 +33,33 @@ class DecoderOnly(nn.Module):
         padding_side: PaddingSide = "right",
         segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the token after each position.
+        """Next-token logits (B, T, V).
 
         Args:
-            lengths: real tokens in each row (default: all).
-            padding_side: where rows are padded.
-            segments: which text of a packed row each token is of: attention stays inside it and
-                positions begin anew with it. Default: one text a row.
+            ids: (B, T).
+            lengths: (B,), real tokens of each row; default: all.
+            padding_side: side of the padding.
+            segments: (B, T), number of the segment (text) of each token in a packed row: attention
+                stays within a segment, and its positions start at 0. Default: one segment per row.
+
+        Raises:
+            UserError: ids, lengths or the width of the batch are out of range.
         """
+        check_ids(ids, self.embedding.tokens.num_embeddings)
         check_lengths(lengths, ids.size(1))
         return self.head(self.decode(Tokens.from_ids(ids, lengths, padding_side, segments)))
 
     def decode(self, tokens: Tokens, cache: Cache | None = None) -> Float[Tensor, "N T D"]:
-        """States, which `head` turns into logits: of whole texts, or of new tokens with a cache.
+        """States before the head, of whole sequences or, with a cache, of new tokens.
 
-        With a cache the tokens are those after what it holds, and are written to it; `tokens` has
-        one row a text, or one for each of its beams (`Cache.begin`).
+        Args:
+            tokens: with a cache, the tokens after those in it, one row per text or one per beam
+                (`Cache.begin`).
+            cache: keys and values of the tokens before; those of `tokens` are written to it.
         """
         return self.decoder(self.embedding(tokens), tokens, causal=True, cache=cache)
 
     def start(self, rows: int, *, capacity: int, beams: int = 1) -> Cache:
-        """An empty cache for `rows` texts of up to `capacity` tokens, all beams together."""
+        """An empty cache for `rows` texts, each of up to `capacity` tokens over all its beams."""
         like = self.embedding.tokens.weight
         return Cache.empty(self.decoder.cache_layers, rows, capacity, beams, like)

@@ -1,4 +1,4 @@
-"""The encoder-decoder family: one stack reads the source, another writes the target."""
+"""The encoder-decoder family: an encoder of the source and a causal decoder of the target."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,21 +10,24 @@ from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
-from heedful.parts.tokens import PaddingSide, Span, Tokens, check_lengths
+from heedful.parts.tokens import PaddingSide, Span, Tokens, check_ids, check_lengths
 
 
 class Memory(NamedTuple):
-    """An encoded batch of sources: states, and what of them is real."""
+    """An encoded batch of sources: states of the encoder, and positions and padding."""
 
     states: Float[Tensor, "B S D"]
     source: Span
 
 
 class EncoderDecoder(nn.Module):
-    """A sequence-to-sequence Transformer.
+    """A sequence-to-sequence Transformer; `net(src, tgt)` returns next-token logits of the target.
 
-    `net(src, tgt)` gives next-token logits at every target position. States of padding are zero
-    wherever attention writes them, and no gradient comes from them.
+    Args:
+        src_embedding, tgt_embedding: token ids to states.
+        encoder: blocks without cross-attention.
+        decoder: causal blocks with cross-attention.
+        head: states of the decoder to logits.
     """
 
     def __init__(
@@ -51,36 +54,45 @@ class EncoderDecoder(nn.Module):
         *,
         padding_side: PaddingSide = "right",
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the token after each target position.
+        """Next-token logits (B, T, V) at each target position.
 
         Args:
-            src: source ids; src_lengths: real tokens in each row (default: all).
-            tgt: target ids up to each position, BOS first; tgt_lengths likewise.
-            padding_side: where both are padded.
+            src: source ids (B, S).
+            tgt: target ids (B, T), starting with BOS.
+            src_lengths, tgt_lengths: (B,), real tokens of each row; default: all.
+            padding_side: side of the padding of both.
+
+        Raises:
+            UserError: ids, lengths or the width of a batch are out of range.
         """
+        check_ids(src, self.src_embedding.tokens.num_embeddings)
+        check_ids(tgt, self.tgt_embedding.tokens.num_embeddings)
         check_lengths(src_lengths, src.size(1))
         check_lengths(tgt_lengths, tgt.size(1))
         source = Tokens.from_ids(src, src_lengths, padding_side)
         return self.head(self.states(source, Tokens.from_ids(tgt, tgt_lengths, padding_side)))
 
     def states(self, source: Tokens, target: Tokens) -> Float[Tensor, "B T D"]:
-        """What the head turns into logits."""
+        """States of the decoder, before the head."""
         return self.decode(target, memory=self.encode(source))
 
     def encode(self, source: Tokens) -> Memory:
-        """The encoder's states and which of them are real."""
+        """Run the encoder."""
         states = self.encoder(self.src_embedding(source), source)
         return Memory(states, source.span)
 
     def decode(
         self, target: Tokens, cache: Cache | None = None, *, memory: Memory | None = None
     ) -> Float[Tensor, "N T D"]:
-        """States of whole targets given their sources' `memory`, or of new tokens with a cache.
+        """States of the decoder, of whole targets or, with a cache, of new tokens.
 
-        With a cache the tokens are those after what it holds, and are written to it; `target` has
-        one row a source, or one for each of its beams (`Cache.begin`).
+        Args:
+            target: with a cache, the tokens after those in it, one row per source or one per beam
+                (`Cache.begin`).
+            cache: from `start`; keys and values of `target` are written to it.
+            memory: the encoded sources, without a cache.
         """
-        assert (cache is None) is not (memory is None), "give a cache, or the sources' memory"
+        assert (cache is None) is not (memory is None), "give either a cache or the memory"
         x = self.tgt_embedding(target)
         if memory is None:
             return self.decoder(x, target, cache=cache)
@@ -88,8 +100,7 @@ class EncoderDecoder(nn.Module):
         return self.decoder(x, target, causal=True, memory=states, source=source)
 
     def start(self, source: Tokens, *, capacity: int, beams: int = 1) -> Cache:
-        """Read the sources and make the cache of targets of up to `capacity` tokens, all beams
-        together."""
+        """Encode the sources; the cache of their targets, `capacity` tokens over all beams each."""
         states, span = self.encode(source)
         attentions: Any = [block.cross_attention.sublayer for block in self.decoder.blocks]  # type: ignore[union-attr]
         projected = [attention.project_memory(states) for attention in attentions]

@@ -1,4 +1,4 @@
-"""The encoder-only family: one stack, in which every token sees all others, reads a text."""
+"""The encoder-only family: a stack in which every token attends to all tokens of its text."""
 
 import torch
 from jaxtyping import Float, Int
@@ -7,15 +7,19 @@ from torch import Tensor, nn
 from heedful.models.stack import Stack
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import ClassificationHead, MaskedTokenHead
-from heedful.parts.tokens import PaddingSide, Tokens, check_lengths
+from heedful.parts.tokens import PaddingSide, Tokens, check_ids, check_lengths
 
 
 class EncoderOnly(nn.Module):
-    """An encoder, and what its head makes of the states.
+    """An encoder with a head.
 
-    With a `MaskedTokenHead` `net(ids)` gives logits (B, T, V) of the token that stands at each
-    position, with a `ClassificationHead` logits (B, C) of the text's class, without one the states
-    (B, T, D) themselves.
+    `net(ids)` returns logits (B, T, V) of the token at each position with a `MaskedTokenHead`,
+    class logits (B, C) with a `ClassificationHead`, and states (B, T, D) without a head.
+
+    Args:
+        embedding: token ids to states.
+        encoder: blocks without cross-attention.
+        head: states to logits, or None.
     """
 
     def __init__(
@@ -37,13 +41,18 @@ class EncoderOnly(nn.Module):
         types: Int[Tensor, "B T"] | None = None,
         padding_side: PaddingSide = "right",
     ) -> Float[Tensor, "B *out"]:
-        """Logits, or states without a head.
+        """Logits (B, T, V) or (B, C), or states (B, T, D) without a head.
 
         Args:
-            lengths: real tokens in each row (default: all).
-            types: which of two texts each token is of (default: the first).
-            padding_side: where rows are padded.
+            ids: (B, T).
+            lengths: (B,), real tokens of each row; default: all.
+            types: (B, T), token types (BERT: 0 in the first sentence, 1 in the second); default: 0.
+            padding_side: side of the padding.
+
+        Raises:
+            UserError: ids, lengths or the width of the batch are out of range.
         """
+        check_ids(ids, self.embedding.tokens.num_embeddings)
         check_lengths(lengths, ids.size(1))
         tokens = Tokens.from_ids(ids, lengths, padding_side)
         states = self.encode(tokens, types)
@@ -55,5 +64,5 @@ class EncoderOnly(nn.Module):
     def encode(
         self, tokens: Tokens, types: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """The encoder's states, whatever the head."""
+        """States of the encoder, before any head."""
         return self.encoder(self.embedding(tokens, types), tokens)

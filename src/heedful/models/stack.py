@@ -1,4 +1,4 @@
-"""Blocks and stacks of blocks: what every Transformer is made of."""
+"""Blocks of attention and feed-forward, and stacks of blocks."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +15,12 @@ from heedful.parts.tokens import Span, Tokens
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention and feed-forward, each in its residual; `None` is absent."""
+    """Self-attention, optional cross-attention and feed-forward, each in a residual connection.
+
+    >>> attention, feedforward = Attention(16, 2), FeedForward(16)
+    >>> norms = nn.LayerNorm(16), nn.LayerNorm(16)
+    >>> block = Block(PreNorm(attention, norms[0]), None, PreNorm(feedforward, norms[1]))
+    """
 
     def __init__(
         self,
@@ -51,12 +56,17 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, and a norm at the end where their placement leaves none.
+    """A sequence of blocks, a final norm (needed with `PreNorm`) and a final dropout (T5).
 
     Args:
-        blocks: in the order in which they are passed.
+        blocks: applied in this order.
         final_norm: default: none.
-        final_dropout: after the final norm, as in T5; default: none.
+        final_dropout: after the final norm; default: none.
+
+    Attributes:
+        activation_checkpointing: keep only the input of each block, and compute its activations
+            again in the backward pass (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
+            Cost").
     """
 
     def __init__(
@@ -70,8 +80,6 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
         self.final_dropout = nn.Identity() if final_dropout is None else final_dropout
-        # Keep the input of each block, and compute its activations again for the gradient (Chen et
-        # al. 2016, "Training Deep Nets with Sublinear Memory Cost").
         self.activation_checkpointing = False
 
     def forward(
@@ -84,26 +92,28 @@ class Stack(nn.Module):
         source: Span | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """States of embedded tokens.
+        """States (N, T, D) after all blocks.
 
         Args:
-            tokens: that `x` are the embeddings of.
-            causal: no token sees those after it.
-            memory, source: of two stacks without a cache: the encoder's states, and which are real.
-            cache: of the tokens before these, which are written to it.
+            x: embeddings.
+            tokens: the tokens of `x`.
+            causal: hide the tokens after each one; with a cache this is always so.
+            memory, source: states of the encoder, and their positions and padding; with
+                cross-attention, without a cache.
+            cache: keys and values of the tokens before; those of `x` are written to it.
         """
-        across = layers = None
-        seen: MaskSpec | list[MaskSpec]
+        cross_mask = layers = None
+        self_mask: MaskSpec | list[MaskSpec]
         shape = x.shape
         if cache is not None:
-            layers, seen, across = cache.begin(tokens)
+            layers, self_mask, cross_mask = cache.begin(tokens)
             x = x.reshape(cache.num_sources, -1, x.size(-1))
         else:
-            seen = MaskSpec.from_tokens(tokens, causal=causal)
+            self_mask = MaskSpec.from_tokens(tokens, causal=causal)
             if source is not None:
-                across = MaskSpec(tokens.span, source, causal=False)
-        masks = self.masks(x, seen, across)
-        # A cache must be written to once.
+                cross_mask = MaskSpec(tokens.span, source, causal=False)
+        masks = self.masks(x, self_mask, cross_mask)
+        # With a cache a block must not run twice: it writes to the cache.
         is_checkpointed = (
             self.activation_checkpointing and cache is None and torch.is_grad_enabled()
         )
@@ -119,44 +129,45 @@ class Stack(nn.Module):
     def masks(
         self,
         x: Float[Tensor, "N T D"],
-        visible: MaskSpec | Sequence[MaskSpec],
-        across: MaskSpec | None = None,
+        self_mask: MaskSpec | Sequence[MaskSpec],
+        cross_mask: MaskSpec | None = None,
     ) -> list[tuple[AttentionMask, AttentionMask | None]]:
-        """The masks of each block's self-attention and cross-attention, which equal layers share.
+        """Prepared masks of self-attention and cross-attention of each block; equal layers share.
 
-        They are formed once, before the first block: a block whose activations are checkpointed
-        must not form anything that outlives it.
+        They are computed once, before the first block: a block whose activations are checkpointed
+        must not compute tensors that are used outside of it.
 
         Args:
-            visible: what of the text each token may attend to, in all blocks or in each.
-            across: what of the source; None: there is none.
+            x: embeddings.
+            self_mask: for self-attention, one for all blocks or one for each.
+            cross_mask: for cross-attention; None: without it.
         """
-        trains = torch.is_grad_enabled() and (
+        needs_grad = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in self.parameters())
         )
-        if isinstance(visible, MaskSpec):
-            visible = [visible] * len(self.blocks)
-        formed: dict[Any, AttentionMask] = {}
+        if isinstance(self_mask, MaskSpec):
+            self_mask = [self_mask] * len(self.blocks)
+        prepared: dict[Any, AttentionMask] = {}
         masks: list[tuple[AttentionMask, AttentionMask | None]] = []
-        for block, own in zip(self.blocks, visible, strict=True):
-            found: list[Any] = []
-            for residual, seen in (
-                (block.self_attention, own),
-                (block.cross_attention, across),
+        for block, block_mask in zip(self.blocks, self_mask, strict=True):
+            pair: list[Any] = []
+            for residual, spec in (
+                (block.self_attention, block_mask),
+                (block.cross_attention, cross_mask),
             ):
-                if residual is None or seen is None:
-                    found.append(None)
+                if residual is None or spec is None:
+                    pair.append(None)
                     continue
                 attention: Any = residual.sublayer  # type: ignore[union-attr]
-                key = (seen is across, attention.mask_key)
-                if key not in formed:
-                    formed[key] = attention.prepare_mask(seen, x, needs_grad=trains)
-                found.append(formed[key])
-            masks.append((found[0], found[1]))
+                key = (spec is cross_mask, attention.mask_key)
+                if key not in prepared:
+                    prepared[key] = attention.prepare_mask(spec, x, needs_grad=needs_grad)
+                pair.append(prepared[key])
+            masks.append((pair[0], pair[1]))
         return masks
 
     @property
     def cache_layers(self) -> list[LayerShape]:
-        """The self-attention of each layer, as a `Cache` is made for it."""
+        """Sizes and window of the self-attention of each layer, for `Cache.empty`."""
         attentions: Any = [block.self_attention.sublayer for block in self.blocks]  # type: ignore[union-attr]
         return [LayerShape(a.num_kv_heads, a.head_dim, a.window) for a in attentions]

@@ -17,11 +17,11 @@ class Experts(nn.Module):
     to a softmax over the k logits).
 
     Each expert is a module of linear layers, not a slice of one joint tensor, so that wrappers of
-    linear layers (LoRA, int8) apply to every expert. In inference an expert is called with the
-    tokens routed to it, k / E of the work of all; the token counts are needed on the host, which
-    synchronizes with an accelerator once per layer. In a compiled graph, which needs fixed shapes,
-    and in a training step on an accelerator, which must not synchronize, every expert is called
-    with all tokens, and tokens not routed to it have weight 0.
+    linear layers (LoRA, int8) apply to every expert. On a CPU and in inference an expert is
+    called with the tokens routed to it, k / E of the work of all; the token counts are needed on
+    the host, which synchronizes with an accelerator once per layer. In a compiled graph, which
+    needs fixed shapes, and in a training step on an accelerator, which must not synchronize, every
+    expert is called with all tokens, and tokens not routed to it have weight 0.
 
     Args:
         d_model: width D of the input and the output.

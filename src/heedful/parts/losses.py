@@ -1,4 +1,7 @@
-"""Losses as (sum, count): divided once an optimizer step, by the count over all that it saw."""
+"""Losses as a sum and a count of target tokens.
+
+A training step divides once, by the count over all of its batches.
+"""
 
 import sys
 from collections.abc import Callable
@@ -9,19 +12,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# Logits that are formed at once, but never fewer rows: each chunk reads the whole matrix and writes
-# its whole gradient.
+# Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
+# writes its whole gradient.
 _CHUNK_ELEMENTS = 5_000_000
 _LEAST_ROWS = 512
-# Of these, what a processor's core reads several times for the loss: 2 MB of fp32.
+# Logits per block of a chunk on a CPU, which the loss reads several times: 2 MB of fp32.
 _BLOCK_ELEMENTS = 500_000
 
 
 class LossSum(NamedTuple):
-    """Sums over target tokens. `loss` is what is trained on; `nll` is without label smoothing.
+    """Sums over target tokens.
 
-    `correct` counts targets that were the likeliest token; None where it was not asked for.
-    `tokens` is how many targets were summed over (the count of "sum and count").
+    Attributes:
+        loss: the training loss, with its gradient.
+        nll: negative log-likelihood, without label smoothing.
+        correct: number of targets that have the highest logit; None: not counted.
+        tokens: number of targets.
     """
 
     loss: Float[Tensor, ""]
@@ -33,10 +39,19 @@ class LossSum(NamedTuple):
 def cross_entropy(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], *, label_smoothing: float = 0.0
 ) -> LossSum:
-    """-Σ q log p with q = (1 - ε) at the target and ε / V on each of all V classes.
+    """-Σ q log p, where q is ε / V for each of V classes and 1 - ε more for the target.
 
-    This is the smoothing of Szegedy et al. 2016, sec. 7, as in `torch.nn.functional.cross_entropy`:
-    the target's own class and the padding's have their share of ε. Give real targets only.
+    Label smoothing of Szegedy et al. 2016, sec. 7, as in `torch.nn.functional.cross_entropy`: the
+    classes of the target and of padding have their share of ε, too.
+
+    Args:
+        logits: (N, V).
+        targets: (N,), real tokens only.
+        label_smoothing: ε.
+
+    >>> result = cross_entropy(torch.zeros(3, 8), torch.tensor([1, 2, 3]))
+    >>> round(result.loss.item() / result.tokens, 4)  # log 8
+    2.0794
     """
     log_probs = logits.float().log_softmax(-1)
     nll = -log_probs.gather(-1, targets[:, None]).sum()
@@ -49,7 +64,7 @@ def cross_entropy(
 
 
 class ChunkLoss(NamedTuple):
-    """Of some rows: the sums of a `LossSum`, and d loss / d logits where it was asked for."""
+    """Sums over some rows, as in `LossSum`, and d loss / d logits if it was required."""
 
     loss: Tensor
     nll: Tensor
@@ -68,144 +83,152 @@ def head_loss(
     label_smoothing: float = 0.0,
     count_correct: bool = False,
 ) -> LossSum:
-    """`cross_entropy(head(states), targets)` without ever holding the (N, V) logits."""
+    """`cross_entropy(head(states), targets)` without the (N, V) logits in memory at once.
 
-    def loss_of(logits: Tensor, target: Tensor, wanted: bool) -> ChunkLoss:
-        place, vocab = target[:, None], logits.size(-1)
+    Args:
+        head: (N, D) -> (N, V).
+        states: (N, D), of real tokens only.
+        label_smoothing: see `cross_entropy`.
+        count_correct: count targets that have the highest logit.
+    """
+
+    def chunk_loss(logits: Tensor, target: Tensor, needs_grad: bool) -> ChunkLoss:
+        index, vocab = target[:, None], logits.size(-1)
         correct = (logits.argmax(-1) == target).sum() if count_correct else None
         probs = F.softmax(logits, -1)
-        # log Σ exp from the likeliest token, whose probability is never small: one soft-max is all.
+        # log Σ exp from the most probable token, whose probability is never small: one softmax.
         log_sums = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
-        nll = (log_sums - logits.gather(-1, place)).sum()
+        nll = (log_sums - logits.gather(-1, index)).sum()
         loss = (1 - label_smoothing) * nll
         if label_smoothing:
             loss += label_smoothing * (log_sums.sum() - logits.sum() / vocab)
-        if not wanted:
+        if not needs_grad:
             return ChunkLoss(loss, nll, correct, None)
         grad = probs.sub_(label_smoothing / vocab)  # d loss / d logits = softmax - q
-        grad.scatter_add_(-1, place, grad.new_full((1, 1), label_smoothing - 1).expand_as(place))
+        grad.scatter_add_(-1, index, grad.new_full((1, 1), label_smoothing - 1).expand_as(index))
         return ChunkLoss(loss, nll, correct, grad)
 
-    return chunked_loss(head, states, targets, loss_of)
+    return chunked_loss(head, states, targets, chunk_loss)
 
 
 def chunked_loss(
     head: nn.Module,
     states: Float[Tensor, "... N D"],
     targets: Int[Tensor, "N"],
-    loss_of: ChunkLossFunction,
+    chunk_loss: ChunkLossFunction,
 ) -> LossSum:
-    """A loss of a head's logits, which are formed some rows at a time, with their gradient at once.
+    """A loss of the logits of a head, computed for chunks of rows together with its gradient.
 
-    The gradient of a few rows is formed while they are still in the processor's cache; Hsu et al.
-    2024 do so on GPUs, where a whole chunk is worked on at once. The head is called as a module, so
-    that whatever wraps it or its matrix (LoRA, FSDP2) is seen. Under autocast it runs in that type,
+    The gradient of a chunk is computed at once, on a CPU while its logits are in the cache of the
+    core (on GPUs: Hsu et al. 2024, Liger kernel). The head is called as a module, so that wrappers
+    of it or of its matrix (LoRA, FSDP2) apply. Under autocast the head runs in the autocast type,
     the loss in fp32.
 
-    All logits are formed at once in a compiled step, and for a head that FSDP2 shards by itself:
-    its weights are gathered for a call and for the backward pass of the step, not between. One that
-    is sharded with the step (the root) is called in chunks.
+    All logits are computed at once in a compiled step, and if FSDP2 shards the head separately: its
+    weights are gathered for one call and for the backward pass of the step, not in between. A head
+    that is sharded with the root module is called in chunks.
 
     Args:
-        states: (N, D), or more of the same targets, as (2, N, D) of two passes.
-        loss_of: from logits (..., n, V) in fp32, targets (n,), and whether the gradient is wanted.
+        states: (N, D), or (P, N, D) from P forward passes with the same targets.
+        chunk_loss: function of logits (…, n, V) in fp32, targets (n,), and a bool: the gradient
+            with respect to the logits is required.
     """
     if torch.compiler.is_compiling() or _is_sharded(head):
-        return _whole_loss(head(states), targets, loss_of)
+        return _whole_loss(head(states), targets, chunk_loss)
     sums = torch.float32 if states.device.type == "mps" else torch.float64
     loss, nll = states.new_zeros(2, dtype=sums)
     correct: Tensor | None = None
-    wanted = torch.is_grad_enabled() and (
+    needs_grad = torch.is_grad_enabled() and (
         states.requires_grad or any(p.requires_grad for p in head.parameters())
     )
     gradients = _Gradients(states)
     rows = _rows_at_once(head, states)
     for x, target in zip(states.detach().split(rows, -2), targets.split(rows), strict=True):
-        with torch.set_grad_enabled(wanted):
-            out = head(x.requires_grad_(wanted))
-        grad = torch.empty_like(out) if wanted else out
+        with torch.set_grad_enabled(needs_grad):
+            out = head(x.requires_grad_(needs_grad))
+        grad = torch.empty_like(out) if needs_grad else out
         passes = states.shape[:-2].numel()
         block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1)))
         block = block if out.device.type == "cpu" else rows
         blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
-        for logits, some, place in zip(*blocks, strict=True):
-            found = loss_of(logits.float(), some, wanted)
-            loss += found.loss
-            nll += found.nll
-            if found.correct is not None:
-                correct = found.correct if correct is None else correct + found.correct
-            if found.grad is not None:
-                place.copy_(found.grad)
-        if wanted:
+        for logits, labels, logits_grad in zip(*blocks, strict=True):
+            result = chunk_loss(logits.float(), labels, needs_grad)
+            loss += result.loss
+            nll += result.nll
+            if result.correct is not None:
+                correct = result.correct if correct is None else correct + result.correct
+            if result.grad is not None:
+                logits_grad.copy_(result.grad)
+        if needs_grad:
             gradients.add(x, out, grad)
     total = loss.float()
-    if wanted:
-        total = gradients.attached_to(total)
+    if needs_grad:
+        total = gradients.attach_to(total)
     return LossSum(total, nll.float(), correct, targets.numel())
 
 
 def _whole_loss(
-    logits: Float[Tensor, "... N V"], targets: Int[Tensor, "N"], loss_of: ChunkLossFunction
+    logits: Float[Tensor, "... N V"], targets: Int[Tensor, "N"], chunk_loss: ChunkLossFunction
 ) -> LossSum:
-    """The loss of all logits at once, whose own gradient goes back through the head."""
-    found = loss_of(logits.detach().float(), targets, logits.requires_grad)
-    loss = found.loss.float()
-    if found.grad is not None:
-        loss = _Attached.apply(loss, (found.grad.to(logits.dtype),), logits)  # type: ignore[no-untyped-call]
-    return LossSum(loss, found.nll.float(), found.correct, targets.numel())
+    """The loss of all logits at once; autograd continues through the head."""
+    result = chunk_loss(logits.detach().float(), targets, logits.requires_grad)
+    loss = result.loss.float()
+    if result.grad is not None:
+        loss = _AttachGradients.apply(loss, (result.grad.to(logits.dtype),), logits)  # type: ignore[no-untyped-call]
+    return LossSum(loss, result.nll.float(), result.correct, targets.numel())
 
 
 def _is_sharded(head: nn.Module) -> bool:
-    """Whether FSDP2 shards a head, or a part of it, by itself."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing is sharded
+    """True if FSDP2 shards a head, or a part of it, as a separate unit."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, nothing is sharded
     return fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in head.modules())
 
 
 def _rows_at_once(head: nn.Module, states: Tensor) -> int:
-    """Rows of a chunk, by the number of logits that one has."""
-    vocab = getattr(getattr(head, "out", head), "out_features", 10_000)  # a wrapper may not say
+    """Rows per chunk, from the number of logits per row."""
+    vocab = getattr(getattr(head, "out", head), "out_features", 10_000)  # wrappers may lack it
     return max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
 
 
 class _Gradients:
-    """The gradients of a loss that is formed chunk by chunk: of the states and of the weights.
+    """Gradients of a chunked loss with respect to the states and the weights of the head.
 
-    The weights are found in the graph of a chunk, so that they are those that the head was called
-    with: FSDP2 exchanges the parameters of a module while it is called.
+    The weights are the leaves of the autograd graph of a chunk, not the parameters of the head:
+    FSDP2 replaces the parameters of a module during a call.
     """
 
     def __init__(self, states: Tensor) -> None:
         self.states = states
-        self.of_states: list[Tensor] = []
+        self.state_grads: list[Tensor] = []
         self.weights: list[Tensor] = []
-        self.of_weights: list[Tensor] = []
+        self.weight_grads: list[Tensor] = []
 
     def add(self, x: Tensor, out: Tensor, grad: Tensor) -> None:
-        """The gradients of one chunk `out` of logits, of which `grad` is the gradient."""
-        if not self.of_states:
+        """Add the gradients of a chunk: states `x`, logits `out` and their gradient `grad`."""
+        if not self.state_grads:
             self.weights = [leaf for leaf in _leaves(out) if leaf is not x]
-            # Summed in fp32 at least: chunks would vanish in a 16-bit weight's own type.
-            self.of_weights = [
+            # Summed in fp32 at least: a sum in 16 bits would lose small chunks.
+            self.weight_grads = [
                 w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32))
                 for w in self.weights
             ]
-        of_x, *of_weights = torch.autograd.grad(out, (x, *self.weights), grad)
-        self.of_states.append(of_x)
-        for total, part in zip(self.of_weights, of_weights, strict=True):
+        state_grad, *weight_grads = torch.autograd.grad(out, (x, *self.weights), grad)
+        self.state_grads.append(state_grad)
+        for total, part in zip(self.weight_grads, weight_grads, strict=True):
             total += part
 
-    def attached_to(self, loss: Tensor) -> Tensor:
-        """The loss, whose backward pass gives these gradients."""
-        of_states = torch.cat(self.of_states, -2)
-        of_weights = [g.to(w.dtype) for g, w in zip(self.of_weights, self.weights, strict=True)]
-        attached: Tensor = _Attached.apply(  # type: ignore[no-untyped-call]
-            loss, (of_states, *of_weights), self.states, *self.weights
+    def attach_to(self, loss: Tensor) -> Tensor:
+        """The loss, with a backward pass that returns these gradients."""
+        state_grad = torch.cat(self.state_grads, -2)
+        weight_grads = [g.to(w.dtype) for g, w in zip(self.weight_grads, self.weights, strict=True)]
+        attached: Tensor = _AttachGradients.apply(  # type: ignore[no-untyped-call]
+            loss, (state_grad, *weight_grads), self.states, *self.weights
         )
         return attached
 
 
-class _Attached(torch.autograd.Function):
-    """A loss whose gradients are known already."""
+class _AttachGradients(torch.autograd.Function):
+    """A loss whose gradients with respect to `inputs` were computed before."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, grads: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
@@ -218,17 +241,17 @@ class _Attached(torch.autograd.Function):
 
 
 def _leaves(out: Tensor) -> list[Tensor]:
-    """The leaves of a tensor's graph that want a gradient, each once."""
-    found: list[Tensor] = []
-    seen: set[Any] = set()
-    left = [out.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
+    """Leaves of the autograd graph of a tensor that require a gradient, each once."""
+    leaves: list[Tensor] = []
+    visited: set[Any] = set()
+    stack = [out.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found.append(variable)
-        left += [parent for parent, _ in node.next_functions]
-    return found
+            leaves.append(variable)
+        stack += [parent for parent, _ in node.next_functions]
+    return leaves

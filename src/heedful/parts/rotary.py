@@ -1,8 +1,8 @@
-"""Rotary positions: queries and keys are turned by an angle that grows with their place.
+"""Rotary positions (RoPE): queries and keys are rotated by angles proportional to their position.
 
-The product of a query and a key then depends on their distance alone (Su et al. 2021, RoFormer,
-eq. 34). Angles are formed in fp32 whatever the model runs in: bf16 cannot hold the integers above
-256. What stretches them over longer texts than a model was trained on is a `Scaling`.
+The product of a query and a key then depends on their distance only (Su et al. 2021, RoFormer,
+eq. 34). Angles are computed in fp32 in any model: bf16 cannot represent integers above 256. A
+`Scaling` changes the frequencies for texts that are longer than those of the training.
 """
 
 import math
@@ -14,12 +14,14 @@ from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from heedful.errors import UserError
+
 Layout = Literal["half", "interleaved"]
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of some places: (#B, 1, T, E/2) each, and which dimensions are paired."""
+    """Cosines and sines of positions, (#B, 1, T, E/2) each, and the pairing of dimensions."""
 
     cos: Float[Tensor, "#B 1 T e"]
     sin: Float[Tensor, "#B 1 T e"]
@@ -27,9 +29,9 @@ class Rotation(NamedTuple):
 
 
 def rotate(x: Float[Tensor, "B H T E"], rotation: Rotation) -> Float[Tensor, "B H T E"]:
-    """Each pair of dimensions turned by its angle.
+    """Rotate each pair of dimensions by its angle.
 
-    `half` pairs dimension i with i + E/2 (GPT-NeoX, and LLaMA in the Hugging Face format),
+    Layout `half` pairs dimension i with i + E/2 (GPT-NeoX, and LLaMA in the Hugging Face format),
     `interleaved` pairs 2i with 2i + 1 (RoFormer, and LLaMA as its authors released it).
     """
     cos, sin, layout = rotation
@@ -37,14 +39,14 @@ def rotate(x: Float[Tensor, "B H T E"], rotation: Rotation) -> Float[Tensor, "B 
         first, second = x.chunk(2, dim=-1)
     else:
         first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(rotated, -1) if layout == "half" else torch.stack(rotated, -1).flatten(-2)
     return joined.to(x.dtype)
 
 
 @dataclass(frozen=True, config=_STRICT)
 class LinearScaling:
-    """Places divided by `factor` (Chen et al. 2023, "position interpolation")."""
+    """Positions divided by `factor` (Chen et al. 2023, "position interpolation")."""
 
     factor: PositiveFloat
     type: Literal["linear"] = "linear"
@@ -55,29 +57,30 @@ class LinearScaling:
 
 @dataclass(frozen=True, config=_STRICT)
 class NtkScaling:
-    """A larger base, so that high frequencies hardly change (bloc97 2023, "NTK-aware").
+    """A larger base, which changes high frequencies little (bloc97 2023, "NTK-aware").
 
-    base · factor^(E / (E - 2)): the lowest frequency is divided by just `factor`.
+    The base is multiplied by factor^(E / (E - 2)), which divides the lowest frequency by `factor`.
     """
 
     factor: PositiveFloat
     type: Literal["ntk"] = "ntk"
 
     def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
-        return _frequencies(self.stretched(base, width), width), 1.0
+        return _frequencies(self.scaled_base(base, width), width), 1.0
 
-    def stretched(self, base: float, width: int) -> float:
-        """The larger base itself, which says all that this scaling does."""
+    def scaled_base(self, base: float, width: int) -> float:
+        """The larger base; frequencies from it are all that this scaling changes."""
         return base * self.factor ** (width / (width - 2)) if width > 2 else base
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, between them a ramp (Llama 3.1).
+    """Low frequencies divided by `factor`, high ones unchanged, a linear ramp between (Llama 3.1).
 
     Args:
-        low, high: turns over the original length below and above which a frequency is low, high.
-        original_length: the length that the model was trained on before.
+        low, high: a frequency is low below, high above this number of turns over the original
+            length.
+        original_length: longest sequence of the training before the scaling, in tokens.
     """
 
     factor: PositiveFloat = 8.0
@@ -92,21 +95,23 @@ class Llama3Scaling:
 
     def __call__(self, frequencies: Tensor, base: float, width: int) -> tuple[Tensor, float]:
         turns = self.original_length * frequencies / (2 * math.pi)
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return kept * frequencies + (1 - kept) * frequencies / self.factor, 1.0
+        ramp = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return ramp * frequencies + (1 - ramp) * frequencies / self.factor, 1.0
 
 
 @dataclass(frozen=True, config=_STRICT)
 class YarnScaling:
-    """Low frequencies interpolated, high ones kept, and the scores sharpened (Peng et al. 2023).
+    """YaRN: low frequencies interpolated, high ones unchanged, scores scaled (Peng et al. 2023).
 
     Args:
-        slow, fast: turns over the original length (α and β of eq. 18; the paper's 1 and 32 are for
-            LLaMA) between which the ramp lies, taken over the index of the dimension as the
-            authors' code does.
-        attention_factor: what cosines and sines are multiplied by; default: 0.1 ln(factor) + 1
-            (eq. 22 as it enters queries and keys).
-        truncate: the ramp's ends are whole dimensions, as in the authors' code.
+        factor: low frequencies are divided by it.
+        original_length: longest sequence of the training before the scaling, in tokens.
+        slow, fast: turns over the original length at the ends of the ramp (α and β of eq. 18; 1 and
+            32 in the paper, for LLaMA). The ramp is linear in the index of the dimension, as in the
+            authors' code.
+        attention_factor: factor of cosines and sines; default: 0.1 ln(factor) + 1 (eq. 22, applied
+            to queries and keys).
+        truncate: round the ends of the ramp to whole dimensions, as in the authors' code.
     """
 
     factor: PositiveFloat
@@ -134,17 +139,31 @@ class YarnScaling:
         return frequencies / self.factor * ramp + frequencies * (1 - ramp), factor
 
     def _dimension(self, turns: float, base: float, width: int) -> float:
-        """Where in the table a frequency turns this often over the original length."""
+        """Fractional index of the frequency with this number of turns over the original length."""
         return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
 
 Scaling = LinearScaling | NtkScaling | Llama3Scaling | YarnScaling
-# The type of a Config's `rope_scaling`, which is written as keys: `type` and what that class takes.
+# The type of `rope_scaling` in a Config: keys `type` and the arguments of that class.
 RopeScaling = Annotated[Scaling, Field(discriminator="type")] | None
 
 
 class RotaryPositions(nn.Module):
-    """Rotary positions (Su et al. 2021) of heads of an even width; no weights."""
+    """Rotary positions (Su et al. 2021); no weights.
+
+    Args:
+        head_dim: width E of a head, even.
+        base: frequencies are base^(-2i/E).
+        layout: pairing of dimensions, see `rotate`.
+        scaling: change of the frequencies for longer texts; default: none.
+
+    Raises:
+        UserError: `head_dim` is odd.
+
+    >>> attention = Attention(16, 2, position=RotaryPositions(8))
+    >>> attention(torch.randn(1, 5, 16), causal=True).shape
+    torch.Size([1, 5, 16])
+    """
 
     def __init__(
         self,
@@ -155,16 +174,16 @@ class RotaryPositions(nn.Module):
     ) -> None:
         super().__init__()
         if head_dim % 2:
-            raise ValueError(f"rotary positions need an even head width, not {head_dim}")
+            raise UserError(f"rotary positions need an even head width, not {head_dim}")
         frequencies, self.factor = _frequencies(base, head_dim), 1.0
         if scaling is not None:
             frequencies, self.factor = scaling(frequencies, base, head_dim)
         self.layout = layout
-        # Not a buffer: `net.to(bfloat16)` would round it, and `to_empty` leave it without a value.
+        # Not a buffer: `net.to(bfloat16)` would round it, and `to_empty` would erase it.
         self.table = frequencies
 
     def forward(self, positions: Int[Tensor, "#B T"]) -> Rotation:
-        """The rotation of tokens at these positions."""
+        """Cosines and sines for tokens at these positions."""
         if self.table.device != positions.device:
             self.table = self.table.to(positions.device)
         angles = positions[:, None, :, None].float() * self.table
@@ -172,5 +191,5 @@ class RotaryPositions(nn.Module):
 
 
 def _frequencies(base: float, width: int) -> Float[Tensor, "e"]:
-    """base^(-2i/E), by which a place is multiplied to give the angle of pair i."""
+    """base^(-2i/E) for i < E/2: position · frequency i is the angle of pair i."""
     return base ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)

@@ -1,4 +1,4 @@
-"""Tokens of a batch: their ids, positions, padding and segments."""
+"""Tokens of a batch: ids, positions, padding and segments."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ PaddingSide = Literal["right", "left"]
 
 
 class Span(NamedTuple):
-    """Tokens as attention sees them: without their ids; the fields are those of `Tokens`."""
+    """`Tokens` without their ids, which is all that attention masks depend on; the same fields."""
 
     positions: Int[Tensor, "#B T"]
     real: Bool[Tensor, "B T"] | None = None
@@ -21,27 +21,35 @@ class Span(NamedTuple):
     is_aligned: bool = False
     longest_text: int | None = None
 
-    def part(self, places: range) -> "Span":
-        """Only the tokens at these places."""
-        columns = slice(places.start, places.stop)
+    def part(self, columns: range) -> "Span":
+        """The tokens of some columns."""
+        index = slice(columns.start, columns.stop)
         tensors = (self.positions, self.real, self.segments)
-        return Span(*(None if t is None else t[:, columns] for t in tensors))  # type: ignore[arg-type]
+        return Span(*(None if t is None else t[:, index] for t in tensors))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids and the position of each: for padded, packed and new tokens alike.
+    """A batch of token ids with their positions: padded rows, packed rows or newly decoded tokens.
 
     Attributes:
         ids: (B, T).
-        positions: (B, T), or (1, T) where all rows count alike: the place of each token in its own
-            text, from 0. That of padding is any position which the model has.
-        real: (B, T), False at padding; None: all are real.
-        segments: (B, T), which text of a packed row a token is of: attention stays inside it
-            (Krell et al. 2021); None: one text a row.
-        is_aligned: the position of each token is its column, so that padding stands on the right.
-        longest_text: most tokens of a text of packed rows, or more, known to the host: no query
-            sees a key that is farther away. None: it is not known.
+        positions: (B, T), or (1, T) if equal in all rows: position of each token in its sequence,
+            from 0. Padding has any valid position.
+        real: (B, T), padding mask, False at padding; None: no padding.
+        segments: (B, T), number of the segment (text) of each token in a packed row; attention
+            stays within a segment (Krell et al. 2021). None: one segment per row.
+        is_aligned: the position of each token is its column, so padding is on the right.
+        longest_text: upper bound of the tokens per segment of packed rows, known on the host, so
+            that attention can skip keys that are farther away. None: unknown.
+
+    >>> tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [0, 8, 9]]), torch.tensor([3, 2]), "left")
+    >>> tokens.positions
+    tensor([[0, 1, 2],
+            [0, 0, 1]])
+    >>> tokens.real
+    tensor([[ True,  True,  True],
+            [False,  True,  True]])
     """
 
     ids: Int[Tensor, "B T"]
@@ -60,10 +68,17 @@ class Tokens:
         segments: Int[Tensor, "B T"] | None = None,
         longest_text: int | None = None,
     ) -> "Tokens":
-        """From padded ids; `lengths` counts the real tokens of each row (default: all are).
+        """Tokens of padded or packed ids; positions start at 0 in each segment.
 
-        Positions begin at 0 with each segment. Nothing here waits for the device: lengths are
-        checked where they come from a caller (`check_lengths`).
+        It does not synchronize with the device, so it does not check values: the forward methods of
+        nets do (`check_lengths`).
+
+        Args:
+            ids: (B, T).
+            lengths: (B,), real tokens of each row; default: all.
+            padding_side: side of the padding.
+            segments: see `Tokens`.
+            longest_text: see `Tokens`.
         """
         size = ids.size(1)
         columns = torch.arange(size, device=ids.device)
@@ -72,11 +87,11 @@ class Tokens:
         if lengths is None:
             if segments is None:
                 return cls(ids, columns[None], is_aligned=True)
-            positions = _restarting(segments, None)
+            positions = _segment_positions(segments, None)
             return cls(ids, positions, None, segments, longest_text=longest_text)
         real = padding_mask(lengths, size, padding_side)
         if segments is not None:
-            positions = _restarting(segments, real)
+            positions = _segment_positions(segments, real)
             return cls(ids, positions, real, segments, longest_text=longest_text)
         if padding_side == "right":
             return cls(ids, columns[None], real, is_aligned=True)
@@ -89,20 +104,20 @@ class Tokens:
 
     @property
     def lengths(self) -> Int[Tensor, "B"]:
-        """Real tokens of each row."""
+        """Number of real tokens of each row."""
         if self.real is None:
             return torch.full(self.ids.shape[:1], self.ids.size(1), device=self.ids.device)
         return self.real.sum(1)
 
     def to(self, device: torch.device | str) -> "Tokens":
-        """The same on another device."""
+        """A copy on another device."""
         names = ("ids", "positions", "real", "segments")
-        given = {name: getattr(self, name) for name in names}
-        moved: Any = {n: None if t is None else t.to(device) for n, t in given.items()}
+        tensors = {name: getattr(self, name) for name in names}
+        moved: Any = {n: None if t is None else t.to(device) for n, t in tensors.items()}
         return replace(self, **moved)
 
     def longest(self) -> int:
-        """Tokens of the longest text, on the host."""
+        """Number of tokens of the longest sequence, as a host integer (synchronizes)."""
         positions = self.positions
         if self.real is not None:
             positions = torch.where(self.real, positions, -1)
@@ -110,10 +125,9 @@ class Tokens:
 
 
 def check_lengths(lengths: Int[Tensor, "B"] | None, size: int) -> None:
-    """Raise UserError for lengths that rows of `size` columns cannot have.
+    """Raise UserError for lengths below 0 or above `size`, the width of the batch.
 
-    For the entry points of nets. Lengths on an accelerator, and those of a traced net, are not
-    looked at: the host would wait for them.
+    Lengths on an accelerator, and those of a traced net, are not checked: that would synchronize.
     """
     if lengths is None or lengths.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -124,20 +138,35 @@ def check_lengths(lengths: Int[Tensor, "B"] | None, size: int) -> None:
         )
 
 
+def check_ids(ids: Int[Tensor, "B T"], vocab_size: int) -> None:
+    """Raise UserError for ids that an embedding of `vocab_size` rows does not have.
+
+    Ids on an accelerator, and those of a traced net, are not checked: that would synchronize.
+    """
+    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(bound) for bound in ids.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise UserError(
+            f"token ids must be from 0 to {vocab_size - 1}, not {low} to {high}; is this the "
+            "tokenizer of the model?"
+        )
+
+
 def padding_mask(
     lengths: Int[Tensor, "B"], size: int, side: PaddingSide = "right"
 ) -> Bool[Tensor, "B {size}"]:
-    """True at the real tokens of rows that were padded to `size`."""
+    """Padding mask: True at the real tokens of rows that are padded to `size` columns."""
     columns = torch.arange(size, device=lengths.device)
     if side == "left":
         columns = columns.flip(0)
     return columns < lengths[:, None]
 
 
-def _restarting(
+def _segment_positions(
     segments: Int[Tensor, "B T"], real: Bool[Tensor, "B T"] | None
 ) -> Int[Tensor, "B T"]:
-    """Positions that begin at 0 with every text of a packed row, whatever stands in its padding."""
+    """Positions that start at 0 in every segment of a packed row, for any ids at its padding."""
     columns = torch.arange(segments.size(1), device=segments.device).expand_as(segments)
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -146,4 +175,4 @@ def _restarting(
     return columns - torch.where(begins, columns, 0).cummax(dim=1).values
 
 
-torch.export.register_dataclass(Tokens)  # so that an exported net takes them
+torch.export.register_dataclass(Tokens)  # for `torch.export` of nets

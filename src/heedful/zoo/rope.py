@@ -121,7 +121,7 @@ def rope_to_hf(config: Any) -> dict[str, Any]:
     """
     scaling = config.rope_scaling
     if isinstance(scaling, NtkScaling):
-        base = scaling.stretched(config.rope_base, head_width(config))
+        base = scaling.scaled_base(config.rope_base, head_width(config))
         return {"rope_theta": base, "rope_scaling": None}
     if scaling is None:
         return {"rope_scaling": None}
