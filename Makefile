@@ -105,7 +105,7 @@ experiments: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/make_recipe.py
-	$(BIN)/python docs/make_engines.py
+	$(BIN)/python docs/make_backends.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

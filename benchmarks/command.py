@@ -79,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         words = write_model(shape, folder)
-        asked = {"engines": ["ctranslate2"], "precisions": ["int8"]}
+        asked = {"backends": ["ctranslate2"], "precisions": ["int8"]}
         setting = Setting(1, max(shape.batches), mixed=True)
         tune(folder / "ours", shape, setting, prompts(shape, setting, seed=2), words, asked)
         starts = measured_starts(folder, words, rounds[0], unmeasured=0 if quick else 1)

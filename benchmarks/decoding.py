@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SHAPES), help="by commas")
     parser.add_argument("--rounds", type=int, default=5, help="the minimum number of rounds")
     parser.add_argument("--seconds", type=float, default=20, help="of all rounds of a setting")
-    known = {"engines": "ctranslate2,compiled", "precisions": "int8"}
+    known = {"backends": "ctranslate2,compiled", "precisions": "int8"}
     for name, default in known.items():
         parser.add_argument(f"--{name}", default=default, help="that optimize tries, by commas")
     arguments = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> None:
     timing = {"rounds": arguments.rounds, "least": LEAST, "lasting": arguments.seconds}
     asked = {name: vars(arguments)[name].split(",") for name in known}
     if arguments.quick:
-        shapes, timing, asked = SMALL, {"rounds": 1}, asked | {"engines": ["ctranslate2"]}
+        shapes, timing, asked = SMALL, {"rounds": 1}, asked | {"backends": ["ctranslate2"]}
     limits = measured_limits(quick=arguments.quick)
     print(limits, flush=True)
     records: list[dict[str, Any]] = []
@@ -163,7 +163,7 @@ def recorded(
             "version": version[SYSTEMS[system]],
             "size": name,
             **setting._asdict(),
-            "engine": chosen[system].engine or SYSTEMS[system],
+            "backend": chosen[system].backend or SYSTEMS[system],
             "precision": chosen[system].precision,
             "threads": chosen[system].threads,
             "workers": chosen[system].workers,

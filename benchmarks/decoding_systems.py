@@ -117,12 +117,12 @@ class Variant(NamedTuple):
     threads: int
     workers: int
     on: Callable[[Rows], Decode]
-    engine: str = ""
+    backend: str = ""
     detail: str = ""
 
     def __str__(self) -> str:
         layout = f"{self.precision} {self.workers}×{self.threads}"
-        return " ".join(word for word in (self.engine, layout, self.detail) if word)
+        return " ".join(word for word in (self.backend, layout, self.detail) if word)
 
 
 def write_model(shape: Shape, folder: Path) -> list[str]:
@@ -178,7 +178,7 @@ def tune(
     asked: dict[str, list[str]],
 ) -> None:
     """`heedful optimize` for one search, on prompts as text."""
-    model = heedful.load(folder, device="cpu", engine="eager")
+    model = heedful.load(folder, device="cpu", backend="eager")
     model.card.options.update(beam_size=setting.beam, max_new_tokens=shape.new)
     texts = [" ".join(words[token - 4] for token in row if token != END) for row in rows]
     optimize(model, folder, texts, **asked)
@@ -208,13 +208,13 @@ def systems(
     for precision in ("float32", "bfloat16"):
         for count in counts:
             net = heedful.load(
-                folder / "ours", device="cpu", engine="eager", precision=precision, threads=count
+                folder / "ours", device="cpu", backend="eager", precision=precision, threads=count
             )
             eager.append(Variant(precision, count, 1, partial(ours, net, options)))
     use: Any = "latency" if setting.batch == 1 else "throughput"
     model = heedful.load(folder / "ours", use=use)
-    engine = model.engine or model.eager
-    layout = engine.precision, engine.settings.threads, engine.settings.workers
+    backend = model.backend or model.eager
+    layout = backend.precision, backend.settings.threads, backend.settings.workers
     found = {
         "eager": eager,
         "transformers": [
@@ -223,8 +223,8 @@ def systems(
             for net in [transformers_net(folder, shape, precision)]
             for count in counts
         ],
-        "optimised": [Variant(*layout, partial(ours, model, options), engine.name)],
-        "ctranslate2": by_hand(folder, shape, setting, counts, engine),
+        "optimised": [Variant(*layout, partial(ours, model, options), backend.name)],
+        "ctranslate2": by_hand(folder, shape, setting, counts, backend),
     }
     if has_llama(shape):
         found["llama.cpp"] = llama(folder, shape, setting, counts)
@@ -233,7 +233,7 @@ def systems(
 
 def references(folder: Path, shape: Shape, beam: int) -> dict[str, Callable[[Rows], Decode]]:
     """Each system in float32, whose outputs are compared; eager is the first."""
-    model = heedful.load(folder / "ours", device="cpu", engine="eager", precision="float32")
+    model = heedful.load(folder / "ours", device="cpu", backend="eager", precision="float32")
     net = transformers_net(folder, shape, "float32")
     opened = open_by_hand(folder, shape, "float32", 1, 1)
     found = {
@@ -300,18 +300,18 @@ def transformers_run(net: Any, shape: Shape, beam: int, threads: int, rows: Rows
 
 
 def by_hand(
-    folder: Path, shape: Shape, setting: Setting, counts: Sequence[int], engine: Any
+    folder: Path, shape: Shape, setting: Setting, counts: Sequence[int], backend: Any
 ) -> list[Variant]:
     """CTranslate2 with one worker or a worker a core, in each precision of 8 bits that it has here,
     by batches of several sizes.
 
-    An engine of ours that is open in a setting is called here too: two that read the same files
+    A backend of ours that is open in a setting is called here too: two that read the same files
     differ by some percent, by where their weights come to lie.
     """
     ours = {}
-    if engine.name == "ctranslate2":
-        opened_by_us = engine.precision, engine.settings.workers, engine.settings.threads
-        ours[opened_by_us] = engine._model
+    if backend.name == "ctranslate2":
+        opened_by_us = backend.precision, backend.settings.workers, backend.settings.threads
+        ours[opened_by_us] = backend._model
     most = max(counts)
     layouts = {(1, 1), (1, most)} | ({(most, 1)} if setting.batch > 1 else set())
     found = []

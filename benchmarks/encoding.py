@@ -33,7 +33,7 @@ from common import (
 from encoding_systems import Encode, Rows, Variant, Vectors, systems, write_forms
 from heedful.backends.hardware import cores
 from heedful.data.tokenizer import train_tokenizer
-from heedful.deploy.optimize import ENGINES, optimize
+from heedful.deploy.optimize import BACKENDS, optimize
 from heedful.pipelines import ModelCard, open_net
 from heedful.zoo import bert
 
@@ -56,7 +56,7 @@ def main() -> None:
         words = write_model(folder, QUICK if quick else {})
         measured, others = texts(len(words), seed=1), texts(len(words), seed=2)[::2]
         # Quick, nothing is compiled, which takes long.
-        asked = (ENGINES[:2], PRECISIONS[1:]) if quick else (ENGINES, PRECISIONS)
+        asked = (BACKENDS[:2], PRECISIONS[1:]) if quick else (BACKENDS, PRECISIONS)
         tune(folder / "ours", words, others, *asked)
         counts = (1,) if quick else sorted({1, cores()})
         chosen: dict[str, Variant] = {}
@@ -110,12 +110,12 @@ def texts(num_words: int, seed: int) -> Rows:
 
 
 def tune(
-    folder: Path, words: list[str], rows: Rows, engines: Sequence[str], precisions: Sequence[str]
+    folder: Path, words: list[str], rows: Rows, backends: Sequence[str], precisions: Sequence[str]
 ) -> None:
     """`heedful optimize` for many texts."""
-    model = heedful.load(folder, device="cpu", engine="eager")
+    model = heedful.load(folder, device="cpu", backend="eager")
     lines = [" ".join(words[token - 4] for token in row) for row in rows]
-    asked = {"engines": engines, "precisions": precisions}
+    asked = {"backends": backends, "precisions": precisions}
     optimize(model, folder, lines, uses=["throughput"], **asked)
 
 

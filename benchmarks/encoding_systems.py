@@ -53,14 +53,14 @@ def systems(folder: Path, counts: Sequence[int], *, compiles: bool) -> dict[str,
         compiles: whether transformers' model is compiled too, which takes a minute.
     """
     best = heedful.load(folder / "ours", use="throughput")
-    runs = best.engine or best.eager
+    runs = best.backend or best.eager
     detail = f"{runs.name}, sorted, {runs.settings.batch_tokens} tokens"
     run = partial(ours, best, None, {})
     settings = runs.settings
     best_run = Variant(runs.precision, settings.threads, settings.workers, detail, run)
     found = {"heedful optimised": [best_run]}
     for precision in ("float32", "bfloat16"):
-        model = heedful.load(folder / "ours", device="cpu", engine="eager", precision=precision)
+        model = heedful.load(folder / "ours", device="cpu", backend="eager", precision=precision)
         found[f"heedful eager, {precision}"] = [
             Variant(
                 *(precision, count, 1, f"sorted, {budget} tokens"),
@@ -223,7 +223,7 @@ def means(function: States, rows: Rows) -> Vectors:
 
 
 def ours(model: Any, threads: int | None, options: dict[str, Any], rows: Rows) -> Encode:
-    """`vectors` of ids, with so many threads of torch; None: as the engine has."""
+    """`vectors` of ids, with so many threads of torch; None: as the backend has."""
 
     def run() -> Vectors:
         if threads is not None:

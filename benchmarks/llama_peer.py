@@ -1,7 +1,7 @@
 """llama.cpp as a peer: a GPT-2 of transformers as GGUF, and greedy decoding through its C API.
 
 It runs in a process of its own, `python llama_peer.py FILE`, as its users run it: the threads of
-other engines in one process with it cost it time.
+other backends in one process with it cost it time.
 """
 
 import ctypes

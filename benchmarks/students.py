@@ -200,7 +200,7 @@ def optimise(system: System, run: Path, folder: Path, data: Path) -> None:
         folder,
         src=data / "val.en.gz",
         ref=data / "val.de.gz",
-        engine=["ctranslate2"],
+        backend=["ctranslate2"],
         precision=["int8"],
         threads=None,
         use="throughput",
@@ -256,12 +256,12 @@ def counted(run: Translate) -> Callable[[], float]:
 
 
 def float32(folder: Path, model: Translator, text: Text, scratch: Path) -> dict[str, Any]:
-    """Scores of the same search in float32: of the engine, and of the net itself."""
-    net = heedful.load(folder, device="cpu", engine="eager")
+    """Scores of the same search in float32: of the backend, and of the net itself."""
+    net = heedful.load(folder, device="cpu", backend="eager")
     outputs = {"float32, the net itself": ours(net, text.path, stop_rule="beam_full")}
-    assert model.engine is not None
+    assert model.backend is not None
     facts = make_form(net, scratch, "float32")
-    net.engine = open_form(scratch, facts, "float32", model.engine.settings)
+    net.backend = open_form(scratch, facts, "float32", model.backend.settings)
     outputs["float32"] = ours(net, text.path)
     return {name: scores(lines, text) for name, lines in outputs.items()}
 
@@ -270,17 +270,17 @@ def record(
     model: Translator, text: Text, lines: list[str], rates: list[float], folder: Path
 ) -> dict[str, Any]:
     """What is told of a system."""
-    engine, sizes = model.engine, model.config
-    assert engine is not None
+    backend, sizes = model.backend, model.config
+    assert backend is not None
     found = {
         "sentences/s": statistics.median(rates),
         "sentences/s by round": rates,
         "scores": scores(lines, text),
-        "parameters": parameter_count(heedful.load(folder, device="cpu", engine="eager").net),
+        "parameters": parameter_count(heedful.load(folder, device="cpu", backend="eager").net),
         "layers": [sizes.num_encoder_layers, sizes.num_decoder_layers],
-        "workers": engine.settings.workers,
-        "threads": engine.settings.threads,
-        "batch_tokens": engine.settings.batch_tokens,
+        "workers": backend.settings.workers,
+        "threads": backend.settings.threads,
+        "batch_tokens": backend.settings.batch_tokens,
     }
     if model.shortlist is not None:
         rows = model.prompt_ids(text.sources)

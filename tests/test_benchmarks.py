@@ -115,7 +115,7 @@ def test_decoding(bench: Bench, tmp_path: Path) -> None:
     found = {each["system"] for each in data["records"]}
     assert systems <= found <= systems | {"llama.cpp"}
     keys = {"version", "size", "batch", "beam", "mixed", "precision", "threads", "workers"}
-    more = {"engine", "detail", "setting", "tokens/s", "tokens/s by round"}
+    more = {"backend", "detail", "setting", "tokens/s", "tokens/s by round"}
     shares = {"share of reading", "share of products"}
     assert all(each.keys() == {"system"} | keys | more | shares for each in data["records"])
     assert len(data["same_greedy_outputs"]) == 5

@@ -122,7 +122,7 @@ class Options:
         "(heedful optimize --shortlist).", True, "--shortlist/--no-shortlist",
     )  # fmt: skip
     scores: bool = _option(
-        "Score each output. Without, an engine may leave out what only scores need, and give NaN.",
+        "Score each output. Without, a backend may leave out what only scores need, and give NaN.",
         True,
     )
     too_long: TooLong = _option(

@@ -92,15 +92,15 @@ def test_what_has_no_coverage_refuses_it() -> None:
             model.generate(TEXTS, **options, **asked)
     with pytest.raises(UserError, match="an ensemble takes no coverage_penalty"):
         ensemble([model, model]).generate(TEXTS, beam_size=2, **asked)
-    with pytest.raises(UserError, match="is of a source"):
+    with pytest.raises(UserError, match="needs a source"):
         model_of("gpt2").generate(TEXTS, beam_size=2, **asked)
 
 
-def test_engines_without_it_run_eager(tmp_path, caplog) -> None:
+def test_backends_without_it_run_eager(tmp_path, caplog) -> None:
     import heedful
 
     model = saved("marian", tmp_path / "model")
-    opened = heedful.load(tmp_path / "model", engine="ctranslate2")
+    opened = heedful.load(tmp_path / "model", backend="ctranslate2")
     asked = {"beam_size": 4, "max_new_tokens": 5, "coverage_penalty": 0.5}
     assert opened.generations(TEXTS, **asked) == model.generations(TEXTS, **asked)
     assert "it has no coverage_penalty" in caplog.text

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_of_what_runs_is_what_runs() -> None:
     """Every architecture, random configurations: equal, or refused; and the table says so."""
-    made = runpy.run_path(str(ROOT / "docs" / "make_engines.py"))["render"]()
-    page = ROOT / "docs" / "results" / "engines.md"
+    made = runpy.run_path(str(ROOT / "docs" / "make_backends.py"))["render"]()
+    page = ROOT / "docs" / "results" / "backends.md"
     assert page.read_text(encoding="utf-8") == made, "run `make docs`"
 
 
@@ -79,10 +79,10 @@ def test_int8_is_a_quarter_of_the_bytes_and_near(tmp_path: Path) -> None:
         folder.mkdir()
         write(net, folder, vocabulary_of(net), precision)
         sizes.append((folder / "model.bin").stat().st_size)
-        engine = Translator(str(folder), intra_threads=1)
+        backend = Translator(str(folder), intra_threads=1)
         rows = [words_of(row) for row in rows_of(net, (9, 7))]
-        scores.append(torch.tensor(engine.score_batch(rows[:1], rows[1:])[0].log_probs))
-        assert engine.compute_type.startswith(precision)
+        scores.append(torch.tensor(backend.score_batch(rows[:1], rows[1:])[0].log_probs))
+        assert backend.compute_type.startswith(precision)
     assert all(torch.equal(before[name], p) for name, p in net.named_parameters())
     assert sizes[1] < sizes[0] / 3
     assert 0 < float((scores[0] - scores[1]).abs().mean()) < 0.5

@@ -23,7 +23,7 @@ CLOSE = 1e-4
 WRITERS = ["vaswani2017", "vaswani2017 rotary", "bart", "t5", "gpt2", "llama", "mistral"]
 
 
-def engine_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
+def backend_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
     """The model's float32 form, opened."""
     settings = {"threads": 1} | settings
     return open_form(folder, make_form(model, folder, "float32"), "float32", Settings(**settings))
@@ -31,10 +31,10 @@ def engine_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
 
 @pytest.fixture(scope="module", params=WRITERS)
 def pair(request: Any, tmp_path_factory: Any) -> tuple[Any, CTranslate2]:
-    """A model and its engine."""
+    """A model and its backend."""
     name, *positions = request.param.split()
     model = model_of(name, **({"positions": positions[0]} if positions else {}))
-    return model, engine_of(model, tmp_path_factory.mktemp("form"))
+    return model, backend_of(model, tmp_path_factory.mktemp("form"))
 
 
 def rows_of(lengths: tuple[int, ...] = (3, 1, 2, 3)) -> list[list[int]]:
@@ -55,9 +55,9 @@ def ids_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
 
 def same(pair: tuple[Any, CTranslate2], rows: Any, call: Any) -> list[tuple[Any, Any]]:
     """Each output of both, which must have the same tokens and ends."""
-    model, engine = pair
-    assert engine.unsupported_reasons(rows, call) == []
-    ours, theirs = model.eager.outputs(rows, call), engine.outputs(rows, call)
+    model, backend = pair
+    assert backend.unsupported_reasons(rows, call) == []
+    ours, theirs = model.eager.outputs(rows, call), backend.outputs(rows, call)
     assert ids_of(ours) == ids_of(theirs)
     pairs = [each for found in zip(ours, theirs, strict=True) for each in zip(*found, strict=True)]
     assert all(one.finished == other.finished for one, other in pairs)
@@ -85,19 +85,19 @@ def test_greedy_is_the_same(pair: Any, options: dict[str, Any]) -> None:
 )
 def test_tokens_under_rules_are_the_same(pair: Any, options: Any, changes: Any) -> None:
     """The tokens alone: what is forbidden has its share of probability taken by the others."""
-    model, engine = pair
-    if "forced_bos_id" in changes and engine.facts.family == "decoder_only":
+    model, backend = pair
+    if "forced_bos_id" in changes and backend.facts.family == "decoder_only":
         return
     rows = rows_of((3, 3) if "banned" in options else (3, 1, 2, 3))
-    same(pair, rows, asked(model, rows, **options).of([*range(len(rows))], **changes))
+    same(pair, rows, asked(model, rows, **options).select([*range(len(rows))], **changes))
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])
 def test_scores_are_left_out_where_no_one_asks_for_them(pair: Any, beam_size: int) -> None:
-    model, engine = pair
+    model, backend = pair
     rows = rows_of()
     with_scores, without = (
-        engine.outputs(rows, asked(model, rows, scores=scores, beam_size=beam_size))
+        backend.outputs(rows, asked(model, rows, scores=scores, beam_size=beam_size))
         for scores in (True, False)
     )
     for one, other in zip(with_scores, without, strict=True):
@@ -107,26 +107,26 @@ def test_scores_are_left_out_where_no_one_asks_for_them(pair: Any, beam_size: in
 
 
 def test_a_batch_is_as_many_batches_of_one(pair: Any) -> None:
-    model, engine = pair
+    model, backend = pair
     rows = rows_of()
     for options in ({"beam_size": 1}, {"beam_size": 3}, {"no_repeat_ngram_size": 2}):
-        together = engine.outputs(rows, asked(model, rows, **options))
-        apart = [engine.outputs([row], asked(model, [row], **options))[0] for row in rows]
+        together = backend.outputs(rows, asked(model, rows, **options))
+        apart = [backend.outputs([row], asked(model, [row], **options))[0] for row in rows]
         assert ids_of(together) == ids_of(apart)
 
 
 def test_a_full_beam_finds_the_same_where_all_of_it_ends(pair: Any) -> None:
     """Under `beam_full`, which is its rule but for what is cut off by the length limit."""
-    model, engine = pair
+    model, backend = pair
     rows, compared = rows_of((3, 2, 3, 1, 2, 3, 3)), 0
     # What is written most is taken as the end, so that random nets come to one.
     written = [outputs[0].ids for outputs in model.eager.outputs(rows, asked(model, rows))]
     [(end, _)] = Counter(token for ids in written for token in ids).most_common(1)
     options = {"beam_size": 3, "num_return": 3, "stop_rule": "beam_full", "max_new_tokens": 30}
     call = asked(model, rows, **options, length_penalty=0.7)
-    call = call.of([*range(len(rows))], eos_ids=(end,))
-    assert engine.unsupported_reasons(rows, call) == []
-    pairs = zip(model.eager.outputs(rows, call), engine.outputs(rows, call), strict=True)
+    call = call.select([*range(len(rows))], eos_ids=(end,))
+    assert backend.unsupported_reasons(rows, call) == []
+    pairs = zip(model.eager.outputs(rows, call), backend.outputs(rows, call), strict=True)
     for ours, theirs in pairs:
         if all(each.finished for each in (*ours, *theirs)):
             compared += 1
@@ -140,30 +140,30 @@ def test_each_row_keeps_its_own_limit_and_what_must_stand_at_it(pair: Any) -> No
     model, rows = pair[0], rows_of()
     ends = {"max_new_tokens": [2, 7, 4, 1], "forced_eos_id": model.end_ids()[0]}
     for scores in (True, False):
-        call = asked(model, rows, scores=scores).of([0, 1, 2, 3], **ends)
+        call = asked(model, rows, scores=scores).select([0, 1, 2, 3], **ends)
         for (_, other), limit in zip(same(pair, rows, call), call.max_new_tokens, strict=True):
             assert len(other.ids) <= limit
             assert scores == math.isfinite(other.log_prob)
 
 
 def test_tokens_stream_as_they_are_written(pair: Any) -> None:
-    model, engine = pair
+    model, backend = pair
     for row in rows_of():
         for options in ({}, {"min_new_tokens": 4}):
             call = asked(model, [row], **options)
-            ours = list(model.eager.runs(row, call))
-            runs = list(engine.runs(row, call))
+            ours = list(model.eager.stream_tokens(row, call))
+            runs = list(backend.stream_tokens(row, call))
             assert [t for run, _ in runs for t in run] == [t for run, _ in ours for t in run]
             assert [ended for _, ended in runs][-1]
             assert not any(ended for _, ended in runs[:-1])
 
 
 def test_what_is_drawn_differs(pair: Any) -> None:
-    model, engine = pair
+    model, backend = pair
     rows = rows_of()
     call = asked(model, rows, temperature=3.0, num_return=4)
-    assert engine.unsupported_reasons(rows, call) == []
-    several = engine.outputs(rows, call)
+    assert backend.unsupported_reasons(rows, call) == []
+    several = backend.outputs(rows, call)
     assert all(len(outputs) == 4 for outputs in several)
     assert len({tuple(o.ids) for o in several[0]}) > 1
 
@@ -182,22 +182,22 @@ def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
     model = model_of(name, tie_embeddings="none") if name == "vaswani2017" else model_of(name)
     with torch.no_grad():
         model.net.head.out.weight.zero_()
-    engine = engine_of(model, tmp_path)
+    backend = backend_of(model, tmp_path)
     seen = []
-    whole = engine._answers
+    whole = backend._answers
 
     def counted(rows: list[list[int]], *rest: Any) -> list[Any]:
         seen.extend(rows)
         return whole(rows, *rest)
 
-    monkeypatch.setattr(engine, "_answers", counted)
+    monkeypatch.setattr(backend, "_answers", counted)
     ctranslate2.set_random_seed(0)
     count, limits = 300, (1, 8)
     rows = rows_of((2,)) * (count * len(limits))
     call = asked(model, rows, temperature=1.0, num_return=2, scores=scores)
     ends = tuple(range(0, model.eager.vocab_size, 2))
     places = [*range(len(rows))]
-    call = call.of(
+    call = call.select(
         places,
         max_new_tokens=[*limits] * count,
         eos_ids=ends,
@@ -205,8 +205,8 @@ def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
         forced_bos_id=None,
         forced_eos_id=None,
     )
-    assert engine.unsupported_reasons(rows, call) == []
-    found = engine.outputs(rows, call)
+    assert backend.unsupported_reasons(rows, call) == []
+    found = backend.outputs(rows, call)
     assert len(seen) == len(rows)
     for place, limit in enumerate(limits):
         samples = [each for of_row in found[place :: len(limits)] for each in of_row]
@@ -222,9 +222,9 @@ def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
 
 def test_submitted_work_is_done_by_workers(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
-    engine = engine_of(model, tmp_path, workers=2)
+    backend = backend_of(model, tmp_path, workers=2)
     rows = rows_of()
-    waiting = [engine.submit([row], asked(model, [row])) for row in rows]
+    waiting = [backend.submit([row], asked(model, [row])) for row in rows]
     found = [wait()[0][0].ids for wait in waiting]
     assert found == [o[0].ids for o in model.eager.outputs(rows, asked(model, rows))]
 
@@ -235,14 +235,14 @@ def test_workers_read_texts_side_by_side(
 ) -> None:
     model = model_of("bert", head="classify")
     wanted = model.class_logits(TEXTS)
-    model.engine = engine = engine_of(model, tmp_path, workers=2)
-    read, given, done = engine.logits, [], []
+    model.backend = backend = backend_of(model, tmp_path, workers=2)
+    read, given, done = backend.logits, [], []
 
     def logits(rows: Any, types: Any = None) -> Any:
         given.append(len(rows))
         return read(rows, types)
 
-    monkeypatch.setattr(engine, "logits", logits)
+    monkeypatch.setattr(backend, "logits", logits)
     found = model.class_logits(TEXTS, batch_tokens=budget, progress=done.append)
     assert np.allclose(found, wanted, atol=CLOSE)
     assert (len(given), sum(given), sum(done)) == (calls, len(TEXTS), len(TEXTS))
@@ -269,23 +269,23 @@ def test_what_it_lacks_is_said_and_runs_eager(
     options: dict[str, Any], word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of("gpt2")
-    model.engine = engine_of(model, tmp_path)
+    model.backend = backend_of(model, tmp_path)
     texts = ["the cat", "a dog"]
     rows = model.prompt_ids(texts)
-    reasons = model.engine.unsupported_reasons(rows, model.request(rows, **options))
+    reasons = model.backend.unsupported_reasons(rows, model.request(rows, **options))
     assert any(word in reason for reason in reasons), reasons
     given = {"max_new_tokens": 6} | options
     found = [model.generate(texts, **given) for _ in range(2)]
     assert len([r for r in caplog.records if word in r.getMessage()]) == 1
-    model.engine = None
+    model.backend = None
     assert found[0] == model.generate(texts, **given)
 
 
 def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:
     model = model_of("mistral")
-    engine = engine_of(model, tmp_path)
+    backend = backend_of(model, tmp_path)
     rows = rows_of((4,))
-    [reason] = engine.unsupported_reasons(rows, asked(model, rows))
+    [reason] = backend.unsupported_reasons(rows, asked(model, rows))
     assert "window of 3" in reason
 
 
@@ -294,26 +294,26 @@ def test_a_prompt_beyond_the_window_runs_eager(tmp_path: Path) -> None:
 def test_encoders_read_the_same(name: str, head: str, tmp_path: Path) -> None:
     """States and logits, with types of both texts of a pair."""
     model = model_of(name, head=head)
-    engine = engine_of(model, tmp_path)
-    assert ("logits" in engine.reads) is (head == "classify")
+    backend = backend_of(model, tmp_path)
+    assert ("logits" in backend.capabilities) is (head == "classify")
     rows = rows_of((5, 2, 7))
     types = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in rows]
     for kinds in (None, types):
         for ours, theirs in zip(
-            model.eager.states(rows, kinds), engine.states(rows, kinds), strict=True
+            model.eager.states(rows, kinds), backend.states(rows, kinds), strict=True
         ):
             assert np.allclose(ours, theirs, atol=CLOSE)
         if head == "classify":
-            found = np.array(engine.logits(rows, kinds))
+            found = np.array(backend.logits(rows, kinds))
             assert np.allclose(np.array(model.eager.logits(rows, kinds)), found, atol=CLOSE)
 
 
 def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
-    model, engine = pair
+    model, backend = pair
     rows = rows_of()
-    targets = rows_of((4, 2, 3, 1)) if engine.facts.family == "encoder_decoder" else None
+    targets = rows_of((4, 2, 3, 1)) if backend.facts.family == "encoder_decoder" else None
     call = asked(model, rows)
-    ours, theirs = (e.log_probs(rows, targets, call) for e in (model.eager, engine))
+    ours, theirs = (e.log_probs(rows, targets, call) for e in (model.eager, backend))
     for one, other in zip(ours, theirs, strict=True):
         assert len(one) == len(other)
         assert np.allclose(one, other, atol=CLOSE * 10)
@@ -321,8 +321,8 @@ def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
 
 def test_no_call_sees_what_another_asked_for(pair: Any) -> None:
     """Options, marks and words of the last call are looked up; what changed since is not."""
-    model, engine = copy.copy(pair[0]), pair[1]
-    model.engine, rows, card = engine, rows_of(), model.card
+    model, backend = copy.copy(pair[0]), pair[1]
+    model.backend, rows, card = backend, rows_of(), model.card
     plain = {"beam_size": 1, "max_new_tokens": 6}
     [likely] = {row[0] for row in model.generate(rows[:1], **plain)}
     never = replace(card, generation=replace(model.ids, never=(likely,)))
@@ -340,7 +340,7 @@ def test_no_call_sees_what_another_asked_for(pair: Any) -> None:
     for model.card, options in calls:
         written = model.generate(rows, **options)
         fresh = copy.copy(model)
-        fresh._last = fresh._last_asked = engine._last = None
+        fresh._last = fresh._last_asked = backend._last = None
         assert fresh.generate(rows, **options) == written
         found.append(written)
     assert found[0] == found[3] == found[-1]

@@ -130,18 +130,18 @@ def test_ctranslate2_writes_what_eager_writes_of_the_same_list(tmp_path: Path) -
     made = Shortlist(always, np.arange(0, 201, 5), np.arange(200) % 37 + 3, 40)
     write_vocabulary_map(made, place_of(tmp_path, "ctranslate2", "float32"))
     model.shortlist = made
-    engine = open_form(tmp_path, facts, "float32", Settings(1))
+    backend = open_form(tmp_path, facts, "float32", Settings(1))
     differ = 0
     for row in np.random.default_rng(0).integers(6, 40, (6, 4)).tolist():
         asked, free = (
             model.request([row], beam_size=1, max_new_tokens=9, shortlist=listed)
             for listed in (True, False)
         )
-        [[ours]], [[theirs]] = model.eager.outputs([row], asked), engine.outputs([row], asked)
+        [[ours]], [[theirs]] = model.eager.outputs([row], asked), backend.outputs([row], asked)
         assert ours.ids == theirs.ids
         assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-3)
-        assert [token for run, _ in engine.runs(row, asked) for token in run] == ours.ids
-        [[without]] = engine.outputs([row], free)
+        assert [token for run, _ in backend.stream_tokens(row, asked) for token in run] == ours.ids
+        [[without]] = backend.outputs([row], free)
         assert without.ids == model.eager.outputs([row], free)[0][0].ids
         differ += without.ids != ours.ids
     assert differ
@@ -174,7 +174,7 @@ def test_required_phrases_are_listed_whatever_the_source() -> None:
     assert math.isfinite(best.log_prob)
 
 
-def test_a_list_that_an_engine_cannot_have_is_told_and_eager_has_it(tmp_path: Path) -> None:
+def test_a_list_that_a_backend_cannot_have_is_told_and_eager_has_it(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
     model.save(tmp_path)
     facts = make_form(model, tmp_path, "float32")

@@ -1,4 +1,4 @@
-"""Engines on the command line: taken by themselves, asked for by name, refused in one line."""
+"""Backends on the command line: taken by themselves, asked for by name, refused in one line."""
 
 import json
 import re
@@ -34,12 +34,12 @@ def models(tmp_path_factory: Any) -> Path:
         ("classify", "classes", ("--scores",)),
     ],
 )
-def test_a_verb_says_the_same_by_the_engine(
+def test_a_verb_says_the_same_by_the_backend(
     commands: Commands, models: Path, verb: str, name: str, more: tuple[Any, ...]
 ) -> None:
     said = []
-    for engine in ("auto", "ctranslate2", "eager"):
-        done = commands.run(verb, models / name, *more, "--backend", engine, stdin=LINES)
+    for backend in ("auto", "ctranslate2", "eager"):
+        done = commands.run(verb, models / name, *more, "--backend", backend, stdin=LINES)
         assert done.code == 0, done.err
         assert "eager" not in done.err
         # The last digits of scores may differ.
@@ -51,17 +51,17 @@ def test_a_verb_says_the_same_by_the_engine(
 def test_embeddings_are_near(commands: Commands, models: Path, tmp_path: Path) -> None:
     import numpy as np
 
-    for engine in ("auto", "eager"):
-        out = tmp_path / f"{engine}.npy"
+    for backend in ("auto", "eager"):
+        out = tmp_path / f"{backend}.npy"
         done = commands.run(
-            "embed", models / "classes", "-o", out, "--backend", engine, stdin=LINES
+            "embed", models / "classes", "-o", out, "--backend", backend, stdin=LINES
         )
         assert done.code == 0, done.err
-    found = [np.load(tmp_path / f"{engine}.npy") for engine in ("auto", "eager")]
+    found = [np.load(tmp_path / f"{backend}.npy") for backend in ("auto", "eager")]
     assert np.allclose(*found, atol=1e-4)
 
 
-def test_what_an_engine_lacks_runs_eager_and_is_said_once(commands: Commands, models: Path) -> None:
+def test_what_a_backend_lacks_runs_eager_and_is_said_once(commands: Commands, models: Path) -> None:
     options = ("--min-p", 0.1, "--seed", 1, "--max-new-tokens", 8)
     done = commands.run("generate", models / "novel", *options, stdin=LINES)
     eager = commands.run("generate", models / "novel", *options, "--backend", "eager", stdin=LINES)
@@ -70,14 +70,14 @@ def test_what_an_engine_lacks_runs_eager_and_is_said_once(commands: Commands, mo
     drawn = commands.run(
         "generate", models / "novel", "--temperature", 1, "--max-new-tokens", 8, stdin=LINES
     )
-    assert (drawn.code, drawn.err) == (0, "")  # no seed was asked for: the engine draws
+    assert (drawn.code, drawn.err) == (0, "")  # no seed was asked for: the backend draws
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--backend", "compiled"), "has no engine compiled"),
-        (("--backend", "quick"), "engine must be auto, eager"),
+        (("--backend", "compiled"), "has no backend compiled"),
+        (("--backend", "quick"), "backend must be auto, eager"),
         (("--precision", "bfloat16", "--backend", "ctranslate2"), "only in float32, int8"),
         (("--threads", 9_999), "threads must be from 1 to"),
     ],
@@ -108,13 +108,13 @@ def test_a_damaged_form_is_told_and_auto_runs_the_net(commands, models, tmp_path
     assert "runs eager" in done.err
 
 
-def test_info_shows_the_engines(commands: Commands, models: Path) -> None:
+def test_info_shows_the_backends(commands: Commands, models: Path) -> None:
     done = commands.run("info", models / "translator")
     assert "ctranslate2 4" in done.out
     assert "(float32, int8)" in done.out
 
 
-def test_a_description_without_what_an_engine_needs_is_told(
+def test_a_description_without_what_a_backend_needs_is_told(
     commands: Commands, tmp_path: Path
 ) -> None:
     saved("vaswani2017", tmp_path)

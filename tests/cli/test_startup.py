@@ -63,7 +63,7 @@ def test_every_kind_of_model_and_the_tokenizers_come_without_torch() -> None:
 
 
 def test_a_line_through_the_net_imports_torch_and_little_more(tmp_path) -> None:
-    """What takes long to import, and what only training, other tasks or other engines need. Nor
+    """What takes long to import, and what only training, other tasks or other backends need. Nor
     does a net that is built, and not only opened, need symbolic mathematics."""
     recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=1)
     train(recipe, tmp_path / "run")

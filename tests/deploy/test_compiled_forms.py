@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor import cpp_builder, exc
 
 import heedful
 from backend_models import model_of
@@ -57,36 +58,36 @@ def test_what_was_compiled_for_something_else_is_said(
     writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = shutil.copytree(writer, tmp_path / "model")
-    assert heedful.load(place, engine="compiled").engine.name == "compiled"
+    assert heedful.load(place, backend="compiled").backend.name == "compiled"
     record = place / "backends" / "backends.json"
     content = json.loads(record.read_text())
-    content["engines"]["compiled"]["version"] = "2.12.0"
+    content["backends"]["compiled"]["version"] = "2.12.0"
     content["files"] = {}
     record.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"made with torch 2\.12\.0, this is .*heedful optimize"):
-        heedful.load(place, engine="compiled")
-    assert heedful.load(place).engine is None
+        heedful.load(place, backend="compiled")
+    assert heedful.load(place).backend is None
     monkeypatch.setattr(registry, "version", lambda name: "2.12.0")
     (place / "backends/compiled/float32/graphs.pt2").write_bytes(b"no package")
-    with pytest.raises(UserError, match="is no whole package"):
-        heedful.load(place, engine="compiled")
+    with pytest.raises(UserError, match="is damaged"):
+        heedful.load(place, backend="compiled")
     with pytest.raises(UserError, match="runs on the CPU"):
-        heedful.load(place, engine="compiled", device="cuda")
+        heedful.load(place, backend="compiled", device="cuda")
 
 
 def test_what_it_lacks_is_said(writer: Path) -> None:
-    model, rows = heedful.load(writer, engine="compiled"), [[5, 6, 7], [8]]
+    model, rows = heedful.load(writer, backend="compiled"), [[5, 6, 7], [8]]
     asked = model.request(rows, draft="lookup", beam_size=1, max_new_tokens=4)
-    assert model.engine.unsupported_reasons(rows, asked) == ["it has no draft"]
+    assert model.backend.unsupported_reasons(rows, asked) == ["it takes no draft"]
 
 
 def test_without_a_compiler_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> str:
-        raise compiling.InvalidCxxCompiler
+        raise exc.InvalidCxxCompiler
 
-    monkeypatch.setattr(compiling, "get_cpp_compiler", missing)
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
     with pytest.raises(UserError, match=r"no C\+\+ compiler: install one.*g\+\+"):
         compiling.compile_net(model_of("gpt2").net, 16, tmp_path, "float32")
     assert [*tmp_path.iterdir()] == []

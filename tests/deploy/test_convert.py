@@ -40,13 +40,13 @@ def test_a_model_with_a_form_runs_by_it_and_eager_goes_back(translator: Any) -> 
     directory, model = translator
     fast = heedful.load(directory)
     assert isinstance(fast, Translator)
-    assert isinstance(fast.engine, CTranslate2)
-    assert fast.engine.settings == Settings(1)
+    assert isinstance(fast.backend, CTranslate2)
+    assert fast.backend.settings == Settings(1)
     options = {"beam_size": 1, "max_new_tokens": 12}
     assert fast.translate(TEXTS, **options) == model.translate(TEXTS, **options)
-    assert heedful.load(directory, engine="eager").engine is None
-    assert heedful.load(directory, threads=1).engine.settings.threads == 1
-    assert heedful.load(directory, engine="ctranslate2", precision="float32").engine is not None
+    assert heedful.load(directory, backend="eager").backend is None
+    assert heedful.load(directory, threads=1).backend.settings.threads == 1
+    assert heedful.load(directory, backend="ctranslate2", precision="float32").backend is not None
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_each_kind_opens_as_what_it_is(name: str, keys: Any, tmp_path: Path) -> 
     model = saved(name, tmp_path / "model", **keys)
     fast = heedful.load(tmp_path / "model")
     assert type(fast) is type(model)
-    assert fast.engine is not None
+    assert fast.backend is not None
     assert np.allclose(fast.vectors(TEXTS), model.vectors(TEXTS), atol=1e-4)
     if keys.get("head") == "classify":
         assert [f.label for f in fast.classify(TEXTS)] == [f.label for f in model.classify(TEXTS)]
-    if keys.get("head") == "mlm":  # what the engine lacks is the net's
-        assert fast.engine.reads == {"states"}
+    if keys.get("head") == "mlm":  # what the backend lacks is the net's
+        assert fast.backend.capabilities == {"states"}
 
 
 def test_the_best_of_each_use_is_taken(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_the_best_of_each_use_is_taken(tmp_path: Path) -> None:
         "throughput": Choice("eager", "float32"),
     }
     replace(record, best=best).write(directory)  # type: ignore[arg-type]
-    assert heedful.load(directory).engine.precision == "int8"
-    assert heedful.load(directory, use="throughput").engine is None
-    named = heedful.load(directory, use="throughput", engine="ctranslate2", precision="float32")
-    assert named.engine.precision == "float32"
+    assert heedful.load(directory).backend.precision == "int8"
+    assert heedful.load(directory, use="throughput").backend is None
+    named = heedful.load(directory, use="throughput", backend="ctranslate2", precision="float32")
+    assert named.backend.precision == "float32"
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_what_was_made_for_something_else_is_left_and_said(
 ) -> None:
     directory, _ = translator
     change(directory, **keys)
-    assert heedful.load(directory).engine is None
+    assert heedful.load(directory).backend is None
     [message] = [record.getMessage() for record in caplog.records]
     assert words in message
     assert "heedful optimize" in message
     with pytest.raises(UserError, match=words):
-        heedful.load(directory, engine="ctranslate2")
+        heedful.load(directory, backend="ctranslate2")
     with pytest.raises(UserError, match=words):
         heedful.load(directory, precision="int8")
 
@@ -111,7 +111,7 @@ def test_what_was_made_for_something_else_is_left_and_said(
         (None, r"pip install 'heedful\[fast\]'"),
     ],
 )
-def test_an_engine_of_another_version_or_none_is_said(
+def test_a_backend_of_another_version_or_none_is_said(
     found: str | None, words: str, translator: Any, monkeypatch: Any
 ) -> None:
     def version(name: str) -> str:
@@ -121,8 +121,8 @@ def test_an_engine_of_another_version_or_none_is_said(
 
     monkeypatch.setattr(registry, "version", version)
     with pytest.raises(UserError, match=words):
-        heedful.load(translator[0], engine="ctranslate2")
-    assert heedful.load(translator[0]).engine is None
+        heedful.load(translator[0], backend="ctranslate2")
+    assert heedful.load(translator[0]).backend is None
 
 
 def test_other_weights_of_the_same_size_are_seen_and_a_copy_is_not_read_anew(
@@ -130,26 +130,26 @@ def test_other_weights_of_the_same_size_are_seen_and_a_copy_is_not_read_anew(
 ) -> None:
     directory, _ = translator
     shutil.copytree(directory, tmp_path / "copy", copy_function=shutil.copyfile)
-    assert heedful.load(tmp_path / "copy").engine is not None
+    assert heedful.load(tmp_path / "copy").backend is not None
     monkeypatch.setattr(Weights, "of", lambda path: pytest.fail("the file was read"))
-    assert heedful.load(directory).engine is not None
+    assert heedful.load(directory).backend is not None
     monkeypatch.undo()
     weights = directory / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
     with pytest.raises(UserError, match="other weights"):
-        heedful.load(directory, engine="ctranslate2")
+        heedful.load(directory, backend="ctranslate2")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"engine": "compiled"}, "no engine compiled"),
+        ({"backend": "compiled"}, "no backend compiled"),
         ({"precision": "int8"}, "no ctranslate2 in int8, only in float32"),
         ({"threads": 10_000}, "threads must be from 1 to"),
-        ({"engine": "eager", "precision": "int8"}, "no int8"),
-        ({"engine": "fastest"}, "engine must be"),
+        ({"backend": "eager", "precision": "int8"}, "no int8"),
+        ({"backend": "fastest"}, "backend must be"),
         ({"precision": "int3"}, "precision must be"),
     ],
 )
@@ -160,11 +160,11 @@ def test_what_is_not_there_is_refused(options: dict[str, Any], words: str, trans
 
 def test_a_model_without_forms_runs_eager_unless_one_is_named(tmp_path: Path) -> None:
     model_of("gpt2").save(tmp_path)
-    assert heedful.load(tmp_path).engine is None
+    assert heedful.load(tmp_path).backend is None
     assert str(next(heedful.load(tmp_path, precision="bfloat16").net.parameters()).dtype).endswith(
         "bfloat16"
     )
-    for options in ({"engine": "ctranslate2"}, {"precision": "int8"}):
+    for options in ({"backend": "ctranslate2"}, {"precision": "int8"}):
         with pytest.raises(UserError, match="heedful optimize"):
             heedful.load(tmp_path, **options)  # type: ignore[arg-type]
 
@@ -175,7 +175,7 @@ def test_an_optimised_model_is_saved_exported_and_joined_as_any_other(
     """Its net and Config are opened when something needs them."""
     saved("bart", tmp_path / "model")
     options = {"beam_size": 1, "max_new_tokens": 9}
-    wanted = heedful.load(tmp_path / "model", engine="eager").translate(TEXTS, **options)
+    wanted = heedful.load(tmp_path / "model", backend="eager").translate(TEXTS, **options)
     heedful.load(tmp_path / "model").save(tmp_path / "again")
     assert heedful.load(tmp_path / "again").translate(TEXTS, **options) == wanted
     heedful.export_hf(heedful.load(tmp_path / "model"), tmp_path / "hf")
@@ -205,12 +205,12 @@ def test_a_form_in_float32_is_proven_and_a_spoilt_one_is_not(
     prover = Prover(model, TEXTS, answers)
     record = Record.read(tmp_path)
     assert record is not None
-    facts = record.engines["ctranslate2"].facts
+    facts = record.backends["ctranslate2"].facts
     proof = prover.prove(open_form(tmp_path, facts, "float32", Settings(1)))
     assert proof.metric == metric
     assert proof.fails() is None
     assert proof.same == 1
-    assert proof.eager == pytest.approx(proof.engine, rel=1e-4)
+    assert proof.eager == pytest.approx(proof.backend, rel=1e-4)
     rough = prover.prove(open_form(tmp_path, facts, "int8", Settings(1)))
     assert rough.difference > 1e-4
     with torch.no_grad():  # other weights than the form's

@@ -60,7 +60,7 @@ def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, g
     assert "throughput" in done.out
     found = record_of(folder)
     kept = {path.name for path in (folder / "backends" / "ctranslate2").iterdir()}
-    assert kept == set(found["engines"]["ctranslate2"]["proofs"])
+    assert kept == set(found["backends"]["ctranslate2"]["proofs"])
     assert {"float32", "int8"} <= kept
     assert set(found["best"]) == {"latency", "throughput"}
     assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
@@ -77,12 +77,12 @@ def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, g
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.splitlines()
     assert lines.pop() == "[]"
-    eager = heedful.load(folder, device="cpu", engine="eager")
+    eager = heedful.load(folder, device="cpu", backend="eager")
     assert lines == [outputs[0].text for outputs in eager.generations(TEXTS, beam_size=1)]
 
 
-@pytest.mark.parametrize("engine", ["auto", "eager"])
-def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path, engine) -> None:
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path, backend) -> None:
     path = tmp_path / "model"
     shutil.copytree(folder, path)
     shutil.rmtree(path / "backends", ignore_errors=True)
@@ -91,20 +91,20 @@ def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path
         "throughput": Choice("eager", "float32", cores(), 1, 40),
     }
     replace(Record.new(path, "Translator"), best=best).write(path)
-    model = heedful.load(path, device="cpu", engine=engine, use="throughput")
+    model = heedful.load(path, device="cpu", backend=backend, use="throughput")
     assert model.eager.settings == best["throughput"].settings
     assert model.options().batch_tokens == 40
-    one_by_one = heedful.load(path, device="cpu", engine=engine)
+    one_by_one = heedful.load(path, device="cpu", backend=backend)
     assert one_by_one.eager.settings == best["latency"].settings
-    asked = heedful.load(path, device="cpu", engine=engine, use="throughput", threads=1)
+    asked = heedful.load(path, device="cpu", backend=backend, use="throughput", threads=1)
     assert asked.eager.settings.threads == 1
     (path / "backends/backends.json").write_text("{")
-    assert heedful.load(path, device="cpu", engine="eager").eager.settings == Settings()
+    assert heedful.load(path, device="cpu", backend="eager").eager.settings == Settings()
 
 
-def test_threads_that_are_asked_for_hold_where_an_engine_falls_back_to_the_net(tmp_path) -> None:
+def test_threads_that_are_asked_for_hold_where_a_backend_falls_back_to_the_net(tmp_path) -> None:
     saved("vaswani2017", tmp_path)
-    model = heedful.load(tmp_path, engine="ctranslate2", threads=1)
+    model = heedful.load(tmp_path, backend="ctranslate2", threads=1)
     assert model.eager.settings.threads == 1
 
 
@@ -114,14 +114,14 @@ def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
     shutil.rmtree(path / "backends", ignore_errors=True)
     best = {"latency": Choice("eager", "float32", 1)}
     replace(Record.new(path, "Translator"), best=best).write(path)
-    with pytest.raises(UserError, match="no engine with int8"):
+    with pytest.raises(UserError, match="no backend with int8"):
         heedful.load(path, precision="int8")
     with pytest.raises(UserError, match="no int8"):
         heedful.load(path, precision="int8", device="meta")
 
 
 def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
-    model = heedful.load(folder, device="cpu", engine="eager")
+    model = heedful.load(folder, device="cpu", backend="eager")
     told: list[tuple[str, int | None, int]] = []
 
     @contextmanager
@@ -131,13 +131,13 @@ def test_what_is_asked_for_alone_is_measured(folder, files) -> None:
         told.append((what, total, sum(parts)))
 
     with use_display(show):
-        found = optimize(model, folder, TEXTS, engines=["eager"], uses=["latency"], threads=[1])
+        found = optimize(model, folder, TEXTS, backends=["eager"], uses=["latency"], threads=[1])
     [(use, choice, rate)] = found.rates
-    assert (use, choice.engine, choice.threads) == ("latency", "eager", 1)
+    assert (use, choice.backend, choice.threads) == ("latency", "eager", 1)
     assert rate > 0
     assert told[-1] == ("measuring", 6, 6)
-    assert record_of(folder)["engines"] == {}
-    assert model.engine is None
+    assert record_of(folder)["backends"] == {}
+    assert model.backend is None
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_latency_is_timed_on_all_of_a_few_texts_and_on_an_even_choice_of_many(
     timed: list[Any] = []
     monkeypatch.setattr(measure, "_rate", lambda model, parts, choice: timed.append(parts) or 1)
     texts = [f"{number}" for number in range(count)]
-    model = heedful.load(folder, device="cpu", engine="eager")
-    optimize(model, folder, texts, engines=["eager"], uses=["latency"], threads=[1])
+    model = heedful.load(folder, device="cpu", backend="eager")
+    optimize(model, folder, texts, backends=["eager"], uses=["latency"], threads=[1])
     singles = [[texts[number]] for number in chosen]
     assert timed == [singles[:1], singles] * 6  # the first call is no measure
 
@@ -168,13 +168,13 @@ def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) ->
         return "it loses more" if proof.precision == "int8" else None
 
     monkeypatch.setattr(prove.Proof, "fails", fails)
-    model = heedful.load(folder, device="cpu", engine="eager")
+    model = heedful.load(folder, device="cpu", backend="eager")
     found = optimize(
         model,
         folder,
         TEXTS,
         TEXTS,
-        engines=["eager", "ctranslate2"],
+        backends=["eager", "ctranslate2"],
         tolerance=0.5,
         precisions=["float32", "int8"],
         threads=[1],
@@ -186,14 +186,14 @@ def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) ->
     best = {use: max(rate for u, _, rate in found.rates if u == use) for use, _, _ in found.rates}
     for use, choice, rate in found.rates:
         if rate == best[use]:
-            assert record_of(folder)["best"][use]["engine"] == choice.engine
+            assert record_of(folder)["best"][use]["backend"] == choice.backend
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--threads", cores() + 1), ("threads", cores())),
-        (("--backend", "magic"), ("no engine magic", "eager")),
+        (("--backend", "magic"), ("no backend magic", "eager")),
         (("--precision", "int3"), ("no precision int3",)),
         (("--ref", "REF"), ("--src",)),
         (("--src", "EMPTY"), ("validation text is empty",)),
@@ -212,15 +212,15 @@ def test_bad_input_is_one_line_and_nothing_changes(
 
 def test_a_wrong_name_is_told_first_and_then_that_there_is_no_folder(commands, tmp_path) -> None:
     nowhere = tmp_path / "nowhere"
-    assert_refused(commands.run("optimize", nowhere, "--backend", "magic"), "no engine magic")
+    assert_refused(commands.run("optimize", nowhere, "--backend", "magic"), "no backend magic")
     assert_refused(commands.run("optimize", nowhere), "nowhere does not exist")
 
 
 def test_a_model_that_nothing_runs_is_refused_with_every_reason(commands, tmp_path, files) -> None:
     recipe = tiny(training__max_steps=1, model__norm_placement="output")
     train(parse_recipe(recipe), tmp_path / "run")
-    engine = ("--backend", "ctranslate2")
-    done = commands.run("optimize", tmp_path / "run", "--src", files / "src", *engine)
+    backend = ("--backend", "ctranslate2")
+    done = commands.run("optimize", tmp_path / "run", "--src", files / "src", *backend)
     assert_refused(done, "norm_placement output")
     assert done.err.count("norm_placement") == 1
     assert not (tmp_path / "run" / "backends").exists()
@@ -239,7 +239,7 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     made = heedful.load(model).shortlist
     sources = heedful.load(model).encode(["1 2"])[0]
     assert 0 < len(made.words(sources)) <= made.target_size
-    assert heedful.load(model, engine="eager").eager.shortlist is not None
+    assert heedful.load(model, backend="eager").eager.shortlist is not None
     assert commands.run("optimize", model, *QUICK, "--precision", "float32").code == 0
     assert heedful.load(model).shortlist is None  # what is not asked for again is gone
     strict = commands.run(*asked, "--tolerance", 0)

@@ -94,7 +94,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_engine_the_error_says_how_to_get_it(
+def test_without_the_backend_the_error_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from architectures import DECODERS, tiny
-from heedful.backends.torch.state import Decoding
+from heedful.backends.torch.state import DecodingState
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
@@ -263,7 +263,7 @@ def test_layers_with_a_window_forget_what_it_does_not_reach(
     ids = torch.randint(VOCAB, (3, prompt))
     left = torch.tensor([0, 2, 1]) if padded else None
     cache = net.start(3, capacity=16, beams=beams)
-    decoding = Decoding(net, cache, longest=80, left_padding=left)
+    decoding = DecodingState(net, cache, longest=80, left_padding=left)
     decoding.next_log_probs(ids, decoding)
     rows = ids.repeat_interleave(beams, 0)
     for step in range(40):
@@ -293,7 +293,7 @@ def test_layers_with_a_window_forget_what_it_does_not_reach(
 def test_nothing_is_forgotten_that_may_be_taken_back(name: str) -> None:
     """A text that was fed is rewound to any length, however short the window."""
     net = tiny(name)
-    decoding = Decoding(net, net.start(1, capacity=16), longest=48)
+    decoding = DecodingState(net, net.start(1, capacity=16), longest=48)
     ids = torch.randint(VOCAB, (40,))
     decoding.feed(ids[:30])
     decoding.feed(ids[30:])

@@ -33,7 +33,7 @@ def test_a_net_with_inputs_first_gives_the_same_and_keeps_what_is_shared() -> No
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
 def test_a_loaded_nets_layout_follows_from_its_final_type(tmp_path: Path, precision: str) -> None:
     model_of("vaswani2017").save(tmp_path)
-    net = heedful.load(tmp_path, device="cpu", engine="eager", precision=precision).net
+    net = heedful.load(tmp_path, device="cpu", backend="eager", precision=precision).net
     weights = [module.weight for module in net.modules() if isinstance(module, nn.Linear)]
     if precision == "bfloat16":
         assert all(weight.is_contiguous() for weight in weights)

@@ -110,7 +110,7 @@ def mean_log_probs(models: list[Any], weights: list[float], *ids: torch.Tensor) 
 def test_targets_are_scored_by_the_mean_of_probabilities(
     models: list[Any], weights: list[float]
 ) -> None:
-    """By `score`, `teacher_forced` and the engine, as the search scores what it finds."""
+    """By `score`, `teacher_forced` and the backend, as the search scores what it finds."""
     joint = ensemble(models, weights)
     sources, targets = TEXTS, TEXTS[::-1]
     log_probs, right, rows = [], 0, []
@@ -129,7 +129,7 @@ def test_targets_are_scored_by_the_mean_of_probabilities(
     found = joint.teacher_forced(sources, targets)
     assert found["perplexity"] == pytest.approx(math.exp(-sum(wanted) / count))
     assert found["token_accuracy"] == pytest.approx(right / count)
-    told = joint.engine.log_probs(*map(list, zip(*rows, strict=True)), joint.request([rows[0][0]]))
+    told = joint.backend.log_probs(*map(list, zip(*rows, strict=True)), joint.request([rows[0][0]]))
     assert [each.tolist() for each in told] == [pytest.approx(parts) for parts in log_probs]
 
 
@@ -170,7 +170,7 @@ REFUSED: dict[str, Any] = {
     "eager": lambda joint, path: joint.eager,
     "embed": lambda joint, path: joint.embed(TEXTS),
     "net": lambda joint, path: joint.net,
-    "reader": lambda joint, path: joint.reader("states"),
+    "backend_with": lambda joint, path: joint.backend_with("states"),
     "save": lambda joint, path: joint.save(path / "model"),
     "vectors": lambda joint, path: joint.vectors(TEXTS),
     "a draft": lambda joint, path: joint.generate(TEXTS, beam_size=1, draft=joint),
@@ -216,16 +216,16 @@ def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models:
     assert "2 weights for 1 models" in one.err
 
 
-@pytest.mark.parametrize("engine", [False, True])
-def test_the_unknown_is_not_written_where_it_is_not_wanted(engine: bool, tmp_path: Path) -> None:
-    """As if it were banned, also in the engine; the model here likes nothing better."""
+@pytest.mark.parametrize("backend", [False, True])
+def test_the_unknown_is_not_written_where_it_is_not_wanted(backend: bool, tmp_path: Path) -> None:
+    """As if it were banned, also in the backend; the model here likes nothing better."""
     model = model_of("vaswani2017", tie_embeddings="none")
     unknown = model.tgt_tokenizer.unk_id
     with torch.no_grad():
         model.net.head.out.weight[unknown] *= 8
-    if engine:
+    if backend:
         facts = make_form(model, tmp_path, "float32")
-        model.engine = open_form(tmp_path, facts, "float32", Settings(1))
+        model.backend = open_form(tmp_path, facts, "float32", Settings(1))
     rows, options = model.prompt_ids(TEXTS), {"beam_size": 1, "max_new_tokens": 9}
     assert any(unknown in ids for ids in model.generate(rows, **options))
     found = model.generate(rows, no_unknown=True, **options)

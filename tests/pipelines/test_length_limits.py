@@ -53,8 +53,9 @@ def test_start_ids_count_towards_the_positions_of_the_net(
     assert model.generate(ROWS, beam_size=1, **options) == wanted
     assert model.generate(ROWS, beam_size=1, draft="lookup", **options) == wanted
     assert ensemble([model, model]).generate(ROWS, beam_size=1, **options) == wanted
-    steps = [token for run, _ in model.eager.runs(ROWS[0], model.request(ROWS[:1], beam_size=1,
-             **options)) for token in run]  # fmt: skip
+    request = model.request(ROWS[:1], beam_size=1, **options)
+    stream = model.eager.stream_tokens(ROWS[0], request)
+    steps = [token for tokens, _ in stream for token in tokens]
     assert steps == wanted[0]
     for own in ({"beam_size": 3}, {"temperature": 1.0}, {"beam_size": 4, "require": [[9, 10]]}):
         assert [len(ids) for ids in model.generate(ROWS, **own, **options)] == [room, room]
@@ -86,7 +87,7 @@ def test_a_draft_of_the_same_weights_is_always_right_as_far_as_its_positions(
     model, row = translator(name, 1), [6]
     call = model.request([row], beam_size=1, max_new_tokens=LONGEST, num_draft_tokens=2)
     call = call._replace(draft=(Eager(model.net, positions), model.ids.start))
-    assert [len(run) for run, _ in model.eager.runs(row, call)] == runs
+    assert [len(run) for run, _ in model.eager.stream_tokens(row, call)] == runs
 
 
 @pytest.mark.parametrize("draft_length", [8, 48])
@@ -128,13 +129,15 @@ def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
             assert found.log_prob == pytest.approx(float(parts[:-1].sum()), abs=1e-4)
 
 
-@pytest.mark.parametrize("engine", ["eager", "ctranslate2"])
-def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["eager", "ctranslate2"])
+def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(
+    backend: str, tmp_path: Path
+) -> None:
     """Whatever runs it: CTranslate2 fails, or writes more than the limit beside a longer prompt."""
     model = model_of("bart")
     model.card = replace(model.card, limits=Limits(factor=1.0, offset=3))
-    if engine == "ctranslate2":
-        model.engine = open_form(
+    if backend == "ctranslate2":
+        model.backend = open_form(
             tmp_path, make_form(model, tmp_path, "float32"), "float32", Settings(1)
         )
     rows = [[6, 7, 8, 9], [10], [6, 7]]

@@ -73,10 +73,10 @@ def test_a_scored_batch_has_at_most_the_tokens_asked_for_or_those_of_the_longest
 ) -> None:
     model, sizes, plain = models[name], [], Eager.target_scores
 
-    def noted(engine: Eager, batch: Batch) -> Any:
+    def noted(backend: Eager, batch: Batch) -> Any:
         sides = [batch.tokens] if batch.source is None else [batch.tokens, batch.source]
         sizes.append(sum(side.ids.numel() for side in sides))
-        return plain(engine, batch)
+        return plain(backend, batch)
 
     monkeypatch.setattr(Eager, "target_scores", noted)
     texts, num_sides = TEXTS * 3, 2 if name in TWO_STACKS else 1
@@ -101,7 +101,7 @@ def test_a_bf16_models_scores_are_summed_in_fp32(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_score_and_the_engines_log_probs_are_the_same_numbers(
+def test_score_and_the_backends_log_probs_are_the_same_numbers(
     models: dict[str, Any], name: str
 ) -> None:
     model = models[name]

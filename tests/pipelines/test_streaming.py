@@ -18,19 +18,21 @@ LINES = [*TEXTS, "don't say n't; it's naïve, we've 3 € and 今天 👍🏽", 
 
 
 class Written(Eager):
-    """An engine that writes some tokens, one at a time."""
+    """A backend that writes some tokens, one at a time."""
 
     ids: list[int]
 
-    def runs(self, row: list[int], asked: GenerationRequest) -> Iterator[tuple[list[int], bool]]:
+    def stream_tokens(
+        self, row: list[int], asked: GenerationRequest
+    ) -> Iterator[tuple[list[int], bool]]:
         for place, token in enumerate(self.ids, 1):
             yield [token], place == len(self.ids)
 
 
 def streamed(model: Any, ids: list[int], **options: Any) -> tuple[list[str], str]:
     """The pieces of some tokens, and the final text."""
-    model.engine = Written(model.net, model.config.max_length)
-    model.engine.ids = ids
+    model.backend = Written(model.net, model.config.max_length)
+    model.backend.ids = ids
     pieces, stream = [], model.stream([6], **options)
     while True:
         try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.backends.base import Backend, Settings
+from heedful.backends.base import Settings
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.generation import Hypothesis
@@ -20,12 +20,12 @@ WORDS = [f"w{number}" for number in range(40)]
 TOKENIZER = train_tokenizer([" ".join(WORDS)], kind="word")
 
 
-class Echo(Backend):
-    """An engine that writes its source, and remembers what it was given and what was waited for."""
+class Echo:
+    """A backend that writes its source, and remembers what it was given and what was waited for."""
 
     name, precision = "echo", "float32"
     settings = Settings(1, 2)
-    reads = frozenset[str]()
+    capabilities = frozenset[str]()
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -53,7 +53,7 @@ def model() -> Translator:
     config = SimpleNamespace(max_length=32)
     card = ModelCard("vaswani2017", "translation", limits=Limits())
     made = Translator(None, config, card, TOKENIZER, TOKENIZER)
-    made.engine = Echo()
+    made.backend = Echo()
     return made
 
 
@@ -79,10 +79,10 @@ def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> No
 
 
 def test_workers_have_the_next_window_while_the_first_is_read(model: Translator) -> None:
-    engine: Any = model.engine
+    backend: Any = model.backend
     found = model.in_turn(iter([["w1"], ["w2"], ["w3"]]), ahead=1)
     next(found)
-    assert (engine.batches, engine.waiting) == ([1, 1], 1)
+    assert (backend.batches, backend.waiting) == ([1, 1], 1)
 
 
 def test_what_was_begun_is_given_before_a_later_window_fails(model: Translator) -> None:
@@ -93,21 +93,21 @@ def test_what_was_begun_is_given_before_a_later_window_fails(model: Translator) 
         next(found)
 
 
-def test_batches_are_of_similar_length_and_as_large_as_the_engine_was_measured(
+def test_batches_are_of_similar_length_and_as_large_as_the_backend_was_measured(
     model: Translator,
 ) -> None:
-    engine: Any = model.engine
+    backend: Any = model.backend
     texts = [" ".join(["w1"] * (1 + number % 9)) for number in range(90)]
     model.generations(texts, beam_size=1)
-    assert engine.batches == [45, 45]  # one for each worker
-    engine.batches.clear()
-    engine.settings = Settings(1, 2, batch_tokens=40)
+    assert backend.batches == [45, 45]  # one for each worker
+    backend.batches.clear()
+    backend.settings = Settings(1, 2, batch_tokens=40)
     model.generations(texts, beam_size=1)
-    assert sum(engine.batches) == 90
-    assert engine.batches[:2] == [4, 4]  # of ten tokens, the end counted
-    engine.batches.clear()
+    assert sum(backend.batches) == 90
+    assert backend.batches[:2] == [4, 4]  # of ten tokens, the end counted
+    backend.batches.clear()
     model.generations(texts, beam_size=1, batch_tokens=20)
-    assert engine.batches[0] == 2  # who calls knows better
+    assert backend.batches[0] == 2  # who calls knows better
 
 
 @settings(deadline=None)

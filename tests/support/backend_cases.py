@@ -130,13 +130,13 @@ def rows_of(net: Any, lengths: tuple[int, ...], seed: int = 0) -> list[list[int]
 def _pairs(net: Any, folder: str) -> Iterator[float]:
     from ctranslate2 import Translator
 
-    engine = Translator(folder, intra_threads=1)
+    backend = Translator(folder, intra_threads=1)
     sources, targets = rows_of(net, (5, 9, 2)), rows_of(net, (7, 3, 4), 1)
     words = [[words_of(row) for row in side] for side in (sources, targets)]
-    found = engine.translate_batch(
+    found = backend.translate_batch(
         words[0], beam_size=1, max_decoding_length=NEW, min_decoding_length=0, return_end_token=True
     )
-    scores = engine.score_batch(*words)
+    scores = backend.score_batch(*words)
     for src, tgt, written, scored in zip(sources, targets, found, scores, strict=True):
 
         def logits(ids: list[int], src: list[int] = src) -> torch.Tensor:
@@ -151,16 +151,16 @@ def _pairs(net: Any, folder: str) -> Iterator[float]:
 def _texts(net: Any, folder: str) -> Iterator[float]:
     from ctranslate2 import Generator
 
-    engine = Generator(folder, intra_threads=1)
+    backend = Generator(folder, intra_threads=1)
     longest = longest_prompt(net) or 9
     rows = rows_of(net, (longest, 2, min(5, longest)))
-    found = engine.generate_batch(
+    found = backend.generate_batch(
         [words_of(row) for row in rows],
         max_length=NEW,
         include_prompt_in_result=False,
         return_end_token=True,
     )
-    given = np.array(engine.forward_batch(rows, return_log_probs=True))
+    given = np.array(backend.forward_batch(rows, return_log_probs=True))
 
     def logits(ids: list[int]) -> torch.Tensor:
         return net(torch.tensor([ids]))[0]

@@ -15,8 +15,8 @@ import torch
 import heedful
 from architectures import one_layer
 from backend_models import TEXTS, VOCAB, model_of
-from heedful.backends.aot.decoder import CompiledFacts
-from heedful.backends.aot.encoder import CompiledEncoder, encoder_facts, encoder_parts
+from heedful.backends.aot.compiled_net import CompiledFacts
+from heedful.backends.aot.encoder import CompiledEncoder, encoder_facts, encoder_graphs
 from heedful.backends.base import Settings
 
 ENCODERS = {"bert": "classify", "roberta": "mlm", "distilbert": "classify", "modernbert": "mlm"}
@@ -32,7 +32,7 @@ class Exported:
     def __init__(self, net: Any, precision: str) -> None:
         net = copy.deepcopy(net)
         self._graphs = {}
-        for name, (module, given, shapes) in encoder_parts(net, precision).items():
+        for name, (module, given, shapes) in encoder_graphs(net, precision).items():
             exported = torch.export.export(module, given, dynamic_shapes=(shapes,))
             self._graphs[name] = exported.module()
         self.facts = CompiledFacts(
@@ -53,24 +53,24 @@ def graphs() -> None:
     for name, head in ENCODERS.items():
         model = model_of(name, head=head, **({} if name == "modernbert" else one_layer(name)))
         for precision in [*CLOSE][: 3 if name == "bert" else 2]:
-            engine = exported(model, precision)
+            backend = exported(model, precision)
             for _ in range(4):
-                hold_engine(engine, model.eager, random_rows(draw, 30), draw, CLOSE[precision])
+                hold_backend(backend, model.eager, random_rows(draw, 30), draw, CLOSE[precision])
 
 
 def exported(model: Any, precision: str) -> CompiledEncoder:
-    """An engine of exported graphs."""
-    engine = CompiledEncoder.__new__(CompiledEncoder)
-    engine.net, engine.settings = Exported(model.net, precision), Settings(1)
-    return engine
+    """A backend of exported graphs."""
+    backend = CompiledEncoder.__new__(CompiledEncoder)
+    backend.net, backend.settings = Exported(model.net, precision), Settings(1)
+    return backend
 
 
-def hold_engine(engine: Any, other: Any, rows: Any, draw: random.Random, close: float) -> None:
+def hold_backend(backend: Any, other: Any, rows: Any, draw: random.Random, close: float) -> None:
     """States and logits of texts and of pairs of texts are the other's."""
     types = [[draw.randrange(2) for _ in row] for row in rows]
     for kinds in (None, types):
         for what in ("states", "logits"):
-            ours, theirs = (getattr(each, what)(rows, kinds) for each in (engine, other))
+            ours, theirs = (getattr(each, what)(rows, kinds) for each in (backend, other))
             for found, wanted in zip(ours, theirs, strict=True):
                 hold(found, wanted, close, what)
 
@@ -89,14 +89,14 @@ def hold(found: np.ndarray, wanted: np.ndarray, close: float, name: str) -> None
     assert lost > 0 or close < CLOSE[COMPILED], "nothing was rounded"
 
 
-def answers(engine: Any) -> Iterator[np.ndarray]:
+def answers(backend: Any) -> Iterator[np.ndarray]:
     """To the same requests."""
     draw = random.Random(1)
     for _ in range(REQUESTS):
         rows = random_rows(draw)
         for kinds in (None, [[draw.randrange(2) for _ in row] for row in rows]):
-            yield np.concatenate(engine.states(rows, kinds))
-            yield np.concatenate(engine.logits(rows, kinds))
+            yield np.concatenate(backend.states(rows, kinds))
+            yield np.concatenate(backend.logits(rows, kinds))
 
 
 def make(folder: Path) -> None:
@@ -104,8 +104,8 @@ def make(folder: Path) -> None:
     from heedful.deploy.optimize import optimize
 
     model_of("bert", head="classify", num_layers=1).save(folder)
-    model = heedful.load(folder, device="cpu", engine="eager")
-    keys: dict[str, Any] = {"engines": ["compiled"], "threads": [1], "uses": ["throughput"]}
+    model = heedful.load(folder, device="cpu", backend="eager")
+    keys: dict[str, Any] = {"backends": ["compiled"], "threads": [1], "uses": ["throughput"]}
     found = optimize(model, folder, TEXTS, precisions=[COMPILED], tolerance=100, **keys)
     assert found.refused == {}, found.refused
     assert [*found.proofs] == [f"compiled {COMPILED}"]
@@ -115,12 +115,12 @@ def make(folder: Path) -> None:
 def use(folder: Path) -> None:
     """Requests of any size are answered as before Inductor and near the net, and nothing is
     compiled."""
-    eager = heedful.load(folder, engine="eager", device="cpu")
-    model = heedful.load(folder, engine="compiled", precision=COMPILED)
-    assert model.engine.reads == {"states", "logits"}
-    assert model.engine.precision == COMPILED
+    eager = heedful.load(folder, backend="eager", device="cpu")
+    model = heedful.load(folder, backend="compiled", precision=COMPILED)
+    assert model.backend.capabilities == {"states", "logits"}
+    assert model.backend.precision == COMPILED
     kept = np.load(folder / "answers.npz")
-    for found, name in zip(answers(model.engine), kept.files, strict=True):
+    for found, name in zip(answers(model.backend), kept.files, strict=True):
         hold(found, kept[name], FLIPPED, name)
     hold(model.vectors(TEXTS), eager.vectors(TEXTS), CLOSE[COMPILED], "vectors")
     assert model._net is None  # nothing was asked of the net itself

@@ -20,7 +20,7 @@ import compiled_encoders
 import heedful
 from architectures import one_layer
 from backend_models import TEXTS, VOCAB, model_of
-from heedful.backends.aot.decoder import KERNEL
+from heedful.backends.aot.compiled_net import KERNEL
 from heedful.backends.aot.kernels import pack, pack_int8
 from heedful.backends.base import Settings
 from heedful.progress import Advance, use_display
@@ -36,7 +36,7 @@ def make(folder: Path, name: str) -> None:
     measure._SHORTEST = 0.0  # as the fixture `brief`, in both folders
     # Heads as wide as real ones: a constant of few numbers would be folded into the code.
     model_of(name, **one_layer(name), head_dim=32).save(folder)
-    model = heedful.load(folder, device="cpu", engine="eager")
+    model = heedful.load(folder, device="cpu", backend="eager")
     told: list[str] = []
     keys: dict[str, Any] = {"precisions": ["float32"], "threads": [1]}
 
@@ -45,12 +45,12 @@ def make(folder: Path, name: str) -> None:
         return nullcontext(lambda count: None)
 
     with use_display(show):
-        optimize(model, folder, TEXTS, engines=["compiled"], uses=["latency"], **keys)
+        optimize(model, folder, TEXTS, backends=["compiled"], uses=["latency"], **keys)
         assert told.count("compiling float32: step") == 1, told
-        found = optimize(model, folder, TEXTS, engines=["eager", "compiled"], **keys)
+        found = optimize(model, folder, TEXTS, backends=["eager", "compiled"], **keys)
     assert found.refused == {}, found.refused
     assert found.proofs["compiled float32"].same == 1
-    assert {choice.engine for _, choice, _ in found.rates} == {"eager", "compiled"}
+    assert {choice.backend for _, choice, _ in found.rates} == {"eager", "compiled"}
     assert told.count("compiling float32: step") == 1  # the same weights, so not again
     own = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
     assert own < (folder / "model.safetensors").stat().st_size / 2  # no weights twice
@@ -119,9 +119,9 @@ def _call(function: Any, *given: torch.Tensor) -> torch.Tensor:
 
 def use(folder: Path) -> None:
     """Requests of any size are answered as the net does, and nothing is compiled."""
-    model = heedful.load(folder, engine="compiled")
-    assert model.engine is not None
-    eager = heedful.load(folder, engine="eager", device="cpu")
+    model = heedful.load(folder, backend="compiled")
+    assert model.backend is not None
+    eager = heedful.load(folder, backend="eager", device="cpu")
     draw = random.Random(1)
     for number in range(REQUESTS):
         rows = compiled_encoders.random_rows(draw)
@@ -144,13 +144,13 @@ def use(folder: Path) -> None:
 
 def hold_sentences(model: Any, draw: random.Random) -> None:
     """Thousands of prompts of random lengths in batches of any size run by the graphs there are."""
-    graphs, done = dict(model.engine.net._graphs), 0
+    graphs, done = dict(model.backend.net._graphs), 0
     while done < SENTENCES:
         size = min(draw.randint(1, 128), SENTENCES - done)
         rows = [[draw.randrange(4, VOCAB) for _ in range(draw.randint(1, 14))] for _ in range(size)]
         options = {"beam_size": draw.choice((1, 1, 2)), "max_new_tokens": draw.randint(1, 6)}
         done += len(model.generate(rows, **options))
-    assert model.engine.net._graphs == graphs
+    assert model.backend.net._graphs == graphs
 
 
 def hold_beside_ctranslate2(model: Any) -> None:
@@ -163,8 +163,8 @@ def hold_beside_ctranslate2(model: Any) -> None:
     asked = model.request(rows, beam_size=1, max_new_tokens=8)
     with tempfile.TemporaryDirectory() as place:
         facts = make_form(model, Path(place), "float32")
-        engine = open_form(Path(place), facts, "float32", Settings(1))
-        found = engine.outputs(rows, asked)
+        backend = open_form(Path(place), facts, "float32", Settings(1))
+        found = backend.outputs(rows, asked)
     expected = model.eager.outputs(rows, asked)
     assert [[o.ids for o in one] for one in found] == [[o.ids for o in one] for one in expected]
 

@@ -46,7 +46,7 @@ def damage(draw: Draw, folder: Path, others: list[Path]) -> None:
     """Damage one or two files below a folder, or take them from another of `others`."""
     for _ in range(draw(some((1, 1, 1, 2)))):
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        # Most of a run's files are those of its engines or checkpoints.
+        # Most of a run's files are those of its backends or checkpoints.
         top = [path for path in files if path.parent == folder] or files
         path = draw(st.one_of(some(top), some(files)))
         way = draw(some(("content", "content", "content", "content", "exchanged", "absent")))

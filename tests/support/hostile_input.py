@@ -337,7 +337,7 @@ CALLS = [
     "load(W + '/{tr}').score(['a'], [])",
     "load(T)",
     "load(W + '/{any}', device=T)",
-    "load(W + '/{any}', engine=T)",
+    "load(W + '/{any}', backend=T)",
     "load(W + '/{any}', precision=T)",
     "load(W + '/fast', threads=N)",
     "load(W + '/{any}').tokenizer.encode(T)",

@@ -78,11 +78,11 @@ def _make_net(world: Path, name: str) -> None:
 
 def _optimize(model: Path) -> None:
     found = optimize(
-        load(model, device="cpu", engine="eager"),
+        load(model, device="cpu", backend="eager"),
         model,
         WORDS,
         WORDS,
-        engines=["eager", "ctranslate2"],
+        backends=["eager", "ctranslate2"],
         precisions=["float32", "int8"],
         threads=[1],
         pairs=[([5, 6, 2], [5, 6, 2])] * 9,

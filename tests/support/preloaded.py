@@ -12,9 +12,9 @@ for _name in (
     *("matplotlib.backends.backend_svg", "matplotlib.figure", "pygments.formatters.html"),
     *("pygments.lexers.data", "pygments.styles.default"),
     *(f"heedful.{name}" for name in ("run", "cli.app", "training.display", "tasks.synthetic")),
-    *(f"heedful.{name}" for name in ("zoo.vaswani2017", "engines.coverage", "engines.decoding")),
+    *(f"heedful.{name}" for name in ("zoo.vaswani2017", "backends.coverage", "backends.decoding")),
     *(f"heedful.{name}" for name in ("deploy.optimize", "training.report", "cli.lines")),
-    *(f"heedful.{name}" for name in ("engines.eager", "generation.search", "cli.flags")),
+    *(f"heedful.{name}" for name in ("backends.eager", "generation.search", "cli.flags")),
     *("ctranslate2",) * (find_spec("ctranslate2") is not None),
 ):
     import_module(_name)

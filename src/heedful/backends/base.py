@@ -1,18 +1,30 @@
-"""What an engine is: it takes ids and gives ids, and knows neither text nor what a model is for."""
+"""The interface of backends: token ids in, token ids, scores or states out.
+
+A backend knows neither text nor tokenizers nor the task of a model.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.options import Options
 
+Capability = Literal["states", "logits", "target_scores"]
+"""Methods of `EncoderBackend` and `ScoringBackend` that a backend supports for its net."""
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How an engine is run: cores of each worker, workers side by side, padded tokens at once."""
+    """Run-time settings of a backend.
+
+    Attributes:
+        threads: cores of each worker; None: chosen by the backend.
+        workers: batches run side by side.
+        batch_tokens: padded tokens of a batch; None: the default of `Options`.
+    """
 
     threads: int | None = None
     workers: int = 1
@@ -20,24 +32,24 @@ class Settings:
 
 
 class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as long to make
-    """One call of a backend: options, and ids of tokens. The last four have an entry for each row.
+    """One call of a generation backend. The last four fields have an entry for each row.
 
     Attributes:
-        options: with no default left open (`Options.with_defaults`).
-        decoder_start_ids: ids that the decoder of two stacks reads first; none for one stack.
-        eos_ids: any of these ends a text.
-        suppressed_ids: ids that may not be written.
-        forced_bos_id: the id that must be written first; None: any.
-        forced_eos_id: the id that must stand at the length limit; None: any.
-        bad_words_ids: sequences of ids that may not be written.
-        required_ids: sequences of ids that each output must hold.
-        max_length: positions that the net has.
-        draft: of speculative decoding: "lookup", or another net's backend with its start ids.
-        decode: the text of new ids, for stop texts.
-        max_new_tokens: the most new tokens of each row, the end included.
-        prompt_numbers: the number of each row among all prompts, for a prefix function.
-        output_prefixes: ids that each output must begin with, after `forced_bos_id`; None: any.
-        seeds: of drawing; None: nothing is drawn.
+        options: with every default filled in (`Options.with_defaults`).
+        decoder_start_ids: first ids of an encoder-decoder's target; empty for decoder-only nets.
+        eos_ids: ids that end an output.
+        suppressed_ids: ids that no output may have.
+        forced_bos_id: the first id of each output; None: any.
+        forced_eos_id: the id at the length limit; None: any.
+        bad_words_ids: sequences of ids that no output may have.
+        required_ids: sequences of ids that each output must have.
+        max_length: positions of the net.
+        draft: of speculative decoding: "lookup", or another net's `Eager` and its start ids.
+        decode: returns the text of new ids, for stop texts.
+        max_new_tokens: most new tokens of each row, EOS included.
+        prompt_numbers: the index of each row among all prompts, for a prefix function.
+        output_prefixes: first ids of each output, after `forced_bos_id`; None: any.
+        seeds: of sampling; None: no sampling.
     """
 
     options: Options
@@ -58,61 +70,88 @@ class GenerationRequest(NamedTuple):  # a frozen dataclass takes three times as 
 
     @property
     def score(self) -> LengthScore:
-        """How outputs are scored."""
+        """The score that outputs are ranked by."""
         options = self.options
         return LengthScore(options.normalization or "average", options.length_penalty or 0.0)
 
-    def of(self, places: list[int], **changes: Any) -> "GenerationRequest":
-        """The request of these rows alone."""
-        if not changes and places == [*range(len(self.max_new_tokens))]:
+    def select(self, indices: list[int], **changes: Any) -> "GenerationRequest":
+        """The request of some of the rows, with fields changed."""
+        if not changes and indices == [*range(len(self.max_new_tokens))]:
             return self
         names = ("max_new_tokens", "prompt_numbers", "output_prefixes", "seeds")
         columns = {name: getattr(self, name) for name in names}
-        chosen = {
-            name: column if column is None else [column[place] for place in places]
+        selected = {
+            name: column if column is None else [column[index] for index in indices]
             for name, column in columns.items()
         }
-        return self._replace(**chosen | changes)
+        return self._replace(**selected | changes)
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """What runs a model. Of equal questions each gives equal answers, but for rounding."""
+    """A program or library that runs one net. All backends agree up to rounding."""
 
     name: str
     settings: Settings
-    reads: frozenset[str]  # those of "states", "logits" and "scores" that it gives
+    capabilities: frozenset[Capability]
 
     @property
     def precision(self) -> str:
-        """Of the weights."""
+        """The data type of the weights: float32, bfloat16, int8 and so on."""
+
+
+@runtime_checkable
+class GenerationBackend(Backend, Protocol):
+    """A backend of an encoder-decoder or decoder-only net."""
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """Every reason why this cannot be run here; none: it can."""
+        """Every reason why the backend cannot run a request; empty where it can."""
 
     def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """Of one batch of prompts the outputs of each, best first."""
+        """The outputs of each row of one batch, best first."""
 
     def submit(
         self, rows: list[list[int]], request: GenerationRequest
     ) -> Callable[[], list[list[Hypothesis]]]:
-        """`outputs`, begun at once where there are workers; what is returned waits for them."""
+        """Start `outputs` where the backend has workers; the returned function waits for it."""
 
-    def runs(self, row: list[int], request: GenerationRequest) -> Iterator[tuple[list[int], bool]]:
-        """New tokens of one output as they are written, and whether they were the last."""
+    def stream_tokens(
+        self, row: list[int], request: GenerationRequest
+    ) -> Iterator[tuple[list[int], bool]]:
+        """New tokens of one output as they are decoded, and whether they are the last."""
 
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
-        """Log-probabilities of given tokens: of each target and of the end behind it, given its
-        source; without targets of all tokens of each row but the first."""
+        """Natural log-probabilities of given tokens, by teacher forcing.
+
+        With targets: of each target's tokens and the EOS behind them, given its source. Without:
+        of all tokens of each row but the first.
+        """
+
+
+@runtime_checkable
+class ScoringBackend(Backend, Protocol):
+    """A backend with the capability `target_scores`."""
+
+    def target_scores(self, batch: Any) -> Any:
+        """`TargetScores` of the targets of a `Batch`."""
+
+
+@runtime_checkable
+class EncoderBackend(Backend, Protocol):
+    """A backend with the capabilities `states` or `logits`."""
 
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """The states (T, D) of the last layer of what reads, of each row."""
+        """States (T, D) of the last layer of the encoder, or of a decoder-only net, for each row.
+
+        Args:
+            types: token type ids of each row; None: all 0.
+        """
 
     def logits(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """What an encoder's head says: of each row (C), or of each of its tokens (T, V)."""
+        """Logits of an encoder's head: (C) for each row, or (T, V) for a head over tokens."""

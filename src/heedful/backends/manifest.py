@@ -19,17 +19,29 @@ FOLDER, RECORD, WEIGHTS = "backends", "backends.json", "model.safetensors"
 SHORTLIST = "shortlist.safetensors"
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
-# The package whose version a form depends on, by engine.
+# The package whose version a form depends on, by backend.
 PACKAGES = {"ctranslate2": "ctranslate2", "compiled": "torch"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetFacts:
+    """Facts of a net that a backend needs to open its converted files.
+
+    Attributes:
+        num_types: token types of an encoder's embedding; 0: it has none.
+    """
+
+    family: Literal["encoder_decoder", "decoder_only", "encoder_only"]
+    num_types: int = 0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine, the form and the setting that were best for a use."""
+    """The backend, the form and the setting that were best for a use."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    engine: str
+    backend: str
     precision: str
     threads: int | None = None
     workers: int = 1
@@ -69,10 +81,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Forms:
-    """The forms of a model for one engine.
+    """The forms of a model for one backend.
 
     Attributes:
-        version: of the engine that it was made with.
+        version: of the backend that it was made with.
         facts: of the net, as its opening needs them.
         proofs: of each precision that was kept, what proved it (`heedful.deploy.prove`).
     """
@@ -91,9 +103,9 @@ class Record:
     Attributes:
         kind: of the model, as its class is called.
         instruction_set, cores: of the machine whose measurements chose `best`.
-        engines: by name.
+        backends: by name.
         best: for each use; none before anything is measured.
-        files: of the forms, by their paths: an engine ends the process on some that are damaged.
+        files: of the forms, by their paths: a backend ends the process on some that are damaged.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -103,7 +115,7 @@ class Record:
     weights: Weights
     instruction_set: str
     cores: int
-    engines: dict[str, Forms]
+    backends: dict[str, Forms]
     best: dict[Use, Choice] = field(default_factory=dict)
     files: dict[str, Weights] = field(default_factory=dict)
 
@@ -133,13 +145,13 @@ class Record:
         write_json(model / FOLDER / RECORD, asdict(self))
 
     def with_form(
-        self, engine: str, precision: str, facts: dict[str, Any], proof: dict[str, Any]
+        self, backend: str, precision: str, facts: dict[str, Any], proof: dict[str, Any]
     ) -> "Record":
         """With one form more, or proved anew."""
-        known = self.engines.get(engine)
+        known = self.backends.get(backend)
         proofs = (known.proofs if known else {}) | {precision: proof}
-        forms = Forms(version(PACKAGES[engine]), facts, proofs)
-        return replace(self, engines=self.engines | {engine: forms})
+        forms = Forms(version(PACKAGES[backend]), facts, proofs)
+        return replace(self, backends=self.backends | {backend: forms})
 
     def with_files(self, folder: Path) -> "Record":
         """With what the files of all forms are."""
@@ -168,9 +180,9 @@ class Record:
         return None
 
 
-def place_of(model: Path, engine: str, precision: str) -> Path:
+def place_of(model: Path, backend: str, precision: str) -> Path:
     """Where a form of the model stands."""
-    return model / FOLDER / engine / precision
+    return model / FOLDER / backend / precision
 
 
 def digest(files: Iterable[Path]) -> str:

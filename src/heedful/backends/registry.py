@@ -1,4 +1,4 @@
-"""Opening a backend of a model directory: the one asked for by name, or the measured best."""
+"""Opens a backend of a model directory: the one given by name, or the fastest measured one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from heedful.backends.base import Backend, Settings
-from heedful.backends.ctranslate2.runtime import INSTALL, CTranslate2, Facts
+from heedful.backends.ctranslate2.runtime import INSTALL, CTranslate2, CTranslate2Facts
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
@@ -28,17 +28,17 @@ Name = Literal["auto", "eager", "compiled", "ctranslate2"]
 Precision = Literal["auto", "float32", "bfloat16", "int8"]
 
 
-def open_engine(
+def open_backend(
     model: Path,
     *,
-    engine: str = "auto",
+    backend: str = "auto",
     precision: str = "auto",
     threads: int | None = None,
     use: Use = "latency",
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Backend, Kind] | Settings:
-    """The engine of a model directory that was asked for or is best, and the model's kind.
+    """The backend of a model directory that was asked for or is best, and the model's kind.
 
     Settings: the net itself is to be run, with these: as measured where it was the best.
 
@@ -50,43 +50,43 @@ def open_engine(
         say: told in one line why `auto` finds nothing that holds here.
 
     Raises:
-        UserError: an engine or a form asked for by name that is not there, is not installed, or
+        UserError: a backend or a form asked for by name that is not there, is not installed, or
             was made for something else; more threads than cores.
     """
     if threads is not None and not 1 <= threads <= cores():
         raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads}")
-    for name, value, known in (("engine", engine, Name), ("precision", precision, Precision)):
+    for name, value, known in (("backend", backend, Name), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
-    elsewhere = engine == "auto" and device not in ("auto", "cpu")
-    if precision == "int8" and (engine == "eager" or elsewhere):
-        raise UserError("the net itself has no int8; name another engine, or take bfloat16")
+    elsewhere = backend == "auto" and device not in ("auto", "cpu")
+    if precision == "int8" and (backend == "eager" or elsewhere):
+        raise UserError("the net itself has no int8; name another backend, or take bfloat16")
     if elsewhere:
         return Settings(threads)
-    wanted = engine not in ("auto", "eager") or precision == "int8"
+    wanted = backend not in ("auto", "eager") or precision == "int8"
     try:
         record = Record.read(model)
         again = f"make it by `heedful optimize {model}`"
         if record is None:
             if wanted:
-                raise UserError(f"{model} has no engine {engine} for {precision}: {again}")
+                raise UserError(f"{model} has no backend {backend} for {precision}: {again}")
             return Settings(threads)
         if reason := record.unfit(model):
             raise UserError(f"{model / FOLDER} {reason}: {again}")
-        chosen = _chosen(model, record, engine, precision, threads, use)
+        chosen = _chosen(model, record, backend, precision, threads, use)
         if isinstance(chosen, Settings):
             return chosen
         name, form, settings = chosen
-        if reason := not_here(name, record.engines[name].version):
+        if reason := not_here(name, record.backends[name].version):
             raise UserError(f"{model / FOLDER} {reason}: {again}")
         record.check_files(model / FOLDER, place_of(model, name, form))
         on = "cpu" if device == "auto" else device
-        facts = record.engines[name].facts
+        facts = record.backends[name].facts
         return open_made(model, model, name, form, facts, settings, on), record.kind
     except UserError as error:
         if wanted:
             raise
-        if engine == "auto":
+        if backend == "auto":
             say(f"the model runs eager: {error}")
         return Settings(threads)
 
@@ -94,7 +94,7 @@ def open_engine(
 def open_made(
     model: Path,
     directory: Path,
-    engine: str,
+    backend: str,
     precision: str,
     facts: dict[str, Any],
     settings: Settings,
@@ -108,29 +108,31 @@ def open_made(
     Raises:
         UserError: facts that are none; a form that is damaged, or not for the device.
     """
-    place = place_of(directory, engine, precision)
+    place = place_of(directory, backend, precision)
     try:
-        if engine == CTranslate2.name:
-            return CTranslate2(place, Facts(**facts), precision, settings, device)
-        from heedful.backends.aot.decoder import Compiled, CompiledFacts
+        if backend == CTranslate2.name:
+            return CTranslate2(place, CTranslate2Facts(**facts), precision, settings, device)
+        from heedful.backends.aot.compiled_net import CompiledFacts
+        from heedful.backends.aot.decoder import Compiled
         from heedful.backends.aot.encoder import CompiledEncoder
 
         if device != "cpu":
             raise UserError(f"the compiled net runs on the CPU, not on {device}")
-        kind = CompiledEncoder if facts.get("family") == "encoder_only" else Compiled
-        return kind(place, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
+        is_encoder = facts.get("family") == "encoder_only"
+        backend_class = CompiledEncoder if is_encoder else Compiled
+        return backend_class(place, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
     except TypeError as error:
         raise UserError(f"{directory / FOLDER / RECORD}: facts: {error}") from None
 
 
-def not_here(engine: str, made_with: str) -> str | None:
-    """Why what an engine made cannot be opened in this installation."""
-    package = PACKAGES[engine]
+def not_here(backend: str, made_with: str) -> str | None:
+    """Why what a backend made cannot be opened in this installation."""
+    package = PACKAGES[backend]
     try:
         here = version(package)
     except PackageNotFoundError:
         return f"needs {package}, but {INSTALL}"
-    parts = 2 if engine == CTranslate2.name else None  # a graph is of one torch alone
+    parts = 2 if backend == CTranslate2.name else None  # a graph is of one torch alone
     if here.split(".")[:parts] != made_with.split(".")[:parts]:
         return f"was made with {package} {made_with}, this is {here}"
     return None
@@ -139,21 +141,23 @@ def not_here(engine: str, made_with: str) -> str | None:
 def _chosen(
     model: Path,
     record: Record,
-    engine: str,
+    backend: str,
     precision: str,
     threads: int | None,
     use: Use,
 ) -> tuple[str, str, Settings] | Settings:
-    """The engine, the precision and the settings to run a model with; settings alone: the net."""
+    """The backend, the precision and the settings to run a model with; settings alone: the net."""
     best = record.best.get(use)
-    name = engine if engine != "auto" else best.engine if best else next(iter(record.engines), "")
-    if engine == "auto" and precision == "int8" and name in ("eager", ""):
-        name = next((n for n, forms in record.engines.items() if precision in forms.proofs), "")
+    name = (
+        backend if backend != "auto" else best.backend if best else next(iter(record.backends), "")
+    )
+    if backend == "auto" and precision == "int8" and name in ("eager", ""):
+        name = next((n for n, forms in record.backends.items() if precision in forms.proofs), "")
         if not name:
             raise UserError(
-                f"{model} has no engine with int8: it was not made, or failed its proof"
+                f"{model} has no backend with int8: it was not made, or failed its proof"
             )
-    if best is not None and best.engine != name:
+    if best is not None and best.backend != name:
         best = None
     is_net = name in ("eager", "")
     settings = best.settings if best else Settings(None if is_net else 1)
@@ -161,10 +165,10 @@ def _chosen(
         settings = replace(settings, threads=threads, workers=1)
     if is_net:
         return settings
-    forms = record.engines.get(name)
+    forms = record.backends.get(name)
     if forms is None:
         raise UserError(
-            f"{model} has no engine {name}, only {', '.join(record.engines) or 'none'}: "
+            f"{model} has no backend {name}, only {', '.join(record.backends) or 'none'}: "
             f"make it by `heedful optimize {model} --backend {name}`"
         )
     wanted = precision

@@ -33,7 +33,7 @@ def average(
     from heedful.zoo.saved import WEIGHTS
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=run)
-    model = pipelines.load(run, device="cpu", engine="eager")
+    model = pipelines.load(run, device="cpu", backend="eager")
     folders = checkpoints or Checkpoints(run / "checkpoints", keep=1).regular()
     if not folders:
         raise UserError(f"{run} keeps no checkpoints; name some with --checkpoint")

@@ -70,7 +70,7 @@ def evaluate(
     given = [src is not None or ref is not None, text is not None, labelled is not None]
     if sum(given) != 1 or (src is None) != (ref is None):
         raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
-    opening = partial(pipelines.load, model, device=device, engine="eager")  # after the files
+    opening = partial(pipelines.load, model, device=device, backend="eager")  # after the files
     outputs: list[str] | None = None
     ranked: Entries = []
     entries: Entries = []

@@ -13,7 +13,7 @@ def export(
     model: ModelFolder,
     out: NewFolder,
     to: Literal["hf", "ctranslate2"] = typer.Option(
-        ..., help="hf: what transformers opens; ctranslate2: what that engine opens."
+        ..., help="hf: what transformers opens; ctranslate2: what that backend opens."
     ),
     precision: str = typer.Option(
         "float32",
@@ -37,7 +37,7 @@ def export(
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
     (hf if to == "hf" else ctranslate2).check_precision(precision)
-    opened = pipelines.load(model, device="cpu", engine="eager")
+    opened = pipelines.load(model, device="cpu", backend="eager")
     if to == "hf":
         hf.export_hf(opened, out, precision=precision, overwrite=overwrite, say=note)
         typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")

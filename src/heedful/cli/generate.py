@@ -48,7 +48,7 @@ def generate(
     generator = given.open(model, pipelines.Generator, "generate")
     draft = options.get("draft")
     if draft not in (None, "lookup"):
-        opened = pipelines.load(str(draft), device=given.device, engine="eager")
+        opened = pipelines.load(str(draft), device=given.device, backend="eager")
         options["draft"] = pipelines.expect(opened, pipelines.Generator, "--draft")
     options["too_long"] = given.too_long
     _write(generator, chunks, options, json, given)

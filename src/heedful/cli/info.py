@@ -57,7 +57,7 @@ def _installation() -> dict[str, str]:
 def _model(path: Path) -> dict[str, str]:
     from dataclasses import asdict
 
-    model = pipelines.load(path, device="cpu", engine="eager")
+    model = pipelines.load(path, device="cpu", backend="eager")
     card = model.card
     rows = {
         "kind": model.kind,
@@ -82,14 +82,14 @@ def _backends(path: Path) -> dict[str, str]:
     rows = {
         "backends": ", ".join(
             f"{name} {forms.version} ({', '.join(forms.proofs)})"
-            for name, forms in record.engines.items()
+            for name, forms in record.backends.items()
         )
     }
     if reason := record.unfit(path):
         rows["  left"] = reason
     for use, best in record.best.items():
         size = f"{best.workers} x {best.threads or 'all'}"
-        rows[f"  {use}"] = f"{best.engine} {best.precision}, workers x threads {size}"
+        rows[f"  {use}"] = f"{best.backend} {best.precision}, workers x threads {size}"
     return rows
 
 

@@ -66,7 +66,7 @@ class Filter:
         opened = pipelines.load(
             model,
             device=self.device,
-            engine=self.backend,
+            backend=self.backend,
             precision=self.precision,
             threads=self.threads,
             use="throughput" if self.input else "latency",

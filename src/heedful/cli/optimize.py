@@ -65,17 +65,17 @@ def optimize(
     if ref is not None and src is None:
         raise UserError("--ref goes with --src: give both files")
     from heedful.backends.ctranslate2.conversion import PRECISIONS
-    from heedful.deploy.optimize import ENGINES, USES, check_asked, optimize
+    from heedful.deploy.optimize import BACKENDS, USES, check_asked, optimize
 
     check_asked(backend or (), precision or (), threads or ())
-    opened = pipelines.load(model, device="cpu", engine="eager")
+    opened = pipelines.load(model, device="cpu", backend="eager")
     held_out = _held_out(model, src, ref)
     with bars_on_stderr():
         findings = optimize(
             opened,
             model,
             *held_out,
-            engines=backend or ENGINES,
+            backends=backend or BACKENDS,
             precisions=precision or PRECISIONS,
             uses=USES if use == "both" else (use,),
             tolerance=tolerance,
@@ -136,7 +136,7 @@ def _prepared(model: Path, name: str, remedy: str) -> Path:
 
 def _show(findings: "Findings") -> None:
     for form, proof in findings.proofs.items():
-        pairs = {proof.metric: (proof.eager, proof.engine)} | proof.others
+        pairs = {proof.metric: (proof.eager, proof.backend)} | proof.others
         figures = [
             f"{name} {after:.2f} (net {before:.2f})" for name, (before, after) in pairs.items()
         ]
@@ -149,7 +149,7 @@ def _show(findings: "Findings") -> None:
         proof = listing.proof
         typer.echo(
             f"shortlist: {listing.size:,.0f} tokens a sentence, {100 * listing.recall:.1f}% of the "
-            f"held-out ones, {proof.metric} {proof.engine:.2f} (without it {proof.eager:.2f})"
+            f"held-out ones, {proof.metric} {proof.backend:.2f} (without it {proof.eager:.2f})"
         )
     row = "{:<12}{:<13}{:<11}{:>8}{:>9}{:>14}{:>12}".format
     typer.echo(row("for", "backend", "precision", "threads", "workers", "batch tokens", "tokens/s"))
@@ -158,4 +158,4 @@ def _show(findings: "Findings") -> None:
         shown[use] = shown.get(use, 0) + 1
         if shown[use] <= _SHOWN:
             cells = (choice.threads or "", choice.workers, choice.batch_tokens or "")
-            typer.echo(row(use, choice.engine, choice.precision, *cells, f"{rate:,.0f}"))
+            typer.echo(row(use, choice.backend, choice.precision, *cells, f"{rate:,.0f}"))

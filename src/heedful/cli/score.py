@@ -34,7 +34,7 @@ def score(
         raise UserError("give --src and --tgt for a translator, or --input for a language model")
     if src is None or tgt is None:
         chunks = input_chunks(given.input)
-        opened = pipelines.load(model, device=given.device, engine="eager")
+        opened = pipelines.load(model, device=given.device, backend="eager")
         if isinstance(opened, pipelines.Translator):
             raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
         pipelines.expect(opened, pipelines.LanguageModel, "score")
@@ -44,7 +44,7 @@ def score(
                     write(_row(line, found, per_token))
         return
     sources, targets = read_parallel(src, tgt)
-    opened = pipelines.load(model, device=given.device, engine="eager")
+    opened = pipelines.load(model, device=given.device, backend="eager")
     pipelines.expect(opened, pipelines.Translator, "score with --src and --tgt")
     pairs = opened.score(sources, targets, too_long="truncate" if given.truncate else "error")
     with line_writer(given.output) as write:

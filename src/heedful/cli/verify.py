@@ -45,7 +45,7 @@ def verify(
         stacks = {"num_encoder_layers": 2, "num_decoder_layers": 2, "tgt_vocab_size": 100}
         net = architecture("vaswani2017").build(make_config("vaswani2017", {**sizes, **stacks}))
     else:
-        found = pipelines.load(model, engine="eager")
+        found = pipelines.load(model, backend="eager")
         net, length = found.net, min(_LONGEST, found.config.max_length)
         if length < _SHORTEST:
             raise UserError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import embeddings_of, longest_prompt, write
-from heedful.backends.ctranslate2.runtime import HEAD, INSTALL, CTranslate2, Facts
+from heedful.backends.ctranslate2.runtime import HEAD, INSTALL, CTranslate2, CTranslate2Facts
 from heedful.backends.ctranslate2.vocabulary import Vocabulary, names_of
 from heedful.backends.manifest import Record, place_of
 from heedful.backends.registry import not_here, open_made
@@ -25,9 +25,9 @@ def make_form(
     model: SavedModel,
     directory: Path,
     precision: str,
-    engine: str = CTranslate2.name,
+    backend: str = CTranslate2.name,
 ) -> dict[str, Any]:
-    """Write a form of a model for an engine into its directory, whole or not at all.
+    """Write a form of a model for a backend into its directory, whole or not at all.
 
     Gives the form's facts. Raises UserError as `heedful.backends.aot.compile.compile_net`, or as
     `write_form`.
@@ -35,7 +35,7 @@ def make_form(
     facts: list[dict[str, Any]] = []
 
     def fill(beside: Path) -> None:
-        if engine == CTranslate2.name:
+        if backend == CTranslate2.name:
             facts.append(asdict(write_form(model, beside, precision)))
             return
         from heedful.backends.aot.compile import compile_net
@@ -43,13 +43,13 @@ def make_form(
         longest = model.config.max_length
         facts.append(asdict(compile_net(model.net, longest, beside, precision)))
 
-    write_directory(place_of(directory, engine, precision), fill)
+    write_directory(place_of(directory, backend, precision), fill)
     return facts[0]
 
 
 def write_form(
     model: SavedModel, directory: Path, precision: str, *, adds_end: bool = False
-) -> Facts:
+) -> CTranslate2Facts:
     """Write a model as what CTranslate2 opens into a directory that is there; gives its facts.
 
     Args:
@@ -79,24 +79,25 @@ def write_form(
         weight, bias = (part.detach().float().cpu().numpy() for part in parts)
         np.savez(directory / HEAD, weight=weight, bias=bias)
     if isinstance(model, Translator):
-        return Facts("encoder_decoder")
+        return CTranslate2Facts(family="encoder_decoder")
     if isinstance(model, LanguageModel):
-        return Facts("decoder_only", longest_prompt(net))
+        return CTranslate2Facts(family="decoder_only", longest_prompt=longest_prompt(net))
     types = net.embedding.types
-    return Facts("encoder_only", num_types=0 if types is None else types.num_embeddings)
+    num_types = 0 if types is None else types.num_embeddings
+    return CTranslate2Facts(family="encoder_only", num_types=num_types)
 
 
-def standing_form(directory: Path, engine: str, precision: str) -> dict[str, Any] | None:
+def standing_form(directory: Path, backend: str, precision: str) -> dict[str, Any] | None:
     """Facts of a compiled form that stands in a model's directory and holds here; None: none does.
 
     What took minutes is not made again of the same weights.
     """
     try:
         record = Record.read(directory)
-        forms = record and not record.unfit(directory) and record.engines.get(engine)
-        if not forms or precision not in forms.proofs or not_here(engine, forms.version):
+        forms = record and not record.unfit(directory) and record.backends.get(backend)
+        if not forms or precision not in forms.proofs or not_here(backend, forms.version):
             return None
-        open_made(directory, directory, engine, precision, forms.facts, Settings(1))
+        open_made(directory, directory, backend, precision, forms.facts, Settings(1))
     except UserError:  # it is damaged
         return None
     return forms.facts

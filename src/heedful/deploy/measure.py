@@ -27,21 +27,21 @@ _SHORTEST, _LONGEST = 0.1, 2.0  # seconds of one: again from the first text, and
 _BATCHES = (8, 16, 32, 64)  # prompts of mean length that are worked on together
 _NEW_TOKENS = 32  # that a language model goes on with
 
-Form = tuple[str, str]  # engine and precision
+Form = tuple[str, str]  # backend and precision
 
 
 def candidates(
     model: SavedModel,
     forms: Collection[Form],
     texts: Sequence[str],
-    engines: Sequence[str],
+    backends: Sequence[str],
     threads: Sequence[int],
     uses: Sequence[Use],
 ) -> list[tuple[Use, Choice]]:
     """Settings worth timing: one worker for one text, all cores in some way for many.
 
     Args:
-        forms: converted ones; the net itself is a candidate where `engines` names it.
+        forms: converted ones; the net itself is a candidate where `backends` names it.
     """
     writes = isinstance(model, Generator)
     beams = model.options().rows if isinstance(model, Generator) else 1
@@ -49,18 +49,18 @@ def candidates(
     lengths = [len(row) + more for row in _rows(model, texts[:_TOGETHER])]
     mean = sum(lengths) / len(lengths)
     budgets = [max(1, round(mean * size * beams)) for size in _BATCHES]
-    tried = [(Eager.name, "float32")] if Eager.name in engines else []
+    tried = [(Eager.name, "float32")] if Eager.name in backends else []
     # Compiled graphs take no shortlist.
     tried += [form for form in forms if form[0] != "compiled" or not model.shortlist]
     found: list[tuple[Use, Choice]] = []
-    for (engine, precision), count in product(tried, sorted(set(threads) or {1, cores()})):
-        is_alone = engine != CTranslate2.name
+    for (backend, precision), count in product(tried, sorted(set(threads) or {1, cores()})):
+        is_alone = backend != CTranslate2.name
         workers = 1 if is_alone else max(1, cores() // count)
         if "latency" in uses:
-            found.append(("latency", Choice(engine, precision, count)))
+            found.append(("latency", Choice(backend, precision, count)))
         if "throughput" in uses:
             sizes = budgets[-1:] if is_alone and writes else budgets
-            chosen = [Choice(engine, precision, count, workers, each) for each in sizes]
+            chosen = [Choice(backend, precision, count, workers, each) for each in sizes]
             found += [("throughput", choice) for choice in chosen]
     return found
 
@@ -83,10 +83,10 @@ def measure(
     with track("measuring", len(settings) * num_rounds) as advance:
         for number, share in enumerate(SURVIVAL_SHARES, 1):
             for use, choice in left:
-                size = _TOGETHER if choice.engine == CTranslate2.name else _ALONE
+                size = _TOGETHER if choice.backend == CTranslate2.name else _ALONE
                 parts = [texts[first : first + size] for first in range(0, len(texts), size)]
                 with _run_by(model, open_choice(choice)):
-                    _rate(model, singles[:1], choice)  # the first call of an engine is no measure
+                    _rate(model, singles[:1], choice)  # the first call of a backend is no measure
                     rate = _rate(model, singles if use == "latency" else parts, choice)
                 rates[use, choice].append(rate)
                 medians[use, choice] = statistics.median(rates[use, choice])
@@ -100,13 +100,13 @@ def measure(
 
 
 @contextmanager
-def _run_by(model: SavedModel, engine: Any) -> Iterator[None]:
+def _run_by(model: SavedModel, backend: Any) -> Iterator[None]:
     """Run the model by another backend inside the context."""
-    before, model.engine = model.engine, engine
+    before, model.backend = model.backend, backend
     try:
         yield
     finally:
-        model.engine = before
+        model.backend = before
 
 
 def _rate(model: SavedModel, parts: Sequence[Sequence[str]], choice: Choice) -> float:

@@ -35,7 +35,7 @@ from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
 
-ENGINES = ("eager", "ctranslate2", "compiled")
+BACKENDS = ("eager", "ctranslate2", "compiled")
 _WRITERS = ("float32", "int8")  # precisions of the third for what writes
 USES: tuple[Use, ...] = get_args(Use)
 
@@ -46,7 +46,7 @@ class Findings:
 
     Attributes:
         record: what is kept.
-        proofs: of each form that is kept, by its engine and precision.
+        proofs: of each form that is kept, by its backend and precision.
         refused: by form, why it is not kept.
         rates: (use, setting, tokens a second), of a use the best first.
         shortlist: its size, recall and proof, where it was requested and is kept.
@@ -80,7 +80,7 @@ def optimize(
     texts: Sequence[str],
     answers: Sequence[str] | None = None,
     *,
-    engines: Sequence[str] = ENGINES,
+    backends: Sequence[str] = BACKENDS,
     precisions: Sequence[str] = PRECISIONS,
     uses: Sequence[Use] = USES,
     tolerance: float | None = None,
@@ -101,7 +101,7 @@ def optimize(
         UserError: unknown names; more threads than cores; no held-out text; nothing that is asked
             for runs the model, with every reason.
     """
-    check_asked(engines, precisions, threads)
+    check_asked(backends, precisions, threads)
     real = [text for text in texts if text.strip()]
     if not real:
         raise UserError("the validation text is empty; give it at least one line")
@@ -111,7 +111,7 @@ def optimize(
         bench = _Bench(model, directory, beside / "work", tolerance, findings)
         model.shortlist = None
         prover = None
-        wanted = [(e, p) for e in engines for p in precisions if _exists(e, p, model)]
+        wanted = [(e, p) for e in backends for p in precisions if _exists(e, p, model)]
         if wanted or pairs is not None:
             prover = Prover(model, texts, answers)
         with track("building and proving", len(wanted)) as advance:
@@ -125,33 +125,33 @@ def optimize(
                 advance(1)
             if made is not None:
                 made.save(beside / SHORTLIST, digest(tokenizer_files(directory)))
-        settings = candidates(model, bench.forms, real, engines, threads, uses)
+        settings = candidates(model, bench.forms, real, backends, threads, uses)
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"nothing that was asked for runs this model: {reasons}")
         findings.rates = measure(model, real, settings, bench.open_choice)
         best = {use: choice for use, choice, _ in reversed(findings.rates)}
-        for engine in {engine for engine, _ in bench.forms}:
-            (bench.work / FOLDER / engine).rename(beside / engine)
+        for backend in {backend for backend, _ in bench.forms}:
+            (bench.work / FOLDER / backend).rename(beside / backend)
         shutil.rmtree(bench.work, ignore_errors=True)
         findings.record = replace(findings.record, best=best).with_files(beside)
         write_json(beside / RECORD, asdict(findings.record))
 
-    write_directory(directory / FOLDER, fill, {RECORD, SHORTLIST, *ENGINES})
+    write_directory(directory / FOLDER, fill, {RECORD, SHORTLIST, *BACKENDS})
     return findings
 
 
-def _exists(engine: str, precision: str, model: SavedModel) -> bool:
-    """Whether an engine has such a form."""
-    if engine == "compiled":
+def _exists(backend: str, precision: str, model: SavedModel) -> bool:
+    """Whether a backend has such a form."""
+    if backend == "compiled":
         return precision in _WRITERS or not isinstance(model, Generator)
-    return engine == CTranslate2.name
+    return backend == CTranslate2.name
 
 
-def check_asked(engines: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
+def check_asked(backends: Sequence[str], precisions: Sequence[str], threads: Sequence[int]) -> None:
     """Raises UserError for a name that is none, and for more threads than cores."""
     for what, given, known in (
-        ("engine", engines, ENGINES),
+        ("backend", backends, BACKENDS),
         ("precision", precisions, PRECISIONS),
     ):
         for name in given:
@@ -180,31 +180,31 @@ class _Bench:
 
     def build(self, form: Form, prover: Prover) -> None:
         """Build a form and prove it: it stays in `forms`, or the reason in `refused`."""
-        engine, precision = form
+        backend, precision = form
         place, findings = place_of(self.work, *form), self.findings
         try:
-            known = None if engine == CTranslate2.name else standing_form(self.directory, *form)
+            known = None if backend == CTranslate2.name else standing_form(self.directory, *form)
             if known is not None:
                 shutil.copytree(place_of(self.directory, *form), place)
-            facts = known or make_form(self.model, self.work, precision, engine)
+            facts = known or make_form(self.model, self.work, precision, backend)
             opened = open_made(self.directory, self.work, *form, facts, Settings(1))
             proof = prover.prove(opened)
             reason = proof.fails(self.tolerance)
         except UserError as error:
             reason = str(error).replace(f"{place}", "it")
         if reason:
-            findings.refused[f"{engine} {precision}"] = reason
+            findings.refused[f"{backend} {precision}"] = reason
             shutil.rmtree(place, ignore_errors=True)
             return
-        self.forms[form], findings.proofs[f"{engine} {precision}"] = facts, proof
-        findings.record = findings.record.with_form(engine, precision, facts, asdict(proof))
+        self.forms[form], findings.proofs[f"{backend} {precision}"] = facts, proof
+        findings.record = findings.record.with_form(backend, precision, facts, asdict(proof))
 
     def open_choice(self, choice: Choice) -> Backend:
         """The backend of a choice: the net itself, or a form that passed."""
-        if choice.engine == Eager.name:
+        if choice.backend == Eager.name:
             model = self.model
             return Eager(model.net, model.config.max_length, model.shortlist, choice.settings)
-        form = choice.engine, choice.precision
+        form = choice.backend, choice.precision
         return open_made(self.directory, self.work, *form, self.forms[form], choice.settings)
 
     def shortlist(self, pairs: Pairs, prover: Prover) -> Shortlist | None:
@@ -226,9 +226,9 @@ class _Bench:
         findings.shortlist = Listing(made.mean_size(held_out), made.recall(held_out), proof)
         model.shortlist = made
         try:
-            for engine, precision in self.forms:
-                if engine == CTranslate2.name:
-                    write_vocabulary_map(made, place_of(self.work, engine, precision))
+            for backend, precision in self.forms:
+                if backend == CTranslate2.name:
+                    write_vocabulary_map(made, place_of(self.work, backend, precision))
         except UserError as error:
             findings.refused[f"a shortlist in {CTranslate2.name}"] = str(error)
         return made

@@ -28,8 +28,8 @@ class Proof:
 
     Attributes:
         metric: bleu, perplexity, accuracy (per cent) or likeness (cosine of vectors, per cent).
-        eager, engine: its values.
-        others: further metrics, as (eager, engine): chrF, perplexity.
+        eager, backend: its values.
+        others: further metrics, as (eager, backend): chrF, perplexity.
         num_texts: that it was proven on.
         same: the share of outputs that are the same to the token.
         difference: the largest of log-probabilities (of encoders: logits or states) of given texts,
@@ -39,7 +39,7 @@ class Proof:
     precision: str
     metric: str
     eager: float
-    engine: float
+    backend: float
     num_texts: int
     same: float
     difference: float
@@ -49,8 +49,8 @@ class Proof:
     def loss(self) -> float:
         """The loss against the net, in the units of `TOLERANCES`; below 0: it is better."""
         if self.metric == "perplexity":
-            return 100 * (self.engine / self.eager - 1)
-        return self.eager - self.engine
+            return 100 * (self.backend / self.eager - 1)
+        return self.eager - self.backend
 
     def fails(self, tolerance: float | None = None) -> str | None:
         """Why the form is not to be used, if it is not.
@@ -66,7 +66,7 @@ class Proof:
         most = TOLERANCES[self.metric] if tolerance is None else tolerance
         if self.loss > most:
             return (
-                f"it has {self.metric} {self.engine:.4g} where the net has {self.eager:.4g}, and "
+                f"it has {self.metric} {self.backend:.4g} where the net has {self.eager:.4g}, and "
                 f"may lose {most:g}"
             )
         return None
@@ -88,7 +88,7 @@ class Prover:
     names the classes; of others the vectors are compared.
 
     Args:
-        model: with its net; its engine does not matter.
+        model: with its net; its backend does not matter.
         texts: validation texts, not all blank.
         answers: for each text its reference or its label; default: none.
 
@@ -113,15 +113,15 @@ class Prover:
             self._targets = [[i for i in row if i not in ends][:longest] for row in given]
         self._by_net = _Found(written, self._numbers(self.eager))
 
-    def prove(self, engine: Backend) -> Proof:
+    def prove(self, backend: Backend) -> Proof:
         """The metrics of a backend on the texts, beside those of the net."""
-        found = _Found(self._outputs(engine), self._numbers(engine))
+        found = _Found(self._outputs(backend), self._numbers(backend))
         values, own = self._values(found), self._values(self._by_net)
         metric = next(iter(values))
         pairs = zip(self._rows, self._by_net.outputs, found.outputs, strict=True)
         differences = zip(self._by_net.numbers, found.numbers, strict=True)
         return Proof(
-            engine.precision,
+            backend.precision,
             metric,
             own[metric],
             values[metric],
@@ -142,7 +142,7 @@ class Prover:
             self.answers = [a for a, row in zip(self.answers, rows, strict=True) if row]
         return [row[: self.model.config.max_length] for row in rows if row]
 
-    def _outputs(self, engine: Backend) -> list[Any]:
+    def _outputs(self, backend: Any) -> list[Any]:
         """New tokens by greedy decoding, or classes."""
         model = self.model
         if isinstance(model, Generator):
@@ -152,13 +152,15 @@ class Prover:
                 # As many as surely fit.
                 new = {"max_new_tokens": max(1, min(32, model.config.max_length // 2))}
             request = model.request(rows, beam_size=1, **new)
-            found = self._in_batches(rows, lambda p: engine.outputs(_of(rows, p), request.of(p)))
+            found = self._in_batches(
+                rows, lambda p: backend.outputs(_of(rows, p), request.select(p))
+            )
             return [outputs[0].ids for outputs in found]
         if isinstance(model, Classifier):
-            return [int(row.argmax()) for row in self._numbers(engine)]
+            return [int(row.argmax()) for row in self._numbers(backend)]
         return [None] * len(self._rows)
 
-    def _numbers(self, engine: Backend) -> list[np.ndarray]:
+    def _numbers(self, backend: Any) -> list[np.ndarray]:
         """Log-probabilities of given tokens, logits of classes, or vectors."""
         model, rows, targets = self.model, self._rows, self._targets
         if isinstance(model, Generator):
@@ -166,12 +168,12 @@ class Prover:
 
             def scored(p: list[int]) -> list[np.ndarray]:
                 told = None if targets is None else _of(targets, p)
-                return engine.log_probs(_of(rows, p), told, request.of(p))
+                return backend.log_probs(_of(rows, p), told, request.select(p))
 
             return self._in_batches(rows, scored)
         if isinstance(model, Classifier):
-            return self._in_batches(rows, lambda p: engine.logits(_of(rows, p)))
-        states = self._in_batches(rows, lambda p: engine.states(_of(rows, p)))
+            return self._in_batches(rows, lambda p: backend.logits(_of(rows, p)))
+        states = self._in_batches(rows, lambda p: backend.states(_of(rows, p)))
         return [each.mean(0) for each in states]
 
     def _in_batches(

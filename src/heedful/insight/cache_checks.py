@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from heedful.backends.torch.state import Decoding
+from heedful.backends.torch.state import DecodingState
 from heedful.insight.checks import Failed, Seen, Skipped, check, distance
 from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe
@@ -119,7 +119,7 @@ def _begin_ours(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
     beams = 2 if way.reorders else 1
     cache = net.start(rows, capacity=longest * beams, beams=beams)
     pads = torch.tensor(way.pads, device=probe.device) if any(way.pads) else None
-    state = Decoding(net, cache, longest=longest, left_padding=pads)
+    state = DecodingState(net, cache, longest=longest, left_padding=pads)
 
     def reorder(rows: Int[Tensor, "M"]) -> None:
         if rows.tolist() != _REORDERS[1]:  # the first token was that of all beams of a source

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import heedful
-from heedful.backends.base import Backend, Settings
+from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -31,7 +31,7 @@ class SavedModel:
 
     Args:
         net: the bare module; None where it is yet to be opened.
-        engine: what runs the model in place of the net, where it can.
+        backend: runs what it supports in place of the net.
         open_net: gives the net and its Config, called when something needs torch.
 
     Attributes:
@@ -46,6 +46,9 @@ class SavedModel:
     """
 
     kind: ClassVar[str] = "model"
+    has_net = True  # False: of ensembles
+    _eager: Any = None
+    _eager_key: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class SavedModel:
         card: ModelCard,
         src_tokenizer: Tokenizer | None,
         tgt_tokenizer: Tokenizer | None,
-        engine: Backend | None = None,
+        backend: Backend | None = None,
         open_net: Callable[[], tuple[Any, Any]] | None = None,
     ) -> None:
         self._net = net
@@ -62,7 +65,7 @@ class SavedModel:
         self.card = card
         self._src_tokenizer = src_tokenizer
         self._tgt_tokenizer = tgt_tokenizer
-        self.engine = engine
+        self.backend = backend
         self._open_net = open_net
         self.shortlist: Shortlist | None = None
         self.settings = Settings()
@@ -82,10 +85,15 @@ class SavedModel:
 
     @property
     def eager(self) -> Any:
-        """The net itself as an engine (`heedful.backends.torch.eager.Eager`)."""
+        """The net as a backend (`heedful.backends.torch.eager.Eager`)."""
         from heedful.backends.torch.eager import Eager
 
-        return Eager(self.net, self.config.max_length, self.shortlist, self.settings)
+        key = (self.net, self.config.max_length, self.shortlist, self.settings)
+        if self._eager is None or any(
+            a is not b for a, b in zip(self._eager_key, key, strict=True)
+        ):
+            self._eager_key, self._eager = key, Eager(*key)
+        return self._eager
 
     @property
     def has_tokenizer(self) -> bool:
@@ -107,9 +115,10 @@ class SavedModel:
         """The tokenizer of a model of one side."""
         return self.src_tokenizer
 
-    def reader(self, what: Literal["states", "logits"]) -> Backend:
-        """What gives the states or logits of texts: the engine where it can, or the net itself."""
-        return self.engine if self.engine and what in self.engine.reads else self.eager
+    def backend_with(self, capability: Capability) -> Any:
+        """The backend where it has a capability, else the net as one."""
+        has_it = self.backend is not None and capability in self.backend.capabilities
+        return self.backend if has_it else self.eager
 
     @property
     def device(self) -> Any:
@@ -143,7 +152,7 @@ class SavedModel:
         if pooling not in ("mean", "first", "last"):
             raise UserError(f"pooling must be mean, first or last, not {pooling!r}")
         rows = self.encode(texts, too_long=too_long)
-        runner = self.reader("states")
+        runner = self.backend_with("states")
 
         def pooled(chosen: list[int]) -> list[np.ndarray]:
             states = runner.states([rows[row] for row in chosen])

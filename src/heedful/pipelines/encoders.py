@@ -121,7 +121,7 @@ class MaskedLanguageModel(Encoder):
         places = [place for place, token in enumerate(ids) if token == mask_id]
         if not places:
             raise UserError(f"the text holds no {self.mask_token}: say which word is to be filled")
-        [logits] = self.reader("logits").logits([ids])
+        [logits] = self.backend_with("logits").logits([ids])
         logits[:, sorted(self.tokenizer.special_ids)] = -np.inf
         chances = _softmax(logits[places])
         best = np.argsort(-chances, axis=-1, kind="stable")[:, :top_k]
@@ -202,7 +202,7 @@ class Classifier(Encoder):
             too_long: what to do with a text longer than the net allows.
         """
         rows, types = self.encode_pairs(texts, pairs, too_long)
-        runner = self.reader("logits")
+        runner = self.backend_with("logits")
 
         def logits(chosen: list[int]) -> list[np.ndarray]:
             kinds = None if types is None else [types[row] for row in chosen]

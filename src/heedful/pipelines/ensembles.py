@@ -38,10 +38,11 @@ def ensemble(
     for number, other in enumerate(models[1:], 2):
         if reason := _unlike(first, other):
             raise UserError(f"model {number} of the ensemble {reason} than the first")
-    engine = Ensemble([model.eager for model in models], weights)
+    backend = Ensemble([model.eager for model in models], weights)
     joint = copy.copy(first)
     joint.net, joint._open_net = None, _no_net
-    joint.engine = engine
+    joint.has_net = False
+    joint.backend = backend
     longest = min(model.config.max_length for model in models)
     joint.config = replace(first.config, max_length=longest)
     return joint

@@ -27,7 +27,7 @@ class LanguageModel(Generator):
         return rows
 
     def length_limit(self, row: list[int], options: Options) -> int:
-        """As asked for; a text may outgrow the net (`Decoding`)."""
+        """As asked for; a text may outgrow the net (`DecodingState`)."""
         return options.max_new_tokens or _NEW_TOKENS
 
     def score(

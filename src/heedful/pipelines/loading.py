@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from heedful import plugins
 from heedful.backends.base import Settings
 from heedful.backends.manifest import Use
-from heedful.backends.registry import Name, Precision, open_engine, open_shortlist
+from heedful.backends.registry import Name, Precision, open_backend, open_shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_object
@@ -23,7 +23,7 @@ def load(
     path: str | Path,
     *,
     device: str = "auto",
-    engine: Name | str = "auto",
+    backend: Name | str = "auto",
     precision: Precision | str = "auto",
     threads: int | None = None,
     use: Use = "latency",
@@ -34,15 +34,15 @@ def load(
     with the bare module as `net`, which is opened when something needs it.
 
     Args:
-        engine: what runs it; auto: what `heedful optimize` found best, where it holds here, and
+        backend: what runs it; auto: what `heedful optimize` found best, where it holds here, and
             else the net itself, which is `eager`.
-        precision: of the engine's form, or of the net (float32, bfloat16); auto: the best, or
+        precision: of the backend's form, or of the net (float32, bfloat16); auto: the best, or
             float32.
-        threads: cores of the engine's worker, or of torch; default: as measured, or by
+        threads: cores of the backend's worker, or of torch; default: as measured, or by
             the size of the work.
         use: whether one text at a time is waited for (latency) or many (throughput).
 
-    Raises UserError where it is none, is truncated, or was written by something else; for an engine
+    Raises UserError where it is none, is truncated, or was written by something else; for a backend
     or a form that is asked for by name and is not there or does not hold here.
     """
     directory = Path(path)
@@ -60,9 +60,9 @@ def load(
             f"{directory / CONFIG} names {len(card.labels)} labels, but its model.num_labels is "
             f"{num_labels}; it is damaged"
         )
-    opened = open_engine(
+    opened = open_backend(
         directory,
-        engine=engine,
+        backend=backend,
         precision=precision,
         threads=threads,
         use=use,
@@ -83,7 +83,7 @@ def load(
         runs, name = opened
         if not isinstance(vars(keys).get("max_length"), int):  # the rest is the net's to look at
             raise UserError(f"{directory / CONFIG} was not written by heedful: no model.max_length")
-        model = KINDS[name](None, keys, card, src, tgt, engine=runs, open_net=open_net)
+        model = KINDS[name](None, keys, card, src, tgt, backend=runs, open_net=open_net)
         model.settings = Settings(threads)
     else:
         from heedful.pipelines.nets import kind_of

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from heedful.backends.torch.eager import Eager, start_ids
+from heedful.backends.base import ScoringBackend
+from heedful.backends.torch.cached_net import checked_start_ids
 from heedful.data.collate import Batch, collate_pairs, collate_windows
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.plans import (
@@ -50,8 +51,7 @@ class TextSums(NamedTuple):
 
 def text_sums(model: Generator, batches: Iterable[Batch], num_texts: int) -> TextSums:
     """Sums over the targets of batches, by the text that `indices` has for their row."""
-    engine = model.engine
-    scorer = engine if isinstance(engine, Eager) and "scores" in engine.reads else model.eager
+    scorer: ScoringBackend = model.backend_with("target_scores")
     sums = TextSums(np.zeros(num_texts), *(np.zeros(num_texts, np.int64) for _ in range(2)))
     for batch in batches:
         scores = scorer.target_scores(batch)
@@ -134,7 +134,7 @@ def _pair_batches(
         yield collate_pairs(
             *pairs,
             kept[rows],
-            start_ids=start_ids(model.ids.start),
+            start_ids=checked_start_ids(model.ids.start),
             pad_id=model.tgt_tokenizer.pad_id,
         )
 
@@ -154,7 +154,7 @@ def _encode_pairs(
             "target line",
             model.tgt_tokenizer,
             targets,
-            longest + 1 - len(start_ids(model.ids.start)),
+            longest + 1 - len(checked_start_ids(model.ids.start)),
         ),
     ):
         ids = [tokenizer.encode_target(line) for line in tokenizer.encode_batch(list(texts))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from heedful.backends.base import Backend, GenerationRequest, Settings
+from heedful.backends.base import GenerationBackend, GenerationRequest, Settings
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
@@ -55,7 +55,8 @@ class Generator(SavedModel):
 
     kind = "language model"
     usual: ClassVar[dict[str, Any]] = {}  # options where neither call nor card says any
-    _said = False  # that the engine cannot run everything
+    backend: GenerationBackend | None
+    _has_warned = False  # that the backend cannot run everything
     # Of the last call: what was given, card and settings, and what came of them. A small model
     # answers in the time that it takes to check and to gather them.
     _last: tuple[dict[str, Any], ModelCard, Settings | None, Options] | None = None
@@ -93,7 +94,7 @@ class Generator(SavedModel):
 
         Args:
             ahead: windows that are begun before the outputs of the first are complete, so that an
-                engine with workers always has work; 0 for prompts that wait for their answers.
+                backend with workers always has work; 0 for prompts that wait for their answers.
         """
         chosen = self._settled_options(options)
         begun: deque[Callable[[], list[list[Hypothesis]]]] = deque()
@@ -135,7 +136,8 @@ class Generator(SavedModel):
         written: list[int] = []
         text = shown = ""
         request = self._request([row], [0], chosen)
-        for tokens, ended in self._engine([row], request).runs(row, request):
+        backend = self._backend_for([row], request)
+        for tokens, ended in backend.stream_tokens(row, request):
             written += tokens
             text = cut(self._decode(written), chosen.stop) if chosen.stop else self._decode(written)
             safe = text if ended else _settled(text, chosen.stop)
@@ -149,7 +151,7 @@ class Generator(SavedModel):
     def options(self, **given: Any) -> Options:
         """The options given, with the card's defaults; raises UserError for an unknown one."""
         last, card = self._last, self.card
-        settings = self.engine.settings if self.engine else self.settings
+        settings = self.backend.settings if self.backend else self.settings
         is_plain = _PLAIN.issuperset(map(type, given.values()))
         if is_plain and last and last[0] == given and last[1] is card and last[2] is settings:
             return last[3]
@@ -203,13 +205,13 @@ class Generator(SavedModel):
     def _begin(
         self, prompts: Texts, first: int, options: Options, *, waits: bool
     ) -> Callable[[], list[list[Hypothesis]]]:
-        """Give the batches of a window to the engine; outputs in the prompts' order.
+        """Give the batches of a window to the backend; outputs in the prompts' order.
 
         Where the window `waits` for its outputs and is one batch, nothing runs beside it.
         """
         named = replace(options, first_number=options.first_number + first) if first else options
         rows = self.prompt_ids(prompts, named)
-        workers = self.engine.settings.workers if self.engine else 1
+        workers = self.backend.settings.workers if self.backend else 1
         if len(rows) == 1 and rows[0]:
             batches = [[0]]
         else:
@@ -218,11 +220,11 @@ class Generator(SavedModel):
         for places in batches:
             chosen = [rows[place] for place in places]
             request = self._request(chosen, [first + place for place in places], options)
-            engine = self._engine(chosen, request)
+            backend = self._backend_for(chosen, request)
             if waits and len(batches) == 1:
-                begun.append((places, partial(engine.outputs, chosen, request)))
+                begun.append((places, partial(backend.outputs, chosen, request)))
             else:
-                begun.append((places, engine.submit(chosen, request)))
+                begun.append((places, backend.submit(chosen, request)))
 
         def finish() -> list[list[Hypothesis]]:
             found = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
@@ -237,20 +239,22 @@ class Generator(SavedModel):
 
         return finish
 
-    def _engine(self, rows: list[list[int]], request: GenerationRequest) -> Backend:
-        """What runs a call: the net itself where the engine lacks something, which is said once."""
-        if self.engine is None:
-            return self.eager
-        lacking = self.engine.unsupported_reasons(rows, request)
-        if not lacking:
-            return self.engine
-        if not self._said:
-            self._said = True
-            reasons = "; ".join(lacking)
+    def _backend_for(self, rows: list[list[int]], request: GenerationRequest) -> GenerationBackend:
+        """The backend of a call: the net where the model's backend does not support the request,
+        with one note a model."""
+        backend: GenerationBackend = self.backend or self.eager
+        reasons = backend.unsupported_reasons(rows, request)
+        if not reasons:
+            return backend
+        if not self.has_net:
+            raise UserError(f"{'; '.join(reasons)}: leave it out, or take one of the models")
+        if not self._has_warned:
+            self._has_warned = True
             logging.getLogger("heedful").warning(
-                f"note: {self.engine.name} cannot run this ({reasons}), so it runs eager"
+                f"note: {backend.name} cannot run this ({'; '.join(reasons)}), so it runs eager"
             )
-        return self.eager
+        eager: GenerationBackend = self.eager
+        return eager
 
     def _request(
         self, rows: list[list[int]], numbers: list[int], options: Options

@@ -185,7 +185,9 @@ class OtherTeachers:
         """Load `more_teachers` and `back_translation_models`, which must be translators."""
         forward, backward = (
             [
-                expect(load(path, device=device, engine="eager"), Translator, f"distillation.{key}")
+                expect(
+                    load(path, device=device, backend="eager"), Translator, f"distillation.{key}"
+                )
                 for path in named_paths(getattr(settings, key))
             ]
             for key in _MORE

@@ -140,4 +140,4 @@ def loss_of(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
 
 
 def _opened(path: str | None, device: str) -> SavedModel | None:
-    return None if path is None else load(path, device=device, engine="eager")
+    return None if path is None else load(path, device=device, backend="eager")

@@ -1,25 +1,36 @@
-"""Nets compiled ahead of time by Inductor, for `heedful.backends.aot.decoder` to open."""
+"""Ahead-of-time compilation of nets by Inductor; `heedful.backends.aot.compiled_net` opens them."""
 
 import copy
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
-from torch._inductor.cpu_vec_isa import pick_vec_isa
-from torch._inductor.exc import InvalidCxxCompiler
-from torch._inductor.package.package import package_aoti
 
-from heedful.backends.aot.decoder import CONSTANTS, GRAPHS, KERNEL, TABLE, CompiledFacts, open_graph
-from heedful.backends.aot.encoder import Graph, encoder_facts, encoder_parts
-from heedful.backends.aot.kernels import KERNELS, SOURCES, attention, exchange_linears, pack
+from heedful.backends.aot import private
+from heedful.backends.aot.compiled_net import (
+    CONSTANTS,
+    GRAPHS,
+    KERNEL,
+    TABLE,
+    CompiledFacts,
+    open_graph,
+)
+from heedful.backends.aot.encoder import Graph, encoder_facts, encoder_graphs
+from heedful.backends.aot.kernels import (
+    KERNELS,
+    SOURCES,
+    attention,
+    pack,
+    packed_linear,
+    replace_linears,
+)
 from heedful.errors import UserError
 from heedful.files import write_json
 from heedful.models.encoder_decoder import EncoderDecoder
@@ -33,64 +44,64 @@ from heedful.zoo.saved import save_tensors
 NO_COMPILER = "there is no C++ compiler: install one, for example by `apt install g++`"
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
-Memory = tuple[Any, ...]  # the tensors of a `Cache`, in the order of `Cache.tensors`
+CacheTensors = tuple[Any, ...]  # of a `Cache`, in the order of `Cache.tensors`
+GraphSpec = tuple[nn.Module, tuple[Any, ...], Any]
+"""A module, an example of its inputs, and which of their sizes vary."""
 
 
 def compile_net(net: Any, max_length: int, directory: Path, precision: str) -> CompiledFacts:
-    """Compile a net into a directory that is there.
+    """Compile a net into an existing directory.
 
-    Its graphs take batches, texts, beams and caches of any size, so that nothing is compiled later.
-    Weights stay in the model's own file; what is not in it stands in `constants`.
+    The graphs take batches, rows, beams and caches of any size, so that nothing is compiled later.
+    Weights stay in the model's own file; constants that it lacks are written to `constants`.
 
     Args:
-        max_length: positions that the net has.
+        max_length: positions of the net.
 
     Raises:
-        UserError: there is no compiler, or torch cannot compile the net.
+        UserError: no C++ compiler, or torch cannot compile the net.
     """
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise UserError(NO_COMPILER) from None
+    if not private.has_cpp_compiler():
+        raise UserError(NO_COMPILER)
     saved = weights_of(net)
     net = copy.deepcopy(net).eval().float()
     for tensor in net.parameters():
-        tensor.data = tensor.data.contiguous()  # as the model's file has them
+        tensor.data = tensor.data.contiguous()  # as in the model's file
     facts: dict[str, Any]
     if isinstance(net, EncoderOnly):
-        parts, facts = encoder_parts(net, precision), encoder_facts(net)
+        graphs, facts = encoder_graphs(net, precision), encoder_facts(net)
     else:
-        exchange_linears(net, precision)
-        two_stacks = isinstance(net, EncoderDecoder)
-        parts = _parts(net)
-        facts = {"family": "encoder_decoder" if two_stacks else "decoder_only"}
+        replace_linears(net, partial(packed_linear, precision=precision))
+        graphs = decoder_graphs(net)
+        is_encoder_decoder = isinstance(net, EncoderDecoder)
+        facts = {"family": "encoder_decoder" if is_encoder_decoder else "decoder_only"}
         facts["cache_layers"] = [*net.decoder.cache_layers]
-    programs: dict[str, Any] = {}
-    found: dict[str, dict[str, Tensor]] = {}
+    files: dict[str, list[str]] = {}
+    constants: dict[str, dict[str, Tensor]] = {}
     try:
         if not isinstance(net, EncoderOnly):
-            _build_kernel(directory)
+            private.build_library(SOURCES, directory / KERNEL)
         with torch.no_grad(), _quiet(), _linked_with(directory):
-            for name in parts:
+            for name in graphs:
                 with track(f"compiling {precision}: {name}", 1) as advance:
-                    programs[name], found[name] = _compile(name, *parts[name])
+                    files[name], constants[name] = _compile(name, *graphs[name])
                     advance(1)
-            package_aoti(str(directory / GRAPHS), programs)
-    except Exception as error:  # of any part of torch, of which there are many
+            private.write_package(directory / GRAPHS, files)
+    except Exception as error:  # torch raises many types
         raise UserError(f"torch cannot compile it: {str(error).strip().splitlines()[0]}") from error
-    _write_constants(directory, saved, found)
-    return CompiledFacts(**{"cache_layers": []} | facts, max_length=max_length, graphs=[*parts])
+    _write_constants(directory, saved, constants)
+    return CompiledFacts(**facts, max_length=max_length, graphs=[*graphs])
 
 
 def _compile(
     name: str, module: nn.Module, args: tuple[Any, ...], shapes: Any
-) -> tuple[list[Any], dict[str, Tensor]]:
-    """The files of a graph, and what its constants may be."""
+) -> tuple[list[str], dict[str, Tensor]]:
+    """The files of a graph, and the tensors that it can have as constants, by name."""
     program = torch.export.export(module, args, dynamic_shapes=(shapes,))
-    if name == "step":  # few queries, each of all that is held
-        plain: Any = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
-        program = program.run_decompositions(plain)
-    # Of what writes only the products have threads: the loops between them are small.
+    if name == "step":  # few queries over the whole cache
+        decompositions: Any = {torch.ops.aten.scaled_dot_product_attention.default: _step_attention}
+        program = program.run_decompositions(decompositions)
+    # In decoders only the matrix products are parallel: the loops between them are small.
     is_encoder = isinstance(module.net, EncoderOnly)
     options = {
         "aot_inductor.package": True,
@@ -98,24 +109,23 @@ def _compile(
         "aot_inductor.custom_ops_to_c_shims": KERNELS,
         **({"cpp.dynamic_threads": True} if is_encoder else {"cpp.threads": 1}),
     }
-    module_of: Any = program.module(check_guards=False)
+    exported: Any = program.module(check_guards=False)
     for fqn, constant in program.constants.items():  # a plain attribute would lose its name
-        *path, own = fqn.split(".")
-        place = module_of.get_submodule(".".join(path))
-        delattr(place, own)
-        place.register_buffer(own, constant, persistent=False)
-    files: Any = torch._inductor.aot_compile(module_of, args, options=options)
+        *path, attribute = fqn.split(".")
+        owner = exported.get_submodule(".".join(path))
+        delattr(owner, attribute)
+        owner.register_buffer(attribute, constant, persistent=False)
+    files = private.compile_graph(exported, args, options)
     tensors: dict[str, Any] = {**program.state_dict, **program.constants}
-    sources = (".cpp", ".h")  # which are for nobody
     return (
-        [file for file in files if not str(file).endswith(sources)],
-        {fqn: each.detach() for fqn, each in tensors.items()},
+        [file for file in files if not file.endswith((".cpp", ".h"))],
+        {fqn: tensor.detach() for fqn, tensor in tensors.items()},
     )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of its own insides."""
+    """Suppress torch's warnings about compilation."""
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch._inductor")]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -131,12 +141,12 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _linked_with(directory: Path) -> Iterator[None]:
-    """Let the graphs call the kernels of a directory, where there are any."""
+    """Link graphs with the kernels of a directory, if it has any."""
     before = os.environ.get("LIBRARY_PATH")
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(directory), before]))
     libraries = [f":{KERNEL}"] if (directory / KERNEL).is_file() else []
     try:
-        with torch._inductor.config.patch({"aot_inductor.custom_op_libs": libraries}):
+        with private.link_libraries(libraries):
             yield
     finally:
         del os.environ["LIBRARY_PATH"]
@@ -144,39 +154,30 @@ def _linked_with(directory: Path) -> Iterator[None]:
             os.environ["LIBRARY_PATH"] = before
 
 
-def _build_kernel(directory: Path) -> None:
-    """The library of the kernels, for this processor, by whose name the graphs know it."""
-    flags = [f"-Wl,-soname,{KERNEL}", "-ffp-contract=fast"]
-    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=flags)
-    built = CppBuilder("linears", [*map(str, SOURCES)], options, str(directory))
-    built.build()
-    made = Path(built.get_target_file_path())
-    if made != directory / KERNEL:
-        shutil.move(made, directory / KERNEL)
-
-
 def _write_constants(
-    directory: Path, saved: Mapping[str, Tensor], found: Mapping[str, Mapping[str, Tensor]]
+    directory: Path, saved: Mapping[str, Tensor], constants: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """Where each graph's constants stand: in the model's file, or in one beside the graphs."""
+    """Write the table of each graph's constants, and those that the model's file lacks."""
     own: dict[str, Tensor] = {}
     table: dict[str, dict[str, str]] = {}
-    for graph, tensors in found.items():
+    for graph, tensors in constants.items():
         table[graph] = {}
         for fqn in open_graph(directory, graph).get_constant_fqns():
             name, tensor = fqn.removeprefix("net."), tensors[fqn]
-            place = _place(name, tensor, saved)
-            if place is None:
+            source = _source(name, tensor, saved)
+            if source is None:
                 name = name if fqn != name else f"{graph}.{name}"  # of the net, or of its graph
-                own[name], place = tensor, f"own:{name}"
-            table[graph][fqn] = place
+                own[name], source = tensor, f"own:{name}"
+            table[graph][fqn] = source
     save_tensors(directory / CONSTANTS, own)
     write_json(directory / TABLE, table)
 
 
-def _place(name: str, tensor: Tensor, saved: Mapping[str, Tensor]) -> str | None:
-    """Where a tensor stands in the model's file, under its own name or that of what it is tied to;
-    None: it does not."""
+def _source(name: str, tensor: Tensor, saved: Mapping[str, Tensor]) -> str | None:
+    """The tensor of the model's file that equals a constant, of the same or a tied name.
+
+    `model:NAME`, or `packed:NAME` for its packed form; None: the file has no such tensor.
+    """
     for other in (name, *saved):
         if other in saved and _equal(saved[other], tensor):
             return f"model:{other}"
@@ -192,66 +193,70 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
-# --- the graphs ---------------------------------------------------------------------------------
+# --- graphs of decoders -------------------------------------------------------------------------
+
+
+def decoder_graphs(net: Any) -> dict[str, GraphSpec]:
+    """The graphs of an encoder-decoder or decoder-only net.
+
+    `encode`: keys and values of sources; `read`: logits after several tokens; `step`: logits after
+    one token of each beam.
+    """
+    rows, beams, length, source_length = 3, 2, 5, 7
+    ids = torch.ones(rows, length, dtype=torch.long)
+    positions = torch.arange(length).expand(rows, -1).contiguous()
+    real = torch.ones(rows, length, dtype=torch.bool)
+    cross: list[Tensor] = []
+    source_real = None
+    batch, both = {0: _DYNAMIC}, {0: _DYNAMIC, 1: _DYNAMIC}
+    graphs: dict[str, GraphSpec] = {}
+    if isinstance(net, EncoderDecoder):
+        source = torch.ones(rows, source_length, dtype=torch.long)
+        source_real = torch.ones(rows, source_length, dtype=torch.bool)
+        inputs = (source, torch.arange(source_length)[None], source_real)
+        cross = _encode(net, *inputs)
+        graphs["encode"] = (Graph(net, _encode), inputs, (both, {1: _DYNAMIC}, both))
+    groups, group_sizes = _groups(net, rows, beams)
+    tensors = (groups, cross, source_real)
+    cache_sizes = (
+        group_sizes,
+        [{0: _DYNAMIC, 2: _DYNAMIC}] * len(cross),
+        None if source_real is None else both,
+    )
+    beam_ids = torch.ones(rows, beams, dtype=torch.long)
+    read = (torch.arange(2), ids, positions, real, tensors)
+    step = (beam_ids, beam_ids * 3, tensors)
+    graphs["read"] = (Graph(net, _read), read, (batch, both, both, both, cache_sizes))
+    graphs["step"] = (Graph(net, _step), step, (both, both, cache_sizes))
+    return graphs
 
 
 def _encode(net: Any, ids: Tensor, positions: Tensor, real: Tensor) -> list[Tensor]:
-    """Keys and values of the sources in each layer of the decoder."""
+    """Keys and values of the sources for each layer of the decoder."""
     states = net.encode(Tokens(ids, positions, real)).states
     attentions = [block.cross_attention.sublayer for block in net.decoder.blocks]
     return [attention.project_memory(states).contiguous() for attention in attentions]
 
 
 def _read(
-    net: Any, wanted: Tensor, ids: Tensor, positions: Tensor, real: Tensor, memory: Memory
+    net: Any, indices: Tensor, ids: Tensor, positions: Tensor, real: Tensor, tensors: CacheTensors
 ) -> Tensor:
-    """Logits after some of the new tokens, `wanted` (R), of one row a text: (B, R, V)."""
-    states = net.decode(Tokens(ids, positions, real), _cache(net, *memory))
-    logits: Tensor = net.head(states.index_select(1, wanted))
+    """Logits (B, R, V) after the new tokens at `indices` (R), one row a sentence."""
+    states = net.decode(Tokens(ids, positions, real), _cache(net, *tensors))
+    logits: Tensor = net.head(states.index_select(1, indices))
     return logits
 
 
-def _step(net: Any, ids: Tensor, positions: Tensor, memory: Memory) -> Tensor:
-    """Logits after one new token of each beam."""
+def _step(net: Any, ids: Tensor, positions: Tensor, tensors: CacheTensors) -> Tensor:
+    """Logits (B * W, V) after one new token of each beam; ids and positions are (B, W)."""
     tokens = Tokens(ids.flatten()[:, None], positions.flatten()[:, None])
-    logits: Tensor = net.head(net.decode(tokens, _cache(net, *memory)))[:, 0]
+    logits: Tensor = net.head(net.decode(tokens, _cache(net, *tensors)))[:, 0]
     return logits
 
 
-def _parts(net: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
-    """Each graph with an example of its inputs, and which of their sizes vary."""
-    texts, beams, length, sources = 3, 2, 5, 7
-    ids = torch.ones(texts, length, dtype=torch.long)
-    positions = torch.arange(length).expand(texts, -1).contiguous()
-    real = torch.ones(texts, length, dtype=torch.bool)
-    cross: list[Tensor] = []
-    source_real = None
-    batch, both = {0: _DYNAMIC}, {0: _DYNAMIC, 1: _DYNAMIC}
-    parts: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {}
-    if isinstance(net, EncoderDecoder):
-        source = torch.ones(texts, sources, dtype=torch.long)
-        source_real = torch.ones(texts, sources, dtype=torch.bool)
-        given = (source, torch.arange(sources)[None], source_real)
-        cross = _encode(net, *given)
-        parts["encode"] = (Graph(net, _encode), given, (both, {1: _DYNAMIC}, both))
-    groups, of_groups = _groups(net, texts, beams)
-    memory = (groups, cross, source_real)
-    of_memory = (
-        of_groups,
-        [{0: _DYNAMIC, 2: _DYNAMIC}] * len(cross),
-        None if source_real is None else both,
-    )
-    of_beams = torch.ones(texts, beams, dtype=torch.long)
-    wanted = torch.arange(2)
-    read = (wanted, ids, positions, real, memory)
-    parts["read"] = (Graph(net, _read), read, (batch, both, both, both, of_memory))
-    parts["step"] = (Graph(net, _step), (of_beams, of_beams * 3, memory), (both, both, of_memory))
-    return parts
-
-
-def _groups(net: Any, texts: int, beams: int) -> tuple[list[Any], list[Any]]:
+def _groups(net: Any, rows: int, beams: int) -> tuple[list[Any], list[Any]]:
     """The tensors of each `LayerGroup` of a cache, and which of their sizes vary."""
-    cache = Cache.empty(net.decoder.cache_layers, texts, 31, beams, torch.empty(0))
+    cache = Cache.empty(net.decoder.cache_layers, rows, 31, beams, torch.empty(0))
     batch, both = {0: _DYNAMIC}, {0: _DYNAMIC, 1: _DYNAMIC}
     groups, sizes = [], []
     for number, group in enumerate(cache.groups):
@@ -262,16 +267,16 @@ def _groups(net: Any, texts: int, beams: int) -> tuple[list[Any], list[Any]]:
 
 
 def _cache(net: Any, groups: list[Any], cross: list[Tensor], source_real: Tensor | None) -> Cache:
-    """The cache that these tensors are of."""
+    """The cache of a graph's input tensors."""
     windows = layers_by_window(net.decoder.cache_layers)
-    made = []
+    layer_groups = []
     for tensors, (window, layers) in zip(groups, windows.items(), strict=True):
         stores, positions, used, seen = tensors
-        made.append(LayerGroup(stores, positions, used, seen, layers, window))
-    return Cache(made, cross, source_real)
+        layer_groups.append(LayerGroup(stores, positions, used, seen, layers, window))
+    return Cache(layer_groups, cross, source_real)
 
 
-def _attention(
+def _step_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -281,6 +286,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """The kernel of `attention.cpp` in place of torch's attention."""
     assert not is_causal
     scale = query.size(-1) ** -0.5 if scale is None else scale
     bias = query.new_zeros(1, 1, 1, key.size(2)) if bias is None else bias

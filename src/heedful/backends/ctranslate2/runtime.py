@@ -13,7 +13,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from heedful.backends.base import GenerationRequest, Settings
+from heedful.backends.base import Capability, GenerationRequest, Settings
+from heedful.backends.manifest import NetFacts
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
 from heedful.files import write_text
@@ -43,18 +44,15 @@ _LACKING: dict[str, tuple[Any, ...]] = {
 _lacking = attrgetter(*_LACKING)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What must be known of a written net beside its files.
+@dataclass(frozen=True, kw_only=True)
+class CTranslate2Facts(NetFacts):
+    """Facts of a converted net that its files do not hold.
 
     Attributes:
-        longest_prompt: tokens of a prompt that it may be given (`ctranslate2_spec`); None: any.
-        num_types: how many texts of a row the encoder tells apart; 0: it knows no types.
+        longest_prompt: most tokens of a prompt (`longest_prompt` of the conversion); None: any.
     """
 
-    family: Family
     longest_prompt: int | None = None
-    num_types: int = 0
 
 
 class _Call(NamedTuple):
@@ -102,7 +100,7 @@ class CTranslate2:
     def __init__(
         self,
         directory: Path,
-        facts: Facts,
+        facts: CTranslate2Facts,
         precision: str,
         settings: Settings,
         device: str = "cpu",
@@ -114,11 +112,12 @@ class CTranslate2:
 
     def _open(self, device: str) -> None:
         facts, directory = self.facts, self._directory
-        self.reads = frozenset({"states"} if facts.family == "encoder_only" else ())
+        capabilities: set[Capability] = {"states"} if facts.family == "encoder_only" else set()
         if facts.family == "encoder_only" and (directory / HEAD).is_file():
-            self.reads |= {"logits"}
+            capabilities.add("logits")
             with np.load(directory / HEAD) as head:
                 self._labels = head["weight"], head["bias"]
+        self.capabilities = frozenset(capabilities)
         self._model = _open(directory, facts.family, self.precision, self.settings, device)
         stem = {"encoder_decoder": "target_vocabulary"}.get(facts.family, "vocabulary")
         self._target = _vocabulary(directory, stem)
@@ -186,7 +185,7 @@ class CTranslate2:
         begun: dict[int, Any] = {}
         for places in groups.values():
             chosen = [rows[place] for place in places]
-            answers = self._answers(chosen, request.of(places), asynchronous)
+            answers = self._answers(chosen, request.select(places), asynchronous)
             begun.update(zip(places, answers, strict=True))
         return [begun[place] for place in range(len(rows))]
 
@@ -207,7 +206,7 @@ class CTranslate2:
             if max(len(each.ids) for each in of_row) > limit:
                 long.setdefault(limit, []).append(place)
         begun = {
-            limit: self._begin([rows[p] for p in places], request.of(places), asynchronous=True)
+            limit: self._begin([rows[p] for p in places], request.select(places), asynchronous=True)
             for limit, places in long.items()
         }
         for limit, places in long.items():
@@ -215,8 +214,10 @@ class CTranslate2:
                 outputs[place] = self._outputs(each.result(), limit, request)
         return outputs
 
-    def runs(self, row: list[int], request: GenerationRequest) -> Iterator[tuple[list[int], bool]]:
-        """As `Backend.runs`."""
+    def stream_tokens(
+        self, row: list[int], request: GenerationRequest
+    ) -> Iterator[tuple[list[int], bool]]:
+        """As `GenerationBackend.stream_tokens`."""
         keys, limit = {**self._call_of(request).keys}, request.max_new_tokens[0]
         for beside in ("beam_size", "num_hypotheses", "length_penalty", "return_scores"):
             del keys[beside]

@@ -1,110 +1,185 @@
-"""Several nets of one vocabulary as one engine: the mean of their probabilities is searched."""
+"""Ensembles: the mean of several nets' probabilities is searched (Sutskever et al. 2014, 3.6)."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from heedful.backends.base import GenerationRequest, Settings
+from heedful.backends.base import Capability, GenerationRequest, Settings
+from heedful.backends.torch.cached_net import DecodingNet
 from heedful.backends.torch.eager import Eager
-from heedful.backends.torch.state import Decoding, Listed
+from heedful.backends.torch.searching import Searcher
+from heedful.backends.torch.state import DecodingState
+from heedful.backends.torch.target_scoring import LogProbs, TargetScorer, net_log_probs
+from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch
 from heedful.errors import UserError
+from heedful.evaluation.target_scores import TargetScores
+from heedful.generation.hypotheses import Hypothesis
 
 
-class _Decodings:
-    """What a search remembers of several nets: the memory of each. It is the search's `State`."""
+class EnsembleState:
+    """The `State` of a search with several nets: the state of each."""
 
-    def __init__(self, parts: Sequence[Decoding], weights: Sequence[float]) -> None:
-        self.parts = parts
-        self.longest = min(part.longest for part in parts)
+    def __init__(self, states: Sequence[DecodingState], weights: Sequence[float]) -> None:
+        self.states = states
+        self.longest = min(state.longest for state in states)
         self.weights = weights
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
-        """As `Decoding.reorder`."""
-        for part in self.parts:
-            part.reorder(parents)
+        """As `DecodingState.reorder`."""
+        for state in self.states:
+            state.reorder(parents)
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
-        """As `Decoding.select`."""
-        for part in self.parts:
-            part.select(sentences)
+        """As `DecodingState.select`."""
+        for state in self.states:
+            state.select(sentences)
 
     def next_log_probs(
-        self, prefixes: Int[Tensor, "N t"], state: "_Decodings"
+        self, prefixes: Int[Tensor, "N t"], state: "EnsembleState"
     ) -> Float[Tensor, "N V"]:
         """The log of the weighted mean of the nets' probabilities."""
         assert state is self
-        found = [part.next_log_probs(prefixes, part) for part in self.parts]
-        return log_of_mean(found, self.weights)
+        parts = [part.next_log_probs(prefixes, part) for part in self.states]
+        return log_of_mean(parts, self.weights)
 
 
-class Ensemble(Eager):
-    """Nets that read and write the same ids, each of its own architecture, as an `Backend`.
+class EnsembleNet:
+    """Several nets as one `DecodingNet`.
 
     Args:
-        nets: as engines, of two stacks each or of one each.
-        weights: of their probabilities, in any unit; default: all alike.
+        nets: of one vocabulary and one family.
+        weights: of their probabilities, up to a common factor.
     """
 
-    name = "ensemble"
-    reads = frozenset({"scores"})
+    def __init__(self, nets: Sequence[DecodingNet], weights: Sequence[float]) -> None:
+        self.nets = nets
+        self.weights = weights
+        self.max_length = min(net.max_length for net in nets)
+        self.is_encoder_decoder = nets[0].is_encoder_decoder
 
-    def __init__(self, nets: Sequence[Eager], weights: Sequence[float] | None = None) -> None:
-        settings = Settings(nets[0].settings.threads)
-        modules = nn.ModuleList([net.net for net in nets])
-        super().__init__(modules, min(net.max_length for net in nets), settings=settings)
-        self.nets = list(nets)
-        self.two_stacks = nets[0].two_stacks
-        self.weights = [1.0] * len(self.nets) if weights is None else list(weights)
-        if len(self.weights) != len(self.nets):
-            raise UserError(f"{len(self.weights)} weights for {len(self.nets)} models")
-        largest = max(self.weights)
-        for weight in self.weights:
-            if not 0 < weight < math.inf or not weight / largest:
-                raise UserError(
-                    f"weights must be finite, comparable numbers above 0, not {weight:g}"
-                )
-        self.weights = [weight / largest for weight in self.weights]  # whose sum is finite
+    @property
+    def device(self) -> torch.device:
+        """As `DecodingNet.device`."""
+        return self.nets[0].device
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the output of each net has."""
+        """As `DecodingNet.vocab_size`."""
         return self.nets[0].vocab_size
-
-    @cached_property
-    def _weights_of_step(self) -> int:
-        return sum(net._weights_of_step for net in self.nets)
-
-    def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """Nothing that one net alone could give; raises UserError for a draft."""
-        if request.draft is not None:
-            raise UserError("an ensemble takes no draft; leave it out, or give one model")
-        if request.options.coverage_penalty:
-            raise UserError("an ensemble takes no coverage_penalty; leave it out")
-        return []
 
     def open(
         self,
         rows: list[list[int]],
-        start: Sequence[int],
+        start_ids: Sequence[int],
         capacity: int,
         beams: int,
-        listed: Listed | None = None,
-    ) -> tuple[Int[Tensor, "B t"], Any]:
-        """As `Eager.open`, of each net."""
-        assert listed is None, "an ensemble has no shortlist"
-        opened = [net.open(rows, start, capacity, beams) for net in self.nets]
-        return opened[0][0], _Decodings([state for _, state in opened], self.weights)
+        allowed_ids: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Int[Tensor, "B t"], EnsembleState]:
+        """As `DecodingNet.open`, for each net."""
+        assert allowed_ids is None, "ensembles have no shortlist"
+        opened = [net.open(rows, start_ids, capacity, beams) for net in self.nets]
+        return opened[0][0], EnsembleState([state for _, state in opened], self.weights)
 
-    def log_probs_of(self, batch: Batch) -> Callable[[slice], Float[Tensor, "n V"]]:
-        """As `Eager.log_probs_of`, of the mean of the nets' probabilities."""
-        functions = [net.log_probs_of(batch) for net in self.nets]
-        return lambda rows: log_of_mean([of(rows) for of in functions], self.weights)
+
+class Ensemble:
+    """Nets of any architectures of one family and one vocabulary as a backend.
+
+    Args:
+        nets: encoder-decoders, or decoder-only nets.
+        weights: of their probabilities, up to a common factor; None: equal.
+
+    Raises:
+        UserError: wrong weights.
+    """
+
+    name = "ensemble"
+    capabilities: frozenset[Capability] = frozenset({"target_scores"})
+
+    def __init__(self, nets: Sequence[Eager], weights: Sequence[float] | None = None) -> None:
+        self.settings = Settings(nets[0].settings.threads)
+        self.weights = checked_weights(weights, len(nets))
+        self._nets = [backend.net for backend in nets]
+        self._net = EnsembleNet([backend.decoding for backend in nets], self.weights)
+        self._threads = ThreadPolicy(self.settings.threads, self._weights_of_step)
+        self.searcher = Searcher(self._net, self._threads)
+
+    @property
+    def precision(self) -> str:
+        """The data type of the first net's weights."""
+        return str(next(self._nets[0].parameters()).dtype).removeprefix("torch.")
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the output distribution."""
+        return self._net.vocab_size
+
+    def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
+        """Options that only a single net supports."""
+        reasons = [] if request.draft is None else ["an ensemble takes no draft"]
+        if request.options.coverage_penalty:
+            reasons.append("an ensemble takes no coverage_penalty")
+        return reasons
+
+    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
+        """As `GenerationBackend.outputs`."""
+        self._eval()
+        return self.searcher.outputs(rows, request)
+
+    def submit(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> Callable[[], list[list[Hypothesis]]]:
+        """A function that computes `outputs`; nothing runs before it is called."""
+        return partial(self.outputs, rows, request)
+
+    def stream_tokens(
+        self, row: list[int], request: GenerationRequest
+    ) -> Iterator[tuple[list[int], bool]]:
+        """As `GenerationBackend.stream_tokens`."""
+        self._eval()
+        return self.searcher.stream_tokens(row, request)
+
+    def log_probs(
+        self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
+    ) -> list[np.ndarray]:
+        """As `GenerationBackend.log_probs`."""
+        return self._scorer().log_probs(rows, targets, request)
+
+    def target_scores(self, batch: Batch) -> TargetScores:
+        """As `ScoringBackend.target_scores`, of the mean probabilities."""
+        return self._scorer().target_scores(batch)
+
+    def _scorer(self) -> TargetScorer:
+        self._eval()
+        return TargetScorer(self._log_probs_of, self._net.device, self._threads)
+
+    def _log_probs_of(self, batch: Batch) -> LogProbs:
+        functions = [net_log_probs(net, batch) for net in self._nets]
+        return lambda rows: log_of_mean([function(rows) for function in functions], self.weights)
+
+    def _weights_of_step(self) -> int:
+        return sum(map(weights_of_step, self._nets))
+
+    def _eval(self) -> None:
+        for net in self._nets:
+            net.eval()
+
+
+def checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:
+    """One weight for each model, the largest 1; raises UserError for wrong ones."""
+    values = [1.0] * count if weights is None else list(weights)
+    if len(values) != count:
+        raise UserError(f"{len(values)} weights for {count} models")
+    largest = max(values)
+    for weight in values:
+        if not 0 < weight < math.inf or not weight / largest:
+            raise UserError(f"weights must be finite, comparable numbers above 0, not {weight:g}")
+    return [weight / largest for weight in values]  # so that their sum is finite
 
 
 def log_of_mean(

@@ -1,4 +1,4 @@
-"""How a net answers a search: next-token log-probabilities from its cache."""
+"""The state of a search over one net: its cache, and next-token log-probabilities from it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +14,18 @@ from heedful.parts.tokens import Tokens
 STEPS_AT_FIRST = 16  # new tokens that a cache has slots for before it grows
 
 
-class Decoding:
-    """What a search remembers of B texts with W beams each: a cache. It is the search's `State`.
+class DecodingState:
+    """The `State` of a search over B sentences with W beams each: the net's cache.
 
     Args:
-        net: of one stack or two, with `decode` and `head`.
-        cache: of the texts' starts; nothing but sources is in it yet. It grows to powers of two.
-        longest: most tokens that the net has positions for. A text of one stack that outgrows them
-            is gone on with from its last half alone, as often as need be; texts that may do so must
-            be equally long, so that none depends on another.
-        left_padding: tokens of each text that are padding on its left; default: none are.
-        listed: the tokens that each text may have; default: the whole vocabulary.
+        net: encoder-decoder or decoder-only, with `decode` and `head`.
+        cache: of the sentences' starts, in which nothing but sources is stored yet. It grows to
+            powers of two.
+        longest: positions of the net. A decoder-only sentence that exceeds them is continued from
+            its last half alone, as often as needed; sentences that may do so must be equally long,
+            so that none depends on another.
+        left_padding: padding tokens on the left of each sentence; None: 0 each.
+        restriction: the tokens that each sentence may have; None: the whole vocabulary.
     """
 
     def __init__(
@@ -34,41 +35,47 @@ class Decoding:
         *,
         longest: int,
         left_padding: Int[Tensor, "B"] | None = None,
-        listed: "Listed | None" = None,
+        restriction: "RestrictedVocabulary | None" = None,
     ) -> None:
         self.net = net
         self.cache = cache
         self.longest = longest
-        self._is_rewound = False  # so that nothing may be forgotten
-        self._filled = 0  # tokens that each row has, padding counted
+        self._is_rewound = False  # then every slot is kept
+        self._filled = 0  # tokens of each row, padding included
         self._left_padding = left_padding
-        self._listed = listed
+        self._restriction = restriction
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
-        """Row w of sentence b goes on from its former row parents[b, w]."""
+        """Row w of sentence b continues its former row parents[b, w]."""
         if parents.size(1) > 1:
             self.cache.reorder(parents)
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
-        """Only these sentences go on."""
+        """Keep only these sentences."""
         self.cache = self.cache.select(sentences)
         if self._left_padding is not None:
             self._left_padding = self._left_padding[sentences]
-        if self._listed is not None:
-            self._listed.select(sentences)
+        if self._restriction is not None:
+            self._restriction.select(sentences)
 
     def next_log_probs(
-        self, prefixes: Int[Tensor, "N t"], state: "Decoding"
+        self, prefixes: Int[Tensor, "N t"], state: "DecodingState"
     ) -> Float[Tensor, "N V"]:
-        """What a search calls; all of the start at first, then with one new token each time."""
+        """Log-probabilities after each prefix: the whole start at the first call, then one new
+        token a call."""
         assert state is self
         states = self._next_states(prefixes)
-        if self._listed is not None:
-            return self._listed.log_probs(states[:, 0])
+        if self._restriction is not None:
+            return self._restriction.log_probs(states[:, 0])
         return _log_softmax(self.net.head(states)[:, 0])
 
+    @property
+    def has_logits(self) -> bool:
+        """`next_logits` can be called: the vocabulary is not restricted."""
+        return self._restriction is None
+
     def next_logits(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N V"]:
-        """The same before probabilities are formed, of the whole vocabulary."""
+        """As `next_log_probs`, before the softmax."""
         logits: Tensor = self.net.head(self._next_states(prefixes))
         return logits[:, 0]
 
@@ -83,18 +90,18 @@ class Decoding:
         return states[:, -1:]
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
-        """Log-probabilities after each of several new tokens of one text, which may be rewound."""
+        """Log-probabilities after each of several new tokens of one sentence (`Scorer.feed`)."""
         self._is_rewound = True
         new = self.tokens(tokens[None].to(self.cache.device))
         return _log_softmax(self.net.head(self.net.decode(new, self.cache))[0])
 
     def rewind(self, length: int) -> None:
-        """Of one text: forget all but the first `length` tokens."""
+        """Forget all but the first `length` tokens of the only sentence (`Scorer.rewind`)."""
         self._filled = min(self._filled, length)
         self.cache.rewind(length)
 
     def tokens(self, new: Int[Tensor, "N t"]) -> Tokens:
-        """New tokens with their positions; the cache has room for them."""
+        """New tokens with their positions; the cache grows where it must."""
         rows, count = new.shape
         beams = rows // self.cache.num_sources
         columns = torch.arange(self._filled, self._filled + count, device=new.device)[None]
@@ -109,34 +116,37 @@ class Decoding:
         return Tokens(new, positions)
 
 
-class Listed:
-    """The tokens that each of B texts may have; others are as if the vocabulary had none of them.
+class RestrictedVocabulary:
+    """The tokens that each of B sentences may have; all others get log-probability -inf.
 
-    Logits are formed of the U tokens that any of the texts may have.
+    Logits are computed for the U tokens that any of the sentences may have.
+
+    Args:
+        allowed_ids: for each sentence.
     """
 
-    def __init__(self, head: OutputHead, words: Sequence[Sequence[int]]) -> None:
+    def __init__(self, head: OutputHead, allowed_ids: Sequence[Sequence[int]]) -> None:
         device = head.out.weight.device
         self.size = head.out.out_features
-        rows = [torch.tensor(row, dtype=torch.long, device=device) for row in words]
-        self.words = torch.cat(rows).unique()
-        self.head = head.restrict_vocabulary(self.words)
-        self.allowed = torch.stack([torch.isin(self.words, row) for row in rows])
+        rows = [torch.tensor(row, dtype=torch.long, device=device) for row in allowed_ids]
+        self.ids = torch.cat(rows).unique()
+        self.head = head.restrict_vocabulary(self.ids)
+        self.allowed = torch.stack([torch.isin(self.ids, row) for row in rows])
 
-    def select(self, texts: Int[Tensor, "M"]) -> None:
-        """Only these texts go on."""
-        self.allowed = self.allowed[texts]
+    def select(self, sentences: Int[Tensor, "M"]) -> None:
+        """Keep only these sentences."""
+        self.allowed = self.allowed[sentences]
 
     def log_probs(self, states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
-        """Of the rows of the texts, equally many each."""
+        """Log-probabilities over the vocabulary; each sentence has equally many adjacent rows."""
         allowed = self.allowed.repeat_interleave(len(states) // len(self.allowed), dim=0)
         logits = self.head(states).float().masked_fill(~allowed, -torch.inf)
-        found = logits.new_full((len(states), self.size), -torch.inf)
-        return found.index_copy_(1, self.words, logits.log_softmax(-1))
+        log_probs = logits.new_full((len(states), self.size), -torch.inf)
+        return log_probs.index_copy_(1, self.ids, logits.log_softmax(-1))
 
 
 def _log_softmax(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-    """In place on a CPU, where new memory for so many numbers costs more than they do."""
+    """In place on a CPU, where allocating the result takes longer than computing it."""
     logits = logits.float()
     if torch.is_grad_enabled() or logits.device.type != "cpu":
         return logits.log_softmax(-1)
@@ -146,7 +156,7 @@ def _log_softmax(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
 def left_padded(
     rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "N t"], Int[Tensor, "N"] | None]:
-    """Rows that end together, and how much padding stands before each; None: none anywhere."""
+    """Rows padded on the left with id 0, and the padding of each; None: no row has any."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)
     padding = [width - len(row) for row in rows]

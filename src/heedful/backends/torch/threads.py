@@ -1,12 +1,12 @@
-"""How many threads a net is run with: threads that wait for each other lose more than they gain.
+"""The number of torch threads of a pass: small passes are faster with one thread.
 
-A step of a small model is a hundred products of microseconds each, and at the end of each the
-threads meet; beside another busy process one of them is often not there. So more than one is taken
-only where a step is long (docs/log.md has the figures).
+A decoding step of a small model is a hundred matrix products of microseconds each, and all threads
+are synchronized after each of them; beside another busy process one of them is often late. More
+than one thread is used only where a step is long (docs/log.md has the figures).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,23 +15,46 @@ LONG = 2**27  # multiplications of a step that is long
 READ = 8  # multiplications that take as long as reading their weight from memory
 
 
+class ThreadPolicy:
+    """Sets the number of torch threads for each pass.
+
+    Args:
+        count: threads of every pass; None: by the size of the pass.
+        num_weights: returns the number of weights that a new token is multiplied with
+            (`weights_of_step`); called once, and only where `count` is None.
+    """
+
+    def __init__(self, count: int | None, num_weights: Callable[[], int] = int) -> None:
+        self.count = count
+        self._num_weights = num_weights
+        self._weights: int | None = None
+
+    def for_tokens(self, count: int) -> AbstractContextManager[None]:
+        """A context manager for a pass over `count` tokens."""
+        if self.count is not None:
+            return run_with(self.count)
+        if self._weights is None:
+            self._weights = self._num_weights()
+        return run_with(threads_for(self._weights, count, torch.get_num_threads()))
+
+
 def threads_for(weights: int, rows: int, available: int) -> int:
-    """How many of the available threads a step of `rows` tokens through `weights` is worth."""
+    """The number of the available threads for a step of `rows` tokens through `weights`."""
     return available if weights * max(rows, READ) >= LONG else 1
 
 
 def weights_of_step(net: Any) -> int:
-    """Weights that a new token is multiplied with: of the stack that writes, and of the head."""
+    """The number of weights that a new token is multiplied with: of decoder and output head."""
     parts = [getattr(net, name, None) for name in ("decoder", "head")]
     if parts[0] is None:
         parts = [getattr(net, "encoder", net)]
-    found = {id(p): p for part in parts if part is not None for p in part.parameters()}
-    return sum(p.numel() for p in found.values() if p.dim() > 1)
+    weights = {id(p): p for part in parts if part is not None for p in part.parameters()}
+    return sum(p.numel() for p in weights.values() if p.dim() > 1)
 
 
 @contextmanager
 def run_with(count: int) -> Iterator[None]:
-    """torch with so many threads, and then with as many as before."""
+    """Run torch with `count` threads, then restore the former number."""
     before = torch.get_num_threads()
     if count != before:
         torch.set_num_threads(count)

@@ -1,14 +1,14 @@
-"""Writes docs/results/engines.md: which nets CTranslate2 runs, as the tests find it."""
+"""Writes docs/results/backends.md: which nets CTranslate2 runs, as the tests find it."""
 
 import sys
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "engines.md"
+PAGE = ROOT / "docs" / "results" / "backends.md"
 HEAD = """# What CTranslate2 runs
 
-<!-- Written by docs/make_engines.py from what tests/engines checks. Do not edit. -->
+<!-- Written by docs/make_backends.py from what tests/backends checks. Do not edit. -->
 
 Of each architecture {tried} tiny configurations were drawn at random: sizes, heads, activations,
 placements of norms, position schemes, windows, biases, ties. Each net is either written for

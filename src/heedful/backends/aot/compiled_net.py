@@ -1,0 +1,153 @@
+"""The compiled graphs of a net: opened from a directory, and called as the net is."""
+
+import ctypes
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from heedful.backends.aot.kernels import pack
+from heedful.backends.aot.private import load_graph
+from heedful.backends.manifest import NetFacts
+from heedful.errors import UserError
+from heedful.files import read_object
+from heedful.parts.cache import Cache, LayerShape
+from heedful.parts.tokens import Tokens
+
+GRAPHS, KERNEL = "graphs.pt2", "linears.so"
+CONSTANTS, TABLE = "constants.safetensors", "constants.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledFacts(NetFacts):
+    """Facts of a compiled net that its files do not hold.
+
+    Attributes:
+        max_length: positions of the net.
+        graphs: names of the graphs in the package.
+        cache_layers: the `LayerShape` of each layer of a decoder.
+        first_token_only: an encoder's head reads only the first state of each row.
+    """
+
+    max_length: int
+    graphs: list[str]
+    cache_layers: list[tuple[int, int, int | None]] = field(default_factory=list)
+    first_token_only: bool = False
+
+
+class CompiledNet:
+    """The graphs in a directory that `heedful.backends.aot.compile` wrote.
+
+    Args:
+        weights: the model's own file of weights, which the graphs share.
+
+    Raises:
+        UserError: files that are missing, damaged or of another model.
+    """
+
+    def __init__(self, directory: Path, weights: Path, facts: CompiledFacts) -> None:
+        self.facts = facts
+        table = read_object(directory / TABLE)
+        sources = {source for constants in table.values() for source in constants.values()}
+        tensors = _read_tensors(weights, directory / CONSTANTS, sources)
+        self._graphs = {}
+        for name in facts.graphs:
+            graph = open_graph(directory, name)
+            constants = {fqn: tensors[source] for fqn, source in table[name].items()}
+            graph.load_constants(constants, False, True, True)
+            self._graphs[name] = graph
+        self._tensors = tensors  # the graphs do not keep them alive
+
+    def run(self, name: str, inputs: list[Tensor]) -> Tensor:
+        """The only output of a graph."""
+        [output] = self._graphs[name].boxed_run(inputs)
+        return output
+
+    def start(self, given: Tokens | int, *, capacity: int, beams: int = 1) -> Cache:
+        """As `EncoderDecoder.start` and `DecoderOnly.start`."""
+        rows = given if isinstance(given, int) else given.ids.size(0)
+        layers = [LayerShape(*layer) for layer in self.facts.cache_layers]
+        cache = Cache.empty(layers, rows, capacity, beams, torch.empty(0))
+        if isinstance(given, int):
+            return cache
+        real = torch.ones_like(given.ids, dtype=torch.bool) if given.real is None else given.real
+        cross = self._graphs["encode"].boxed_run([given.ids, given.positions, real])
+        return replace(cache, cross=cross, source_real=real)
+
+    def decode(self, tokens: Tokens, cache: Cache) -> Float[Tensor, "N 1 V"]:
+        """Logits after the last of the new tokens, whose keys and values the cache stores."""
+        rows, length = tokens.ids.shape
+        if length > 1 or rows < cache.num_sources * cache.beams:
+            return self._read(tokens, cache, torch.tensor([-1]))
+        shape = (cache.num_sources, -1)
+        positions = tokens.positions.expand(rows, 1).reshape(shape).contiguous()
+        ids = tokens.ids.reshape(shape).contiguous()
+        return self.run("step", [ids, positions, *cache.tensors()])[:, None]
+
+    def head(self, logits: Tensor) -> Tensor:
+        """The identity: `decode` returns logits."""
+        return logits
+
+    def logits(self, *inputs: Tensor) -> Float[Tensor, "B T V"]:
+        """Logits of whole rows, given ids and lengths, or source and target ids and lengths."""
+        ids, lengths = inputs[len(inputs) // 2 - 1], inputs[-1]
+        if self.facts.family == "encoder_decoder":
+            start: Any = Tokens.from_ids(inputs[0], inputs[2])
+        else:
+            start = ids.size(0)
+        cache = self.start(start, capacity=ids.size(1))
+        return self._read(Tokens.from_ids(ids, lengths), cache, torch.arange(ids.size(1)))
+
+    def _read(
+        self, tokens: Tokens, cache: Cache, indices: Int[Tensor, "R"]
+    ) -> Float[Tensor, "B R V"]:
+        """Logits after some of the new tokens, one row a sentence; -1 is the last."""
+        ids, real = tokens.ids, tokens.real
+        real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+        positions = tokens.positions.expand(ids.shape)
+        if ids.size(1) == 1:  # the graph was exported for two tokens or more
+            ids, positions = ids.repeat(1, 2), positions.repeat(1, 2)
+            real = torch.cat([torch.zeros_like(real), real], dim=1)
+            indices = torch.ones_like(indices)
+        indices = indices % ids.size(1)
+        inputs = [indices, ids.contiguous(), positions.contiguous(), real.contiguous()]
+        return self.run("read", [*inputs, *cache.tensors()])
+
+
+def open_graph(directory: Path, name: str) -> Any:
+    """One graph of a directory's package, without its constants."""
+    path = directory / GRAPHS
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; make it again by `heedful optimize`")
+    kernel = directory / KERNEL
+    try:
+        if kernel.is_file():
+            # Loaded without RTLD_GLOBAL, which would make torch's symbols global too: CTranslate2
+            # would then call functions of torch with the same names, and return wrong results.
+            ctypes.CDLL(str(kernel))
+        return load_graph(path, name)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} is damaged: {reason}") from None
+
+
+def _read_tensors(weights: Path, constants: Path, sources: set[str]) -> dict[str, Tensor]:
+    """Tensors by `model:name`, `packed:name` (of the model, packed) and `own:name` (constants)."""
+    tensors = {}
+    for path, kinds in ((weights, ("model", "packed")), (constants, ("own",))):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for source in sources:
+                    kind, name = source.split(":", 1)
+                    if kind in kinds:
+                        tensor = file.get_tensor(name)
+                        tensors[source] = pack(tensor) if kind == "packed" else tensor
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"{path} is not the file that the graphs were compiled with: {error}"
+            ) from None
+    return tensors

@@ -1,0 +1,81 @@
+"""The private symbols of torch that ahead-of-time compilation uses, each in one function.
+
+Tried with torch 2.13. A symbol that another version lacks or has changed is an error of this file
+alone: `heedful optimize` then reports that the net cannot be compiled.
+"""
+
+import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def has_cpp_compiler() -> bool:
+    """Inductor finds a C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
+
+
+def build_library(sources: list[Path], path: Path) -> None:
+    """Compile C++ sources for this processor to a shared library with the file's name as soname."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    flags = [f"-Wl,-soname,{path.name}", "-ffp-contract=fast"]
+    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=flags)
+    builder = CppBuilder(path.stem, [*map(str, sources)], options, str(path.parent))
+    builder.build()
+    target = Path(builder.get_target_file_path())
+    if target != path:
+        shutil.move(target, path)
+
+
+def compile_graph(module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[str]:
+    """The files of an exported module compiled by Inductor, weights excluded."""
+    from torch._inductor import aot_compile
+
+    files: Any = aot_compile(module, args, options=options)
+    return [str(file) for file in files]
+
+
+def link_libraries(names: list[str]) -> AbstractContextManager[Any]:
+    """Link compiled graphs with libraries on LIBRARY_PATH."""
+    from torch._inductor import config
+
+    patch: AbstractContextManager[Any] = config.patch({"aot_inductor.custom_op_libs": names})
+    return patch
+
+
+def write_package(path: Path, graphs: dict[str, Any]) -> None:
+    """Write the files of compiled graphs as one package."""
+    from torch._inductor.package.package import package_aoti
+
+    package_aoti(str(path), graphs)
+
+
+def load_graph(path: Path, name: str) -> Any:
+    """One graph of a package, without its constants; raises RuntimeError for a broken package.
+
+    `torch._inductor.aoti_load_package` compiles test programs only to word a warning.
+    """
+    return torch._C._aoti.AOTIModelPackageLoader(str(path), name, True, 1, -1)
+
+
+def int8_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The int32 product of int8 matrices (M, K) and (K, N)."""
+    product: Tensor = torch._int_mm(a, b)
+    return product
+
+
+def c_shims(functions: dict[Any, list[str]]) -> dict[Any, list[str]]:
+    """Custom operators with the C declarations of their kernels, as Inductor takes them."""
+    return {operator._opoverload: lines for operator, lines in functions.items()}

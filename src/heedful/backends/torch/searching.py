@@ -1,0 +1,298 @@
+"""The searches of a torch backend: which of them a request needs, and their arguments."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from heedful.backends.base import GenerationRequest
+from heedful.backends.shortlist import Shortlist
+from heedful.backends.torch.cached_net import DecodingNet
+from heedful.backends.torch.coverage import Coverage
+from heedful.backends.torch.state import DecodingState
+from heedful.backends.torch.threads import ThreadPolicy
+from heedful.errors import UserError
+from heedful.generation.constrained import constrained_beam_search
+from heedful.generation.context import Rule
+from heedful.generation.greedy import greedy_from_logits
+from heedful.generation.hypotheses import Hypothesis
+from heedful.generation.request import read_request
+from heedful.generation.rules import IN_ORDER, sampling_rules
+from heedful.generation.sampling import sample, sample_steps
+from heedful.generation.search import beam_search
+from heedful.generation.speculative import Draft, PromptLookup, Reader, Speculation
+from heedful.generation.stopping import StopStrings
+from heedful.generation.token_rules import BannedTokens, ForcedTokens
+
+Step = TypeVar("Step")
+
+
+class Searcher:
+    """Greedy decoding, sampling, beam, constrained and speculative search with one net.
+
+    Args:
+        net: in evaluation mode.
+        shortlist: the target tokens that each source can become, for encoder-decoders, in searches
+            without a draft; None: all.
+    """
+
+    def __init__(
+        self, net: DecodingNet, threads: ThreadPolicy, shortlist: Shortlist | None = None
+    ) -> None:
+        self.net = net
+        self.threads = threads
+        self.shortlist = shortlist
+
+    def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
+        """The outputs of each row, best first; they do not depend on the other rows."""
+        with torch.inference_mode(), self.threads.for_tokens(len(rows) * request.options.rows):
+            if request.draft is None:
+                return self._search(rows, request)
+            outputs: list[list[Hypothesis]] = []
+            for index, row in enumerate(rows):
+                speculation = self._speculation(row, request.select([index]))
+                list(speculation)
+                outputs.append([speculation.result()])
+            return outputs
+
+    def stream_tokens(
+        self, row: list[int], request: GenerationRequest
+    ) -> Iterator[tuple[list[int], bool]]:
+        """New tokens of one output as they are decoded, and whether they are the last."""
+        if request.draft is not None:
+            with torch.inference_mode():
+                speculation = self._speculation(row, request)
+            for tokens in self._in_inference_mode(iter(speculation)):
+                yield tokens, speculation.ended
+            return
+        with torch.inference_mode():
+            start, state = self._open([row], request, 1)
+            steps = sample_steps(
+                state.next_log_probs,
+                start,
+                state=state,
+                seeds=request.seeds,
+                stop=_stop(request),
+                look_every=1,
+                **self._arguments([row], request),
+            )
+        for step in self._in_inference_mode(steps):
+            yield step.tokens, bool(step.ended)
+
+    def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> Reader:
+        """The net as the draft of another one, for at most as many tokens as it has positions."""
+        longest = self.net.max_length
+        if len(row) > longest:
+            raise UserError(
+                f"a prompt has {len(row)} tokens, but the draft allows {longest}; leave "
+                "the draft out, or take one of the model's own length"
+            )
+        return Reader(self.net.open([row], start_ids, limit, 1)[1], longest=longest)
+
+    def _search(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
+        options, size = request.options, request.options.rows
+        if options.coverage_penalty and not self.net.is_encoder_decoder:
+            raise UserError("coverage_penalty needs a source, and this model is decoder-only")
+        start, state = self._open(rows, request, size)
+        arguments = self._arguments(rows, request)
+        banned_ids = self._banned_ids(request, state, arguments["rules"])
+        if banned_ids is not None:
+            checked, score = read_request(start, **arguments), request.score
+            outputs = greedy_from_logits(
+                state, checked, banned_ids, score, with_scores=options.scores
+            )
+            return [[hypothesis] for hypothesis in outputs]
+        next_log_probs = state.next_log_probs
+        beams = {"beam_size": size, "num_return": options.num_return, **vars(request.score)}
+        if request.required_ids:
+            return constrained_beam_search(
+                next_log_probs, start, request.required_ids, state=state, **beams, **arguments
+            )
+        if (options.beam_size or 1) > 1:
+            if options.coverage_penalty:
+                state = Coverage(state, options.coverage_penalty)
+                next_log_probs = state.next_log_probs
+                arguments["penalties"] = state.penalties
+            return beam_search(
+                next_log_probs,
+                start,
+                state=state,
+                stop=options.stop_rule or "optimal",
+                num_groups=options.num_groups,
+                diversity_penalty=options.diversity_penalty,
+                # The model's own token at the limit is certain, and wins over a forced end.
+                force_eos=None if request.forced_eos_id is None else False,
+                **beams,
+                **arguments,
+            )
+        samples = sample(
+            next_log_probs,
+            start,
+            state=state,
+            seeds=request.seeds,
+            num_samples=options.num_return,
+            stop=_stop(request),
+            score=request.score,
+            **arguments,
+        )
+        return [samples[first : first + size] for first in range(0, len(samples), size)]
+
+    def _open(
+        self, rows: list[list[int]], request: GenerationRequest, beams: int
+    ) -> tuple[Tensor, Any]:
+        return self.net.open(
+            rows,
+            request.decoder_start_ids,
+            max(request.max_new_tokens),
+            beams,
+            self._allowed_ids(rows, request),
+        )
+
+    def _allowed_ids(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> list[list[int]] | None:
+        """The ids that each output may have by the shortlist, with those that it must have."""
+        options = request.options
+        if self.shortlist is None or not options.shortlist or not self.net.is_encoder_decoder:
+            return None
+        if options.prefix_function is not None:  # which may require any token
+            return None
+        required = {
+            *request.eos_ids,
+            *(options.forced or {}).values(),
+            *chain.from_iterable(request.required_ids),
+        }
+        for forced_id in (request.forced_bos_id, request.forced_eos_id):
+            if forced_id is not None:
+                required.add(forced_id)
+        prefixes = request.output_prefixes or [[] for _ in rows]
+        return [
+            [*required, *prefix, *self.shortlist.words(row).tolist()]
+            for row, prefix in zip(rows, prefixes, strict=True)
+        ]
+
+    def _arguments(self, rows: list[list[int]], request: GenerationRequest) -> dict[str, Any]:
+        """The arguments that every search takes (`read_request`)."""
+        arguments: dict[str, Any] = {
+            "eos_id": list(request.eos_ids),
+            "max_new_tokens": request.max_new_tokens,
+            "min_new_tokens": request.options.min_new_tokens,
+            "rules": _rules(request),
+            "prompts": self._decoder_prompts(rows, request),
+        }
+        if request.output_prefixes is not None:
+            first = [] if request.forced_bos_id is None else [request.forced_bos_id]
+            arguments["forced_prefix"] = [[*first, *prefix] for prefix in request.output_prefixes]
+        return arguments
+
+    def _decoder_prompts(
+        self, rows: list[list[int]], request: GenerationRequest
+    ) -> list[list[int]]:
+        """The decoder's ids before the new ones, which rules see; a source is not among them."""
+        if self.net.is_encoder_decoder:
+            return [list(request.decoder_start_ids) for _ in rows]
+        return rows
+
+    def _banned_ids(
+        self, request: GenerationRequest, state: Any, rules: Sequence[Rule]
+    ) -> list[int] | None:
+        """The banned ids of a request that `greedy_from_logits` can decode; None: it cannot."""
+        options = request.options
+        is_plain = (
+            isinstance(state, DecodingState)
+            and state.has_logits
+            and self.net.device.type == "cpu"
+            and options.rows == options.num_return == 1
+            and not (options.draws or options.stop or request.required_ids)
+            and request.output_prefixes is None
+        )
+        if not is_plain:
+            return None
+        banned_ids = []
+        for rule in rules:
+            if not isinstance(rule, BannedTokens):
+                return None
+            for token in rule.tokens:
+                ids = [token] if isinstance(token, int) else token
+                if len(ids) != 1:
+                    return None
+                banned_ids.append(ids[0])
+        return banned_ids
+
+    def _speculation(self, row: list[int], request: GenerationRequest) -> Speculation:
+        if request.options.num_return > 1:
+            raise UserError("a draft supports one output for each prompt: leave out num_return")
+        longest = self.net.max_length
+        left = longest - len(self._decoder_prompts([row], request)[0]) + 1
+        limit = request.max_new_tokens[0]
+        if request.options.max_new_tokens is None and left > 0:  # the default limit is cut
+            limit = min(limit, left)
+        request = request.select([0], max_new_tokens=[limit])
+        start, state = self.net.open([row], request.decoder_start_ids, limit, 1)
+        if start.size(1) + limit > state.longest + 1:
+            raise UserError(
+                f"speculative decoding cannot outgrow the net: {start.size(1)} tokens and {limit} "
+                f"new ones do not fit the {longest} that the model allows"
+            )
+        return Speculation(
+            state,
+            self._draft(row, request, limit),
+            start[0].tolist(),
+            num_draft_tokens=request.options.num_draft_tokens,
+            seed=None if request.seeds is None else request.seeds[0],
+            stop=_stop(request),
+            **self._arguments([row], request),
+        )
+
+    def _draft(self, row: list[int], request: GenerationRequest, limit: int) -> Draft:
+        if request.draft == "lookup":
+            return PromptLookup()
+        if not isinstance(request.draft, tuple):
+            raise UserError(f'draft must be a model or "lookup", not {request.draft!r}')
+        backend, start_ids = request.draft
+        if backend.vocab_size != self.net.vocab_size:
+            raise UserError("the draft must have the model's own vocabulary")
+        draft: Draft = backend.open_draft(row, start_ids, limit)
+        return draft
+
+    def _in_inference_mode(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """Each step in inference mode, which ends before the caller gets the step."""
+        while True:
+            with torch.inference_mode(), self.threads.for_tokens(1):
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+
+def _rules(request: GenerationRequest) -> list[Rule]:
+    """The rules of a batch; a prefix function gets the prompts' numbers among all prompts.
+
+    Suppressed and banned ids count as impossible before probabilities are formed. Forced ids are
+    certain, as in transformers: they cost no log-probability.
+    """
+    options, function = request.options, request.options.prefix_function
+    prefix_function = function and (
+        lambda sentence, ids: function(request.prompt_numbers[sentence], ids)
+    )
+    values = {name: value for name, value in vars(options).items() if name in IN_ORDER}
+    if not options.draws:
+        values["temperature"] = None
+    values |= {
+        "prefix_function": prefix_function,
+        "banned": request.bad_words_ids,
+        "never": request.suppressed_ids,
+    }
+    rules = sampling_rules(**values)
+    if request.forced_bos_id is not None:
+        rules.append(ForcedTokens({0: request.forced_bos_id}, certain=True))
+    if request.forced_eos_id is not None:
+        at_limit = [{length - 1: request.forced_eos_id} for length in request.max_new_tokens]
+        rules.append(ForcedTokens(at_limit, certain=True))
+    return rules
+
+
+def _stop(request: GenerationRequest) -> StopStrings | None:
+    return StopStrings(request.decode, request.options.stop) if request.options.stop else None

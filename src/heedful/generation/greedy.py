@@ -1,0 +1,80 @@
+"""Greedy decoding from logits, where no rule but banned tokens applies."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.generation.hypotheses import Hypothesis, LengthScore
+from heedful.generation.request import Request
+from heedful.generation.state import State, sentences_to_keep
+from heedful.generation.topk import first_largest
+
+
+@runtime_checkable
+class LogitState(State, Protocol):
+    """A `State` that returns logits."""
+
+    def next_logits(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N V"]:
+        """Logits after each row, in memory that the caller may write to."""
+
+
+def greedy_from_logits(
+    state: LogitState,
+    request: Request,
+    banned_ids: Sequence[int],
+    score: LengthScore,
+    *,
+    with_scores: bool = True,
+) -> list[Hypothesis]:
+    """The outputs of `greedy_search` for a request without rules, in fewer operations a step.
+
+    The maximum is taken of the logits, so that no distribution is formed: a log-sum-exp is needed
+    only for scores. A step of a small compiled model takes half as long this way as by `sample`.
+
+    Args:
+        state: of a batch on the CPU, which has read everything before the start.
+        request: its rules are ignored, apart from the lengths and the EOS ids.
+        banned_ids: ids that no output may have.
+        with_scores: False: log-probabilities and scores are NaN.
+    """
+    shortest = max(request.shortest)
+    blocked = torch.tensor([*banned_ids], dtype=torch.long)
+    blocked_at_first = torch.tensor([*banned_ids, *request.eos_ids], dtype=torch.long)
+    outputs: list[tuple[list[int], list[float]]] = [([], []) for _ in range(request.batch)]
+    rows, is_open = [*range(request.batch)], [True] * request.batch
+    tokens, length = request.start, 0
+    while rows:
+        logits = state.next_logits(tokens).float()
+        sums = logits.logsumexp(-1) if with_scores else 0.0
+        length += 1
+        logits.index_fill_(1, blocked_at_first if length < shortest else blocked, -torch.inf)
+        largest, tokens = first_largest(logits)
+        log_probs = (largest[:, 0] - sums).tolist()
+        for row, [token], log_prob in zip(rows, tokens.tolist(), log_probs, strict=True):
+            if not is_open[row]:
+                continue
+            if log_prob != log_prob:
+                raise UserError(f"the model gave NaN at step {length}: look for an overflow in it")
+            if log_prob == -math.inf:  # every token is banned
+                is_open[row] = False
+                continue
+            ids, token_log_probs = outputs[row]
+            ids.append(token)
+            token_log_probs.append(log_prob if with_scores else math.nan)
+            is_open[row] = request.end(row, ids, None) is None
+        remaining = [is_open[row] for row in rows]
+        keep = sentences_to_keep(remaining, not any(remaining))
+        if keep is not None:
+            rows = [rows[place] for place in keep]
+            if rows:
+                state.select(torch.tensor(keep))
+                tokens = tokens[keep]
+    return [
+        score.hypothesis(ids, log_probs, bool(ids) and ids[-1] in request.eos_ids)
+        for ids, log_probs in outputs
+    ]
