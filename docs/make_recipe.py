@@ -1,4 +1,4 @@
-"""Writes docs/recipe.md: every key of a recipe, as `config.py` describes it."""
+"""Writes docs/recipe.md: every key of a recipe, as `heedful.config` describes it."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from heedful.config import Expectation, Recipe
+from heedful.config.descriptions import inline, type_name
 from heedful.nested_keys import keys_of
-from heedful.recipe_files import describe, inline
 from heedful.task_keys import BUILT_IN
 
 PAGE = Path(__file__).parent / "recipe.md"
-HEAD = """<!-- Written by `make docs` from src/heedful/config.py. Do not edit. -->
+HEAD = """<!-- Written by `make docs` from src/heedful/config/. Do not edit. -->
 
 # Every key of a recipe
 
@@ -44,7 +44,7 @@ def render() -> str:
     for name, rows in sections.items():
         if name not in AS_TRAIN:
             title = f"\n## {name}\n" if name else ""
-            head = "| key | default | | tasks |\n|---|---|---|---|\n"
+            head = "| key | type | default | | tasks |\n|---|---|---|---|---|\n"
             text += f"{title}\n{head}" + "".join(rows)
     return text
 
@@ -66,7 +66,8 @@ def _row(key: str, field: FieldInfo, name: str = "") -> str:
     default += "".join(f"; {', '.join(tasks)}: `{value}`" for value, tasks in own.items())
     readers = [task for task, keys in BUILT_IN.items() if name and keys.reads(name)]
     some = "" if is_section or len(readers) in (0, len(BUILT_IN)) else ", ".join(readers)
-    return f"| `{key}` | {default} | {describe(field)} | {some} |\n"
+    type_text = "" if is_section else type_name(kind).replace("|", "or")
+    return f"| `{key}` | {type_text} | {default} | {field.description} | {some} |\n"
 
 
 if __name__ == "__main__":

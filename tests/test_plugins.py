@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import heedful
 from commands import assert_refused
 from heedful import plugins
+from heedful.config import parse_recipe
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf, net_to_hf
 from heedful.export.hf_directory import write_hf_directory
 from heedful.parts.losses import LossSum
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.scoring import make_evaluation
 from heedful.zoo import gpt2

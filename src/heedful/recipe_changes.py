@@ -7,20 +7,8 @@ from typing import Any
 from heedful.config import Recipe
 from heedful.errors import UserError
 from heedful.nested_keys import flatten
+from heedful.task_keys import MAY_CHANGE
 
-# Keys on which no step depends: when a run ends, and how it is shown and saved.
-MAY_CHANGE = (
-    "training.max_steps",
-    "training.max_epochs",
-    "training.max_minutes",
-    "training.patience",
-    "training.log_every",
-    "training.checkpoint_every",
-    "training.checkpoint_every_minutes",
-    "training.tensorboard",
-    "training.activation_checkpointing",
-    "evaluation.num_samples",
-)
 # Keys that a resumed run may change where that is asked for; its other steps stay as they were.
 # What a checkpoint or its place in the data depends on (sizes, text, batches, seed) is not of them.
 CHANGES_STEPS = (

@@ -7,83 +7,24 @@ saved with a run, so that the run can be repeated from its folder alone.
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
-from heedful.config import Recipe
+from heedful.config import Recipe, drop_stale_bands, parse_recipe
 from heedful.errors import UserError
 from heedful.files import read_text
 from heedful.nested_keys import flatten, keys_of, put
 from heedful.plugins import SHIPPED, nearest
-from heedful.recipe_changes import MAY_CHANGE
 
 RECIPES = Path(__file__).parent / "recipes"
 _LARGEST = 4 << 20  # bytes of a recipe
 _MOST_NODES = 100_000
-# Keys by their earlier name; `objective` is the task's own section.
-RENAMED = {
-    "data.documents": "data.text_unit",
-    "data.hold_out": "data.valid_size",
-    "data.valid_fraction": "data.valid_size",
-    "distillation.backward": "distillation.back_translation_models",
-    "distillation.hard_weight": "distillation.cross_entropy_weight",
-    "distillation.keep_targets": "distillation.include_references",
-    "distillation.nearest": "distillation.select_by_chrf",
-    "distillation.soft_weight": "distillation.distillation_weight",
-    "objective.density": "objective.noise_density",
-    "objective.fraction": "objective.mlm_probability",
-    "objective.marks": "objective.add_bos_eos",
-    "training.average_last": "training.average_checkpoints",
-    "training.early_stopping": "training.patience",
-    "training.schedule.final_fraction": "training.schedule.min_lr_ratio",
-}
-# Keys by which the held-out loss at a step does not change.
-_KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
 _NULLABLE = {key.name for key in keys_of(Recipe) if NoneType in get_args(key.field.annotation)}
-
-
-def explained(recipe: Recipe, objective: type[BaseModel]) -> str:
-    """The recipe as YAML with each key that the task reads, its value and its description.
-
-    `objective`: the task's own keys.
-    """
-    values = recipe.values()
-    lines = []
-    for name, field, is_section in keys_of(Recipe):
-        if not any(key == name or key.startswith(f"{name}.") for key in values):
-            continue
-        *parents, last = name.split(".")
-        value = values.get(name)
-        inside: list[str] = []
-        if name == "objective":
-            own = objective.model_validate(value).model_dump(mode="json")
-            inside = [
-                f"{f'  {key}: {inline(each)}':<34}  # {describe(objective.model_fields[key])}"
-                for key, each in own.items()
-            ]
-        elif not is_section and isinstance(value, dict):
-            inside = [f"  {key}: {inline(each)}" for key, each in value.items()]
-        if not is_section and not inside:
-            last = f"{last}: {inline(value)}"
-        line = f"{'  ' * len(parents)}{last}{':' if is_section or inside else ''}"
-        text = describe(field)
-        if (is_section or inside) and not parents:
-            lines.append("")
-        lines += [f"{line:<34}  # {text}" if text else line, *inside]
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def describe(field: FieldInfo) -> str:
-    """What a key is, and between which values its choice is."""
-    choices = ", ".join(map(str, get_args(field.annotation)))
-    text = field.description or ""
-    return f"{choices}: {text}" if get_origin(field.annotation) is Literal else text
 
 
 class _Yaml12(yaml.SafeLoader):
@@ -128,32 +69,10 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] | Mapping[str, Any]
         model = content.get("model") or {}
         content["model"] = {key: model[key] for key in model if "dropout" in str(key)}
     keys = [key for key, _ in settings]
-    _drop_stale_bands(content, keys)
+    drop_stale_bands(content, keys)
     for key, value in settings:
         put(content, key, value)
     return parse_recipe(content, str(path), {where: keys, **sources})
-
-
-def parse_recipe(
-    content: dict[str, Any],
-    where: str = "recipe",
-    sources: Mapping[str, Collection[str]] | None = None,
-) -> Recipe:
-    """Check a recipe's content. Raises UserError naming the first wrong key.
-
-    Args:
-        sources: dotted keys by the place that sets them, which the error names; first match first.
-    """
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        key, message = wrong_key(error)
-        key = key or message.split(" ")[0]  # a key that the task does not read
-        for source, keys in (sources or {}).items():
-            if any(key == each or key.startswith(f"{each}.") for each in keys):
-                where = source
-                break
-        raise UserError(f"{where}: {message}") from None
 
 
 def _read_with_bases(path: Path) -> tuple[dict[str, Any], dict[str, Collection[str]]]:
@@ -177,7 +96,7 @@ def _read_with_bases(path: Path) -> tuple[dict[str, Any], dict[str, Collection[s
     sources: dict[str, Collection[str]] = {str(at): [*flatten(keys)] for at, keys in layers}
     merged: dict[str, Any] = {}
     for at, content in reversed(layers):
-        _drop_stale_bands(merged, sources[str(at)])
+        drop_stale_bands(merged, sources[str(at)])
         _merge(merged, content)
     return merged, sources
 
@@ -200,12 +119,6 @@ def _merge(content: dict[str, Any], changes: dict[str, Any], prefix: str = "") -
             del content[key]
         else:
             content[key] = value
-
-
-def _drop_stale_bands(content: dict[str, Any], changed: Iterable[str]) -> None:
-    """Remove loss bands that hold no more once these dotted keys are changed."""
-    if not all(key.startswith(_KEEP_BANDS) for key in changed):
-        content.pop("expect", None)
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -313,60 +226,3 @@ def read_setting(setting: str, example: str) -> tuple[str, Any]:
         return key, parse_yaml(text, "--set") if text else None
     except UserError:
         return key, text
-
-
-def wrong_key(
-    error: ValidationError, model: type[BaseModel] = Recipe, section: str = ""
-) -> tuple[str, str]:
-    """The first wrong key of `model`, which is a section of a recipe, and what is wrong with it."""
-    problems = error.errors()
-    first = problems[0]
-    keys = _written(first["loc"], model)
-    key = ".".join([section, *keys] if section else keys)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(keys[:-1], model)
-        new_name = RENAMED.get(key, "")
-        if new_name.rpartition(".")[2] in known:
-            return key, f"{key} is now {new_name}{more}"
-        return key, f"unknown key {key}; {nearest(keys[-1], known)}{more}"
-    if first["type"] == "literal_error":
-        options = re.findall("'([^']+)'", first["ctx"]["expected"])
-        value = str(first["input"])
-        return key, f"{key}: unknown value {value}; {nearest(value, options)}{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return key, f"{key + ': ' if key else ''}{message}{more}"
-    message = message[0].lower() + message[1:]
-    return key, f"{key}: {message}, not {first['input']!r}{more}"
-
-
-def _written(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """The keys of an error's place, without pydantic's positions and names of union members."""
-    keys: list[str] = []
-    for part in location:
-        fields = {} if isinstance(part, int) else _fields_at(keys, model)  # a place in a list
-        keys.append(str(part))
-        if not isinstance(part, int) and not (part in fields and _models_in(fields[part])):
-            break
-    return keys
-
-
-def _fields_at(keys: list[str], model: type[BaseModel]) -> dict[str, FieldInfo]:
-    for key in keys:
-        if not key.isdigit():
-            model = _models_in(model.model_fields[key])[0]
-    return dict(model.model_fields)
-
-
-def _models_in(field: FieldInfo) -> list[type[BaseModel]]:
-    kinds = (field.annotation, *get_args(field.annotation))
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-
-
-def inline(value: Any) -> str:
-    """A value as YAML on one line."""
-    text = yaml.safe_dump(
-        value, default_flow_style=True, allow_unicode=True, width=10_000, sort_keys=False
-    )
-    return text.removesuffix("\n").removesuffix("\n...")

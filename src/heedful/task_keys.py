@@ -6,6 +6,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
+# Keys on which no step depends: when a run ends, and how it is shown and saved.
+MAY_CHANGE = (
+    "training.max_steps",
+    "training.max_epochs",
+    "training.max_minutes",
+    "training.patience",
+    "training.log_every",
+    "training.checkpoint_every",
+    "training.checkpoint_every_minutes",
+    "training.tensorboard",
+    "training.activation_checkpointing",
+    "evaluation.num_samples",
+)
+# Keys by which the validation loss at a step does not change.
+KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
 # Keys that serve the same purpose in different tasks.
 _SAME_PURPOSE = (
     ("data.max_length", "objective.context"),
@@ -23,7 +38,7 @@ class TaskKeys:
     Attributes:
         names: dotted names. The name of a section stands for all of its keys, and a key of
             `data.train` also for the same key of `data.valid` and `data.test`.
-        defaults: by dotted name, as JSON, the defaults that are not those of `config.py`.
+        defaults: by dotted name, as JSON, the defaults that are not those of `heedful.config`.
     """
 
     names: frozenset[str]

@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 from commands import tiny, tree
 from heedful import plugins
 from heedful.cli.app import make_app
+from heedful.config import parse_recipe
 from heedful.data.prepared import MANIFEST, Hold, cache_folder, prepare_once
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.tasks.preparation import prepare
 from heedful.tasks.run_data import Origin
 

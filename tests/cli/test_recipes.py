@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,19 @@ from hypothesis import strategies as st
 import heedful
 from commands import assert_refused, tiny
 from heedful import plugins
-from heedful.config import Recipe, default_values, task_keys
+from heedful.config import Recipe, default_values, parse_recipe, task_keys
+from heedful.config.descriptions import type_name
 from heedful.errors import UserError
 from heedful.nested_keys import flatten, keys_of
 from heedful.plugins import nearest
 from heedful.recipe_changes import changed_keys
-from heedful.recipe_files import RECIPES, describe, load_recipe, parse_recipe, shipped_recipes
+from heedful.recipe_files import RECIPES, load_recipe, shipped_recipes
+from heedful.tasks.language_modelling import WindowSettings
+from heedful.tasks.masked_lm import Masking
+from heedful.tasks.noise import BartNoise, T5Noise
 from heedful.tasks.translation import GeneratedPairs
+from heedful.zoo import ARCHITECTURES, architecture
+from heedful.zoo.key_descriptions import DESCRIPTIONS
 
 NAMES = shipped_recipes()
 TASKS = {name: load_recipe(name).task for name in NAMES}
@@ -89,9 +96,12 @@ def test_a_recipe_holds_what_differs_and_no_more(name):
     assert steps == sorted(set(steps))
 
 
-def test_every_key_is_described():
-    for key in keys_of(Recipe):
-        assert key.is_section or key.field.description, key.name
+def test_every_key_is_described_by_a_whole_sentence():
+    described = {key.name: key.field for key in keys_of(Recipe)}
+    for objective in (WindowSettings, Masking, T5Noise, BartNoise):
+        described |= objective.model_fields
+    for text in [field.description for field in described.values()] + [*DESCRIPTIONS.values()]:
+        assert re.fullmatch(r"[A-Z].{12,}\.", text), text
 
 
 def test_the_page_of_all_keys_is_up_to_date():
@@ -325,15 +335,50 @@ def test_show_prints_each_key_of_the_task_with_its_value_and_description(command
     model = type(plugins.task.get(recipe.task)(recipe).objective)
     assert model.model_validate(again.objective) == model.model_validate(recipe.objective)
     for key, field in model.model_fields.items():
-        assert re.search(rf"^  {key}:.*  # {re.escape(describe(field))}$", shown, re.M), key
+        assert re.search(rf"^  {key}:.*  # {re.escape(field.description)} \(", shown, re.M), key
     assert shown.splitlines()[0] == (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
     for key in keys_of(Recipe):
         if key.is_section or not task_keys(recipe.task).reads(key.name):
             continue
         last = key.name.rsplit(".", 1)[-1]
-        text = describe(key.field)
-        end = rf".*# {re.escape(text)}$" if text else ""
-        assert re.search(rf"^ *{last}:{end}", shown, re.M), key.name
+        note = re.escape(key.field.description)
+        if key.name not in ("model", "objective"):  # whose keys follow
+            note += r" \(.+, default .+\)$"
+        assert re.search(rf"^ *{last}:.*  # {note}", shown, re.M), key.name
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if "architecture" in load_recipe(name).model]
+)
+def test_show_prints_each_key_of_the_model(commands, name):
+    """Those that the recipe leaves to the architecture as comments, with their value."""
+    shown = commands.run("recipes", "show", name).out
+    shown = shown[shown.index("\nmodel:") : shown.index("\ntraining:")]
+    keys = load_recipe(name).model
+    kind = architecture(keys["architecture"])
+    sizes = kind.sizes.get(keys.get("size"), {})
+    for field in fields(kind.config):
+        line = re.search(rf"^  (# )?{field.name}:(.*)  # (.+)$", shown, re.M)
+        assert line, field.name
+        assert line[3].startswith(DESCRIPTIONS[field.name])
+        assert (line[1] is None) == (field.name in keys)
+        value = keys.get(field.name, sizes.get(field.name))
+        assert value is None or yaml.safe_load(line[2]) == value
+
+
+def test_every_key_of_every_architecture_has_a_description():
+    names = {field.name for name in ARCHITECTURES for field in fields(architecture(name).config)}
+    assert {*DESCRIPTIONS} == names
+
+
+def test_types_are_written_in_a_recipe_s_words():
+    types = {key.name: type_name(key.field.annotation) for key in keys_of(Recipe)}
+    assert types["training.max_steps"] == "int | null"
+    assert types["data.truncation"] == "drop | truncate | error"
+    assert types["training.optimizer.betas"] == "list of 2 float"
+    assert types["data.train.src"] == "str | list of str | null"
+    assert types["tokenizer.vocab_size"] == "int | auto | null"
+    assert (types["model"], types["task"], types["expect"]) == ("mapping", "str", "list")
 
 
 def test_cp_copies_and_never_overwrites(commands, tmp_path):
@@ -427,6 +472,23 @@ def test_a_wrong_base_is_one_line_that_names_the_file(message, texts, tmp_path):
     with pytest.raises(UserError, match=f"^{tmp_path}/{message}") as refused:
         load_recipe(tmp_path / "mine.yaml")
     assert "\n" not in str(refused.value)
+
+
+def test_a_recipe_is_replaced_by_dotted_key():
+    recipe = load_recipe("copy")
+    keys = {"training.max_steps": 5, "model.d_model": 8, "data.generated.seed": 3}
+    changed = recipe.replace(keys)
+    assert changed == load_recipe("copy", keys)
+    assert (changed.expect, recipe.expect != [], recipe.training.max_steps) == ([], True, None)
+    assert recipe.replace({"training.log_every": 3}).expect == recipe.expect
+    assert recipe.replace({}) == recipe
+    for key, message in {
+        "training.max_stpes": r"^changes: unknown key training\.max_stpes; did you mean",
+        "training.average_last": "is now training.average_checkpoints",
+        "data.train.src": r"^changes: data\.train\.src is not read by the task copy",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            recipe.replace({key: "x"})
 
 
 def test_overrides_may_be_values_by_dotted_key():

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as parquet
 
+from heedful.config import parse_recipe
 from heedful.data.prepared import content_key
 from heedful.data.rows import Rows, read_rows
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}

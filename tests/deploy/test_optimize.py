@@ -18,11 +18,11 @@ from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import Choice, Record
+from heedful.config import parse_recipe
 from heedful.deploy import measure, prove
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
 from heedful.progress import Advance, use_display
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
 pytestmark = pytest.mark.usefixtures("brief")

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from commands import tree
 from decoder_parity import DecoderCase
 from encoder_parity import EncoderCase
+from heedful.config import parse_recipe
 from heedful.data.columns import open_columns
 from heedful.data.hf_tokenizers import write_tokenizer
 from heedful.data.prepared import cache_folder
@@ -29,7 +30,6 @@ from heedful.export.hf import export_hf, import_hf
 from heedful.export.hf_directory import HfDirectory
 from heedful.options import DRAWING
 from heedful.pipelines import GenerationIds, LanguageModel, ModelCard, load
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from hf_parity import assert_same_net, changed, random_hf
 from parity_cases import CASES

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 import heedful
 from backend_models import model_of
 from commands import tiny, tree
+from heedful.config import parse_recipe
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 
 TEXTS = ["1 2 3", "0", "5 5 5 5 5", "", "2 4", "3 1 0 2", "  ", "4 4 1"]

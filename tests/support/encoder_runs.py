@@ -11,11 +11,10 @@ from torch import nn
 
 import commands
 from heedful import plugins
-from heedful.config import Recipe, task_keys
+from heedful.config import Recipe, parse_recipe, task_keys
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.evaluation.likelihood import batch_loss
 from heedful.pipelines import ModelCard, open_net
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import DistillationLoss
 from heedful.tasks.preparation import prepare

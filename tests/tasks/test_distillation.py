@@ -15,13 +15,12 @@ import heedful
 import heedful.parts.losses as losses
 from commands import tiny, tree
 from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, train_step, write
-from heedful.config import Distillation
+from heedful.config import Distillation, parse_recipe
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import sentence_chrf
 from heedful.progress import Advance, use_display
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.distillation import (
     DistillationLoss,

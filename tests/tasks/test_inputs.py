@@ -6,9 +6,9 @@ import pytest
 
 from commands import tiny
 from encoder_runs import Ready, recipe_of, write
-from heedful.config import Recipe
+from heedful.config import Recipe, parse_recipe
 from heedful.errors import UserError
-from heedful.recipe_files import RECIPES, parse_recipe
+from heedful.recipe_files import RECIPES
 from heedful.tasks.inputs import split_files
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chance import fits, fits_uniform
+from heedful.config import parse_recipe
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.tasks.denoising import Denoising
 from heedful.tasks.masked_lm import example_rng
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise, sentence_ends

@@ -9,8 +9,8 @@ import pytest
 
 from commands import tiny
 from heedful import plugins
+from heedful.config import parse_recipe
 from heedful.data.prepared import FORMAT, MANIFEST
-from heedful.recipe_files import parse_recipe
 from heedful.tasks import preparation
 from heedful.tasks.run_data import Data, Origin
 

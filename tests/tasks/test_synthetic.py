@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commands import tiny
+from heedful.config import parse_recipe
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.tasks.synthetic import Pair, Synthetic
 
 

@@ -12,10 +12,18 @@ from pydantic_core import to_jsonable_python
 from commands import assert_refused, tiny
 from encoder_runs import recipe_of
 from heedful import plugins
-from heedful.config import Recipe, Strict, TokenizerRecipe, default_values, task_keys
+from heedful.config import (
+    RENAMED,
+    Recipe,
+    Strict,
+    TokenizerRecipe,
+    default_values,
+    parse_recipe,
+    task_keys,
+)
 from heedful.errors import UserError
 from heedful.nested_keys import keys_of, put, set_keys
-from heedful.recipe_files import RENAMED, load_recipe, parse_recipe, shipped_recipes
+from heedful.recipe_files import load_recipe, shipped_recipes
 from heedful.run import train
 from heedful.task_keys import BUILT_IN
 

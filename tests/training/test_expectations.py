@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import assert_same_checkpoints, tiny
-from heedful.config import Expectation
+from heedful.config import Expectation, parse_recipe
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
-from heedful.recipe_files import load_recipe, parse_recipe
+from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone
 from heedful.training.loggers import read_log

@@ -9,9 +9,9 @@ import torch
 
 import heedful
 from commands import assert_refused, tiny, write_recipe
+from heedful.config import parse_recipe
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.zoo import bert
 from heedful.zoo.names import weights_of

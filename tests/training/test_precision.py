@@ -7,8 +7,8 @@ import torch
 from torch.amp import GradScaler
 
 from commands import tiny
+from heedful.config import parse_recipe
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.training import precision as precisions
 from heedful.training.events import RunStarted, StepDone

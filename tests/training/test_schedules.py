@@ -5,9 +5,8 @@ import math
 import pytest
 
 from commands import tiny
-from heedful.config import Schedule, Training
+from heedful.config import Schedule, Training, parse_recipe
 from heedful.errors import UserError
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.training.events import RunStarted, StepDone
 from heedful.training.loggers import read_log

@@ -12,13 +12,12 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from commands import assert_refused, tiny, write_recipe
-from heedful.config import Optimizer
+from heedful.config import Optimizer, parse_recipe
 from heedful.data.collate import collate_pairs
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.metrics import Score, Scores
 from heedful.parts.losses import LossSum
-from heedful.recipe_files import parse_recipe
 from heedful.run import train
 from heedful.tasks.synthetic import Synthetic
 from heedful.training.checkpoint import Checkpoints, average_weights

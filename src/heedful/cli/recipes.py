@@ -41,22 +41,24 @@ def list_recipes(json: Json = False) -> None:
 def show(
     name: str = typer.Argument(..., help="A recipe file, or a shipped recipe's name."),
 ) -> None:
-    """Print a recipe with each key that its task reads, its value and description.
+    """Print a recipe with every key of its task and model: value, description, type and default.
 
-    The recipe itself holds only what differs from the defaults.
+    The recipe itself holds only what differs from the defaults. Keys of the model that it leaves to
+    the architecture are printed as comments.
 
     Example: heedful recipes show translation
     """
     from heedful import plugins
+    from heedful.cli.recipe_listing import explained
     from heedful.files import read_text
-    from heedful.recipe_files import explained, load_recipe, recipe_path
+    from heedful.recipe_files import load_recipe, recipe_path
 
     recipe = load_recipe(name)
     task = plugins.task.get(recipe.task)(recipe)
     lines = read_text(recipe_path(name)).splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
         typer.echo(line)
-    typer.echo(explained(recipe, type(task.objective)), nl=False)
+    typer.echo(explained(recipe, task), nl=False)
 
 
 def copy(

@@ -29,17 +29,27 @@ from heedful.training.trainer import Evaluation
 class WindowSettings(ObjectiveSettings):
     """How texts become windows, and what the samples of an evaluation are."""
 
-    context: int = Field(256, ge=1, description="tokens of a window, that the model sees at most")
-    isolate: bool = Field(True, description="texts of one window do not see each other")
-    add_bos_eos: bool = Field(True, description="BOS before and EOS behind every text")
+    context: int = Field(
+        256, ge=1, description="Length of a window, the model's maximum context, in tokens."
+    )
+    isolate: bool = Field(True, description="Mask attention between different texts of one window.")
+    add_bos_eos: bool = Field(
+        True, description="Put a BOS token before and an EOS token after every text."
+    )
     stride: int | None = Field(
-        None, ge=1, description="between windows of an evaluation; null: the context"
+        None,
+        ge=1,
+        description="Tokens between the starts of evaluation windows; null: the context length.",
     )
     prompt: str | None = Field(
-        None, description="what samples go on from; null: the start of a text, or a line break"
+        None,
+        description="Text that evaluation samples continue; null: the start of a text, or a line "
+        "break without add_bos_eos.",
     )
-    sample_tokens: int = Field(120, ge=1, description="how long they are")
-    temperature: float = Field(0.8, ge=0, description="how far from the likeliest; 0 is greedy")
+    sample_tokens: int = Field(120, ge=1, description="Length of evaluation samples in tokens.")
+    temperature: float = Field(
+        0.8, ge=0, description="Sampling temperature of evaluation samples; 0: greedy search."
+    )
 
 
 class LanguageModelling(Task):

@@ -43,14 +43,22 @@ class Masking(ObjectiveSettings):
     """
 
     mlm_probability: float = Field(
-        0.15, gt=0, le=1, description="of the ordinary tokens, selected to be predicted"
+        0.15,
+        gt=0,
+        le=1,
+        description="Share of the tokens, special ones excluded, selected for prediction.",
     )
-    mask_share: float = Field(0.8, ge=0, le=1, description="of the selected ones, masked")
+    mask_share: float = Field(
+        0.8, ge=0, le=1, description="Share of the selected tokens replaced by the mask token."
+    )
     random_share: float = Field(
-        0.1, ge=0, le=1, description="of the selected ones, replaced; the rest is kept"
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of the selected tokens replaced by random ones; the rest stays.",
     )
-    whole_word: bool = Field(False, description="select all pieces of a word or none")
-    pack: bool = Field(False, description="fill each row up to data.max_length with texts")
+    whole_word: bool = Field(False, description="Select all tokens of a word or none.")
+    pack: bool = Field(False, description="Fill each row up to data.max_length with several texts.")
 
     @model_validator(mode="after")
     def _shares(self) -> "Masking":

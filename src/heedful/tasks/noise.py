@@ -88,11 +88,14 @@ class T5Noise(Noise):
     others. Set it and `final_sentinel` to false for what the authors' code makes.
     """
 
-    kind: Literal["t5"] = Field("t5", description="the missing spans are written")
-    noise_density: Share = Field(0.15, description="of the tokens, dropped in spans")
-    mean_span_length: SpanLength = Field(3.0, description="tokens in a span on average")
-    random_roll: bool = Field(True, description="every token may be dropped, not the last ones")
-    final_sentinel: bool = Field(True, description="targets end in one sentinel more")
+    kind: Literal["t5"] = Field("t5", description="T5 noise: the targets are the missing spans.")
+    noise_density: Share = Field(0.15, description="Share of the tokens dropped in spans.")
+    mean_span_length: SpanLength = Field(3.0, description="Mean length of a span in tokens.")
+    random_roll: bool = Field(
+        True,
+        description="Rotate the spans at random; false: short texts always lose their last tokens.",
+    )
+    final_sentinel: bool = Field(True, description="End each target in one more sentinel.")
 
     def counts(self, length: int) -> tuple[int, int]:
         """How many of `length` tokens are dropped, and in how many spans.
@@ -189,15 +192,19 @@ class BartNoise(Noise):
     and exact: of n tokens round(share x n), halves to even.
     """
 
-    kind: Literal["bart"] = Field("bart", description="the whole text is written")
-    infilling: Share = Field(0.3, description="of the tokens, masked in spans, one mask a span")
-    mean_span_length: SpanLength = Field(
-        3.0, description="tokens in a span on average; a span of none adds a mask"
+    kind: Literal["bart"] = Field(
+        "bart", description="BART noise: the targets are the whole texts."
     )
-    masking: Share = Field(0.0, description="of the tokens, masked one by one")
-    deletion: Share = Field(0.0, description="of the tokens, gone without a trace")
-    permute_sentences: bool = Field(True, description="sentences of a text in another order")
-    rotate: bool = Field(False, description="the text begins at some other token")
+    infilling: Share = Field(
+        0.3, description="Share of the tokens masked in spans, by one mask per span."
+    )
+    mean_span_length: SpanLength = Field(
+        3.0, description="Mean length of a span in tokens; an empty span adds a mask."
+    )
+    masking: Share = Field(0.0, description="Share of the tokens masked one by one; 0: none.")
+    deletion: Share = Field(0.0, description="Share of the tokens deleted without a mask; 0: none.")
+    permute_sentences: bool = Field(True, description="Shuffle the sentences of each text.")
+    rotate: bool = Field(False, description="Rotate each text to start at a random token.")
 
     def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
         noisy = text.copy()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from heedful.config import Recipe, Strict
+from heedful.config import Recipe, Strict, wrong_key
 from heedful.data.collate import Batch
 from heedful.data.encoding import TextColumn
 from heedful.data.rows import Rows
@@ -16,7 +16,6 @@ from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.losses import LossSum
 from heedful.pipelines import ModelCard
-from heedful.recipe_files import wrong_key
 from heedful.task_keys import ALL, TaskKeys
 from heedful.tasks.inputs import check_sources, joint_tokenizer
 from heedful.tasks.run_data import Data, Origin, RawData

@@ -1,0 +1,31 @@
+"""The recipe's keys by section, each with its type, default and description."""
+
+from heedful.config.base import Strict
+from heedful.config.data import Data, Files, Generated, TokenizerRecipe
+from heedful.config.distillation import Distillation
+from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
+from heedful.config.problems import RENAMED, wrong_key
+from heedful.config.recipe import Recipe, default_values, drop_stale_bands, parse_recipe, task_keys
+from heedful.config.training import Optimizer, Schedule, Training
+
+__all__ = [
+    "OWN_METRICS",
+    "RENAMED",
+    "Data",
+    "Distillation",
+    "Evaluation",
+    "Expectation",
+    "Files",
+    "Generated",
+    "Optimizer",
+    "Recipe",
+    "Schedule",
+    "Strict",
+    "TokenizerRecipe",
+    "Training",
+    "default_values",
+    "drop_stale_bands",
+    "parse_recipe",
+    "task_keys",
+    "wrong_key",
+]

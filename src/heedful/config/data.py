@@ -1,0 +1,180 @@
+"""The sections `data` and `tokenizer`: where the examples are read and how text becomes ids."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from heedful.config.base import Paths, Seed, Strict
+from heedful.errors import UserError
+
+FieldName = int | str | None
+_TABLES = ".tsv, .jsonl, .parquet or a folder of Hugging Face `datasets`"
+
+
+class Files(Strict):
+    """Files of one split; text files may be compressed (.gz)."""
+
+    src: Paths = Field(
+        None,
+        description="File, or list of files, with one source sentence per line; null: pairs are "
+        "read from `file`.",
+    )
+    tgt: Paths = Field(
+        None,
+        description="File, or list of files, with the target of the same line of `src`; null: "
+        "pairs are read from `file`.",
+    )
+    file: Paths = Field(
+        None,
+        description="Table, or list of tables, of sentence pairs or labeled texts "
+        f"({_TABLES}); null: none.",
+    )
+    text: Paths = Field(
+        None,
+        description=f"File, or list of files, of texts (plain, {_TABLES}); null: none.",
+    )
+    src_field: FieldName = Field(
+        None,
+        description="Column of `file` with the source, by number from 1 or by name; null: the "
+        "first column, or `src`.",
+    )
+    tgt_field: FieldName = Field(
+        None,
+        description="Column of `file` with the target, by number from 1 or by name; null: the "
+        "second column, or `tgt`.",
+    )
+    text_field: FieldName = Field(
+        None,
+        description="Column of `file` or of tables in `text` with the text, by number from 1 or by "
+        "name; null: the first column, or `text`.",
+    )
+    label_field: FieldName = Field(
+        None,
+        description="Column of `file` with the label, by number from 1 or by name; null: the "
+        "second column, or `label`.",
+    )
+    pair_field: FieldName = Field(
+        None,
+        description="Column of `file` with a second text, by number from 1 or by name; null: each "
+        "example has one text.",
+    )
+
+    def paths(self) -> list[str]:
+        """All files and folders that are named."""
+        named = (self.src, self.tgt, self.file, self.text)
+        lists = ([paths] if isinstance(paths, str) else paths or [] for paths in named)
+        return [path for paths in lists for path in paths]
+
+
+class Generated(Strict):
+    """Sizes of the data that the tasks dates, copy, reverse and sort generate."""
+
+    num_train: int = Field(10_000, ge=1, description="Number of generated training examples.")
+    num_valid: int = Field(1_000, ge=1, description="Number of generated validation examples.")
+    num_test: int = Field(
+        1_000, ge=1, description="Number of generated test examples, scored when the run ends."
+    )
+    num_symbols: int = Field(
+        10, ge=2, description="Number of different symbols that sequences are made of."
+    )
+    min_length: int = Field(10, ge=1, description="Symbols in the shortest sequence.")
+    max_length: int = Field(10, ge=1, description="Symbols in the longest sequence.")
+    seed: Seed = Field(1, description="Random seed of the generated examples.")
+
+
+def _check_size(size: int | float | None) -> int | float | None:
+    if size is None or 0 < size < 1 or (size >= 1 and isinstance(size, int)):
+        return size
+    raise UserError(f"give a number of rows, or a share between 0 and 1, not {size}")
+
+
+ValidSize = Annotated[int | float | None, AfterValidator(_check_size)]
+
+
+class Data(Strict):
+    """Where the examples come from and which of them are used."""
+
+    folder: str | None = Field(
+        None,
+        description="Folder that relative paths of `train`, `valid` and `test` start from; null: "
+        "the current folder.",
+    )
+    train: Files = Field(default_factory=Files, description="Files of the training split.")
+    valid: Files = Field(
+        default_factory=Files,
+        description="Files of the validation split; if empty, rows of `train` are held out "
+        "(`valid_size`). Training rows that are also in the validation or test split are dropped "
+        "and counted, except with text_unit: file.",
+    )
+    test: Files = Field(
+        default_factory=Files,
+        description="Files of the test split, scored when the run ends; if empty, the validation "
+        "split is scored.",
+    )
+    valid_size: ValidSize = Field(
+        None,
+        description="Validation rows held out of `train` where `valid` is empty: an integer is a "
+        "number of rows, a fraction below 1 a share of the rows (of plain texts, the last ones, a "
+        "share of the characters); null: 1,000 rows but at most a tenth (of plain texts, 0.1).",
+    )
+    text_unit: Literal["line", "paragraph", "file"] = Field(
+        "line",
+        description="Extent of one plain text: a line, a paragraph (up to a blank line) or a whole "
+        "file.",
+    )
+    generated: Generated = Field(
+        default_factory=Generated, description="Sizes of data that the task generates."
+    )
+    src_language: str | None = Field(
+        None,
+        description="Language code of the source or of the texts, such as en, kept in the model's "
+        "metadata; null: unknown.",
+    )
+    tgt_language: str | None = Field(
+        None,
+        description="Language code of the target, such as de, which selects sacreBLEU's tokenizer; "
+        "null: the default tokenizer, 13a.",
+    )
+    max_length: int = Field(
+        128,
+        ge=2,
+        description="Maximum length of a text or of each side of a pair, in tokens with special "
+        "tokens.",
+    )
+    truncation: Literal["drop", "truncate", "error"] = Field(
+        "drop",
+        description="Treatment of texts longer than max_length: drop them, truncate them (both are "
+        "counted), or stop with an error.",
+    )
+
+
+class TokenizerRecipe(Strict):
+    """How text becomes ids: a tokenizer trained on the training split, or an existing one."""
+
+    path: str | None = Field(
+        None,
+        description="File or folder of an existing tokenizer; null: one is trained with the keys "
+        "below.",
+    )
+    kind: Literal["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte"] = Field(
+        "bpe", description="Algorithm that splits text into tokens."
+    )
+    vocab_size: Annotated[int, Field(ge=5, le=2**31 - 1)] | Literal["auto"] | None = Field(
+        "auto",
+        description="Vocabulary size in entries with special tokens; auto: 8,000, or fewer if the "
+        "text has fewer; null: all words, characters or bytes (kinds word, char, byte).",
+    )
+    joint: bool = Field(
+        True, description="Share one tokenizer between source and target; false: train one each."
+    )
+    lowercase: bool = Field(
+        False, description="Lowercase all text before tokenization, outputs included."
+    )
+    keep_whitespace: bool = Field(
+        False,
+        description="Keep line breaks and runs of spaces as they are; false: each becomes one "
+        "space.",
+    )
+    normalization: Literal["nfc", "nfkc", "none"] = Field(
+        "nfkc", description="Unicode normalization form applied before tokenization."
+    )

@@ -1,0 +1,179 @@
+"""The section `training`: optimizer, schedule, batches, evaluations and the end of a run."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from heedful import plugins
+from heedful.config.base import Seed, Strict
+from heedful.config.descriptions import registered_in
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+ScheduleName = Annotated[str, AfterValidator(registered_in(plugins.schedule))]
+
+
+class Optimizer(Strict):
+    """Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019), Muon (Jordan et al. 2024)."""
+
+    name: Literal["adam", "adamw", "muon"] = Field(
+        "adam",
+        description="Optimizer; muon updates the weight matrices of the blocks and AdamW all other "
+        "parameters.",
+    )
+    betas: tuple[Decay, Decay] = Field(
+        (0.9, 0.98),
+        description="Decay rates per step of Adam's averages of the gradient and its square.",
+    )
+    eps: float = Field(1e-9, gt=0, description="Constant added to Adam's denominator.")
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        description="Decoupled weight decay of matrices (adamw, muon), a multiple of the learning "
+        "rate; 0: none.",
+    )
+
+
+class Schedule(Strict):
+    """The learning rate at every step; see `training/schedules.py` for the formulas."""
+
+    name: ScheduleName = Field(
+        "inverse_sqrt",
+        description="Schedule of the learning rate after warm-up: noam, inverse_sqrt, cosine, "
+        "linear, constant or a plugin's.",
+    )
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Peak learning rate, reached when warm-up ends; null: only for noam, which "
+        "computes it from d_model and warmup_steps.",
+    )
+    warmup_steps: int = Field(
+        1_000, ge=0, description="Steps over which the learning rate rises linearly from 0."
+    )
+    min_lr_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Learning rate of cosine and linear at the last step, as a ratio of the peak.",
+    )
+
+
+class Training(Strict):
+    """How steps are taken, how often the run is evaluated and saved, and when it ends."""
+
+    seed: Seed = Field(1, description="Random seed of weights, dropout and the order of the data.")
+    device: str = Field(
+        "auto", description="Device to train on: cpu, cuda, mps, or auto for the fastest present."
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto",
+        description="Precision of matrix products in training; fp16 scales the loss; auto: bf16 "
+        "where the hardware has it, else fp16 on a GPU and fp32 elsewhere, fixed when the run "
+        "starts.",
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="Optimizer steps after which the run ends; null: no limit."
+    )
+    max_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="Passes over the training data after which the run ends; null: no limit.",
+    )
+    max_minutes: float | None = Field(
+        None, gt=0, description="Minutes of wall time after which the run ends; null: no limit."
+    )
+    batch_tokens: int | None = Field(
+        4_096,
+        ge=1,
+        description="Maximum tokens per batch, of source and target, with padding; null: no limit.",
+    )
+    batch_sentences: int | None = Field(
+        None, ge=1, description="Maximum pairs, texts or windows per batch; null: no limit."
+    )
+    gradient_accumulation: int = Field(
+        1,
+        ge=1,
+        description="Batches per optimizer step; the gradient equals that of one large batch.",
+    )
+    activation_checkpointing: bool = Field(
+        False,
+        description="Store only each block's input and recompute its activations in the backward "
+        "pass: less memory, slower steps.",
+    )
+    optimizer: Optimizer = Field(
+        default_factory=Optimizer, description="Optimizer and its settings."
+    )
+    schedule: Schedule = Field(default_factory=Schedule, description="Learning rate by step.")
+    label_smoothing: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Probability mass spread evenly over the vocabulary in training targets; 0: "
+        "none.",
+    )
+    r_drop: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the KL divergence between two passes with different dropout "
+        "(R-Drop); 0: one pass.",
+    )
+    word_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Probability that an input token is replaced by the mask or unknown token in "
+        "training.",
+    )
+    subword_sampling: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Sample subword splits anew each epoch: with bpe and byte_bpe the probability "
+        "that a merge is skipped (BPE-dropout), with unigram the exponent of a split's "
+        "probability; null: always the best split.",
+    )
+    clip_norm: float | None = Field(
+        1.0, gt=0, description="Maximum norm of the whole gradient; null: no clipping."
+    )
+    evaluate_every: int = Field(
+        500, ge=1, description="Steps between evaluations, each of which saves a checkpoint."
+    )
+    checkpoint_every: int | None = Field(
+        None,
+        ge=1,
+        description="Steps between further checkpoints to resume from; null: only at evaluations.",
+    )
+    checkpoint_every_minutes: float | None = Field(
+        30.0,
+        gt=0,
+        description="Minutes after the last checkpoint at which a further one is saved; null: "
+        "never.",
+    )
+    log_every: int = Field(20, ge=1, description="Steps between lines of the training log.")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="Evaluations without improvement after which the run ends (early stopping); "
+        "null: never.",
+    )
+    average_checkpoints: int = Field(
+        1,
+        ge=1,
+        description="Number of checkpoints kept, whose mean becomes the model if it scores better "
+        "than the best one; 1: no mean.",
+    )
+    average_of: Literal["last", "best"] = Field(
+        "last",
+        description="Checkpoints that average_checkpoints keeps: the last ones, or the best by "
+        "evaluation.metric.",
+    )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay per step of an exponential moving average of the weights, which is "
+        "evaluated and saved in place of them; null: no average.",
+    )
+    tensorboard: bool = Field(
+        False, description="Write TensorBoard event files (pip install heedful[tensorboard])."
+    )
