@@ -153,9 +153,8 @@ class BeamSearch(Search):
             after = self.advance(beams, choice)
             largest = choice.largest
             of_given = given.amax() if self.step.checks_given else largest
-            looked = [of_given.to(largest.dtype), largest, choice.is_tied.to(largest.dtype)]
-            flags = after.is_open.to(largest.dtype)
-            first, second, tied, *is_open = torch.cat([torch.stack(looked), flags]).tolist()
+            numbers = torch.stack([of_given, largest]), choice.is_tied[None], after.is_open
+            first, second, tied, *is_open = torch.cat(numbers).tolist()
             self.step.check_rankable(first, second, after.length)
             if not tied:
                 break
@@ -173,7 +172,7 @@ class BeamSearch(Search):
         candidates = self._candidates(log_prob, tokens, values)
         is_open, key = self._best_open(candidates, candidates.log_prob)
         ends = self._ends(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(is_open, key, ends, values.amax().to(key.dtype), tied)
+        return Choice(is_open, key, ends, values.amax(), tied)
 
     def advance(self, beams: Beams, choice: Choice) -> Beams:
         """The beams with the chosen tokens: what ends is kept, and beams that are done close."""
@@ -190,7 +189,7 @@ class BeamSearch(Search):
             finished = self._finished(replace(beams, finished=finished), cut_off, 0)
             is_open = is_open & ~at_limit
         is_open = is_open & ~self._is_done(finished, extended.log_prob, length, longest)
-        tokens = self._by_beam(beams, beams.tokens).flatten(0, 1)
+        tokens = self._all_rows(beams, beams.tokens)
         if self._first_rows is None or len(self._first_rows) != len(beams.is_open):
             self._first_rows = torch.arange(0, len(tokens), self.width, device=tokens.device)[
                 :, None
@@ -204,12 +203,14 @@ class BeamSearch(Search):
         """Open hypotheses that may be the result at the length limit."""
         return choice.is_open
 
-    def _by_beam(self, beams: Beams, rows: Tensor) -> Tensor:
-        """Rows (N, ...) as (R, w, ...); the one of a sentence in the first step for all of it."""
-        shape = beams.log_prob.shape
-        if len(rows) < shape.numel():
-            rows = rows.repeat_interleave(shape.numel() // len(rows), dim=0)
-        return rows.unflatten(0, shape)
+    def _all_rows(self, beams: Beams, rows: Tensor) -> Shaped[Tensor, "N ..."]:
+        """`w` rows for each beam, also in the first step, which has one row for each sentence."""
+        copies = beams.log_prob.numel() // max(1, len(rows))
+        return rows if copies == 1 else rows.repeat_interleave(copies, dim=0)
+
+    def _by_beam(self, beams: Beams, rows: Tensor) -> Shaped[Tensor, "R w ..."]:
+        """Rows (N, ...) as (R, w, ...)."""
+        return self._all_rows(beams, rows).view(*beams.log_prob.shape, *rows.shape[1:])
 
     def _candidates(
         self,

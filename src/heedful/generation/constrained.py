@@ -84,7 +84,8 @@ class ConstrainedBeamSearch(BeamSearch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._states = PhraseStates(self.phrases, self.request.start.device)
+        device = self.request.start.device
+        self._states = PhraseStates(self.phrases, self.request.eos_ids, device)
         self._quota = self.width // (sum(map(len, self.phrases)) + 1)  # of each bank
 
     def init(self) -> Beams:
@@ -97,42 +98,40 @@ class ConstrainedBeamSearch(BeamSearch):
         states, memory = self._states, beams.memory
         values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
         num_best = tokens.shape[1]
+        # The likeliest tokens of each row, then all tokens of the phrases.
         tokens = torch.cat([tokens, states.alphabet.expand(len(tokens), -1)], dim=1)
-        of_alphabet = rows.index_select(2, states.alphabet).flatten(0, 1)
-        candidates = self._candidates(
-            beams.log_prob, tokens, torch.cat([values, of_alphabet], dim=1)
-        )
+        parts = torch.cat([values, rows.index_select(2, states.alphabet).flatten(0, 1)], dim=1)
+        candidates = self._candidates(beams.log_prob, tokens, parts)
         letter = states.letters(candidates.token, rows.shape[2])
-        by_row = letter.unflatten(1, (self.width, -1))
+        by_row = letter.view(*beams.log_prob.shape, -1)
         is_next, num_met = states.extensions(memory)
-        likeliest = self._is_likeliest(candidates.log_prob, num_best)
-        likeliest = likeliest & ~is_next.gather(2, by_row[..., :num_best])  # no token twice
-        is_candidate = torch.cat([likeliest, is_next[..., :-1]], dim=2).flatten(1)
-        is_candidate &= ~self._is_end(candidates.token)
-        key = torch.where(is_candidate, candidates.log_prob, -torch.inf)
+        is_excluded = self._is_unlikely(candidates.log_prob, num_best)
+        is_excluded |= is_next.gather(2, by_row[..., :num_best])  # which are candidates already
+        is_excluded = torch.cat([is_excluded, ~is_next[..., : len(states.alphabet)]], dim=2)
+        key = candidates.log_prob.masked_fill(is_excluded.flatten(1), -torch.inf)
         places = self._allocate(key, num_met.gather(2, by_row).flatten(1))
         is_open = self._opened(candidates, key.gather(1, places), places)
         parent = is_open.parent[..., None].expand(-1, -1, memory.shape[2])
         after = states.after[memory.gather(1, parent), letter.gather(1, places)[..., None]]
-        log_prob = torch.where(states.are_complete(memory), beams.log_prob, -torch.inf)
+        log_prob = beams.log_prob.masked_fill(states.are_incomplete(memory), -torch.inf)
         ends = self._ends(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(is_open, after, ends, values.amax().to(key.dtype), tied)
+        return Choice(is_open, after, ends, values.amax(), tied)
 
     def cut_off(self, choice: Choice) -> Extensions:
         """Open hypotheses with all phrases."""
-        are_complete = self._states.are_complete(choice.memory)
-        log_prob = torch.where(are_complete, choice.is_open.log_prob, -torch.inf)
+        is_incomplete = self._states.are_incomplete(choice.memory)
+        log_prob = choice.is_open.log_prob.masked_fill(is_incomplete, -torch.inf)
         return choice.is_open._replace(log_prob=log_prob)
 
-    def _is_likeliest(
+    def _is_unlikely(
         self, log_prob: Float[Tensor, "R X"], num_best: int
     ) -> Bool[Tensor, "R w best"]:
-        """Among the first `num_best` candidates of each row: the likeliest of the beam, enough
-        that `width` do not end, and the likeliest of each row."""
-        by_row = log_prob.unflatten(1, (self.width, -1))[..., :num_best]
+        """Which of the first `num_best` candidates of each row are neither among the likeliest of
+        the beam (enough that `width` do not end) nor the likeliest of their row."""
+        by_row = log_prob.view(len(log_prob), self.width, -1)[..., :num_best]
         count = min(self.width * (1 + len(self._eos)), self.width * num_best)
         least = by_row.flatten(1).topk(count, dim=1).values[:, -1:, None]
-        return by_row >= torch.minimum(by_row.amax(dim=2, keepdim=True), least)
+        return by_row < torch.minimum(by_row.amax(dim=2, keepdim=True), least)
 
     def _allocate(
         self, log_prob: Float[Tensor, "R X"], num_met: Int[Tensor, "R X"]
@@ -158,8 +157,8 @@ class PhraseStates:
 
     Phrase `f` has the states from `start[f]` to `end[f]`: state `start[f] + n` for outputs that end
     in the first `n` tokens of the phrase and no more, `end[f]` for outputs that hold the phrase
-    (Knuth, Morris and Pratt 1977). Letters are the indices of tokens in `alphabet`, the `A` tokens
-    of the phrases; the last letter is any other token. There are `S` states in all.
+    (Knuth, Morris and Pratt 1977). There are `S` states in all. Letters are the indices of tokens
+    in `alphabet`, the `A` tokens of the phrases; letter `A` is an EOS, `A + 1` any other token.
     """
 
     start: Int[Tensor, "F"]
@@ -167,7 +166,9 @@ class PhraseStates:
     alphabet: Int[Tensor, "A"]
     after: Int[Tensor, "S letters"]  # the state after one more token
 
-    def __init__(self, phrases: Sequence[tuple[int, ...]], device: torch.device) -> None:
+    def __init__(
+        self, phrases: Sequence[tuple[int, ...]], eos_ids: Sequence[int], device: torch.device
+    ) -> None:
         alphabet = sorted({token for phrase in phrases for token in phrase})
         start: list[int] = []
         after: list[list[int]] = []
@@ -175,47 +176,45 @@ class PhraseStates:
         for phrase in phrases:
             start.append(len(after))
             for progress in range(len(phrase) + 1):
-                is_complete = progress == len(phrase)
-                next_tokens = () if is_complete else (phrase[0], phrase[progress])
-                moves = [_progress(phrase, progress, token) for token in [*alphabet, -1]]
+                next_tokens = () if progress == len(phrase) else (phrase[0], phrase[progress])
+                moves = [_progress(phrase, progress, token) for token in [*alphabet, -1, -1]]
                 after.append([start[-1] + number for number in moves])
-                numbers.append(
-                    [
-                        [token in next_tokens for token in [*alphabet, -1]],
-                        [number * (number < len(phrase)) for number in moves],
-                        [number * (number == len(phrase)) for number in moves],
-                    ]
-                )
+                is_next = [token in next_tokens for token in alphabet]
+                partial = [number * (number < len(phrase)) for number in moves]
+                complete = [number * (number == len(phrase)) for number in moves]
+                numbers.append([[*is_next, True, False], partial, complete])
         self.start = torch.tensor(start, device=device)
         self.end = torch.tensor([*start[1:], len(after)], device=device) - 1
         self.alphabet = torch.tensor(alphabet, device=device)
         self.after = torch.tensor(after, device=device)
-        # By state: is it a next token, how many tokens are met of an incomplete phrase, how many
-        # of a complete one.
+        # By state and letter: is it a next token or an EOS; tokens met of an incomplete phrase; of
+        # a complete one.
         self._numbers = torch.tensor(numbers, device=device)
+        self._eos_ids = torch.tensor(eos_ids, device=device)
         self._letters: Tensor | None = None
 
     def letters(self, tokens: Int[Tensor, "*n"], vocab_size: int) -> Int[Tensor, "*n"]:
         """The letter of each token."""
         if self._letters is None:
-            letters = torch.full((vocab_size,), len(self.alphabet), device=tokens.device)
-            numbers = torch.arange(len(self.alphabet), device=tokens.device)
-            self._letters = letters.index_copy_(0, self.alphabet, numbers)
+            size = len(self.alphabet)
+            self._letters = torch.full((vocab_size,), size + 1, device=tokens.device)
+            self._letters[self.alphabet] = torch.arange(size, device=tokens.device)
+            self._letters[self._eos_ids] = size
         return self._letters[tokens]
 
     def extensions(
         self, states: Int[Tensor, "R w F"]
     ) -> tuple[Bool[Tensor, "R w letters"], Int[Tensor, "R w letters"]]:
-        """Each output with one more letter: whether the letter begins or extends an incomplete
-        phrase, and how many tokens of phrases are met after it (all of complete phrases, the most
-        of an incomplete one)."""
+        """Each output with one more letter: whether the letter is an EOS, or begins or extends an
+        incomplete phrase; and how many tokens of phrases are met after it (all of complete phrases,
+        the most of an incomplete one)."""
         numbers = self._numbers[states]
         is_next, most = numbers[..., :2, :].amax(dim=2).unbind(dim=2)
         return is_next > 0, numbers[..., 2, :].sum(dim=2) + most
 
-    def are_complete(self, states: Int[Tensor, "R w F"]) -> Bool[Tensor, "R w"]:
-        """Which outputs hold all phrases."""
-        return (states == self.end).all(dim=2)
+    def are_incomplete(self, states: Int[Tensor, "R w F"]) -> Bool[Tensor, "R w"]:
+        """Which outputs lack a phrase."""
+        return (states != self.end).any(dim=2)
 
 
 def _progress(phrase: tuple[int, ...], progress: int, token: int) -> int:

@@ -66,7 +66,7 @@ class DiverseBeamSearch(BeamSearch):
         keys = (ranks + key[..., None]).flatten(1)
         is_open, key = self._best_open(candidates, keys)
         ends = self._ends(candidates, keys, rows, log_prob)
-        return Choice(is_open, key, ends, values.amax().to(key.dtype), tied)
+        return Choice(is_open, key, ends, values.amax(), tied)
 
     def merge(self, groups: list[list[Hypothesis]]) -> list[Hypothesis]:
         """The hypotheses of all groups, best first; what two groups found counts once."""

@@ -19,13 +19,11 @@ def top_k(
     if exact and k < rows.shape[1]:
         rows = rows.masked_fill(~in_top_k(rows, k) & ~rows.isnan(), -torch.inf)
     values, indices = _largest(rows, min(k + 1, rows.shape[1]))
-    tied = torch.zeros((), dtype=torch.bool, device=rows.device)
-    if values.shape[1] > k:
-        edge = values[:, k - 1]
-        if not exact:
-            tied = ((edge == values[:, k]) & (edge > -torch.inf)).any()
-        indices = indices[:, :k]
-    indices = indices.sort(dim=1).values
+    if exact or values.shape[1] <= k:
+        tied = torch.zeros((), dtype=torch.bool, device=rows.device)
+    else:
+        tied = (values[:, k - 1] - values[:, k] == 0).any()  # -inf - -inf is NaN
+    indices = indices[:, :k].sort(dim=1).values
     return rows.gather(1, indices), indices, tied
 
 
