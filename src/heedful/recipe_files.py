@@ -177,7 +177,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: nested too deep") from None
     except (ValueError, KeyError, AttributeError, OverflowError) as error:
         # A tag whose text is not of its kind, or a number of thousands of digits.
-        raise UserError(f"{where}: a value that is none: {str(error).partition(';')[0]}") from None
+        raise UserError(f"{where}: invalid YAML value: {str(error).partition(';')[0]}") from None
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:

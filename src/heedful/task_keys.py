@@ -1,6 +1,6 @@
 """Which keys of a recipe each task reads, and the defaults that suit it; imports no task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,7 +64,7 @@ class TaskKeys:
             for key in group
             if key in self.names
         ]
-        advice = f"use {' or '.join(own)}" if own else "leave it out"
+        advice = f"use {alternatives(own)}" if own else "leave it out"
         return f"{name} is not read by the task {task}; {advice}"
 
     def fill(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +91,20 @@ def _of_train(name: str) -> str:
         if name.startswith(split):
             return f"data.train.{name.removeprefix(split)}"
     return name
+
+
+def alternatives(keys: Sequence[str], template: str = "{}", conjunction: str = " and ") -> str:
+    """Source keys of a split as a choice, in words: src and tgt are one, because both are needed.
+
+    Args:
+        template: text of one key.
+        conjunction: text between src and tgt.
+    """
+    texts = {key: template.format(key) for key in keys}
+    pair = [texts.pop(key) for key in keys if key.rpartition(".")[2] in ("src", "tgt")]
+    if not pair:
+        return " or ".join(texts.values())
+    return ", or ".join([conjunction.join(pair), *texts.values()])
 
 
 ALL = TaskKeys(

@@ -88,7 +88,11 @@ def test_declared_names_and_the_keys_of_defaults_are_keys_of_a_recipe(task: str)
         ("language_modelling", "data.truncation=error", "leave it out"),
         ("language_modelling", "evaluation.final_beam_size=2", "leave it out"),
         ("translation", "data.text_unit=file", "leave it out"),
-        ("translation", "data.test.text=x", "use data.test.src or data.test.tgt or data.test.file"),
+        (
+            "translation",
+            "data.test.text=x",
+            "use data.test.src and data.test.tgt, or data.test.file",
+        ),
         ("classification", "evaluation.beam_size=2", "leave it out"),
         ("copy", "data.valid_size=5", "use data.generated.num_valid"),
         ("denoising", "data.tgt_language=de", "use data.src_language"),

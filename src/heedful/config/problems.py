@@ -1,11 +1,14 @@
 """One line for the first wrong key of a recipe, from pydantic's list of errors."""
 
 import re
+from collections.abc import Sequence
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
+from heedful.config.descriptions import type_name
 from heedful.plugins import nearest
 
 # Keys by their earlier name; `objective` is the task's own section.
@@ -25,21 +28,31 @@ RENAMED = {
     "training.early_stopping": "training.patience",
     "training.schedule.final_fraction": "training.schedule.min_lr_ratio",
 }
+_OF_TYPE = ("_type", "_parsing", "literal_error", "int_from_float")  # kinds of pydantic's errors
 
 
 def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "") -> tuple[str, str]:
-    """The first wrong key of `model`, which is a section of a recipe, and what is wrong with it."""
-    problems = error.errors()
-    first = problems[0]
-    keys = _written(first["loc"], model)
+    """The first wrong key, and one line on what is wrong with it.
+
+    Args:
+        model: the recipe, or its section with the dotted name `section`.
+    """
+    by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for problem in error.errors():
+        by_key.setdefault(_key_path(problem["loc"], model), []).append(problem)
+    keys, problems = next(iter(by_key.items()))
     key = ".".join([section, *keys] if section else keys)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
+    first = next((each for each in problems if not each["type"].endswith(_OF_TYPE)), problems[0])
     if first["type"] == "extra_forbidden":
         known = _fields_at(keys[:-1], model)
         new_name = RENAMED.get(key, "")
         if new_name.rpartition(".")[2] in known:
             return key, f"{key} is now {new_name}{more}"
         return key, f"unknown key {key}; {nearest(keys[-1], known)}{more}"
+    if len(problems) > 1 and first["type"].endswith(_OF_TYPE):  # of no member of a union
+        expected = type_name(_fields_at(keys[:-1], model)[keys[-1]].annotation)
+        return key, f"{key}: expected {expected}, not {first['input']!r}{more}"
     if first["type"] == "literal_error":
         options = re.findall("'([^']+)'", first["ctx"]["expected"])
         value = str(first["input"])
@@ -51,18 +64,18 @@ def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "")
     return key, f"{key}: {message}, not {first['input']!r}{more}"
 
 
-def _written(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """The keys of an error's place, without pydantic's positions and names of union members."""
+def _key_path(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, ...]:
+    """The keys of an error's location, without indices of lists and names of union members."""
     keys: list[str] = []
     for part in location:
-        fields = {} if isinstance(part, int) else _fields_at(keys, model)  # a place in a list
+        fields = {} if isinstance(part, int) else _fields_at(keys, model)
         keys.append(str(part))
         if not isinstance(part, int) and not (part in fields and _models_in(fields[part])):
             break
-    return keys
+    return tuple(keys)
 
 
-def _fields_at(keys: list[str], model: type[BaseModel]) -> dict[str, FieldInfo]:
+def _fields_at(keys: Sequence[str], model: type[BaseModel]) -> dict[str, FieldInfo]:
     for key in keys:
         if not key.isdigit():
             model = _models_in(model.model_fields[key])[0]

@@ -15,7 +15,7 @@ from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.plugins import SHIPPED
 from heedful.recipe_files import RECIPES
-from heedful.task_keys import TaskKeys
+from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.run_data import RawData
 
 SPLITS = ("train", "valid", "test")
@@ -25,14 +25,13 @@ SOURCES = ("src", "tgt", "text", "file")
 def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
     """Refuse a recipe with two sources for one split, or none to train on."""
     sources = [key for key in SOURCES if keys.reads(f"data.train.{key}")]
-    wanted = " or ".join(sources)
     for name, files in split_files(recipe).items():
         given = [key for key in SOURCES if getattr(files, key) is not None]
         if len(given) > 1 and "src" not in sources:
-            raise UserError(f"data.{name}: give {wanted}, not both")
+            raise UserError(f"data.{name}: give {' or '.join(sources)}, not both")
         if name == "train" and not given and sources:
-            example = " or ".join(f"--set data.train.{key}=FILE" for key in sources)
-            raise UserError(f"data.train is not given: add {example}")
+            settings = alternatives(sources, "--set data.train.{}=FILE", " ")
+            raise UserError(f"data.train is not given: add {settings}")
 
 
 def split_files(recipe: Recipe) -> dict[str, Files]:
