@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from architectures import decodes, one_layer, tiny
-from heedful.backends.aot.compile import _parts
-from heedful.backends.torch.state import Decoding
+from heedful.backends.aot.compile import decoder_graphs
+from heedful.backends.torch.state import DecodingState
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.cache import Cache
 from heedful.parts.losses import LossSum, cross_entropy
@@ -142,9 +142,9 @@ def _request(net: Any, rows: int, width: int, seed: int) -> Tensor:
 
 def export_for_any_size(net: Any) -> None:
     """The compiled backend's step takes caches whose layers have forgotten unlike shares."""
-    module, given, shapes = _parts(net)["step"]
+    module, given, shapes = decoder_graphs(net)["step"]
     step = torch.export.export(module, given, dynamic_shapes=(shapes,)).module()
-    decoding = Decoding(net, net.start(2, capacity=16, beams=BEAMS), longest=48)
+    decoding = DecodingState(net, net.start(2, capacity=16, beams=BEAMS), longest=48)
     decoding.next_log_probs(torch.randint(VOCAB, (2, 5)), decoding)
     for _ in range(30):
         ids = torch.randint(VOCAB, (2 * BEAMS, 1))

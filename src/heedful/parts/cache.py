@@ -122,7 +122,13 @@ class LayerGroup:
         fits = limit + count <= self.capacity
         if fits and (kept == limit or capacity >= self.capacity):
             return replace(self, limit=limit + count)
-        group = self.resized(capacity) if kept == limit else self.without_hidden(capacity)
+        if kept == limit:
+            return replace(self.resized(capacity), limit=limit + count)
+        group = self.without_hidden(capacity)
+        if capacity == self.capacity:  # a recorded step goes on with the tensors that it knows
+            for own, new in zip(self.tensors(), group.tensors(), strict=True):
+                own.copy_(new)
+            group = self
         return replace(group, limit=kept + count)
 
     def without_hidden(self, capacity: int) -> "LayerGroup":
@@ -291,7 +297,7 @@ class Cache:
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
         """Beam w of text b goes on from its former beam parents[b, w]."""
         for group in self.groups:
-            group.seen = group.seen.gather(1, parents[..., None].expand_as(group.seen))
+            group.seen.copy_(group.seen.gather(1, parents[..., None].expand_as(group.seen)))
 
     def select(self, sources: Int[Tensor, "M"]) -> "Cache":
         """Only these texts, for example those that go on."""
@@ -306,17 +312,24 @@ class Cache:
         """The same with a larger capacity."""
         return replace(self, groups=[group.resized(capacity) for group in self.groups])
 
-    def reserve(self, count: int, *, forgets: bool) -> None:
+    def with_all_slots(self) -> "Cache":
+        """The same tensors, of which attention reads all slots: its shapes do not change."""
+        return replace(self, groups=[replace(group, limit=None) for group in self.groups])
+
+    def reserve(self, count: int, *, forgets: bool) -> bool:
         """Make room for `count` new tokens of each text, all beams together; padding counts.
 
         From the first token on, the host thereby knows how many slots are in use (`limit`).
-        Capacities are powers of two.
+        Capacities are powers of two. Returns whether tensors were replaced by others.
 
         Args:
             forgets: whether layers with a window may drop what no token to come sees: a cache that
                 has done so cannot be rewound.
         """
-        self.groups = [group.with_room(count, forgets=forgets) for group in self.groups]
+        before = self.groups
+        self.groups = [group.with_room(count, forgets=forgets) for group in before]
+        pairs = zip(self.groups, before, strict=True)
+        return any(group.positions is not old.positions for group, old in pairs)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens of every text; for one beam."""

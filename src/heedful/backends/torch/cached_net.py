@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from heedful.backends.torch.captured import recorder_for
 from heedful.backends.torch.state import (
     STEPS_AT_FIRST,
     DecodingState,
@@ -64,6 +65,7 @@ class CachedNet:
     Args:
         net: with `start`, `decode` and `head`.
         device: None: the device of its parameters.
+        records_steps: record the steps of searches where the device can (`recorder_for`).
     """
 
     def __init__(
@@ -72,11 +74,14 @@ class CachedNet:
         max_length: int,
         is_encoder_decoder: bool,
         device: torch.device | None = None,
+        *,
+        records_steps: bool = False,
     ) -> None:
         self.net = net
         self.max_length = max_length
         self.is_encoder_decoder = is_encoder_decoder
         self._device = device
+        self._records_steps = records_steps
 
     @property
     def device(self) -> torch.device:
@@ -102,14 +107,16 @@ class CachedNet:
     ) -> tuple[Int[Tensor, "B t"], DecodingState]:
         """As `DecodingNet.open`."""
         device = self.device
+        record = recorder_for(self.net, device) if self._records_steps else None
         first_steps = beams * min(capacity, STEPS_AT_FIRST)
         if not self.is_encoder_decoder:
             assert allowed_ids is None, "a restricted vocabulary needs a source"
             begin, padding = left_padded(rows, device)
             slots = capacity_for(begin.size(1) + first_steps)
             cache = self.net.start(len(rows), capacity=slots, beams=beams)
+            longest = self.max_length
             return begin, DecodingState(
-                self.net, cache, longest=self.max_length, left_padding=padding
+                self.net, cache, longest=longest, left_padding=padding, record=record
             )
         source = Tokens.from_ids(*right_padded(rows, device))
         begin = torch.tensor([list(checked_start_ids(start_ids))] * len(rows), device=device)
@@ -119,7 +126,9 @@ class CachedNet:
             None if allowed_ids is None else RestrictedVocabulary(self.net.head, allowed_ids)
         )
         longest = capacity + begin.size(1) - 1
-        return begin, DecodingState(self.net, cache, longest=longest, restriction=restriction)
+        return begin, DecodingState(
+            self.net, cache, longest=longest, restriction=restriction, record=record
+        )
 
 
 def right_padded(

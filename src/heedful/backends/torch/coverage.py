@@ -23,6 +23,7 @@ class Coverage:
 
     def __init__(self, decoding: DecodingState, weight: float) -> None:
         self.decoding, self.weight = decoding, weight
+        decoding.record = None  # a replay calls no hooks
         self._attention: Any = decoding.net.decoder.blocks[-1].cross_attention.sublayer
         memory = decoding.cache.cross[-1]
         self._sums = torch.zeros(len(memory), 1, memory.size(2), device=memory.device)

@@ -62,7 +62,12 @@ class Eager:
     @cached_property
     def decoding(self) -> CachedNet:
         """The net of the searches; only encoder-decoder and decoder-only nets have one."""
-        return CachedNet(self.net, self.max_length, isinstance(self.net, EncoderDecoder))
+        return CachedNet(
+            self.net,
+            self.max_length,
+            isinstance(self.net, EncoderDecoder),
+            records_steps=self.settings.records_steps,
+        )
 
     @cached_property
     def searcher(self) -> Searcher:

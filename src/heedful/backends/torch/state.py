@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from heedful.backends.torch.captured import FixedStep, Recorder
 from heedful.parts.cache import Cache
 from heedful.parts.heads import OutputHead
 from heedful.parts.tokens import Tokens
@@ -26,6 +27,7 @@ class DecodingState:
             so that none depends on another.
         left_padding: padding tokens on the left of each sentence; None: 0 each.
         restriction: the tokens that each sentence may have; None: the whole vocabulary.
+        record: records steps of one token, which are then replayed; None: each step is run.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class DecodingState:
         longest: int,
         left_padding: Int[Tensor, "B"] | None = None,
         restriction: "RestrictedVocabulary | None" = None,
+        record: Recorder | None = None,
     ) -> None:
         self.net = net
         self.cache = cache
@@ -44,6 +47,8 @@ class DecodingState:
         self._filled = 0  # tokens of each row, padding included
         self._left_padding = left_padding
         self._restriction = restriction
+        self.record = record
+        self._step: FixedStep | None = None
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
         """Row w of sentence b continues its former row parents[b, w]."""
@@ -52,7 +57,7 @@ class DecodingState:
 
     def select(self, sentences: Int[Tensor, "M"]) -> None:
         """Keep only these sentences."""
-        self.cache = self.cache.select(sentences)
+        self.cache, self._step = self.cache.select(sentences), None
         if self._left_padding is not None:
             self._left_padding = self._left_padding[sentences]
         if self._restriction is not None:
@@ -85,9 +90,15 @@ class DecodingState:
             new = prefixes[:, -max(1, self.longest // 2) :]
             texts, beams = self.cache.num_sources, self.cache.beams
             self.cache = self.net.start(texts, capacity=self.cache.capacity, beams=beams)
-            self._filled, self._left_padding = 0, None
-        states: Tensor = self.net.decode(self.tokens(new), self.cache)
-        return states[:, -1:]
+            self._filled, self._left_padding, self._step = 0, None, None
+        begins = self._filled == 0
+        tokens = self.tokens(new)
+        if self.record is None or begins:
+            states: Tensor = self.net.decode(tokens, self.cache)
+            return states[:, -1:]
+        if self._step is None:
+            self._step = FixedStep(self.net, self.cache, self.record)
+        return self._step(tokens)
 
     def feed(self, tokens: Int[Tensor, "t"]) -> Float[Tensor, "t V"]:
         """Log-probabilities after each of several new tokens of one sentence (`Scorer.feed`)."""
@@ -107,7 +118,8 @@ class DecodingState:
         columns = torch.arange(self._filled, self._filled + count, device=new.device)[None]
         begins = self._filled == 0
         self._filled += count
-        self.cache.reserve(beams * count, forgets=not self._is_rewound)
+        if self.cache.reserve(beams * count, forgets=not self._is_rewound):
+            self._step = None
         if self._left_padding is None:
             return Tokens(new, columns)
         positions = columns - self._left_padding.repeat_interleave(beams)[:, None]
