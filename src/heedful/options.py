@@ -1,4 +1,4 @@
-"""How text is generated: every option once, with the description that the commands show too."""
+"""Options of text generation, each declared once, with the help text of its command-line flag."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,13 @@ from typing import Any, Literal, get_args
 from heedful.errors import UserError
 from heedful.plugins import nearest
 
+# Sections of --help.
+SEARCH, SAMPLING, CONSTRAINTS = "Search", "Sampling", "Constraints on the output"
+
 TooLong = Literal["error", "truncate", "leave_out"]
-LARGEST = 1_000_000  # of tokens, beams and the like: more is a slip, and would never end
-DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-USUAL: Mapping[str, Any] = {  # where neither call nor card says anything
+LARGEST = 1_000_000  # tokens, beams and the like: a larger number is a mistake
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+DEFAULTS: Mapping[str, Any] = {  # where neither the call nor the model's metadata has a value
     "length_penalty": 1.0,
     "normalization": "average",
     "stop_rule": "optimal",
@@ -24,117 +27,144 @@ USUAL: Mapping[str, Any] = {  # where neither call nor card says anything
 def _option(
     help: str,
     default: Any = None,
-    flag: str | None = None,
+    panel: str | None = None,
     least: int | None = None,
     most: int = LARGEST,
+    shown: str = "",
 ) -> Any:
-    """A field; `flag` is the command's (None: only Python has the option).
+    """A field of `Options`, which the command line offers as a flag of the same name.
 
-    `least`, `most`: between which a whole number must be; least None: it is no such number.
+    Args:
+        panel: the section of `--help` that lists the flag; None: the option is Python's alone.
+        least, most: range of a whole number; `least` None: the option is no such number.
+        shown: the default in `--help`, where `default` does not say it.
     """
     limits = None if least is None else (least, most)
-    return field(default=default, metadata={"help": help, "flag": flag, "limits": limits})
+    metadata = {"help": help, "panel": panel, "limits": limits, "shown": shown}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a text is gone on with, or a source answered.
+    """Options of search and sampling, for prompts and for sources.
 
-    What is None is as the model's card says (`ModelCard.options`), and else as described here.
+    None means the default in the model's metadata (`ModelCard.options`), else the one given here.
     Raises UserError for options that exclude each other.
     """
 
     max_new_tokens: int | None = _option(
-        "Most new tokens, the end counted. Default: what a source's length allows, or 64.",
-        flag="--max-new-tokens", least=1,
+        "Largest number of new tokens, the end token counted.",
+        panel=SEARCH, least=1, shown="by the source's length, or 64",
     )  # fmt: skip
-    min_new_tokens: int = _option("Fewest new tokens, the end counted.", 0, "--min-new-tokens", 0)
-    beam_size: int | None = _option("Beam size; 1 is no beam search.", None, "--beam-size", 1)
-    num_return: int = _option("Outputs for each prompt, best first.", 1, "--num-return", 1)
-    length_penalty: float | None = _option("Exponent of the length.", flag="--length-penalty")
+    min_new_tokens: int = _option(
+        "Smallest number of new tokens, the end token counted.", 0, SEARCH, least=0
+    )
+    beam_size: int | None = _option(
+        "Hypotheses kept by beam search; 1 is greedy search or sampling.",
+        panel=SEARCH, least=1, shown="the model's, or 1",
+    )  # fmt: skip
+    num_return: int = _option("Outputs per prompt, best first.", 1, SEARCH, least=1)
+    length_penalty: float | None = _option(
+        "Exponent of the length in the score of a hypothesis.",
+        panel=SEARCH, shown="the model's, or 1.0",
+    )  # fmt: skip
     normalization: Literal["average", "gnmt", "none"] | None = _option(
-        "Of scores by length: average, gnmt or none.", flag="--normalization"
-    )
+        "Division of scores by length: average (length ** penalty), gnmt (Wu et al. 2016) or none.",
+        panel=SEARCH, shown="the model's, or average",
+    )  # fmt: skip
     stop_rule: Literal["optimal", "beam_full", "heuristic"] | None = _option(
-        "When a beam search stops: optimal, beam_full or heuristic. CTranslate2 always stops about "
-        "as beam_full does; another rule that is asked for here runs eager.",
-        flag="--stop-rule",
+        "End of a beam search: optimal (no hypothesis can still win), beam_full (beam-size "
+        "hypotheses ended) or heuristic (a bound at the current length). CTranslate2 supports "
+        "beam_full only; a request with another rule runs eager.",
+        panel=SEARCH, shown="the model's, or optimal",
+    )  # fmt: skip
+    num_groups: int = _option(
+        "Groups of a diverse beam search (Vijayakumar et al. 2018).", 1, SEARCH, least=1
     )
-    num_groups: int = _option("Groups of a diverse beam search.", 1, "--num-groups", 1)
     diversity_penalty: float = _option(
-        "Nats that a token costs for each earlier group with it.", 0.0, "--diversity-penalty"
+        "Nats subtracted from a token for each earlier group that chose it.", 0.0, SEARCH
     )
     coverage_penalty: float = _option(
-        "What source tokens that got little attention cost a beam search's output (Wu et al. 2016, "
-        "equation 14): by the mean of the heads in the decoder's last layer; runs eager.",
+        "Weight of the penalty on source tokens with little attention, averaged over the heads of "
+        "the last decoder layer (Wu et al. 2016, equation 14); runs eager.",
         0.0,
-        "--coverage-penalty",
+        SEARCH,
     )
     temperature: float | None = _option(
-        "Draw tokens; below 1 closer to the likeliest. 0: greedy.", flag="--temperature"
+        "Sample, with logits divided by this; 0 is greedy search.",
+        panel=SAMPLING, shown="no sampling",
+    )  # fmt: skip
+    top_k: int | None = _option("Sample among the k most probable tokens.", panel=SAMPLING)
+    top_p: float | None = _option(
+        "Nucleus sampling: the smallest set of tokens with total probability p.",
+        panel=SAMPLING,
     )
-    top_k: int | None = _option("Draw from the k likeliest.", flag="--top-k")
-    top_p: float | None = _option("Draw from the likeliest of this share.", flag="--top-p")
     min_p: float | None = _option(
-        "Draw from those at least this share of the likeliest.", flag="--min-p"
+        "Sample among tokens with at least this share of the largest probability.",
+        panel=SAMPLING,
     )
-    typical_p: float | None = _option("Draw from the typical of this share.", flag="--typical-p")
+    typical_p: float | None = _option(
+        "Locally typical sampling (Meister et al. 2023) with total probability p.",
+        panel=SAMPLING,
+    )
     seed: int | Sequence[int] | None = _option(
-        "Of drawing; in Python also one for each prompt. Default: another each time.",
-        flag="--seed", least=0, most=2**63 - 1,
+        "Seed of sampling (in Python also one per prompt).",
+        panel=SAMPLING, least=0, most=2**63 - 1, shown="a new one each time",
     )  # fmt: skip
     repetition_penalty: float | None = _option(
-        "Divide the scores of tokens that were there; 1: none.", flag="--repetition-penalty"
-    )
+        "Divide the scores of tokens that occurred before; 1 is no penalty.",
+        panel=CONSTRAINTS, shown="the model's, or 1.0",
+    )  # fmt: skip
     presence_penalty: float | None = _option(
-        "Subtract this from tokens that were there.", flag="--presence-penalty"
-    )
+        "Subtracted from the score of a token that occurred before.",
+        panel=CONSTRAINTS, shown="the model's, or 0.0",
+    )  # fmt: skip
     frequency_penalty: float | None = _option(
-        "Subtract this for each time that a token was there.", flag="--frequency-penalty"
-    )
+        "Subtracted from the score of a token for each earlier occurrence.",
+        panel=CONSTRAINTS, shown="the model's, or 0.0",
+    )  # fmt: skip
     no_repeat_ngram_size: int | None = _option(
-        "No n-gram of this size twice; 0: no rule.", flag="--no-repeat-ngram-size", least=0
-    )
+        "Forbid a second occurrence of any n-gram of this size; 0 forbids none.",
+        panel=CONSTRAINTS, least=0, shown="the model's, or 0",
+    )  # fmt: skip
     banned: Sequence[str | int | Sequence[int]] = _option(
-        "A text that may not be written (in Python also ids); repeatable.", (), "--banned"
+        "Text that no output contains (in Python also ids); repeatable.", (), CONSTRAINTS
     )
     require: Sequence[str | Sequence[int]] = _option(
-        "A phrase that each output must hold, by beam search (in Python also ids); repeatable.",
+        "Phrase that every output contains, by beam search (in Python also ids); repeatable.",
         (),
-        "--require",
+        CONSTRAINTS,
     )
-    no_unknown: bool = _option("Write no token for what is unknown.", False, "--no-unknown")
-    stop: Sequence[str] = _option("End the output before this text; repeatable.", (), "--stop")
+    no_unknown: bool = _option("Forbid the unknown token.", False, CONSTRAINTS)
+    stop: Sequence[str] = _option("End the output before this text; repeatable.", (), CONSTRAINTS)
     draft: Any = _option(
-        "Write the same in fewer steps: a small model of the same vocabulary, or lookup.",
-        flag="--draft",
-    )
-    num_draft_tokens: int = _option(
-        "How many a draft proposes at a time.", 4, "--num-draft-tokens", 1
-    )
-    prefixes: Sequence[str] | None = _option("How each output must begin.")
-    forced: Mapping[int, int] | None = _option("Place among the new tokens -> the token there.")
+        "Speculative decoding: a small model with the same vocabulary, or `lookup` for n-grams of "
+        "the prompt. The output is the same, in fewer steps.",
+        panel=SEARCH, shown="no draft",
+    )  # fmt: skip
+    num_draft_tokens: int = _option("Tokens that the draft proposes per step.", 4, SEARCH, least=1)
+    prefixes: Sequence[str] | None = _option("Beginning of each output, one per prompt.")
+    forced: Mapping[int, int] | None = _option("Position among the new tokens -> its token id.")
     prefix_function: Callable[[int, list[int]], Sequence[int]] | None = _option(
-        "`(prompt's number, new ids) -> ids that may come next`."
+        "`(index of the prompt, new ids) -> ids allowed next`."
     )
     shortlist: bool = _option(
-        "Write only what the source's tokens can become, where the model has a shortlist "
-        "(heedful optimize --shortlist).", True, "--shortlist/--no-shortlist",
+        "Restrict the output vocabulary by the model's shortlist, if it has one "
+        "(heedful optimize --shortlist).", True, CONSTRAINTS,
     )  # fmt: skip
     scores: bool = _option(
-        "Score each output. Without, a backend may leave out what only scores need, and give NaN.",
-        True,
+        "Score each output. Without, a backend may skip work for scores and return NaN.", True
     )
     too_long: TooLong = _option(
-        "Of a prompt longer than the net allows: error, truncate, or leave_out, which tells of it "
-        "and gives a blank output.", "error",
+        "Prompts longer than the net allows: error, truncate, or leave_out (reported, with a blank "
+        "output).", "error",
     )  # fmt: skip
-    first_number: int = _option("What errors call the first prompt.", 1)
+    first_number: int = _option("Number of the first prompt in error messages.", 1)
     batch_tokens: int | None = _option(
-        "Padded tokens times beams that are worked on at once.", least=1, most=2**63 - 1
+        "Padded tokens times beams per batch.", least=1, most=2**63 - 1
     )
     progress: Callable[[int], None] | None = _option("Called with the prompts of each batch.")
-    said: frozenset[str] = _option("Names of what the call says itself.", frozenset())
+    explicit: frozenset[str] = _option("Names of the options given by the caller.", frozenset())
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -153,54 +183,55 @@ class Options:
         if self.coverage_penalty < 0:
             raise UserError(f"coverage_penalty must be at least 0, not {self.coverage_penalty}")
         if (self.beam_size or 1) > 1:
-            if self.draws:
+            if self.samples:
                 raise UserError("beam_size above 1 and sampling options exclude each other")
             if self.stop or self.draft is not None:
                 raise UserError("stop texts and a draft go with beam_size 1 alone")
-        if self.beam_size == 1 and self.num_return > 1 and not self.draws:
+        if self.beam_size == 1 and self.num_return > 1 and not self.samples:
             raise UserError(
                 f"num_return {self.num_return} greedy outputs would all be the same; "
                 "give a temperature, or a beam_size"
             )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Options":
-        """From keywords; raises UserError naming the nearest to an unknown one."""
+    def from_keywords(cls, given: Mapping[str, Any]) -> "Options":
+        """From keyword arguments; raises UserError with the nearest name to an unknown one."""
         for name in given:
             if name not in _NAMES:
                 raise UserError(f"unknown generation option {name}; {nearest(name, _NAMES)}")
-        return cls(**{"said": frozenset(given), **given})
+        return cls(**{"explicit": frozenset(given), **given})
 
     @cached_property
     def rows(self) -> int:
-        """Beams or samples of each prompt."""
+        """Beams or samples per prompt."""
         return max(self.beam_size or 1, self.num_return)
 
     @property
     def row_tokens(self) -> int:
-        """Padded tokens of prompts that are worked on at once."""
-        return max(1, (self.batch_tokens or USUAL["batch_tokens"]) // self.rows)
+        """Padded tokens of the prompts of a batch, beams not counted."""
+        return max(1, (self.batch_tokens or DEFAULTS["batch_tokens"]) // self.rows)
 
     @cached_property
-    def draws(self) -> bool:
-        """Whether tokens are drawn, not chosen."""
+    def samples(self) -> bool:
+        """True if tokens are sampled."""
         if self.temperature is not None:
             return self.temperature != 0
-        return any(getattr(self, name) is not None for name in DRAWING)
+        return any(getattr(self, name) is not None for name in SAMPLING_OPTIONS)
 
-    def with_defaults(self, card: Mapping[str, Any]) -> "Options":
-        """Nothing left open: what was not asked for is the card's, where it goes with the rest."""
-        known = {**USUAL, **card}
-        taken = {name: value for name, value in known.items() if getattr(self, name) is None}
+    def with_defaults(self, metadata: Mapping[str, Any]) -> "Options":
+        """None replaced by the model's metadata, where it agrees with the rest, or `DEFAULTS`."""
+        known = {**DEFAULTS, **metadata}
+        values = {name: value for name, value in known.items() if getattr(self, name) is None}
         by_beams = (self.beam_size or 1) > 1
-        one_row = self.temperature is not None or self.draws or self.stop or self.draft is not None
-        for name in DRAWING if by_beams or self.temperature == 0 else ():
-            taken.pop(name, None)
-        if one_row:
-            taken.pop("beam_size", None)
-        drawn = self.draws or any(name in taken for name in DRAWING)
-        size = self.beam_size or taken.get("beam_size") or 1
-        if not drawn and self.num_return > 1 and self.beam_size != 1:
+        excludes_beams = self.stop or self.draft is not None
+        excludes_beams = excludes_beams or self.samples or self.temperature is not None
+        for name in SAMPLING_OPTIONS if by_beams or self.temperature == 0 else ():
+            values.pop(name, None)
+        if excludes_beams:
+            values.pop("beam_size", None)
+        samples = self.samples or any(name in values for name in SAMPLING_OPTIONS)
+        size = self.beam_size or values.get("beam_size") or 1
+        if not samples and self.num_return > 1 and self.beam_size != 1:
             size = max(size, self.num_return)
         if self.num_groups > 1 and (size % self.num_groups or size == 1):
             raise UserError(
@@ -208,7 +239,7 @@ class Options:
                 "give another --beam-size"
             )
         if self.diversity_penalty and self.num_groups == 1:
-            raise UserError("diversity_penalty is of groups: give num_groups (--num-groups) too")
+            raise UserError("diversity_penalty needs num_groups (--num-groups) above 1")
         if self.require and (size < 2 or self.num_groups > 1):
             raise UserError("require needs a beam search without groups: give a beam size above 1")
         if self.coverage_penalty and (size < 2 or self.require):
@@ -216,11 +247,11 @@ class Options:
                 "coverage_penalty needs a beam search without required phrases: give a beam size "
                 "above 1"
             )
-        return replace(self, **taken | {"beam_size": size})
+        return replace(self, **values | {"beam_size": size})
 
     def seeds(self, numbers: Sequence[int]) -> list[int] | None:
-        """Those of prompts by their numbers, from 0; None where nothing is drawn."""
-        if not self.draws:
+        """Seeds of the prompts with these indices, from 0; None without sampling."""
+        if not self.samples:
             return None
         seed = self.seed
         assert seed is not None
@@ -229,7 +260,7 @@ class Options:
         return [seed[number] for number in numbers]
 
 
-# Looked up once: a small model answers in the time that it takes to do so at each call.
+# Built once: to do so at every call takes as long as a small model takes for a sentence.
 _NAMES = {option.name: option for option in fields(Options)}
 _LIMITS = {
     name: option.metadata["limits"] for name, option in _NAMES.items() if option.metadata["limits"]

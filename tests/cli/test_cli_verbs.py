@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import heedful
 from commands import assert_refused, tree, write_recipe
 from heedful import plugins
+from heedful.cli.app import COMMANDS
 from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
@@ -90,7 +91,7 @@ def prompts(tmp_path):
 def test_generate_streams_what_the_model_generates(commands, models, opened, prompts, tmp_path):
     expected = "".join(f"{t}\n" for t in opened["lm"].generate(PROMPTS, max_new_tokens=9))
     options = ("generate", models["lm"], "--max-new-tokens", 9)
-    named = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    named = PROMPTS
     assert commands.run(*options, *named).out == expected
     assert commands.run(*options, "-i", prompts).out == expected
     assert commands.run(*options, stdin=prompts.read_bytes()).out == expected
@@ -114,13 +115,13 @@ def test_a_seed_draws_the_same_streamed_and_in_batches(commands, models, opened,
 
 
 def test_without_a_seed_drawing_differs(commands, models):
-    options = ("generate", models["lm"], "-p", "a", "--temperature", 2, "--max-new-tokens", 15)
+    options = ("generate", models["lm"], "a", "--temperature", 2, "--max-new-tokens", 15)
     assert commands.run(*options).out != commands.run(*options).out
 
 
 def test_generate_json_of_a_beam(commands, models, opened):
     ended = commands.run(
-        *("generate", models["lm"], "-p", "the cat", "--num-return", 3, "--length-penalty", 0.5),
+        *("generate", models["lm"], "the cat", "--num-return", 3, "--length-penalty", 0.5),
         *("--max-new-tokens", 6, "--no-repeat-ngram-size", 2, "--json"),
     )
     found = json.loads(ended.out)
@@ -149,7 +150,7 @@ def test_rules_reach_the_model(commands, models, opened):
         (("--frequency-penalty", 2), {"frequency_penalty": 2.0}),
     ):
         ended = commands.run(
-            "generate", models["lm"], "-p", "the cat", "--max-new-tokens", 12, *arguments
+            "generate", models["lm"], "the cat", "--max-new-tokens", 12, *arguments
         )
         expected = opened["lm"].generate(["the cat"], max_new_tokens=12, **options)[0]
         assert ended.out == f"{expected}\n"
@@ -166,7 +167,7 @@ def test_a_banned_text_is_not_written(commands, models, opened):
     }
     text = next(text for text, other in others.items() if other != plain)
     ended = commands.run(
-        *("generate", models["lm"], "-p", "the cat", "--temperature", 2, "--seed", 1),
+        *("generate", models["lm"], "the cat", "--temperature", 2, "--seed", 1),
         *("--max-new-tokens", 12, "--banned", text),
     )
     assert ended.out == f"{others[text]}\n"
@@ -193,7 +194,7 @@ def _drawn(model: Any, seed: int, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize("draft", ["lookup", "draft"])
 def test_a_draft_changes_nothing(commands, models, draft):
-    options = ("generate", models["lm"], "-p", "the cat", "--max-new-tokens", 12)
+    options = ("generate", models["lm"], "the cat", "--max-new-tokens", 12)
     plain = commands.run(*options)
     assert commands.run(*options, "--draft", models.get(draft, draft)).out == plain.out != "\n"
 
@@ -247,10 +248,9 @@ def test_translate_and_generate_are_one_call(commands, models, opened, options):
         assert opened[name].translate([*PROMPTS, ""], **options) == expected
     flags = {"beam_size": "--beam-size", "length_penalty": "--length-penalty"}
     given = [part for key, value in options.items() for part in (flags[key], value)]
-    given += [part for prompt in PROMPTS for part in ("-p", prompt)]
-    written = commands.run("generate", models["two"], *given)
+    written = commands.run("generate", models["two"], *PROMPTS, *given)
     lines = "".join(f"{prompt}\n" for prompt in PROMPTS).encode()
-    translated = commands.run("translate", models["two"], *given[: 2 * len(options)], stdin=lines)
+    translated = commands.run("translate", models["two"], *given, stdin=lines)
     assert written.out == translated.out
     assert written.out.splitlines() == opened["two"].generate(PROMPTS, **options)
 
@@ -287,7 +287,7 @@ def test_a_typed_line_is_answered_before_the_next(models, opened, name, verb, pr
 
 def test_fill(commands, models, opened):
     text = "the <mask> sat on [MASK]"
-    shown = commands.run("fill", models["mlm"], "--text", text, "--top", 3)
+    shown = commands.run("fill", models["mlm"], text, "--top-k", 3)
     blocks = [block.splitlines() for block in shown.out.split("\n\n")[:-1]]
     expected = opened["mlm"].fill(text, top_k=3)
     assert len(blocks) == len(expected) == 2
@@ -367,7 +367,7 @@ def test_score_texts(commands, models, opened):
 def test_evaluate_running_text(commands, models, opened, tmp_path):
     text = "the cät sat on the mat\na dog runs in the park\n" * 3
     (tmp_path / "text").write_text(text)
-    ended = commands.run("evaluate", models["lm"], "--text", tmp_path / "text", "--json")
+    ended = commands.run("evaluate", models["lm"], "-i", tmp_path / "text", "--json")
     found = json.loads(ended.out)
     score = opened["lm"].score([text])[0]
     bits = -score.log_prob / math.log(2)
@@ -383,7 +383,7 @@ def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
     odd = gzip.compress(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     (tmp_path / "plain").write_text(text)
     (tmp_path / "odd.gz").write_bytes(odd)
-    for verb in (("evaluate", "lm", "--text"), ("score", "lm", "-i")):
+    for verb in (("evaluate", "lm", "-i"), ("score", "lm", "-i")):
         plain, other = (
             commands.run(verb[0], models[verb[1]], verb[2], tmp_path / name)
             for name in ("plain", "odd.gz")
@@ -397,14 +397,14 @@ def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
         assert (other.code, other.out) == (0, plain.out), other.err
 
 
-def test_evaluate_labelled_texts(commands, models, opened, tmp_path):
+def test_evaluate_labeled_texts(commands, models, opened, tmp_path):
     texts = [*PROMPTS, "the park", "a mat and a dog"]
     named = [each.label for each in opened["classes"].classify(texts)]
     given = [named[0], "maybe", named[2], "yes", "no"]
     file = tmp_path / "test.tsv"
     rows = zip(texts, given, strict=True)
     file.write_text("".join(f"{text}\t{label}\n" for text, label in rows))
-    arguments = ("evaluate", models["classes"], "--labelled", file)
+    arguments = ("evaluate", models["classes"], "--input", file)
     found = json.loads(commands.run(*arguments, "--json", "-o", tmp_path / "out").out)
     right = [a == b for a, b in zip(named, given, strict=True)]
     assert found["accuracy"] == pytest.approx(sum(right) / 5)
@@ -422,7 +422,7 @@ def test_evaluate_labelled_texts(commands, models, opened, tmp_path):
     shown = commands.run(*arguments, "--examples", 1).out
     first = [line.split()[0] for line in shown.splitlines() if line]
     labels = found["labels"]
-    told = ["place", "text", "label", "said", "probability"]
+    told = ["location", "text", "label", "predicted", "probability"]
     assert first == [
         *("accuracy", "macro_f1", "label", *labels, "label", *labels),
         *("worst:", *told, "random:", *told),
@@ -449,7 +449,7 @@ def test_info_of_every_kind(commands, models, opened):
 
 
 def test_export_and_import(commands, models, opened, tmp_path):
-    made = commands.run("export", models["lm"], "--to", "hf", tmp_path / "hf")
+    made = commands.run("export", "hf", models["lm"], tmp_path / "hf")
     assert (made.code, made.err) == (0, "")
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "gpt2"
     back = commands.run("import", "hf", tmp_path / "hf", tmp_path / "back", "--set", "dropout=0.25")
@@ -465,13 +465,11 @@ def test_export_and_import(commands, models, opened, tmp_path):
     assert bare.code == 0
     assert bare.err.startswith("note: ")
     assert "no tokenizer files" in bare.err
-    assert_refused(commands.run("generate", tmp_path / "bare", "-p", "a"), "no tokenizer")
+    assert_refused(commands.run("generate", tmp_path / "bare", "a"), "no tokenizer")
 
 
 def test_export_writes_the_precision_that_is_asked_for(commands, models, tmp_path):
-    ended = commands.run(
-        "export", models["lm"], "--to", "hf", tmp_path / "hf", "--precision", "bfloat16"
-    )
+    ended = commands.run("export", "hf", models["lm"], tmp_path / "hf", "--precision", "bfloat16")
     assert ended.code == 0, ended.err
     tensors = load_file(tmp_path / "hf" / "model.safetensors")
     assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch.bfloat16"}
@@ -522,8 +520,7 @@ def test_a_student_has_the_data_and_the_sizes_of_its_teachers_run(commands, tmp_
 
 def test_every_task_says_how_its_model_is_used():
 
-    verbs = {"generate", "fill", "classify", "translate"}
-    assert all(set(use.split()) & verbs for use in USE.values())
+    assert {command for command, _ in USE.values()} <= COMMANDS.keys()
     assert USE.keys() <= set(plugins.task.names())
     # Those that are not named are translated.
     assert set(plugins.task.names()) - USE.keys() - {"dates"} == {"copy", "reverse", "sort"}
@@ -532,38 +529,40 @@ def test_every_task_says_how_its_model_is_used():
 # --- bad input ------------------------------------------------------------------------------
 
 BAD = [
-    ("generate mlm -p a", b"", "generate needs a language model, but this model is a masked"),
-    ("generate classes -p a", b"", "classifier"),
-    ("fill lm -t <mask>", b"", "fill needs a masked language model"),
+    ("generate mlm a", b"", "generate needs a language model, but this model is a masked"),
+    ("generate classes a", b"", "classifier"),
+    ("fill lm <mask>", b"", "fill needs a masked language model"),
     ("classify mlm", b"a\n", "classify needs a classifier"),
     ("score mlm", b"a\n", "score needs a language model"),
     ("score two", b"a\n", "give --src FILE and --tgt FILE"),
-    ("generate lm", b"", "there is no prompt"),
+    ("generate lm", b"", "no prompt: give TEXT"),
     ("generate lm -i missing", b"", "missing"),
-    ("generate lm -p a -i missing", b"", "not both"),
+    ("generate lm a -i lm", b"", "not both"),
     ("generate lm --whole-file", b"\xff", "not UTF-8"),
-    ("generate lm -p a --top-p 1.5", b"", "top_p"),
-    ("generate lm -p a --temperature 1 --beam-size 3", b"", "exclude each other"),
-    ("generate lm -p a --draft missing", b"", "does not exist"),
-    ("generate lm -p a --draft mlm", b"", "--draft needs a language model"),
-    ("generate missing -p a", b"", "does not exist"),
-    ("fill mlm", b"", "there is no text"),
+    ("generate lm a --top-p 1.5", b"", "top_p"),
+    ("generate lm a --temperature 1 --beam-size 3", b"", "exclude each other"),
+    ("generate lm a --draft missing", b"", "does not exist"),
+    ("generate lm a --draft mlm", b"", "--draft needs a language model"),
+    ("generate missing a", b"", "does not exist"),
+    ("fill mlm", b"", "no text: give TEXT"),
     ("fill mlm --strict", b"a <mask>\nno\n", "line 2: the text holds no <mask>"),
     ("classify classes --strict", b"a\n\nb\n", "line 2 is empty"),
     ("classify classes --strict", b"a\tb\nc\n", "line 2 has 0 tabs"),
     ("classify classes --strict", b"a\nb\tc\n", "line 2 has 1 tabs"),
     ("embed lm -o vectors.txt", b"a\n", "must end in .npy or .jsonl"),
-    ("embed lm --pooling max", b"a\n", "pooling must be mean, first or last"),
-    ("score lm --src missing", b"", "give --src and --tgt"),
-    ("evaluate lm", b"", "give --src and --ref, or --text"),
-    ("evaluate lm --labelled missing.tsv", b"", "evaluate --labelled needs a classifier"),
+    ("embed lm --pooling max", b"a\n", "is not one of 'mean', 'first', 'last'"),
+    ("score lm --src lm", b"", "give --src and --tgt"),
+    ("evaluate lm", b"", "give --src and --ref for a translator, --input"),
+    ("evaluate lm --input missing.tsv", b"", "--input missing.tsv: No such file"),
+    ("evaluate two --input two", b"", "give --src FILE and --ref FILE"),
+    ("evaluate mlm --input mlm", b"", "does not support a masked language model"),
     ("import hf lm made", b"", "no model_type"),
     ("import hf lm made --set head", b"", "write key=value"),
     ("import hf hf made --set width=3", b"", "unknown key width"),
     ("import hf hf made --architecture llama", b"", "llama does not read the model type gpt2"),
-    ("export lm --to hf lm", b"", "exists already"),
-    ("export lm --to hf --precision int8 made", b"", "must be float32, bfloat16, float16"),
-    ("export lm --to ctranslate2 --precision float16 made", b"", "must be float32, bfloat16, int8"),
+    ("export hf lm lm", b"", "exists already"),
+    ("export hf lm made --precision int8", b"", "must be float32, bfloat16, float16"),
+    ("export ctranslate2 lm made --precision float16", b"", "must be float32, bfloat16, int8"),
 ]
 
 
@@ -572,7 +571,7 @@ def test_bad_input_is_one_line(commands, models, tmp_path, line, stdin, message)
     for name in models.keys() & line.split():
         shutil.copytree(models[name], tmp_path / name)
     if " hf hf " in line:
-        assert commands.run("export", models["lm"], "--to", "hf", tmp_path / "hf").code == 0
+        assert commands.run("export", "hf", models["lm"], tmp_path / "hf").code == 0
     before = tree(tmp_path)
     assert_refused(commands.run(*line.split(), stdin=stdin, cwd=tmp_path), message)
     assert tree(tmp_path) == before

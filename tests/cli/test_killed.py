@@ -18,7 +18,7 @@ from commands import tree, write_recipe
 KILLS = int(os.environ.get("HEEDFUL_KILLS", "2"))
 VERBS = {
     "average": "average run out --overwrite",
-    "export": "export marian out --to hf --overwrite",
+    "export": "export hf marian out --overwrite",
     "import": "import hf theirs out --overwrite",
     "translate": "translate run -i lines -o out",
     "evaluate": "evaluate run --src lines --ref lines -o out",
@@ -42,7 +42,7 @@ def here(commands, tmp_path_factory) -> Path:
     for line in (
         "train recipe.json --out run --quiet",
         "train marian.json --out marian --quiet",
-        "export marian theirs --to hf",
+        "export hf marian theirs",
     ):
         done = commands.run(*line.split(), cwd=folder)
         assert done.code == 0, done.err

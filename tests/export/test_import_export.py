@@ -28,7 +28,7 @@ from heedful.export.ctranslate2 import export_ctranslate2
 from heedful.export.generation_ids import generation_to_hf, read_options
 from heedful.export.hf import export_hf, import_hf
 from heedful.export.hf_directory import HfDirectory
-from heedful.options import DRAWING
+from heedful.options import SAMPLING_OPTIONS
 from heedful.pipelines import GenerationIds, LanguageModel, ModelCard, load
 from heedful.run import train
 from hf_parity import assert_same_net, changed, random_hf
@@ -305,16 +305,16 @@ def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]
         card = ModelCard("gpt2", "-", options=options)
         model = LanguageModel(None, SimpleNamespace(vocab_size=9, max_length=9), card, None, None)
         chosen = model.options()
-        left_open = set() if chosen.draws else {*DRAWING}  # which then are not looked at
+        left_open = set() if chosen.samples else {*SAMPLING_OPTIONS}  # which then are not looked at
         if chosen.beam_size == 1:
             left_open |= {"stop_rule"}
         kept = {k: v for k, v in vars(chosen).items() if k not in left_open | {"draws", "rows"}}
-        if chosen.draws and kept["temperature"] is None:
+        if chosen.samples and kept["temperature"] is None:
             kept["temperature"] = 1.0
         return model, kept
 
     if own.get("beam_size", 1) > 1:
-        own = {name: value for name, value in own.items() if name not in DRAWING}
+        own = {name: value for name, value in own.items() if name not in SAMPLING_OPTIONS}
     model, before = settled(own)
     content, generation = generation_to_hf(model, "gpt2")
     written = json.loads(

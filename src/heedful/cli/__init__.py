@@ -1,16 +1,22 @@
-"""The command line: one file a verb. Nothing heavy is imported until a verb runs."""
+"""The command line: one file per command. Nothing heavy is imported until a command runs."""
 
 import sys
+from typing import Any
 
 
 def main() -> None:
-    """Run a verb. Bad input is one line on stderr and exit code 2, never a traceback."""
+    """Run a command. Bad input is one line on stderr and exit code 2, never a traceback."""
     try:
-        from heedful.cli.app import VERBS, make_app
+        from heedful.cli.app import COMMANDS, make_app
         from heedful.cli.guard import guarded
 
-        named = sys.argv[1:2]
-        app = make_app(named if set(named) & set(VERBS) else VERBS)
+        app = make_app([name for name in sys.argv[1:2] if name in COMMANDS])
     except KeyboardInterrupt:  # while it starts
         sys.exit(130)
-    guarded(app)
+    guarded(app, _explain_usage)
+
+
+def _explain_usage(error: Any) -> str:
+    from heedful.cli.suggestions import explain_usage
+
+    return explain_usage(error)

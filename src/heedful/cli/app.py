@@ -1,44 +1,48 @@
-"""The `heedful` command: its verbs."""
+"""The `heedful` command: its commands, in groups."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import typer
 
 from heedful import __version__
-from heedful.cli.before import add_verb
+from heedful.cli.guard import show_tracebacks
+from heedful.cli.help import new_group
+from heedful.cli.preflight import Debug, add_command
 
-MAKING = ("demo", "train", "distill")
-USING = ("translate", "generate", "fill", "classify", "embed")
-JUDGING = ("evaluate", "score", "average", "optimize", "verify", "info", "export")
-# Verbs of verbs, and their modules.
-GROUPS = {"import": "import_", "recipes": "recipes", "cache": "cache"}
-VERBS = (*MAKING, *USING, *JUDGING, *GROUPS)
+GROUPS: Mapping[str, Sequence[str]] = {
+    "Train": ("demo", "train", "distill", "average"),
+    "Run a model": ("translate", "generate", "fill", "classify", "embed"),
+    "Evaluate": ("evaluate", "score", "verify"),
+    "Convert and speed up": ("optimize", "import", "export"),
+    "List": ("info", "recipes", "cache"),
+}
+COMMANDS = {name: title for title, names in GROUPS.items() for name in names}
+_MODULES = {"import": "import_", "list": "list_"}  # names that Python reserves
 
 
-def make_app(verbs: Sequence[str] = VERBS) -> typer.Typer:
-    """The command with some of its verbs: to read the flags of all takes longer than a sentence."""
-    app = typer.Typer(
-        name="heedful",
-        help="Train, search, evaluate and look into Transformers, from raw text on one machine.",
-        epilog="Start with: heedful demo   (then: heedful recipes ls)",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+def make_app(names: Sequence[str] = ()) -> typer.Typer:
+    """The command, with some of its commands or all: to build all takes longer than a sentence.
+
+    With all of them there are also the flags that install completion in a shell.
+    """
+    app = new_group(
+        "Train, search, evaluate and inspect Transformers, from raw text on one machine.",
+        epilog="Start with: heedful demo   (then: heedful list recipes)",
+        add_completion=not names,
         callback=_root,
     )
-    for verb in verbs:
-        module = import_module(f"heedful.cli.{GROUPS.get(verb, verb)}")
-        if verb in GROUPS:
-            app.add_typer(module.app, name=verb)
+    for name in names or COMMANDS:
+        module = import_module(f"heedful.cli.{_MODULES.get(name, name)}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name, rich_help_panel=COMMANDS[name])
         else:
-            add_verb(app, verb, getattr(module, verb))
+            add_command(app, name, getattr(module, name), COMMANDS[name])
     return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -47,5 +51,8 @@ def _root(
     version: bool = typer.Option(
         False, "--version", help="Print the version.", is_eager=True, callback=_print_version
     ),
+    debug: Debug = False,
 ) -> None:
     """Options of the command itself."""
+    if debug:
+        show_tracebacks()

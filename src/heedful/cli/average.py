@@ -1,23 +1,28 @@
-"""`heedful average`: one model from the mean of several checkpoints' weights."""
+"""`heedful average`: a model with the mean of the weights of several checkpoints."""
 
 from pathlib import Path
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import NewFolder, Overwrite
+from heedful.cli.flags import NewFolder, Overwrite, RunFolder
 from heedful.errors import UserError
 
 
 def average(
     *,
-    run: Path = typer.Argument(..., help="A run's folder, which says what the model is."),
+    run: RunFolder,
     out: NewFolder,
     checkpoints: list[Path] | None = typer.Option(
-        None, "--checkpoint", "-c", help="A checkpoint or model directory; repeatable."
+        None,
+        "--checkpoint",
+        "-c",
+        metavar="DIR",
+        help="Checkpoint or model directory; repeatable.",
+        show_default="those of the run",
     ),
     last: int | None = typer.Option(
-        None, min=1, help="Only the last n of the run's own checkpoints."
+        None, min=1, metavar="N", help="Only the last N checkpoints.", show_default="all"
     ),
     overwrite: Overwrite = False,
 ) -> None:

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from heedful.cli.before import add_verb
 from heedful.cli.flags import Json
+from heedful.cli.help import new_group
+from heedful.cli.preflight import add_command
 from heedful.cli.shared import note, print_json
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from heedful.data.cache import CacheEntry
 
-app = typer.Typer(
-    help="List and remove prepared data, which runs share (HEEDFUL_CACHE, or ~/.cache/heedful).",
-    no_args_is_help=True,
+app = new_group(
+    "List and remove prepared data, which runs share (HEEDFUL_CACHE, or ~/.cache/heedful)."
 )
 _DAY = 24 * 60 * 60  # seconds
 
@@ -58,17 +58,16 @@ def list_entries(json: Json = False) -> None:
 
 def remove_entries(
     names: list[str] | None = typer.Argument(
-        None, help="Names as `heedful cache ls` shows them, or their beginnings."
+        None, metavar="NAME", help="Names in `heedful cache ls`, or their beginnings."
     ),
     everything: bool = typer.Option(False, "--all", help="Remove all prepared data."),
     older_than: float | None = typer.Option(
-        None, min=0, metavar="DAYS", help="Remove what no run has opened for so many days."
+        None, min=0, metavar="DAYS", help="Remove data that no run has opened for DAYS."
     ),
 ) -> None:
     """Remove prepared data. Data that a run is using are kept.
 
-    A run that is to go on prepares its data again where they were removed, which needs the text
-    that they were made of.
+    A resumed run prepares removed data again, from the text that they were made of.
 
     Example: heedful cache rm --older-than 30
     """
@@ -109,5 +108,5 @@ def _named(entries: "list[CacheEntry]", name: str) -> "CacheEntry":
     return found[0]
 
 
-add_verb(app, "ls", list_entries)
-add_verb(app, "rm", remove_entries)
+add_command(app, "ls", list_entries)
+add_command(app, "rm", remove_entries)

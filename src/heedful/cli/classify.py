@@ -1,35 +1,35 @@
 """`heedful classify`: a label for each text."""
 
-from pathlib import Path
-
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, spread
-from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
+from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
+from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
 
 @spread("truncate")
 def classify(
     *,
-    model: Path = typer.Argument(..., help="A classifier's directory."),
+    model: ModelFolder,
+    given: Filter,
     scores: bool = typer.Option(
-        False, "--scores", help="Put the probability and a tab before each label."
+        False, "--scores", help="Write probability and tab before each.", rich_help_panel=IN_OUT
     ),
     json: JsonLines = False,
-    given: Filter,
+    run_time: RunTime,
 ) -> None:
-    """Name the class of each text: a line out for each line in.
+    """Print the label of each text: one line out for each line in.
 
-    Where the first line has a tab, every line is a pair of texts with a tab between. Texts that are
-    longer than the model reads are cut, and counted. A line that cannot be used is reported and
+    If the first line has a tab, every line is a pair of texts separated by a tab. Texts that are
+    too long for the model are truncated, and counted. A line that cannot be used is reported and
     left out: its label is blank.
 
-    Example: echo 'What a film!' | heedful classify runs/reviews --scores
+    Example: heedful classify runs/reviews 'What a film!' --scores
     """
-    chunks = input_chunks(given.input)
-    classifier = given.open(model, pipelines.Classifier, "classify")
+    chunks = given.chunks("type one text per line; Ctrl-D ends")
+    many = given.input is not None
+    classifier = run_time.open(model, pipelines.Classifier, "classify", many=many)
     first, paired = 1, False
     with line_writer(given.output) as write, given.progress("classifying") as progress:
         for chunk in chunks:
@@ -46,17 +46,18 @@ def classify(
             first += len(chunk)
             pairs = [columns[1] for columns in usable] if paired else None
             texts = [columns[0] for columns in usable]
-            found = iter(classifier.classify(texts, pairs=pairs, progress=progress))
+            options = {"pairs": pairs, "progress": progress, **run_time.batching}
+            labels = iter(classifier.classify(texts, **options))
             for line in chunk:
-                each = None if _wrong(line, paired) else next(found)
+                label = None if _wrong(line, paired) else next(labels)
                 if json:
-                    label, chances = (each.label, each.probabilities) if each else (None, None)
-                    write(json_line(text=line, label=label, scores=chances))
-                elif each is None:
+                    name, values = (label.label, label.probabilities) if label else (None, None)
+                    write(json_line(text=line, label=name, scores=values))
+                elif label is None:
                     write("\t" if scores else "")
                 else:
-                    write(f"{each.probability:.6f}\t{each.label}" if scores else each.label)
-    tell_counts(classifier, "texts")
+                    write(f"{label.probability:.6f}\t{label.label}" if scores else label.label)
+    report_counts(classifier, "texts")
 
 
 def _wrong(line: str, paired: bool) -> str | None:

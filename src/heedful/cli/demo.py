@@ -1,4 +1,4 @@
-"""`heedful demo`: train the shipped dates recipe, show what it learnt, let the user try it."""
+"""`heedful demo`: train the recipe dates, then translate with it."""
 
 import os
 import shlex
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Path = typer.Option(Path("runs/demo"), help="Folder of the run."),
+    out: Path = typer.Option(Path("runs/demo"), metavar="DIR", help="Folder of the run."),
 ) -> None:
-    """Train a Transformer on dates in five languages, then translate some that it never saw.
+    """Train a Transformer on dates in five languages, then translate unseen ones.
 
-    Takes minutes on two cores. Stopped with Ctrl-C, the same command goes on; once it is trained,
-    the same command only shows the result, and in a terminal asks for dates of your own.
+    Takes minutes on two cores. After Ctrl-C the same command continues; after the training it only
+    prints the result, and in a terminal asks for dates of your own.
 
     Example: heedful demo
     """
@@ -52,10 +52,10 @@ def _train(out: Path, console: "Console") -> None:
     if recipe.task != "dates":
         raise UserError(f"{out} holds a run of the task {recipe.task}; give another --out")
     console.print(
-        f"{'Going on with' if started else 'Training'} the recipe dates in {out};"
-        " Ctrl-C saves, and the same command goes on."
+        f"{'Continuing' if started else 'Training'} the recipe dates in {out};"
+        " Ctrl-C saves, and the same command continues."
     )
-    run_recipe(recipe, out, console, resume=started, again="the same command goes on")
+    run_recipe(recipe, out, console, resume=started, again="the same command continues")
 
 
 def _show_score(out: Path, console: "Console") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Quiet, RunFolder, Settings
+from heedful.cli.flags import Out, Quiet, Settings, complete_recipe
 from heedful.cli.shared import make_console, report_result, run_recipe
 from heedful.errors import UserError
 
@@ -13,27 +13,29 @@ STUDENT = "translation-student"
 
 
 def distill(
-    teacher: Path = typer.Argument(..., help="The model directory to learn from."),
+    teacher: Path = typer.Argument(..., metavar="TEACHER", help="Model directory of the teacher."),
     recipe: str | None = typer.Argument(
-        None, help="A recipe file, a run's folder, or a shipped recipe's name."
+        None,
+        metavar="RECIPE",
+        help="Recipe file, folder of a run, or name of a shipped recipe.",
+        autocompletion=complete_recipe,
     ),
     student: bool = typer.Option(
         False,
         "--student",
-        help=f"In place of a recipe: {STUDENT} with the data of the teacher's run; "
-        "begins as the teacher's encoder and two layers of its decoder, for speed.",
+        help=f"In place of a recipe: {STUDENT} with the data of the teacher's run; starts from the "
+        "teacher's encoder and two layers of its decoder, for speed.",
     ),
     settings: Settings = None,
-    out: RunFolder = None,
+    out: Out = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a smaller model on what a larger one says: `train` with distillation.teacher set.
+    """Train a smaller model on the outputs of a larger one (distillation).
 
-    The recipe says how large the new model is, what it reads, and under `distillation` how it
-    learns: from the teacher's probabilities of each token (level word), or from the teacher's own
-    outputs (level sequence). It keeps the teacher's tokenizer. Without --out the folder is
-    runs/RECIPE-distilled, and with --student runs/TEACHER-student. A run that was stopped goes on
-    with heedful train FOLDER --resume.
+    The recipe has the size of the new model, its data, and under `distillation` the loss: from the
+    teacher's probabilities of each token (level word), or from the teacher's outputs (level
+    sequence). The tokenizer is the teacher's. Default of --out: runs/RECIPE-distilled, or
+    runs/TEACHER-student with --student. To continue a stopped run: heedful train FOLDER --resume.
 
     Example: heedful distill runs/translation small.yaml --set model.d_model=128
 

@@ -1,103 +1,150 @@
-"""`heedful evaluate`: what a model is worth on a file, whatever its kind."""
+"""`heedful evaluate`: scores of a model on held-out data."""
 
 import math
 import random
 from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Device, Json, ModelFolder, Truncate, spread
-from heedful.cli.lines import progress_bar, read_parallel, read_whole
+from heedful.cli.flags import IN_OUT, Json, ModelFolder, Truncate, spread
+from heedful.cli.lines import RunTime, progress_bar, read_parallel, read_whole
 from heedful.cli.shared import make_console, print_json
 from heedful.errors import UserError
 from heedful.files import write_text
 
-# Outputs, what is said of them, those that are furthest from right, and all for examples.
+# Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
 Entries = list[dict[str, Any]]
-Judged = tuple[list[str], dict[str, Any], Entries, Entries]
-_MOST_COLUMNS = 12  # of a table of errors that is printed
+Judged = tuple[list[str] | None, dict[str, Any], Entries, Entries]
+_MOST_COLUMNS = 12  # of a confusion matrix that is printed
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Files of held-out data, and the output."""
+
+    src: Path | None = typer.Option(
+        None, metavar="FILE", help="Source lines, for a translator.", rich_help_panel=IN_OUT
+    )
+    ref: Path | None = typer.Option(
+        None, metavar="FILE", help="Reference lines, one per source.", rich_help_panel=IN_OUT
+    )
+    input: Path | None = typer.Option(
+        None,
+        "--input",
+        "-i",
+        metavar="FILE",
+        help="Running text for a language model; labeled texts (.tsv, .jsonl, .parquet) for a "
+        "classifier.",
+        rich_help_panel=IN_OUT,
+    )
+    text_field: str | None = typer.Option(
+        None,
+        metavar="COLUMN",
+        help="Column of labeled texts, by number or name.",
+        show_default="the first, or text",
+        rich_help_panel=IN_OUT,
+    )
+    label_field: str | None = typer.Option(
+        None,
+        metavar="COLUMN",
+        help="Column of their labels.",
+        show_default="the second, or label",
+        rich_help_panel=IN_OUT,
+    )
+    pair_field: str | None = typer.Option(
+        None,
+        metavar="COLUMN",
+        help="Column of second texts.",
+        show_default="none",
+        rich_help_panel=IN_OUT,
+    )
+    output: Path | None = typer.Option(
+        None,
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Also write the translations or labels to this file.",
+        rich_help_panel=IN_OUT,
+    )
+    truncate: Truncate = False
+    json: Json = False
 
 
 @spread("num_return", "draft", "num_draft_tokens")
 def evaluate(
     *,
     model: ModelFolder,
-    src: Path | None = typer.Option(None, help="Source lines, for a translator."),
-    ref: Path | None = typer.Option(None, help="Reference lines, as many."),
-    text: Path | None = typer.Option(None, help="Running text, for a language model."),
-    labelled: Path | None = typer.Option(
-        None, help="For a classifier: a .tsv, .jsonl or .parquet with labels."
-    ),
-    text_field: str | None = typer.Option(
-        None, help="Of labelled texts: a column's number or name, or a key."
-    ),
-    label_field: str | None = typer.Option(None, help="That of the label."),
-    pair_field: str | None = typer.Option(None, help="That of the second text."),
-    options: dict[str, Any],
+    data: HeldOut,
     metrics: str | None = typer.Option(
-        None, help="Of bleu, chrf, chrf++, ter, exact_match, tokenized_lowercase_bleu; by commas."
+        None,
+        metavar="NAMES",
+        help="Metrics separated by commas; heedful list metrics names them.",
+        show_default="bleu,chrf,ter,exact_match",
     ),
     language: str | None = typer.Option(
-        None, help="Language of the target, e.g. de. Default: the model's."
-    ),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="Also write the translations or labels here."
+        None, metavar="CODE", help="Target language, e.g. de.", show_default="the model's"
     ),
     examples: int = typer.Option(
-        3, min=0, help="Show so many of the worst outputs, and as many at random."
+        3, min=0, metavar="N", help="Print this many of the worst outputs, and of random ones."
     ),
-    json: Json = False,
-    truncate: Truncate = False,
-    device: Device = "auto",
+    options: dict[str, Any],
+    run_time: RunTime,
 ) -> None:
-    """Score a model on held-out text: translations, running text, or labelled texts.
+    """Score a model on held-out data: translations, running text, or labeled texts.
 
-    With --src and --ref a file is translated and scored: sacreBLEU's BLEU, chrF and TER with
-    signatures, exact match; perplexity and token accuracy are those of the reference. Capitals are
-    forgiven where the model's tokenizer makes them small (case:lc in the signature). With --text:
-    perplexity and bits of all of a file as one text. With --labelled: accuracy and macro F1, each
-    label's precision, recall and F1, and what texts of each label were taken for.
+    Translator (--src, --ref): sacreBLEU's BLEU, chrF and TER with signatures and exact match of the
+    translations; perplexity and token accuracy of the references. Scores ignore case if the
+    tokenizer lowercases (case:lc in the signature). Language model (--input): perplexity and bits
+    of the whole file as one text. Classifier (--input): accuracy, macro F1, precision, recall and
+    F1 per label, and the confusion matrix.
 
-    Examples follow: the outputs furthest from their reference by chrF, or the mistakes that the
-    classifier was surest of, and some at random, always the same.
+    Examples follow: the outputs with the lowest chrF, or the mistakes with the highest probability,
+    and random ones, the same each time. The backend is eager unless --backend names another.
 
-    Example: heedful evaluate runs/translation --src test.en --ref test.de --json
+    Example: heedful evaluate runs/translation --src test.en --ref test.de
     """
-    given = [src is not None or ref is not None, text is not None, labelled is not None]
-    if sum(given) != 1 or (src is None) != (ref is None):
-        raise UserError("give --src and --ref, or --text, or --labelled: what the model is for")
-    opening = partial(pipelines.load, model, device=device, backend="eager")  # after the files
-    outputs: list[str] | None = None
-    ranked: Entries = []
-    entries: Entries = []
-    if text is not None:
-        content = read_whole(text)
-        language_model = pipelines.expect(opening(), pipelines.LanguageModel, "evaluate --text")
-        found = _of_text(language_model, content, text)
-    elif labelled is not None:
-        fields = {"text": text_field, "label": label_field, "pair": pair_field}
-        classifier = pipelines.expect(opening(), pipelines.Classifier, "evaluate --labelled")
-        outputs, found, ranked, entries = _of_labels(classifier, labelled, fields)
-    elif src is not None and ref is not None:
-        lines = read_parallel(src, ref)
-        translator = pipelines.expect(opening(), pipelines.Translator, "evaluate --src")
-        options["too_long"] = "truncate" if truncate else "error"
+    if (data.src is None) != (data.ref is None) or (data.src is None) == (data.input is None):
+        raise UserError("give --src and --ref for a translator, --input for other models")
+    if run_time.backend == "auto":
+        run_time = run_time.only_eager("evaluate")
+    if data.src is not None and data.ref is not None:
+        lines = read_parallel(data.src, data.ref)
+        translator = run_time.open(model, pipelines.Translator, "evaluate with --src and --ref")
+        options |= {"too_long": "truncate" if data.truncate else "error", **run_time.batching}
         target = language or translator.card.tgt_language
-        outputs, found, ranked, entries = _of_pairs(translator, *lines, options, metrics, target)
+        judged = _evaluate_pairs(translator, *lines, options, metrics, target)
+    else:
+        judged = _evaluate_file(model, data, run_time)
+    outputs, content, ranked, entries = judged
     if outputs is not None:
-        if output is not None:
-            write_text(output, "".join(f"{line}\n" for line in outputs))
-        drawn = random.Random(0).sample(range(len(entries)), min(examples, len(entries)))
-        at_random = [entries[number] for number in sorted(drawn)]
-        found["examples"] = {"worst": ranked[:examples], "random": at_random}
-    _print({"model": str(model)} | found, json)
+        if data.output is not None:
+            write_text(data.output, "".join(f"{line}\n" for line in outputs))
+        rows = random.Random(0).sample(range(len(entries)), min(examples, len(entries)))
+        at_random = [entries[row] for row in sorted(rows)]
+        content["examples"] = {"worst": ranked[:examples], "random": at_random}
+    _print({"model": str(model)} | content, data.json)
 
 
-def _of_pairs(
+def _evaluate_file(model: Path, data: HeldOut, run_time: RunTime) -> Judged:
+    """Scores of a language model or a classifier, by the kind of the model."""
+    path = data.input
+    assert path is not None
+    opened: Any = run_time.open(model, pipelines.SavedModel, "evaluate")
+    if isinstance(opened, pipelines.LanguageModel):
+        return None, _evaluate_text(opened, read_whole(path), path, run_time.batching), [], []
+    if isinstance(opened, pipelines.Classifier):
+        fields = {"text": data.text_field, "label": data.label_field, "pair": data.pair_field}
+        return _evaluate_labels(opened, path, fields, run_time.batching)
+    if isinstance(opened, pipelines.Translator):
+        raise UserError("a translator is evaluated on pairs: give --src FILE and --ref FILE")
+    raise UserError(f"evaluate does not support a {opened.kind}")
+
+
+def _evaluate_pairs(
     translator: "pipelines.Translator",
     sources: list[str],
     references: list[str],
@@ -110,7 +157,7 @@ def _of_pairs(
 
     names = DEFAULT_METRICS if metrics is None else tuple(metrics.split(","))
     for name in names:
-        metric.get(name)  # a wrong one is told before the work
+        metric.get(name)  # refuses an unknown one before the work
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
     scores = corpus_scores(
@@ -132,22 +179,29 @@ def _of_pairs(
     return outputs, {**search, **scores.to_dict(), **forced}, ranked, entries
 
 
-def _of_text(model: "pipelines.LanguageModel", content: str, path: Path) -> dict[str, Any]:
-    """All of a text, each token told from those before it, at least half the net's length."""
+def _evaluate_text(
+    model: "pipelines.LanguageModel", content: str, path: Path, batching: dict[str, int]
+) -> dict[str, Any]:
+    """Perplexity and bits of a text; each token has at least half the net's length as context."""
     ids = model.prompt_ids([content])
     if len(ids[0]) < 2:
-        raise UserError(f"{path} is too short: no token of it is told from one before")
-    found = model.score(ids)[0]
-    bits = -found.log_prob / math.log(2)
+        raise UserError(f"{path} is too short: it has a single token, and nothing to predict")
+    score = model.score(ids, **batching)[0]
+    bits = -score.log_prob / math.log(2)
     return {
-        "num_tokens": found.num_tokens,
-        "perplexity": math.exp(-found.log_prob / found.num_tokens),
+        "num_tokens": score.num_tokens,
+        "perplexity": math.exp(-score.log_prob / score.num_tokens),
         "bits_per_character": bits / len(content),
         "bits_per_byte": bits / len(content.encode()),
     }
 
 
-def _of_labels(model: "pipelines.Classifier", path: Path, fields: dict[str, str | None]) -> Judged:
+def _evaluate_labels(
+    model: "pipelines.Classifier",
+    path: Path,
+    fields: dict[str, str | None],
+    batching: dict[str, int],
+) -> Judged:
     import numpy as np
 
     from heedful.data.rows import LABEL, read_rows
@@ -155,43 +209,43 @@ def _of_labels(model: "pipelines.Classifier", path: Path, fields: dict[str, str 
     from heedful.tasks.classification import label_ids
 
     # Columns of a file without a header are numbered.
-    named: dict[str, Any] = {
+    columns: dict[str, Any] = {
         key: int(name) if name is not None and name.isdecimal() else name
         for key, name in fields.items()
         if name is not None or key != "pair"
     }
-    given = read_rows([path], named)
-    wanted = label_ids(given, model.labels)
-    with progress_bar("classifying", len(given)) as progress:
-        pairs = given.columns.get("pair")
-        found = model.classify(given["text"], pairs=pairs, progress=progress)
-    chosen = np.array([model.labels.index(each.label) for each in found])
-    table = confusion(wanted, chosen, len(model.labels))
+    rows = read_rows([path], columns)
+    targets = label_ids(rows, model.labels)
+    with progress_bar("classifying", len(rows)) as progress:
+        pairs = rows.columns.get("pair")
+        outputs = model.classify(rows["text"], pairs=pairs, progress=progress, **batching)
+    predictions = np.array([model.labels.index(output.label) for output in outputs])
+    table = confusion(targets, predictions, len(model.labels))
     entries = [
         {
-            "place": given.location(row),
-            "text": given["text"][row],
+            "location": rows.location(row),
+            "text": rows["text"][row],
             **({} if pairs is None else {"pair": pairs[row]}),
-            "label": given[LABEL][row],
-            "said": each.label,
-            "probability": each.probability,
+            "label": rows[LABEL][row],
+            "predicted": output.label,
+            "probability": output.probability,
         }
-        for row, each in enumerate(found)
+        for row, output in enumerate(outputs)
     ]
-    wrong = [entry for entry in entries if entry["said"] != entry["label"]]
+    wrong = [entry for entry in entries if entry["predicted"] != entry["label"]]
     content = {
-        "num_texts": len(given),
+        "num_texts": len(rows),
         **label_scores(table),
         "per_label": per_label(table, model.labels),
         "labels": list(model.labels),
         "confusion": table.tolist(),
     }
-    outputs = [each.label for each in found]
-    return outputs, content, sorted(wrong, key=lambda entry: -entry["probability"]), entries
+    labels = [output.label for output in outputs]
+    return labels, content, sorted(wrong, key=lambda entry: -entry["probability"]), entries
 
 
 def _print(content: dict[str, Any], json: bool) -> None:
-    """As JSON, or a line for each score."""
+    """Print JSON, or one line per score."""
     if json:
         print_json(content)
         return
@@ -214,7 +268,7 @@ def _print(content: dict[str, Any], json: bool) -> None:
 def _print_labels(
     labels: list[str], scores: dict[str, dict[str, float]], table: list[list[int]]
 ) -> None:
-    """A line for each label, and the table of errors where a screen has room for it."""
+    """Print a line per label, and the confusion matrix if a terminal has room for it."""
     from rich.table import Column, Table
 
     def shown(first: str, names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
@@ -237,4 +291,4 @@ def _print_labels(
     if len(labels) <= _MOST_COLUMNS:
         counts = zip(labels, table, strict=True)
         rows = ((label, *(f"{count:,}" for count in row)) for label, row in counts)
-        shown("label / said", labels, rows)
+        shown("label / predicted", labels, rows)

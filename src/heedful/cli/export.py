@@ -1,46 +1,64 @@
 """`heedful export`: a model in a format that other programs open."""
 
-from typing import Literal
-
 import typer
 
 from heedful import pipelines
 from heedful.cli.flags import ModelFolder, NewFolder, Overwrite
+from heedful.cli.help import new_group
+from heedful.cli.preflight import add_command
 from heedful.cli.shared import note
 
+app = new_group("Convert a model to a format that other programs open.")
 
-def export(
+
+def hf(
     model: ModelFolder,
     out: NewFolder,
-    to: Literal["hf", "ctranslate2"] = typer.Option(
-        ..., help="hf: what transformers opens; ctranslate2: what that backend opens."
-    ),
     precision: str = typer.Option(
-        "float32",
-        help="Of the weights: float32, bfloat16, float16 (hf) or int8 (ctranslate2).",
+        "float32", metavar="NAME", help="Of the weights: float32, bfloat16 or float16."
     ),
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model with its tokenizers for other programs.
+    """Export a model in the Hugging Face format, with its tokenizers.
 
-    For transformers: the directory opens with AutoTokenizer and the Auto class of the model's kind,
-    and needs no code of ours.
+    The directory opens with AutoTokenizer and the Auto class of the model's kind, without heedful.
 
-    For CTranslate2 (heedful's extra `fast`): a directory with its tokenizers and example.py,
-    which shows its use without torch. A model that CTranslate2 cannot run is refused with every
-    reason.
-
-    Example: heedful export runs/novel --to hf novel-hf
+    Example: heedful export hf runs/novel novel-hf
     """
-    from heedful.export import ctranslate2, hf
+    from heedful.export import hf
     from heedful.files import MODEL_FILES, check_new
 
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
-    (hf if to == "hf" else ctranslate2).check_precision(precision)
+    hf.check_precision(precision)
     opened = pipelines.load(model, device="cpu", backend="eager")
-    if to == "hf":
-        hf.export_hf(opened, out, precision=precision, overwrite=overwrite, say=note)
-        typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
-        return
+    hf.export_hf(opened, out, precision=precision, overwrite=overwrite, say=note)
+    typer.echo(f"{out}: a {opened.kind} in the Hugging Face format")
+
+
+def ctranslate2(
+    model: ModelFolder,
+    out: NewFolder,
+    precision: str = typer.Option(
+        "float32", metavar="NAME", help="Of the weights: float32, bfloat16 or int8."
+    ),
+    overwrite: Overwrite = False,
+) -> None:
+    """Export a model for CTranslate2 (heedful's extra `fast`), with its tokenizers.
+
+    example.py in the directory shows its use without torch. A model that CTranslate2 does not
+    support is refused with every reason.
+
+    Example: heedful export ctranslate2 runs/translation translation-ct2
+    """
+    from heedful.export import ctranslate2
+    from heedful.files import MODEL_FILES, check_new
+
+    check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=model)
+    ctranslate2.check_precision(precision)
+    opened = pipelines.load(model, device="cpu", backend="eager")
     ctranslate2.export_ctranslate2(opened, out, precision=precision, overwrite=overwrite)
     typer.echo(f"{out}: a {opened.kind} for CTranslate2; see {out / 'example.py'}")
+
+
+add_command(app, "hf", hf)
+add_command(app, "ctranslate2", ctranslate2)

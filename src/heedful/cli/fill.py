@@ -1,40 +1,35 @@
-"""`heedful fill`: which words belong where a text is masked."""
+"""`heedful fill`: the most probable tokens for the masks of a text."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, spread
-from heedful.cli.lines import Filter, input_chunks, json_line, line_writer, tell_counts
+from heedful.cli.flags import JsonLines, ModelFolder, spread
+from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
 
-@spread()
+@spread("batch_tokens")
 def fill(
     *,
-    model: Path = typer.Argument(..., help="A masked language model's directory."),
-    text: list[str] | None = typer.Option(
-        None, "--text", "-t", help="A text with <mask> or [MASK] in it; repeatable."
-    ),
-    top: int = typer.Option(5, min=1, help="Candidates for each mask."),
-    json: JsonLines = False,
+    model: ModelFolder,
     given: Filter,
+    top_k: int = typer.Option(5, min=1, metavar="N", help="Candidates per mask."),
+    json: JsonLines = False,
+    run_time: RunTime,
 ) -> None:
-    """Name the likeliest words for each mask in a text.
+    """Print the most probable tokens for each <mask> or [MASK] of a text.
 
-    A line for each candidate, best first: its probability, the token, and the text with it, with
-    tabs between. After each mask stands an empty line. Of several masks each is filled with the
-    others still masked.
+    One line per candidate, best first: probability, token, and the text with it, separated by tabs.
+    An empty line ends the candidates of a mask. If a text has several masks, each is filled while
+    the others stay masked.
 
-    Example: heedful fill runs/encoder --text 'A <mask> barks.' --top 3
+    Example: heedful fill runs/encoder 'A <mask> barks.' --top-k 3
     """
-    if text and given.input is not None:
-        raise UserError("give --text or --input, not both")
-    chunks: Iterator[list[str]] = iter([text]) if text else input_chunks(given.input)
-    filler = given.open(model, pipelines.MaskedLanguageModel, "fill")
+    chunks = given.chunks()
+    many = given.input is not None
+    filler = run_time.open(model, pipelines.MaskedLanguageModel, "fill", many=many)
     number = 0
     with line_writer(given.output) as write:
         for chunk in chunks:
@@ -42,7 +37,7 @@ def fill(
                 number += 1
                 try:
                     masks = filler.fill(
-                        line, top_k=top, too_long="truncate" if given.truncate else "error"
+                        line, top_k=top_k, too_long="truncate" if given.truncate else "error"
                     )
                 except UserError as error:
                     if given.strict:
@@ -50,15 +45,15 @@ def fill(
                     filler.leave_out(f"line {number}: {error}")
                     masks = [[]]
                 if json:
-                    found = [[asdict(candidate) for candidate in mask] for mask in masks]
-                    write(json_line(text=line, masks=found))
+                    candidates = [[asdict(candidate) for candidate in mask] for mask in masks]
+                    write(json_line(text=line, masks=candidates))
                     continue
                 for mask in masks:
-                    for each in mask:
-                        write(f"{each.probability:.6f}\t{each.token}\t{each.text}")
+                    for fill in mask:
+                        write(f"{fill.probability:.6f}\t{fill.token}\t{fill.text}")
                     write("")
         if not number:
-            raise UserError("there is no text: give --text TEXT, --input FILE, or lines on stdin")
+            raise UserError("no text: give TEXT, --input FILE, or lines on stdin")
         if number == filler.num_left_out:
             raise UserError("no line can be used; give texts with a mask")
-    tell_counts(filler, "lines")
+    report_counts(filler, "lines")

@@ -1,4 +1,4 @@
-"""Flags: those that several verbs have, and verbs whose flags are the fields of dataclasses."""
+"""Flags that several commands share, and commands whose flags are the fields of dataclasses."""
 
 import inspect
 import types
@@ -13,104 +13,172 @@ import typer
 from heedful.errors import UserError
 from heedful.options import Options
 
-ModelFolder = Annotated[Path, typer.Argument(help="A model directory.")]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Where to write. Default: stdout.")
-]
-Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-NewFolder = Annotated[Path, typer.Argument(help="The new model directory.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a model that is there already.")
-]
+# Sections of --help.
+IN_OUT, RUN_TIME = "Input and output", "Run time"
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Names of shipped recipes, for the completion of a shell."""
+    from heedful.recipe_files import shipped_recipes
+
+    return [name for name in shipped_recipes() if name.startswith(incomplete)]
+
+
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="New model directory.")]
 RecipeName = Annotated[
-    str, typer.Argument(help="A recipe file, a run's folder, or a shipped recipe's name.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="Recipe file, folder of a run, or name of a shipped recipe.",
+        autocompletion=complete_recipe,
+    ),
 ]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        *("--output", "-o"), metavar="FILE", help="Write to this file.", show_default="stdout",
+        rich_help_panel=IN_OUT,
+    ),
+]  # fmt: skip
+Truncate = Annotated[
+    bool,
+    typer.Option("--truncate", help="Truncate texts that are too long.", rich_help_panel=IN_OUT),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=IN_OUT)]
+JsonLines = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print a line of JSON per text, scores included.", rich_help_panel=IN_OUT
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=RUN_TIME
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override one key, e.g. training.max_steps=500."
+        "--set", metavar="KEY=VALUE", help="Set a key of the recipe, e.g. model.d_model=128; "
+        "repeatable.",
     ),
-]
-RunFolder = Annotated[
-    Path | None, typer.Option(help="Folder of the run. Default: in runs/, named by the recipe.")
+]  # fmt: skip
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the run.", show_default="runs/NAME OF THE RECIPE"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JsonLines = Annotated[
-    bool, typer.Option("--json", help="A line of JSON for each text, with scores.")
-]
 
 
 def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb a flag for each field of its parameters that are dataclasses.
+    """Replace the dataclass parameters of a command by a flag for each of their fields.
 
-    Its parameter `options` has those of `Options`; the verb gets a dict of what is given of them.
+    A parameter `options` is replaced by the flags of `Options`; the command receives a dict of
+    those that are on the command line.
 
     Args:
-        left_out: fields that are no flags of this verb.
+        left_out: fields without a flag in this command, which keep their defaults.
     """
 
-    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        own: list[inspect.Parameter] = []
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-        for parameter in inspect.signature(verb).parameters.values():
+        for parameter in inspect.signature(command).parameters.values():
             kind: Any = Options if parameter.name == "options" else parameter.annotation
             if not (isinstance(kind, type) and is_dataclass(kind)):
-                own.append(parameter)
+                parameters.append(parameter)
                 continue
             offered = [field for field in fields(kind) if field.name not in left_out]
             flags = [flag for flag in map(_parameter, offered) if flag is not None]
-            fixed = {  # what is not asked for is as where it would not be given
+            defaults = {
                 field.name: getattr(field.default, "default", field.default)
                 for field in fields(kind)
                 if field.name in left_out
             }
-            make = _asked if kind is Options else partial(kind, **fixed)
+            make = _given_options if kind is Options else partial(kind, **defaults)
             groups[parameter.name] = make, [flag.name for flag in flags]
-            own += flags
+            parameters += flags
 
-        @wraps(verb)
-        def run(**given: Any) -> None:
+        @wraps(command)
+        def run(**values: Any) -> None:
             for name, (make, flags) in groups.items():
-                given[name] = make(**{flag: given.pop(flag) for flag in flags})
-            verb(**given)
+                values[name] = make(**{flag: values.pop(flag) for flag in flags})
+            command(**values)
 
-        vars(run)["__signature__"] = inspect.Signature(own)
-        run.__annotations__ = {each.name: each.annotation for each in own}
+        set_signature(run, parameters)
         return run
 
     return decorate
 
 
-def _asked(**values: Any) -> dict[str, Any]:
+def set_signature(function: Any, parameters: Sequence[inspect.Parameter]) -> None:
+    """Let typer see these parameters in place of a function's own."""
+    vars(function)["__signature__"] = inspect.Signature(parameters)
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+
+
+def _given_options(**values: Any) -> dict[str, Any]:
     """The options that are on the command line."""
-    asked = {name: value for name, value in values.items() if value not in (None, [])}
-    if set(asked.get("stop", ())) & {"optimal", "beam_full", "heuristic"}:
+    options = {name: value for name, value in values.items() if value not in (None, [])}
+    if set(options.get("stop", ())) & {"optimal", "beam_full", "heuristic"}:
         raise UserError("--stop is a text that ends the output; the rule is --stop-rule")
-    return asked
+    return options
 
 
 def _parameter(field: "Field[Any]") -> inspect.Parameter | None:
-    """What typer makes a flag of; None: the field has none. Options that are not given are None."""
-    kind, default, told = field.type, field.default, field.metadata
-    if told:
-        if told["flag"] is None:
+    """The parameter that typer turns into a flag; None for a field that only Python has.
+
+    A flag of `Options` that is not given is None.
+    """
+    kind, default, metadata = field.type, field.default, field.metadata
+    if metadata:
+        if metadata["panel"] is None:
             return None
-        limits = {"min": told["limits"][0]} if told["limits"] else {}
-        flag, default = typer.Option(told["flag"], help=told["help"], **limits), None
-        kind = Annotated[_plain(kind) | None, flag]
+        name = f"--{field.name.replace('_', '-')}"
+        plain = _plain(kind)
+        flag = typer.Option(
+            f"{name}/--no-{name[2:]}" if default is True else name,
+            help=metadata["help"],
+            metavar=_metavar(kind, plain),
+            min=metadata["limits"][0] if metadata["limits"] else None,
+            show_default=metadata["shown"] or _shown(default),
+            rich_help_panel=metadata["panel"],
+        )
+        default, kind = None, Annotated[plain | None, flag]
     only = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(field.name, only, default=default, annotation=kind)
 
 
+def _shown(default: Any) -> str | bool:
+    """A default in `--help`; False for none."""
+    if default is True:
+        return "on"
+    return False if default is None or default is False or default == () else str(default)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
 def _plain(kind: Any) -> type:
-    """What the command line gives for a field: a number, a text, or several texts."""
-    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    first = next(part for part in parts if part is not type(None))
+    """Type of a field's value on the command line: a number, a text, or several texts."""
+    first = next(part for part in _members(kind) if part is not type(None))
     if get_origin(first) is Literal or first is Any:
         return str
     if get_origin(first) is Sequence:
         return list[str]
     assert isinstance(first, type)
     return first
+
+
+def _metavar(kind: Any, plain: Any) -> str | None:
+    for part in _members(kind):
+        if get_origin(part) is Literal:
+            return "|".join(get_args(part))
+    if kind is Any:
+        return "MODEL|lookup"
+    return {int: "N", float: "X", bool: None}.get(plain, "TEXT")

@@ -1,19 +1,17 @@
-"""`heedful generate`: texts that a model goes on with, streamed as they are written."""
+"""`heedful generate`: continuations of prompts, streamed."""
 
 import secrets
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, tee
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import JsonLines, ModelFolder, spread
-from heedful.cli.lines import Filter, tell_counts
+from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
+from heedful.cli.lines import Filter, RunTime, report_counts
 from heedful.errors import UserError
 
 
@@ -21,38 +19,38 @@ from heedful.errors import UserError
 def generate(
     *,
     model: ModelFolder,
-    prompt: list[str] | None = typer.Option(
-        None, "--prompt", "-p", help="A text to go on with; repeatable."
-    ),
-    whole_file: bool = typer.Option(
-        False, "--whole-file", help="Take all of the input as one prompt."
-    ),
-    options: dict[str, Any],
-    json: JsonLines = False,
     given: Filter,
+    whole_file: bool = typer.Option(
+        False, "--whole-file", help="Read all of the input as one prompt.", rich_help_panel=IN_OUT
+    ),
+    json: JsonLines = False,
+    options: dict[str, Any],
+    run_time: RunTime,
 ) -> None:
-    """Go on with prompts, or answer sources with a model of two stacks, as it is written.
+    """Continue prompts with a decoder-only model, or answer sources with an encoder-decoder.
 
-    What is not asked for is as the model's card says; where it says nothing, the likeliest token is
-    taken each time, or a beam of 5 searched for a source. Only what is new is written; without a
-    beam search it streams to stdout, and a prompt that is typed is answered at once.
+    Options that are not given have the values in the model's metadata; without any there, search is
+    greedy for a prompt, and a beam search of 5 for a source. Only the new text is written. Without
+    a beam search it streams to stdout, and a prompt that is typed is answered at once.
 
-    Example: heedful generate runs/novel --prompt 'It was' --temperature 0.8 --top-p 0.95
+    Example: heedful generate runs/novel 'It was' --temperature 0.8 --top-p 0.95
     """
-    if prompt and given.input is not None:
-        raise UserError("give --prompt or --input, not both")
-    if prompt and whole_file:
-        raise UserError("--whole-file is of --input or stdin; leave it or --prompt out")
-    # A missing file is told before a model is loaded.
-    chunks = _prompts(prompt, given.input, whole_file)
-    generator = given.open(model, pipelines.Generator, "generate")
+    if given.texts and whole_file:
+        raise UserError(
+            "--whole-file reads --input or stdin; leave out the prompt, or --whole-file"
+        )
+    if whole_file:
+        chunks = iter([[lines.read_whole(given.input)]])
+    else:
+        chunks = given.chunks("type one prompt per line; Ctrl-D ends")
+    generator = run_time.open(model, pipelines.Generator, "generate", many=given.input is not None)
     draft = options.get("draft")
     if draft not in (None, "lookup"):
-        opened = pipelines.load(str(draft), device=given.device, backend="eager")
+        opened = pipelines.load(str(draft), device=run_time.device, backend="eager")
         options["draft"] = pipelines.expect(opened, pipelines.Generator, "--draft")
-    options["too_long"] = given.too_long
+    options |= {"too_long": given.too_long, **run_time.batching}
     _write(generator, chunks, options, json, given)
-    tell_counts(generator, "sources")
+    report_counts(generator, "sources")
 
 
 def _write(
@@ -62,13 +60,13 @@ def _write(
     json: bool,
     given: Filter,
 ) -> None:
-    """Every prompt's outputs. Prompt number i draws alike, whatever it comes with."""
-    options["said"] = frozenset(options)
+    """Write the outputs of every prompt; samples of prompt i do not depend on other prompts."""
+    options["explicit"] = frozenset(options)
     seed = options.setdefault("seed", secrets.randbelow(2**31))
-    chosen = model.options(**options)
+    settled = model.options(**options)
     number = 0
     with lines.line_writer(given.output) as write, given.progress("generating") as progress:
-        if given.output is None and not json and chosen.beam_size == chosen.num_return == 1:
+        if given.output is None and not json and settled.beam_size == settled.num_return == 1:
             for number, prompt in enumerate(chain.from_iterable(chunks), 1):
                 own = {"seed": [seed + (number - 1 << 32)], "first_number": number}
                 for piece in model.stream(prompt, **options | own):
@@ -82,23 +80,10 @@ def _write(
             for outputs, prompt in pairs:
                 number += 1
                 if json:
-                    write(
-                        lines.json_line(prompt=prompt, outputs=[asdict(each) for each in outputs])
-                    )
+                    generations = [asdict(output) for output in outputs]
+                    write(lines.json_line(prompt=prompt, outputs=generations))
                 else:
-                    for each in outputs:
-                        write(each.text)
+                    for output in outputs:
+                        write(output.text)
         if not number:
-            raise UserError(
-                "there is no prompt: give --prompt TEXT, --input FILE, or lines on stdin"
-            )
-
-
-def _prompts(prompts: list[str] | None, path: Path | None, whole_file: bool) -> Iterator[list[str]]:
-    if prompts:
-        return iter([prompts])
-    if whole_file:
-        return iter([[lines.read_whole(path)]])
-    if path is None and sys.stdin.isatty():
-        typer.echo("type a prompt a line; Ctrl-D ends", err=True)
-    return lines.input_chunks(path)
+            raise UserError("no prompt: give TEXT, --input FILE, or lines on stdin")

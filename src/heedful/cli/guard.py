@@ -1,9 +1,10 @@
-"""Between a verb and the system: its streams, its signals, and how whatever ends it is told."""
+"""Around a command: its streams, its signals, and the message of an error that ends it."""
 
 import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from threading import Timer
 from types import FrameType
@@ -19,14 +20,18 @@ _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller
 _OF_MEMORY = ("allocate memory", "out of memory", "Storage size calculation overflowed")
 _OF_TABLES = ("index out of range in self", "is out of bounds for dimension")
 _received: list[int] = []  # signals that end the process
+_debug: list[bool] = []  # not empty: show tracebacks
 _LONGEST = 1_000  # characters of an error's line
 
 
-def guarded(command: Callable[..., Any]) -> NoReturn:
+def guarded(command: Callable[..., Any], explain: Callable[[Any], str] | None = None) -> NoReturn:
     """Run a command and end the process. Bad input is one line on stderr and code 2.
 
     Ctrl-C ends with 130, SIGTERM and SIGHUP with 128 + their number, after what was begun is
     cleared away. A reader of stdout that goes away ends a filter with 0, and a run not at all.
+
+    Args:
+        explain: the message for a usage error of the parser; default: the parser's own.
     """
     try:
         _open_streams()
@@ -36,18 +41,18 @@ def guarded(command: Callable[..., Any]) -> NoReturn:
     except (Exception, KeyboardInterrupt) as error:
         if _received:  # libraries may make something else of it, or of half a file
             sys.exit(128 + _received[0])
-        _explain(error)
+        _end(error, explain)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _explain(error: BaseException) -> None:
-    """End with one line on an error that a user can mend; raises any other again."""
+def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
+    """End with one line for an error that a user can correct; raise any other again."""
     if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
     if isinstance(error, UserError):
         _fail(str(error))
     if isinstance(error, _USAGE_ERROR):
-        _of_usage(error)
+        _end_usage_error(error, explain)
     if isinstance(error, OSError):
         _fail(f"{error.filename or 'cannot read or write'}: {error.strerror or error}")
     if isinstance(error, RecursionError):
@@ -60,10 +65,15 @@ def _explain(error: BaseException) -> None:
     raise error
 
 
-def runs_on() -> None:
-    """What is begun now goes on when nobody reads stdout any more."""
+def keep_running_without_stdout() -> None:
+    """Continue from here on if the reader of stdout closes it."""
     if isinstance(sys.stdout, _Stdout):
-        sys.stdout.runs_on = True
+        sys.stdout.may_close = True
+
+
+def show_tracebacks() -> None:
+    """Print the traceback of an error before its line."""
+    _debug.append(True)
 
 
 def one_line(text: str) -> str:
@@ -78,7 +88,7 @@ def one_line(text: str) -> str:
 class _Stdout(io.TextIOWrapper):
     """UTF-8 on stdout, whose failure is told once."""
 
-    runs_on = False
+    may_close = False
 
     def write(self, text: str) -> int:
         try:
@@ -95,7 +105,7 @@ class _Stdout(io.TextIOWrapper):
     def _failed(self, error: OSError) -> int:
         # Nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-        if self.runs_on:
+        if self.may_close:
             return 0
         if isinstance(error, BrokenPipeError):
             raise SystemExit(0)
@@ -150,17 +160,19 @@ def _heed_signals() -> None:
             signal.signal(number, end)
 
 
-def _of_usage(error: Any) -> NoReturn:
-    """What is wrong with the words of a command; a group without a verb shows its help."""
+def _end_usage_error(error: Any, explain: Callable[[Any], str] | None) -> NoReturn:
+    """End with what is wrong with the arguments; a group without a command shows its help."""
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.format_message(), nl=False)  # nothing where it is printed already
         sys.exit(0)
     path = "heedful" if context is None else context.command_path
-    message = " ".join(error.format_message().split())
-    _fail(f"{message[:1].lower()}{message[1:].removesuffix('.')}; see {path} --help")
+    message = explain(error) if explain else error.format_message()
+    _fail(f"{message}; see {path} --help")
 
 
 def _fail(text: str) -> NoReturn:
+    if _debug:
+        traceback.print_exc()
     typer.secho(f"error: {one_line(text)}", fg="red", err=True)
     sys.exit(2)

@@ -5,36 +5,34 @@ from pathlib import Path
 import typer
 
 from heedful import pipelines
-from heedful.cli.before import add_verb
 from heedful.cli.flags import NewFolder, Overwrite
+from heedful.cli.help import new_group
+from heedful.cli.preflight import add_command
 from heedful.cli.shared import note
 
-app = typer.Typer(
-    help="Make a heedful model of one in another format; no code of it is run.",
-    no_args_is_help=True,
-)
+app = new_group("Convert a model in another format to heedful's; no code of it is run.")
 
 
 def hf(
     *,
     directory: Path = typer.Argument(
-        ..., help="A local directory with config.json and model.safetensors."
+        ..., metavar="DIR", help="Local directory with config.json and model.safetensors."
     ),
     out: NewFolder,
     settings: list[str] | None = typer.Option(
         None,
         "--set",
         metavar="KEY=VALUE",
-        help="Override a key of the model, e.g. head=classify or num_labels=3.",
+        help="Set a key of the model, e.g. head=classify or num_labels=3; repeatable.",
     ),
     architecture: str | None = typer.Option(
-        None, help="Build this one. Default: heedful's own of the directory's model type."
+        None, metavar="NAME", help="Architecture to build.", show_default="by the model type"
     ),
     overwrite: Overwrite = False,
 ) -> None:
     """Import a model in the Hugging Face format: weights, tokenizers, labels and ids.
 
-    Nothing is fetched and nothing is unpickled. What the directory lacks or has too much is said.
+    Nothing is downloaded and nothing is unpickled. Missing and unused tensors are reported.
 
     Example: heedful import hf downloads/gpt2 gpt2
     """
@@ -49,4 +47,4 @@ def hf(
     typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
 
 
-add_verb(app, "hf", hf)
+add_command(app, "hf", hf)

@@ -1,4 +1,4 @@
-"""`heedful info`: what a model directory holds, or what heedful runs on."""
+"""`heedful info`: a description of a model, or of the installation."""
 
 from pathlib import Path
 
@@ -10,7 +10,9 @@ from heedful.cli.shared import print_json
 
 
 def info(
-    model: Path | None = typer.Argument(None, help="A model directory. Default: the installation."),
+    model: Path | None = typer.Argument(
+        None, metavar="MODEL", help="Model directory.", show_default="the installation"
+    ),
     json: Json = False,
 ) -> None:
     """Describe a model, or the installation.
@@ -26,7 +28,7 @@ def info(
 
 
 def _named(rows: dict[str, str]) -> dict[str, str]:
-    """Rows by names of their own: what is shown below "parameters" is of its parts."""
+    """Rows by unique names: the indented ones are prefixed by "parameters"."""
     return {
         f"parameters.{name.strip()}" if name.startswith(" ") else name: value
         for name, value in rows.items()
@@ -73,7 +75,7 @@ def _model(path: Path) -> dict[str, str]:
 
 
 def _backends(path: Path) -> dict[str, str]:
-    """What else runs the model, and how."""
+    """Backends of the model, and the measured choice among them."""
     from heedful.backends.manifest import Record
 
     record = Record.read(path)
@@ -94,7 +96,7 @@ def _backends(path: Path) -> dict[str, str]:
 
 
 def _text(model: "pipelines.SavedModel") -> dict[str, str]:
-    """What goes in and what comes out."""
+    """Languages, labels and tokenizers."""
     card, rows = model.card, {}
     if isinstance(model, pipelines.Translator):
         rows["languages"] = f"{card.src_language or '?'} → {card.tgt_language or '?'}"

@@ -1,4 +1,4 @@
-"""Lines in and out for the verbs that work on files and as filters."""
+"""Lines in and out for commands that map texts, and the flags of commands that run a model."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Device, Output, Truncate
+from heedful.cli.flags import IN_OUT, RUN_TIME, Device, Output, Truncate
+from heedful.cli.shared import note
 from heedful.errors import UserError
 from heedful.options import TooLong
 from heedful.progress import Advance, track, use_display
@@ -26,60 +27,130 @@ _LONGEST = 1_000_000  # characters of a line for a model
 
 
 @dataclass(frozen=True)
-class Filter:
-    """What a verb that works on lines is asked: what it reads and writes, and what runs it."""
+class RunTime:
+    """Flags of every command that runs a model: where and how it runs."""
 
-    input: Path | None = typer.Option(None, "--input", "-i", help="A text a line. Default: stdin.")
-    output: Output = None
-    truncate: Truncate = False
-    strict: bool = typer.Option(
-        False,
-        "--strict",
-        help="Stop at the first line that cannot be used, instead of leaving it out.",
-    )
     device: Device = "auto"
     backend: str = typer.Option(
         "auto",
-        help="auto, eager (the torch module), compiled or ctranslate2. auto: the fastest that "
-        "`heedful optimize` found, else eager. A request that a backend does not support runs "
-        "eager.",
+        metavar="NAME",
+        help="eager (the torch module), compiled, ctranslate2, or auto: the fastest that `heedful "
+        "optimize` found, else eager. A request that a backend does not support runs eager.",
+        rich_help_panel=RUN_TIME,
     )
     precision: str = typer.Option(
-        "auto", help="float32, bfloat16 or int8, where there is one. auto: the best."
+        "auto",
+        metavar="NAME",
+        help="float32, bfloat16, int8, or auto: the one that is best for the backend.",
+        rich_help_panel=RUN_TIME,
     )
     threads: int | None = typer.Option(
-        None, help="Cores of a worker. Default: as measured; small models: 1."
+        None,
+        metavar="N",
+        min=1,
+        help="Cores per worker.",
+        show_default="as measured; small models: 1",
+        rich_help_panel=RUN_TIME,
+    )
+    batch_tokens: int | None = typer.Option(
+        None,
+        metavar="N",
+        min=1,
+        max=2**63 - 1,
+        help="Padded tokens (times beams) per batch.",
+        show_default="as measured",
+        rich_help_panel=RUN_TIME,
     )
 
     @property
-    def too_long(self) -> TooLong:
-        """What becomes of texts that are too long."""
-        return "truncate" if self.truncate else "error" if self.strict else "leave_out"
+    def batching(self) -> dict[str, int]:
+        """The keyword `batch_tokens` of a pipeline's method, if it is given."""
+        return {} if self.batch_tokens is None else {"batch_tokens": self.batch_tokens}
 
-    @property
-    def ahead(self) -> int:
-        """How many batches may be read before one is answered: who types a line waits for it."""
-        return 0 if self.input is None else 1
+    def only_eager(self, command: str) -> "RunTime":
+        """These with the backend eager; raises UserError if another is given by name."""
+        if self.backend not in ("auto", "eager"):
+            raise UserError(f"{command} runs eager; leave out --backend {self.backend}")
+        return replace(self, backend="eager")
 
-    def open(self, model: Path, kind: type[Kind], verb: str) -> Kind:
-        """The model, of a kind that the verb needs: for many texts from a file, else for one."""
+    def open(self, model: Path, kind: type[Kind], command: str, *, many: bool = True) -> Kind:
+        """The model, of the kind that the command needs; `many`: for many texts at once."""
         opened = pipelines.load(
             model,
             device=self.device,
             backend=self.backend,
             precision=self.precision,
             threads=self.threads,
-            use="throughput" if self.input else "latency",
+            use="throughput" if many else "latency",
         )
-        return pipelines.expect(opened, kind, verb)
+        return pipelines.expect(opened, kind, command)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Input and output of a command that maps texts to lines."""
+
+    texts: list[str] | None = typer.Argument(
+        None, metavar="TEXT", help="Texts.", show_default="lines of --input or stdin"
+    )
+    input: Path | None = typer.Option(
+        None,
+        "--input",
+        "-i",
+        metavar="FILE",
+        help="Read one text per line from this file.",
+        show_default="stdin",
+        rich_help_panel=IN_OUT,
+    )
+    output: Output = None
+    truncate: Truncate = False
+    strict: bool = typer.Option(
+        False,
+        "--strict",
+        help="Stop at the first line that cannot be used, instead of leaving it out.",
+        rich_help_panel=IN_OUT,
+    )
+
+    @property
+    def too_long(self) -> TooLong:
+        """Treatment of texts that are too long."""
+        return "truncate" if self.truncate else "error" if self.strict else "leave_out"
+
+    @property
+    def ahead(self) -> int:
+        """Batches read before one is answered: none for a user who types lines."""
+        return 0 if self.input is None else 1
+
+    def chunks(self, invitation: str = "") -> Iterator[list[str]]:
+        """The texts, in lists. `invitation` is printed if lines are typed in a terminal.
+
+        Raises UserError: a missing file, texts and a file together.
+        """
+        if self.texts:
+            if self.input is not None:
+                raise UserError("give texts or --input, not both")
+            for text in self.texts:
+                if len(self.texts) == 1 and _is_file(text):
+                    note(f"{text} is read as a text; to read the file: --input {text}")
+            return _short_enough(iter([self.texts]))
+        if invitation and self.input is None and sys.stdin is not None and sys.stdin.isatty():
+            typer.echo(invitation, err=True)
+        return input_chunks(self.input)
 
     def progress(self, what: str) -> AbstractContextManager[Advance]:
         """A progress bar where stdout is not the output."""
         return progress_bar(what, shown=self.output is not None)
 
 
-def tell_counts(model: "pipelines.SavedModel", what: str) -> None:
-    """Tell how many texts were cut, and how many have no output."""
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a null
+        return False
+
+
+def report_counts(model: "pipelines.SavedModel", what: str) -> None:
+    """Report on stderr how many texts were truncated, and how many have no output."""
     if model.num_truncated:
         typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)
     if model.num_left_out:
@@ -87,10 +158,10 @@ def tell_counts(model: "pipelines.SavedModel", what: str) -> None:
 
 
 def input_chunks(path: Path | None) -> Iterator[list[str]]:
-    """Lists of lines, as many as are there without waiting: a line that is typed comes alone.
+    """Lists of the lines that can be read without waiting: a typed line comes alone.
 
-    Raises UserError: a missing file, a directory (both before the first list is asked for),
-    invalid UTF-8 with its line number.
+    Raises UserError: a missing file or a directory, at the call; invalid UTF-8, with its line
+    number.
     """
     if path is None:
         return _short_enough(_live_chunks(sys.stdin.fileno()))
@@ -100,7 +171,7 @@ def input_chunks(path: Path | None) -> Iterator[list[str]]:
 
 
 def _short_enough(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The chunks; raises UserError for a line that no model reads, before it is cut to tokens."""
+    """The chunks; raises UserError for a line that no model reads, before it is tokenized."""
     first = 1
     for chunk in chunks:
         for number, line in enumerate(chunk, first):
@@ -111,7 +182,7 @@ def _short_enough(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
 
 
 def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
-    """The lines of two files that belong together; raises UserError where they differ in number."""
+    """The lines of two parallel files; raises UserError if their numbers differ."""
     from heedful.data.rows import read_rows
 
     rows = read_rows({"first": [first], "second": [second]}, keep_empty=True)
@@ -121,7 +192,7 @@ def read_parallel(first: Path, second: Path) -> tuple[list[str], list[str]]:
 
 
 def read_whole(path: Path | None) -> str:
-    """All of a file, or of stdin; raises UserError where it cannot be read or is no UTF-8."""
+    """The text of a file or of stdin; raises UserError if it cannot be read or is not UTF-8."""
     from heedful.data.rows import decode_lines, read_lines
 
     if path is not None:
@@ -130,7 +201,7 @@ def read_whole(path: Path | None) -> str:
 
 
 def json_line(**content: Any) -> str:
-    """A line of JSON, as it is read by people."""
+    """A line of JSON, without escapes for letters that are not ASCII."""
     return json.dumps(content, ensure_ascii=False)
 
 

@@ -1,64 +1,99 @@
-"""`heedful optimize`: the fastest way to run a model on this machine, found, proved and kept."""
+"""`heedful optimize`: the fastest backend of a model on this machine, tested and saved."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import ModelFolder
+from heedful.cli.flags import IN_OUT, RUN_TIME, Json, ModelFolder, spread
 from heedful.cli.lines import bars_on_stderr, read_parallel
+from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
 if TYPE_CHECKING:
     from heedful.deploy.optimize import Findings
 
-_SHOWN = 6  # settings of each use in the table
+_SHOWN = 6  # settings per use in the table
 
 
-def optimize(
-    model: ModelFolder,
-    src: Path | None = typer.Option(
-        None, help="Held-out text: source lines, texts, or running text. Default: the run's own."
-    ),
-    ref: Path | None = typer.Option(
-        None, help="References of a translator, labels of a classifier."
-    ),
+@dataclass(frozen=True)
+class Candidates:
+    """The settings that are tried, and what they may lose."""
+
     backend: list[str] | None = typer.Option(
-        None, help="Measure only this one: eager, ctranslate2 or compiled; repeatable."
-    ),
+        None,
+        metavar="NAME",
+        help="Measure only this backend: eager, ctranslate2 or compiled; repeatable.",
+        show_default="all",
+        rich_help_panel=RUN_TIME,
+    )
     precision: list[str] | None = typer.Option(
-        None, help="Try only this form: float32, bfloat16 or int8; repeatable."
-    ),
+        None,
+        metavar="NAME",
+        help="Try only this precision: float32, bfloat16 or int8; repeatable.",
+        show_default="all",
+        rich_help_panel=RUN_TIME,
+    )
     threads: list[int] | None = typer.Option(
-        None, help="Of a worker; repeatable. Default: one, and all cores.", min=1
-    ),
+        None,
+        min=1,
+        metavar="N",
+        help="Cores per worker; repeatable.",
+        show_default="one, and all",
+        rich_help_panel=RUN_TIME,
+    )
     use: Literal["latency", "throughput", "both"] = typer.Option(
-        "both", "--for", help="One text at a time, many together, or both."
-    ),
+        "both",
+        "--for",
+        metavar="latency|throughput|both",
+        help="One text at a time, many together, or both.",
+    )
     tolerance: float | None = typer.Option(
         None,
         min=0,
-        help="What less precision and a shortlist may lose. Default: 0.3 BLEU, 0.3% of accuracy, "
-        "1% of perplexity.",
-    ),
+        metavar="X",
+        help="Largest loss of quality by a lower precision or a shortlist.",
+        show_default="0.3 BLEU, 0.3% of accuracy, 1% of perplexity",
+    )
     shortlist: bool = typer.Option(
         False,
         "--shortlist",
-        help="Of a translator: let each sentence have only what its words became in the run's "
-        "training pairs, so that few outputs are worked out.",
-    ),
-) -> None:
-    """Find what runs a model fastest here, and let the other verbs use it.
+        help="Translators: restrict the output vocabulary of a sentence to the tokens aligned with "
+        "its own in the training pairs of the run.",
+    )
 
-    What can run the model is built of its weights and proved on held-out text: forms for
-    CTranslate2, and graphs that torch compiles in some minutes where there is a C++ compiler. In
-    float32 the greedy output must be the net's own and the scores within 1e-4; in bfloat16 and int8
-    they may lose no more than --tolerance. What is kept is timed with one text at a time and with
-    many, with threads, workers and batches of several sizes. The best of each kind stands in
-    MODEL/backends, and translate, generate, classify, embed and fill use it from then on; --backend
-    eager goes back. It holds for this kind of processor and these weights; elsewhere, the verbs say
-    so and run the net itself.
+
+@spread()
+def optimize(
+    *,
+    model: ModelFolder,
+    src: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Held-out source lines, texts, or running text.",
+        show_default="those of the run",
+        rich_help_panel=IN_OUT,
+    ),
+    ref: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="References of a translator, labels of a classifier.",
+        rich_help_panel=IN_OUT,
+    ),
+    json: Json = False,
+    tried: Candidates,
+) -> None:
+    """Find the fastest backend of a model on this machine, for other commands to use.
+
+    Backends are built from the model's weights and tested on held-out text: CTranslate2, and graphs
+    that torch compiles in some minutes if there is a C++ compiler. In float32 the greedy output
+    must equal the net's, and scores agree within 1e-4; in bfloat16 and int8 the loss of quality is
+    at most --tolerance. Each is timed with one text at a time and with many, for several numbers of
+    threads, workers and batch sizes. The best are written to MODEL/backends, and translate,
+    generate, classify, embed and fill use them from then on (--backend eager does not). They are
+    valid for this kind of processor and these weights; elsewhere commands report it and run eager.
 
     Example: heedful optimize runs/translation --src valid.en --ref valid.de
     """
@@ -67,7 +102,7 @@ def optimize(
     from heedful.backends.ctranslate2.conversion import PRECISIONS
     from heedful.deploy.optimize import BACKENDS, USES, check_asked, optimize
 
-    check_asked(backend or (), precision or (), threads or ())
+    check_asked(tried.backend or (), tried.precision or (), tried.threads or ())
     opened = pipelines.load(model, device="cpu", backend="eager")
     held_out = _held_out(model, src, ref)
     with bars_on_stderr():
@@ -75,13 +110,16 @@ def optimize(
             opened,
             model,
             *held_out,
-            backends=backend or BACKENDS,
-            precisions=precision or PRECISIONS,
-            uses=USES if use == "both" else (use,),
-            tolerance=tolerance,
-            threads=threads or (),
-            pairs=_training_pairs(model) if shortlist else None,
+            backends=tried.backend or BACKENDS,
+            precisions=tried.precision or PRECISIONS,
+            uses=USES if tried.use == "both" else (tried.use,),
+            tolerance=tried.tolerance,
+            threads=tried.threads or (),
+            pairs=_training_pairs(model) if tried.shortlist else None,
         )
+    if json:
+        print_json(_content(findings))
+        return
     _show(findings)
     typer.echo(f"kept in {model / 'backends'}; --backend eager runs the net itself")
 
@@ -132,6 +170,17 @@ def _prepared(model: Path, name: str, remedy: str) -> Path:
         if path.exists():
             return path
     raise UserError(f"{model} remembers no {remedy}")
+
+
+def _content(findings: "Findings") -> dict[str, Any]:
+    """The findings as JSON; rates are in tokens per second, the best first."""
+    rates = [
+        {"use": use, **asdict(choice), "tokens_per_second": rate}
+        for use, choice, rate in findings.rates
+    ]
+    proofs = {form: asdict(proof) for form, proof in findings.proofs.items()}
+    shortlist = asdict(findings.shortlist) if findings.shortlist else None
+    return {"proofs": proofs, "refused": findings.refused, "rates": rates, "shortlist": shortlist}
 
 
 def _show(findings: "Findings") -> None:

@@ -5,18 +5,15 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.before import add_verb
-from heedful.cli.flags import Json
+from heedful.cli.flags import Json, complete_recipe
+from heedful.cli.help import new_group
+from heedful.cli.preflight import add_command
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
-app = typer.Typer(
-    help="List, show and copy the shipped recipes; every key in them is explained.",
-    no_args_is_help=True,
-)
+app = new_group("List, show and copy the shipped recipes, with a description of every key.")
 
 
-@app.command("ls")
 def list_recipes(json: Json = False) -> None:
     """List the shipped recipes, each with its first line.
 
@@ -37,9 +34,13 @@ def list_recipes(json: Json = False) -> None:
         typer.echo(f"{name:<{width}}{line}")
 
 
-@app.command("show")
 def show(
-    name: str = typer.Argument(..., help="A recipe file, or a shipped recipe's name."),
+    name: str = typer.Argument(
+        ...,
+        metavar="RECIPE",
+        help="Recipe file, or name of a shipped recipe.",
+        autocompletion=complete_recipe,
+    ),
 ) -> None:
     """Print a recipe with every key of its task and model: value, description, type and default.
 
@@ -62,8 +63,12 @@ def show(
 
 
 def copy(
-    name: str = typer.Argument(..., help="A shipped recipe."),
-    to: Path | None = typer.Argument(None, help="Where to. Default: NAME.yaml here."),
+    name: str = typer.Argument(
+        ..., metavar="RECIPE", help="Name of a shipped recipe.", autocompletion=complete_recipe
+    ),
+    to: Path | None = typer.Argument(
+        None, metavar="FILE", help="New file.", show_default="RECIPE.yaml here"
+    ),
 ) -> None:
     """Copy a recipe, to make it your own.
 
@@ -82,4 +87,6 @@ def copy(
     typer.echo(f"{target}: train it with heedful train {target}")
 
 
-add_verb(app, "cp", copy)
+add_command(app, "ls", list_recipes)
+add_command(app, "show", show)
+add_command(app, "cp", copy)

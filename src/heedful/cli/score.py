@@ -1,61 +1,82 @@
-"""`heedful score`: how likely given translations, or given texts, are."""
+"""`heedful score`: log-probabilities of given translations, or of texts."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import ModelFolder, spread
-from heedful.cli.lines import Filter, input_chunks, line_writer, read_parallel
+from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
+from heedful.cli.lines import Filter, RunTime, json_line, line_writer, read_parallel
 from heedful.errors import UserError
+from heedful.options import TooLong
+
+_COLUMNS = ("log_prob", "perplexity", "bits_per_character")
 
 
-@spread("strict", "backend", "precision", "threads")
+@spread("strict")
 def score(
     *,
     model: ModelFolder,
-    src: Path | None = typer.Option(None, help="Source lines, for a translator."),
-    tgt: Path | None = typer.Option(None, help="Target lines, as many."),
-    per_token: bool = typer.Option(
-        False, "--per-token", help="Divide log-probabilities by the tokens' number."
-    ),
     given: Filter,
+    src: Path | None = typer.Option(
+        None, metavar="FILE", help="Source lines, for a translator.", rich_help_panel=IN_OUT
+    ),
+    tgt: Path | None = typer.Option(
+        None, metavar="FILE", help="Target lines, one per source.", rich_help_panel=IN_OUT
+    ),
+    per_token: bool = typer.Option(
+        False, "--per-token", help="Divide each log-probability by the number of tokens."
+    ),
+    json: JsonLines = False,
+    run_time: RunTime,
 ) -> None:
-    """Print how likely lines are: targets given their sources, or texts by themselves.
+    """Print log-probabilities: of targets given their sources, or of texts.
 
-    For a translator: the natural log-probability of each target line. For a language model, with
-    tabs between: each line's log-probability, perplexity, and bits a character; nan for a line of a
-    single token.
+    For a translator: the natural log-probability of each target line. For a language model,
+    separated by tabs: log-probability, perplexity and bits per character of each text; nan for a
+    text of a single token. Runs eager.
 
     Example: heedful score runs/translation --src test.en --tgt candidates.de
+
+    Example: heedful score runs/novel 'It was a dark and stormy night.'
     """
-    if (src is None) != (tgt is None) or (src is not None and given.input is not None):
-        raise UserError("give --src and --tgt for a translator, or --input for a language model")
+    run_time = run_time.only_eager("score")
+    if (src is None) != (tgt is None) or (src is not None and (given.input or given.texts)):
+        raise UserError("give --src and --tgt for a translator; TEXT or --input for other models")
     if src is None or tgt is None:
-        chunks = input_chunks(given.input)
-        opened = pipelines.load(model, device=given.device, backend="eager")
-        if isinstance(opened, pipelines.Translator):
+        chunks = given.chunks()
+        texts_model: Any = run_time.open(model, pipelines.SavedModel, "score")
+        if isinstance(texts_model, pipelines.Translator):
             raise UserError("a translator scores pairs: give --src FILE and --tgt FILE")
-        pipelines.expect(opened, pipelines.LanguageModel, "score")
+        pipelines.expect(texts_model, pipelines.LanguageModel, "score")
         with line_writer(given.output) as write:
             for chunk in chunks:
-                for line, found in zip(chunk, opened.score(chunk), strict=True):
-                    write(_row(line, found, per_token))
+                scores = texts_model.score(chunk, **run_time.batching)
+                for line, score in zip(chunk, scores, strict=True):
+                    row = _row(line, score, per_token)
+                    write(json_line(text=line, **row) if json else _tabs(row))
         return
     sources, targets = read_parallel(src, tgt)
-    opened = pipelines.load(model, device=given.device, backend="eager")
-    pipelines.expect(opened, pipelines.Translator, "score with --src and --tgt")
-    pairs = opened.score(sources, targets, too_long="truncate" if given.truncate else "error")
+    translator = run_time.open(model, pipelines.Translator, "score with --src and --tgt")
+    too_long: TooLong = "truncate" if given.truncate else "error"
+    pairs = translator.score(sources, targets, too_long=too_long, **run_time.batching)
     with line_writer(given.output) as write:
-        for pair in pairs:
+        for source, target, pair in zip(sources, targets, pairs, strict=True):
             value = pair.log_prob / (pair.num_tokens if per_token else 1)
-            write(f"{value:.6f}")
+            row = {"log_prob": value, "num_tokens": pair.num_tokens}
+            write(json_line(src=source, tgt=target, **row) if json else f"{value:.6f}")
 
 
-def _row(line: str, found: "pipelines.TextScore", per_token: bool) -> str:
-    if not found.num_tokens:
-        return "nan\tnan\tnan"
-    mean = found.log_prob / found.num_tokens
-    bits = -found.log_prob / math.log(2) / len(line) if line else math.nan
-    return f"{mean if per_token else found.log_prob:.6f}\t{math.exp(-mean):.6f}\t{bits:.6f}"
+def _row(line: str, score: "pipelines.TextScore", per_token: bool) -> dict[str, float]:
+    if not score.num_tokens:
+        return dict.fromkeys(_COLUMNS, math.nan)
+    mean = score.log_prob / score.num_tokens
+    bits = -score.log_prob / math.log(2) / len(line) if line else math.nan
+    values = (mean if per_token else score.log_prob, math.exp(-mean), bits)
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def _tabs(row: dict[str, float]) -> str:
+    return "\t".join("nan" if math.isnan(value) else f"{value:.6f}" for value in row.values())

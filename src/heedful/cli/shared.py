@@ -1,4 +1,4 @@
-"""What verbs share: the console, and how a run is started."""
+"""Shared by commands: the console, and the start of a run."""
 
 import json
 import shlex
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def make_console(*, quiet: bool = False) -> "Console":
-    """Labels, paths and error texts are shown as they are, whatever brackets are in them."""
+    """A console that prints texts unchanged, brackets included."""
     from rich.console import Console
 
     return Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
-    """As it is read by people."""
+    """Print indented JSON, without escapes for letters that are not ASCII."""
     typer.echo(json.dumps(content, ensure_ascii=False, indent=2))
 
 
 def note(text: str) -> None:
-    """Something that the user should know, beside the output."""
+    """Print a note on stderr."""
     typer.echo(f"note: {text}", err=True)
 
 
@@ -71,21 +71,21 @@ def run_recipe(
 
 
 def report_result(result: "TrainingRun", console: "Console") -> None:
-    """What came of a run, and how its model is used."""
+    """Print the scores of a run, its files, and a command that runs its model."""
     for name, entry in (result.scores.by_name if result.scores else {}).items():
         score = entry if isinstance(entry, dict) else {"score": entry}
         console.print(f"{name:<18} {score['score']:.4g}   {score.get('signature', '')}".rstrip())
     folder = result.directory
     console.print(f"model        {folder}")
     console.print(f"report       {folder / 'report.html'}")
-    use = USE.get(result.task, USE["translation"])
-    console.print(f"use it       {use} {shlex.quote(str(folder))}")
+    command, text = USE.get(result.task, USE["translation"])
+    console.print(f"use it       heedful {command} {shlex.quote(str(folder))} '{text}'")
 
 
-USE = {  # what is typed to use a model, by its task
-    "language_modelling": "heedful generate --prompt 'your text'",
-    "masked_lm": "heedful fill --text 'one <mask> is hidden'",
-    "classification": "echo 'your text' | heedful classify",
-    "denoising": "heedful generate --prompt 'your text'",
-    "translation": "echo 'your text' | heedful translate",
+USE = {  # the command that runs a model of a task, and a text for it
+    "language_modelling": ("generate", "your text"),
+    "masked_lm": ("fill", "one <mask> is hidden"),
+    "classification": ("classify", "your text"),
+    "denoising": ("generate", "your text"),
+    "translation": ("translate", "your text"),
 }

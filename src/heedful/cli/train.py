@@ -4,16 +4,16 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Quiet, RecipeName, RunFolder, Settings
+from heedful.cli.flags import Out, Quiet, RecipeName, Settings
 from heedful.cli.shared import make_console, report_result, run_recipe
 
 
 def train(
     recipe: RecipeName,
     settings: Settings = None,
-    out: RunFolder = None,
+    out: Out = None,
     resume: bool = typer.Option(
-        False, "--resume", help="Go on from the newest checkpoint in the folder."
+        False, "--resume", help="Continue from the newest checkpoint in the folder."
     ),
     quiet: Quiet = False,
 ) -> None:
@@ -25,7 +25,7 @@ def train(
     the report then note. Given a run's folder in place of a recipe, that folder is the default of
     --out; of a recipe.yaml that no run wrote, the default is named by the folder that it is in.
 
-    Example: heedful train translation --set data.train.src=a.en --set data.train.tgt=a.de
+    Example: heedful train translation --set data.train.file=pairs.tsv
     """
     from heedful.recipe_files import load_recipe, recipe_path
 

@@ -1,73 +1,81 @@
-"""`heedful translate`: lines in, translations out, in their order."""
+"""`heedful translate`: lines in, translations out, in the same order."""
 
 import math
-import sys
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import spread
-from heedful.cli.lines import Filter, input_chunks, line_writer, tell_counts
-from heedful.errors import UserError
+from heedful.cli.flags import IN_OUT, JsonLines, ModelFolder, spread
+from heedful.cli.lines import Filter, RunTime, json_line, line_writer, report_counts
 
 
 @spread("draft", "num_draft_tokens")
 def translate(
     *,
-    models: list[Path] = typer.Argument(
-        ...,
-        metavar="MODEL...",
-        help="A model directory; of several the mean of their probabilities is searched.",
-    ),
-    options: dict[str, Any],
-    scores: bool = typer.Option(False, "--scores", help="Put the score and a tab before each."),
-    weight: list[float] | None = typer.Option(
-        None, "--weight", help="Of a model among several, in their order; repeatable."
-    ),
+    model: ModelFolder,
     given: Filter,
+    scores: bool = typer.Option(
+        False, "--scores", help="Write score and tab before each.", rich_help_panel=IN_OUT
+    ),
+    json: JsonLines = False,
+    options: dict[str, Any],
+    ensemble: list[Path] | None = typer.Option(
+        None,
+        metavar="MODEL",
+        help="Search the mean of the probabilities of MODEL and this one; repeatable.",
+        rich_help_panel="Ensemble",
+    ),
+    weight: list[float] | None = typer.Option(
+        None,
+        metavar="X",
+        help="Weight of a model in the mean, in the order of the models; repeatable.",
+        show_default="equal weights",
+        rich_help_panel="Ensemble",
+    ),
+    run_time: RunTime,
 ) -> None:
-    """Translate lines from a file or a pipe.
+    """Translate texts: arguments, lines of a file, or lines of stdin.
 
-    One line out for each line in (with --num-return N: N lines each, best first). Output streams: a
-    line that is typed is answered at once. A line that is too long for the model is reported and
-    left out: its translation is blank.
+    One line out for each line in (with --num-return N: N lines, best first). A line that is typed
+    is answered at once. A line that is too long for the model is reported and left out: its
+    translation is blank.
 
-    Several models with one vocabulary, each of its own size and architecture, translate together;
-    they run eager.
+    The models of an ensemble share a vocabulary, but not sizes or architecture; they run eager.
 
-    Example: echo 'Hello.' | heedful translate runs/translation
+    Example: heedful translate runs/translation 'Hello.'
+
+    Example: heedful translate runs/translation -i test.en --beam-size 4
     """
-    chunks = input_chunks(given.input)  # a missing file is told before a model is loaded
-    translator = _opened(models, weight, given)
-    if given.input is None and sys.stdin is not None and sys.stdin.isatty():
-        typer.echo("ready: type a line, and its translation follows; Ctrl-D ends", err=True)
-    options["too_long"] = given.too_long
+    chunks = given.chunks("ready: type a line, and its translation follows; Ctrl-D ends")
+    translator = _open([model, *(ensemble or [])], weight, given, run_time)
+    options |= {"too_long": given.too_long, **run_time.batching}
     num_return = options.get("num_return", 1)
     cut = 0
     with line_writer(given.output) as write, given.progress("translating") as progress:
-        options |= {"scores": scores, "progress": progress}
-        for found in translator.in_turn(chunks, ahead=given.ahead, **options):
-            cut += not found[0].finished
-            missing = [None] * (num_return - len(found))
-            for entry in [*found, *missing]:
-                text = "" if entry is None else entry.text
-                score = -math.inf if entry is None else entry.score
+        options |= {"scores": scores or json, "progress": progress}
+        for outputs in translator.in_turn(chunks, ahead=given.ahead, **options):
+            cut += not outputs[0].finished
+            if json:
+                write(json_line(outputs=[asdict(output) for output in outputs]))
+                continue
+            for output in [*outputs, *[None] * (num_return - len(outputs))]:
+                text = "" if output is None else output.text
+                score = -math.inf if output is None else output.score
                 write(f"{score:.6f}\t{text}" if scores else text)
-    tell_counts(translator, "lines")
+    report_counts(translator, "lines")
     if cut:
         typer.echo(f"translations cut off by the length limit: {cut:,}", err=True)
 
 
-def _opened(
-    models: list[Path], weights: list[float] | None, given: Filter
+def _open(
+    models: list[Path], weights: list[float] | None, given: Filter, run_time: RunTime
 ) -> "pipelines.Translator":
-    """The model, or several as one."""
+    """The model, or the ensemble of several."""
     if len(models) > 1:
-        if given.backend not in ("auto", "eager"):
-            raise UserError(f"several models run eager alone; leave out --backend {given.backend}")
-        given = replace(given, backend="eager")
-    opened = [given.open(each, pipelines.Translator, "translate") for each in models]
+        run_time = run_time.only_eager("an ensemble")
+    many = given.input is not None
+    opened = [run_time.open(each, pipelines.Translator, "translate", many=many) for each in models]
     return opened[0] if len(opened) == 1 and not weights else pipelines.ensemble(opened, weights)

@@ -1,4 +1,4 @@
-"""`heedful verify`: the checklist that a Transformer must pass."""
+"""`heedful verify`: properties that every Transformer must have."""
 
 from pathlib import Path
 
@@ -9,25 +9,24 @@ from heedful.cli.flags import Json
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
-# The longest text that a net is shown, padding included, and the shortest that tells anything.
+# Tokens of the longest input, padding included, and of the shortest that the checks need.
 _LONGEST, _SHORTEST = 10, 8
 
 
 def verify(
     model: Path | None = typer.Argument(
-        None, help="A model directory, of any kind. Default: a new tiny Transformer."
+        None, metavar="MODEL", help="Model directory.", show_default="a new tiny Transformer"
     ),
     overfit: bool = typer.Option(
         True, help="Also train a copy on one batch, which takes some seconds."
     ),
     json: Json = False,
-    seed: int = typer.Option(0, min=0, max=2**63 - 1, help="Seed of the random ids."),
+    seed: int = typer.Option(0, min=0, max=2**63 - 1, metavar="N", help="Seed of the random ids."),
 ) -> None:
     """Check a model: causality, padding, masks, cache, gradients, tying and more.
 
-    It may be a translator, a language model, a masked language model, a classifier or an encoder
-    without a head: checks that mean nothing for it are skipped, with the reason. A failure comes
-    with what it usually means. Exit code 1 if any check fails. For your own module:
+    For every kind of model; a check that does not apply is skipped, with the reason. A failure is
+    printed with its usual cause. Exit code 1 if any check fails. For your own module:
     heedful.insight.verify(net).
 
     Example: heedful verify runs/dates
@@ -45,12 +44,11 @@ def verify(
         stacks = {"num_encoder_layers": 2, "num_decoder_layers": 2, "tgt_vocab_size": 100}
         net = architecture("vaswani2017").build(make_config("vaswani2017", {**sizes, **stacks}))
     else:
-        found = pipelines.load(model, backend="eager")
-        net, length = found.net, min(_LONGEST, found.config.max_length)
+        opened = pipelines.load(model, backend="eager")
+        net, length = opened.net, min(_LONGEST, opened.config.max_length)
         if length < _SHORTEST:
             raise UserError(
-                f"verify shows a net texts of {_SHORTEST} tokens or more, but this model allows "
-                f"{length}"
+                f"verify needs inputs of {_SHORTEST} tokens or more, but this model allows {length}"
             )
     report = check(net, fresh=model is None, overfit=overfit, length=length, seed=seed)
     if json:

@@ -143,7 +143,7 @@ def _options_there(model: Generator) -> dict[str, Any]:
     rules = {ours: theirs for theirs, ours in _STOP_RULES.items()}
     if (options.beam_size or 1) > 1:
         settings["early_stopping"] = rules[options.stop_rule or "optimal"]
-    if options.draws:
+    if options.samples:
         settings["do_sample"] = True
         settings |= {name: getattr(options, name) for name in _DRAWING}
         settings["top_k"] = options.top_k or 0  # left out, transformers would take 50

@@ -16,7 +16,7 @@ from heedful.backends.shortlist import Shortlist
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import write_directory, write_json
-from heedful.options import USUAL, TooLong
+from heedful.options import DEFAULTS, TooLong
 from heedful.pipelines.metadata import ModelCard
 
 CONFIG = "config.json"
@@ -322,7 +322,7 @@ def in_batches(
 
     found = np.zeros((len(rows), width), np.float32)
     workers = runner.settings.workers
-    budget = batch_tokens or runner.settings.batch_tokens or USUAL["batch_tokens"]
+    budget = batch_tokens or runner.settings.batch_tokens or DEFAULTS["batch_tokens"]
     batches = split_among(workers, by_length(rows, budget, workers))
     pool = ThreadPoolExecutor(workers)
     try:

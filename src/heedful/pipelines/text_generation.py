@@ -157,7 +157,7 @@ class Generator(SavedModel):
             return last[3]
         measured = settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
-        chosen = Options.of(given).with_defaults({**self.usual, **card.options, **more})
+        chosen = Options.from_keywords(given).with_defaults({**self.usual, **card.options, **more})
         if is_plain:
             self._last = given, card, settings, chosen
         return chosen
@@ -196,7 +196,7 @@ class Generator(SavedModel):
     def _settled_options(self, given: dict[str, Any]) -> Options:
         """What is asked for, with a seed where something is drawn."""
         chosen = self.options(**given)
-        if not chosen.draws or chosen.seed is not None:
+        if not chosen.samples or chosen.seed is not None:
             return chosen
         torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
         seed = int(torch.randint(_SEEDS, ())) if torch else secrets.randbelow(_SEEDS)

@@ -178,7 +178,7 @@ class CTranslate2:
         for place, (row, limit) in enumerate(zip(rows, request.max_new_tokens, strict=True)):
             length = (min(len(row), 2) if is_plain else len(row)) if has_prompts else 0
             # A sample that is longer than its limit can be cut, but its score is of the whole.
-            own_limit = limit if options.draws and options.scores else 0
+            own_limit = limit if options.samples and options.scores else 0
             groups.setdefault((length, own_limit), []).append(place)
         if len(groups) == 1:
             return self._answers(rows, request, asynchronous)
@@ -292,7 +292,7 @@ class CTranslate2:
             if value not in idle
         ]
         if (options.beam_size or 1) > 1:
-            if "stop_rule" in options.said and options.stop_rule != "beam_full":
+            if "stop_rule" in options.explicit and options.stop_rule != "beam_full":
                 found.append(f"it has no stop rule {options.stop_rule}")
             if len(request.eos_ids) > 1:  # it would go on behind one where many rank high
                 found.append("its beams end with one token")
@@ -300,7 +300,7 @@ class CTranslate2:
                 found.append("it has no normalization gnmt")
             if (options.length_penalty or 0) < 0:
                 found.append("it has no length penalty below 0")
-        if options.draws and "seed" in options.said:
+        if options.samples and "seed" in options.explicit:
             found.append("what it draws does not follow a seed")
         if self.facts.family == "encoder_decoder" and len(request.decoder_start_ids) != 1:
             found.append("its decoder starts with one token")
@@ -325,7 +325,7 @@ class CTranslate2:
         banned = [*([token] for token in request.suppressed_ids), *request.bad_words_ids]
         if banned:
             keys["suppress_sequences"] = [[self._target[token] for token in ids] for ids in banned]
-        if options.draws:
+        if options.samples:
             keys["sampling_topk"] = options.top_k or 0  # 0: all
             keys["sampling_topp"] = options.top_p or 1.0
             keys["sampling_temperature"] = (
@@ -348,7 +348,7 @@ class CTranslate2:
         else:
             found = [[self._ids[token] for token in words] for words in result.hypotheses]
         # The limit of a batch may be above the row's own. A score is of the whole output.
-        if (options.draws or options.rows == 1) and not options.scores:
+        if (options.samples or options.rows == 1) and not options.scores:
             found = [ids[:limit] for ids in found]
         scores = result.scores if options.scores else repeat(math.nan, len(found))
         outputs = []

@@ -205,7 +205,7 @@ class Searcher:
             and state.has_logits
             and self.net.device.type == "cpu"
             and options.rows == options.num_return == 1
-            and not (options.draws or options.stop or request.required_ids)
+            and not (options.samples or options.stop or request.required_ids)
             and request.output_prefixes is None
         )
         if not is_plain:
@@ -278,7 +278,7 @@ def _rules(request: GenerationRequest) -> list[Rule]:
         lambda sentence, ids: function(request.prompt_numbers[sentence], ids)
     )
     values = {name: value for name, value in vars(options).items() if name in IN_ORDER}
-    if not options.draws:
+    if not options.samples:
         values["temperature"] = None
     values |= {
         "prefix_function": prefix_function,

@@ -1,0 +1,120 @@
+"""The text of `--help`: commands and options in titled groups, with metavars and defaults."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+OPTIONS = "Options"
+_LONGEST_FLAG = 28  # columns; the help of a longer flag begins on the next line
+WIDTH = 80
+
+
+class Command(TyperCommand):
+    """A command whose options are listed by the panel that each is declared with."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write `Usage: heedful NAME [OPTIONS] ARGUMENTS`."""
+        arguments = (param for param in self.get_params(ctx) if _is_argument(param))
+        pieces = ["[OPTIONS]", *(_argument(param) for param in arguments)]
+        formatter.write_usage(ctx.command_path, " ".join(pieces))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section of definitions for each panel, that without a name last."""
+        for title, rows in panels(self, ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=_LONGEST_FLAG)
+
+
+class Group(TyperGroup):
+    """Commands in groups, with their first sentences wrapped and never cut."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands of each group, then the options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            title = getattr(command, "rich_help_panel", None) or "Commands"
+            sections.setdefault(title, []).append((name, first_sentence(command.help or "")))
+        width = max((len(name) for rows in sections.values() for name, _ in rows), default=0)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+        for title, rows in panels(self, ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=_LONGEST_FLAG)
+
+
+def new_group(
+    help: str,
+    epilog: str | None = None,
+    *,
+    add_completion: bool = False,
+    callback: Callable[..., None] | None = None,
+) -> typer.Typer:
+    """A group of commands; `callback` has the options of the group itself."""
+    return typer.Typer(
+        help=help,
+        epilog=epilog,
+        cls=Group,
+        callback=callback,
+        add_completion=add_completion,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def panels(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Rows of flag and help text by title: arguments first, options without a panel last."""
+    params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
+    titles = dict.fromkeys(_panel(param) for param in params)
+    order = sorted(titles, key=lambda title: (title != "Arguments", title == OPTIONS))
+    return {title: [_row(param) for param in params if _panel(param) == title] for title in order}
+
+
+def first_sentence(text: str) -> str:
+    """The first paragraph of a help text on one line."""
+    return text.partition("\n\n")[0].replace("\n", " ")
+
+
+def _is_argument(param: Any) -> bool:
+    return bool(param.param_type_name == "argument")
+
+
+def _panel(param: Any) -> str:
+    return "Arguments" if _is_argument(param) else getattr(param, "rich_help_panel", "") or OPTIONS
+
+
+def _argument(param: Any) -> str:
+    name = param.metavar or param.name.upper()
+    name = name if param.required else f"[{name}]"
+    return name if param.nargs == 1 else f"{name}..."
+
+
+def _row(param: Any) -> tuple[str, str]:
+    """A flag with its metavar, and its help with the default."""
+    extra = "; ".join(_extra(param))
+    text = f"{param.help or ''}  [{extra}]" if extra else param.help or ""
+    if _is_argument(param):
+        return _argument(param), text
+    flags = ", ".join(sorted(param.opts, key=len))
+    if param.secondary_opts:
+        flags = f"{flags} / {', '.join(param.secondary_opts)}"
+    return f"{flags} {param.metavar}" if param.metavar else flags, text
+
+
+def _extra(param: Any) -> Iterable[str]:
+    default = param.default
+    if isinstance(param.show_default, str):
+        yield f"default: {param.show_default}"
+    elif param.show_default and default is not None and default not in ("", [], ()):
+        if not isinstance(default, bool):
+            yield f"default: {default}"
+        elif param.secondary_opts:
+            flag = param.opts[0] if default else param.secondary_opts[0]
+            yield f"default: {flag}"
+    if param.required and not _is_argument(param):
+        yield "required"

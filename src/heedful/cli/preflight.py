@@ -1,0 +1,89 @@
+"""Checks before any command begins: that its outputs can be written, and the name of its device."""
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from heedful.cli.flags import set_signature
+from heedful.cli.guard import keep_running_without_stdout, show_tracebacks
+from heedful.cli.help import Command
+from heedful.errors import UserError
+from heedful.files import check_writable
+
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
+_READ = {"input", "src", "tgt", "ref"}  # options whose files are read
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def add_command(
+    app: typer.Typer, name: str, function: Callable[..., None], group: str | None = None
+) -> None:
+    """Add a command, with the checks of this module and the flag `--debug`.
+
+    Its help is the function's docstring: paragraphs are wrapped, and lines of examples are not.
+    """
+
+    @wraps(function)
+    def run(*, debug: bool = False, **values: Any) -> None:
+        if debug:
+            show_tracebacks()
+        _check(values)
+        if values.keys() & {"out", "to"}:  # the folder is the result; stdout only reports it
+            keep_running_without_stdout()
+        function(**values)
+
+    only = inspect.Parameter.KEYWORD_ONLY
+    parameters = [*inspect.signature(function).parameters.values()]
+    parameters.append(inspect.Parameter("debug", only, default=False, annotation=Debug))
+    set_signature(run, [parameter.replace(kind=only) for parameter in parameters])
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    text = "\n\n".join(_example(text) or text.replace("\n", " ") for text in paragraphs)
+    app.command(name, help=text, cls=Command, rich_help_panel=group)(run)
+
+
+def _example(paragraph: str) -> str | None:
+    """A paragraph of examples, kept line by line by click's mark for it."""
+    return f"\b\n{paragraph}" if paragraph.startswith("Example: ") else None
+
+
+def _check(values: dict[str, Any]) -> None:
+    for name, value in _single(values):
+        text = str(value) if isinstance(value, str | Path) else ""
+        if any("\ud800" <= each <= "\udfff" for each in text):
+            raise UserError(f"--{name} {value}: not UTF-8; convert it")
+    for name in _READ & values.keys():
+        if values[name] is not None and not _exists(values[name]):
+            text = "; a text is an argument: MODEL TEXT" if "texts" in values else ""
+            raise UserError(f"--{name} {values[name]}: No such file{text}")
+    output, device = values.get("output"), values.get("device")
+    if device is not None and not _DEVICE.fullmatch(device):
+        raise UserError(f"no device {device}; use auto, cpu, cuda, cuda:1 or mps")
+    if output is None:
+        return
+    check_writable(output)
+    for name, value in _single(values):
+        if name == "output" or not isinstance(value, Path) or not value.exists():
+            continue
+        if output.exists() and os.path.samefile(value, output):
+            raise UserError(f"{output} is read and cannot be written too; give another --output")
+        if value.is_dir() and output.resolve().is_relative_to(value.resolve()):
+            raise UserError(f"{output} is inside {value}, which is read; give another --output")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a name, or with a null
+        return False
+
+
+def _single(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each value with its name, those of repeated options one by one."""
+    for name, value in values.items():
+        yield from ((name, each) for each in (value if isinstance(value, list) else [value]))

@@ -1,0 +1,150 @@
+"""The help of every command, and the one line for an argument that is not known."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer import Context
+from typer.main import get_command
+
+from commands import Commands, assert_refused
+from heedful.cli.app import COMMANDS, make_app
+from heedful.cli.help import WIDTH, panels
+from heedful.cli.suggestions import OTHER_NAMES
+
+ROOT: Any = get_command(make_app())
+RUNS_A_MODEL = ("translate", "generate", "fill", "classify", "embed", "evaluate", "score")
+PRINTS = (*RUNS_A_MODEL, "optimize", "verify", "info", "cache ls", "recipes ls")
+
+
+def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+ALL = dict(commands_of(ROOT))
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    return {flag: param for param in command.params for flag in param.opts if flag[:2] == "--"}
+
+
+@pytest.mark.parametrize("name", ["", *ALL])
+def test_help_fits_a_terminal_of_80_columns(name: str) -> None:
+    command = ALL[name] if name else ROOT
+    path = f"heedful {name}".strip()
+    text = command.get_help(Context(command, info_name=path, max_content_width=WIDTH))
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert text.startswith(f"Usage: {path}")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_option_has_a_help_and_what_takes_a_value_a_metavar(name: str) -> None:
+    for param in ALL[name].params:
+        assert param.help, param.name
+        is_flag = getattr(param, "is_flag", False)
+        assert is_flag or param.metavar, f"{name} {param.name}: no metavar"
+
+
+def test_commands_stand_in_groups() -> None:
+    assert {name.split()[0] for name in ALL} == COMMANDS.keys()
+    for name, command in ROOT.commands.items():
+        assert command.rich_help_panel == COMMANDS[name]
+
+
+@pytest.mark.parametrize("name", RUNS_A_MODEL)
+def test_commands_that_run_a_model_have_the_same_options(name: str) -> None:
+    rows = panels(ALL[name], Context(ALL[name]))["Run time"]
+    flags = [flag.split()[0] for flag, _ in rows]
+    batches = [] if name == "fill" else ["--batch-tokens"]  # which takes one text at a time
+    assert flags == ["--device", "--backend", "--precision", "--threads", *batches]
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_what_prints_prints_json(name: str) -> None:
+    assert name == "embed" or "--json" in options_of(ALL[name])  # embed prints nothing else
+
+
+def test_defaults_are_shown() -> None:
+    rows = dict(panels(ALL["evaluate"], Context(ALL["evaluate"]))["Search"])
+    assert rows["--min-new-tokens N"].endswith("[default: 0]")
+    assert rows["--length-penalty X"].endswith("[default: the model's, or 1.0]")
+
+
+def test_the_other_names_lead_to_options_that_are_there() -> None:
+    flags = {flag for command in ALL.values() for flag in options_of(command)}
+    assert {f"--{name}" for name in OTHER_NAMES.values()} <= flags
+    assert not {f"--{name}" for name in OTHER_NAMES.keys() - {"ref", "tgt"}} & flags
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("translate m --engine eager", "no such option: --engine; use --backend"),
+        ("translate m --beam 4", "use --beam-size"),
+        ("translate m --nbest=4", "use --num-return"),
+        ("generate m --beam_size 4", "use --beam-size"),
+        ("generate m --prompt a", "give the text as an argument: heedful generate MODEL TEXT"),
+        ("fill m --text a", "give the text as an argument"),
+        ("translate m --score", "use --scores"),
+        ("evaluate m --metric bleu", "use --metrics"),
+        ("evaluate m --text file", "use --input"),
+        ("optimize m --backends eager", "use --backend"),
+        ("score m --src a --ref b", "use --tgt"),
+        ("info m --temperature 1", "it is an option of heedful translate, generate, evaluate"),
+        ("translate m --tempperature 1", "use --temperature"),
+        ("translte m", "Did you mean 'translate'"),
+        ("export m --to hf out", "no such command 'm'"),
+        ("translate m --input 'a text here'", "a text is an argument: MODEL TEXT"),
+        ("translate a.txt", "a.txt does not exist"),
+    ],
+)
+def test_an_old_or_mistyped_word_names_the_right_one(
+    commands: Commands, line: str, words: str
+) -> None:
+    import shlex
+
+    assert_refused(commands.run(*shlex.split(line)), words)
+
+
+def test_a_file_in_the_place_of_a_text_is_noted(commands: Commands, tmp_path: Any) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    done = commands.run("translate", "m", "a.txt", cwd=tmp_path)
+    assert done.code == 2
+    assert "note: a.txt is read as a text; to read the file: --input a.txt" in done.err
+
+
+@pytest.mark.parametrize("line", ["--debug info nothing", "info nothing --debug"])
+def test_debug_shows_the_traceback_and_the_line(commands: Commands, line: str) -> None:
+    done = commands.run(*line.split())
+    assert done.code == 2
+    assert "Traceback (most recent call last)" in done.err
+    assert "error: nothing does not exist" in done.err.splitlines()[-1]
+    assert "Traceback" not in commands.run("info", "nothing").err
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("heedful trans", "translate"),
+        ("heedful train tra", "translation"),
+        ("heedful ex", "export"),
+    ],
+)
+def test_a_shell_completes_commands_and_recipes(words: str, found: str) -> None:
+    complete = {"_HEEDFUL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "0"}
+    complete["COMP_CWORD"] = str(len(words.split()) - 1)
+    done = subprocess.run(
+        [sys.executable, "-c", "from heedful.cli import main; main()"],
+        env={**os.environ, **complete},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found in done.stdout.split(), done.stderr
