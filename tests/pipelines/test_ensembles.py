@@ -207,8 +207,8 @@ def test_the_command_takes_several_models(commands: Any, tmp_path: Path, models:
     lines = "\n".join(TEXTS).encode()
     options = ("--beam-size", 2, "--max-new-tokens", 9)
     places = (tmp_path / "a", tmp_path / "b")
-    models = (places[0], "--ensemble", places[1])
-    done = commands.run("translate", *models, *options, "--weight", 1, "--weight", 3, stdin=lines)
+    named = (places[0], "--ensemble", places[1])
+    done = commands.run("translate", *named, *options, "--weight", 1, "--weight", 3, stdin=lines)
     assert done.code == 0, done.err
     wanted = ensemble(models[:2], [1.0, 3.0]).translate(TEXTS, beam_size=2, max_new_tokens=9)
     assert done.out.splitlines() == wanted
