@@ -94,7 +94,7 @@ def test_the_zoo_passes_every_check(name: str, keys: dict[str, Any]) -> None:
     report = verify(build(name, **keys), overfit=overfit, overfit_seconds=600.0)
     assert report.ok, str(report)
     assert skips(report) == (SKIPPED[kind] if overfit else SKIPPED[kind] | UNASKED), str(report)
-    assert len(report) == len(checks_of(single=kind != "two stacks"))
+    assert len(report) == len(checks_of(single_stack=kind != "two stacks"))
 
 
 WINDOWS = [(None, None), (2, None), (3, 2)]

@@ -1,6 +1,7 @@
-"""Looking inside a model: what holds of it and, where something does not, why."""
+"""Checks of a net: causality, padding, cached decoding, gradients and more (`verify`)."""
 
+from heedful.insight.checks import Check
 from heedful.insight.report import CheckResult, Report
-from heedful.insight.verify import verify
+from heedful.insight.verify import CHECKS, checks_of, verify
 
-__all__ = ["CheckResult", "Report", "verify"]
+__all__ = ["CHECKS", "Check", "CheckResult", "Report", "checks_of", "verify"]

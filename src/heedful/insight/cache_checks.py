@@ -1,4 +1,4 @@
-"""The check of cached decoding: what is written token by token is what whole prefixes give."""
+"""Check of cached decoding: one token at a time gives the same as whole prefixes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,31 +9,31 @@ from jaxtyping import Int
 from torch import Tensor
 
 from heedful.backends.torch.state import DecodingState
-from heedful.insight.checks import Failed, Seen, Skipped, check, distance
+from heedful.insight.checks import Failed, Outcome, Skipped, check, distance
 from heedful.insight.kind import parameters_of
 from heedful.insight.probe import PADDING_SIDES, Batch, Probe
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.tokens import Tokens
 
-# Before which step which rows go on: every source gets two beams, beams change places, one source
-# leaves. The rows of a source stand side by side, equally many for each.
+# Rows to select before a step, by its number: two beams for each source, beams reordered, one
+# source removed. The beams of a source are adjacent, equally many for each.
 _REORDERS: dict[int, list[int]] = {1: [0, 0, 1, 1, 2, 2], 2: [1, 0, 3, 3, 4, 5], 3: [1, 0, 4, 5]}
 
 _Step = Callable[[Tensor], Tensor]  # new ids (N, t) -> logits (N, t, V) after each
-_Reorder = Callable[[Tensor], None]  # row i goes on from what was row `rows[i]`
+_Reorder = Callable[[Tensor], None]  # row i continues what was row `rows[i]`
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One way to decode three rows.
+class _Scenario:
+    """A scenario of decoding three rows.
 
     Attributes:
-        steps: how many tokens are new at each step.
-        source: what every call of the whole net is given besides: the sources.
-        pads: of each row, how many tokens of the first step are padding on the left.
-        reorders: whether rows go on in another order.
-        note: how this way differs from the plain one.
+        steps: the number of new tokens at each step.
+        source: the sources of an encoder-decoder.
+        pads: for each row, the number of tokens of left padding in the first step.
+        reorders: select rows before some steps (`_REORDERS`).
+        note: description of the scenario, for messages.
     """
 
     steps: Sequence[int]
@@ -45,84 +45,88 @@ class _Way:
 
 @check(
     "cached = uncached",
-    holds="decoding token by token with a cache, also reordered, gives what whole prefixes give",
-    hint="The position of a new token is off by one, keys are cached before or after they "
-    "should be, the causal mask is aligned to the wrong corner when there are fewer "
-    "queries than keys, or a reorder forgets a layer or the source.",
+    requirement="decoding token by token with a cache, also after reordering, gives the same as "
+    "whole prefixes",
+    hint="The position of a new token is off by one, keys are cached too early or too late, the "
+    "causal mask is aligned to the wrong corner with fewer queries than keys, or reordering "
+    "leaves out a layer or the source.",
     single_hint="The position of a new token is off by one or counts padding, keys are cached "
-    "before or after they should be, the causal mask is aligned to the wrong corner when there "
-    "are fewer queries than keys, or a reorder forgets a layer or where the padding is.",
+    "too early or too late, the causal mask is aligned to the wrong corner with fewer queries "
+    "than keys, or reordering leaves out a layer or the padding.",
     needs=("causality",),
 )
-def cached(probe: Probe) -> Seen:
-    """Step by step = whole prefixes, also after rows were reordered."""
+def cached_decoding(probe: Probe) -> Outcome:
+    """Compare the logits of steps with a cache with those of whole prefixes."""
     if not probe.causal:
-        raise Skipped("an encoder: nothing is decoded")
-    own = isinstance(probe.net, DecoderOnly | EncoderDecoder)
-    if not own and not (hasattr(probe.net, "start") and hasattr(probe.net, "step")):
-        begin = "rows" if probe.single else "src, src_lengths"
+        raise Skipped("an encoder does not decode")
+    is_ours = isinstance(probe.net, DecoderOnly | EncoderDecoder)
+    if not is_ours and not (hasattr(probe.net, "start") and hasattr(probe.net, "step")):
+        begin = "rows" if probe.is_single_stack else "src, src_lengths"
         raise Skipped(f"the net has no start({begin}, capacity=...) and step(ids, cache)")
     worst = 0.0
-    for way in _of_one_stack(probe) if probe.single else _of_two_stacks(probe):
-        step, reorder = _begin_ours(probe, way) if own else _begin(probe, way)
-        error, where = _decode(probe, way, step, reorder)
+    make_scenarios = _decoder_scenarios if probe.is_single_stack else _encoder_decoder_scenarios
+    start = _begin_ours if is_ours else _begin
+    for scenario in make_scenarios(probe):
+        step, reorder = start(probe, scenario)
+        error, where = _decode(probe, scenario, step, reorder)
         if error > probe.tolerance:
-            seen = f"{probe.outputs_name} at {where} differ by {error:.1e}{way.note}"
-            raise Failed(seen, error)
+            detail = f"{probe.outputs_name} at {where} differ by {error:.1e}{scenario.note}"
+            raise Failed(detail, error)
         worst = max(worst, error)
     return "equal (the cache has no reorder(rows))" if reorder is None else "equal", worst
 
 
-def _of_two_stacks(probe: Probe) -> Iterator[_Way]:
-    """Sources without padding, and with it on either side."""
+def _encoder_decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
+    """Sources without padding, and with padding on either side."""
     source, steps = Batch({"src": probe.batch(3).ids["src"]}), [1] * probe.width("tgt")
-    yield _Way(steps, source)
+    yield _Scenario(steps, source)
     for where in PADDING_SIDES if "src_lengths" in probe.accepts else ():
-        if probe.cannot_pad("src", where) is None:
-            padded = probe.padded(source, "src", probe.ragged("src"), where)
-            yield _Way(steps, padded, note=f", source padded on the {where}")
+        if probe.no_padding_reason("src", where) is None:
+            padded = probe.pad(source, "src", probe.row_lengths("src"), where)
+            yield _Scenario(steps, padded, note=f", source padded on the {where}")
 
 
-def _of_one_stack(probe: Probe) -> Iterator[_Way]:
-    """A prompt, single tokens and two at once; and rows that move, padded on the left if at all."""
+def _decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
+    """Prompts, steps of one and of two tokens; reordering, with left padding if supported."""
     width = probe.width("ids")
-    yield _Way([2, *[1] * (width - 4), 2], reorders=False)
+    yield _Scenario([2, *[1] * (width - 4), 2], reorders=False)
     steps = [3, *[1] * (width - 3)]
     net: Any = probe.net
     takes_pads = isinstance(net, DecoderOnly) or "starts" in parameters_of(net.start)
-    if takes_pads and probe.cannot_pad("ids", "left") is None:
-        yield _Way(steps, pads=(0, 1, 2), note=", the prompt padded on the left")
+    if takes_pads and probe.no_padding_reason("ids", "left") is None:
+        yield _Scenario(steps, pads=(0, 1, 2), note=", the prompt padded on the left")
     else:
-        yield _Way(steps)
+        yield _Scenario(steps)
 
 
-def _begin(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
-    """A net with `start` and `step`, and a cache that may have `reorder(rows)`."""
-    net, capacity = cast(Any, probe.net), probe.width(probe.written)
-    if probe.single:
-        starts = {"starts": torch.tensor(way.pads, device=probe.device)} if any(way.pads) else {}
+def _begin(probe: Probe, scenario: _Scenario) -> tuple[_Step, _Reorder | None]:
+    """Start decoding with a net's `start` and `step`; its cache may have `reorder(rows)`."""
+    net, capacity = cast(Any, probe.net), probe.width(probe.output_side)
+    if probe.is_single_stack:
+        pads = torch.tensor(scenario.pads, device=probe.device)
+        starts = {"starts": pads} if any(scenario.pads) else {}
         cache = net.start(3, capacity=capacity, **starts)
     else:
-        side = {"padding_side": "left"} if way.source.padding_side == "left" else {}
-        given = way.source.ids["src"], way.source.lengths.get("src")
-        cache = net.start(*given, capacity=capacity, **side)
+        side = {"padding_side": "left"} if scenario.source.padding_side == "left" else {}
+        source = scenario.source.ids["src"], scenario.source.lengths.get("src")
+        cache = net.start(*source, capacity=capacity, **side)
     return lambda ids: net.step(ids, cache), getattr(cache, "reorder", None)
 
 
-def _begin_ours(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
-    """A net of ours, whose cache knows beams."""
-    net, longest = cast(Any, probe.net), probe.width(probe.written)
+def _begin_ours(probe: Probe, scenario: _Scenario) -> tuple[_Step, _Reorder | None]:
+    """Start decoding with one of heedful's nets, whose cache supports beams."""
+    net, longest = cast(Any, probe.net), probe.width(probe.output_side)
     rows: Any = 3
-    if not probe.single:
-        given = way.source.ids["src"], way.source.lengths.get("src")
-        rows = Tokens.from_ids(*given, way.source.padding_side)
-    beams = 2 if way.reorders else 1
+    if not probe.is_single_stack:
+        source = scenario.source.ids["src"], scenario.source.lengths.get("src")
+        rows = Tokens.from_ids(*source, scenario.source.padding_side)
+    beams = 2 if scenario.reorders else 1
     cache = net.start(rows, capacity=longest * beams, beams=beams)
-    pads = torch.tensor(way.pads, device=probe.device) if any(way.pads) else None
+    pads = torch.tensor(scenario.pads, device=probe.device) if any(scenario.pads) else None
     state = DecodingState(net, cache, longest=longest, left_padding=pads)
 
     def reorder(rows: Int[Tensor, "M"]) -> None:
-        if rows.tolist() != _REORDERS[1]:  # the first token was that of all beams of a source
+        if rows.tolist() != _REORDERS[1]:  # in the first step a source has one row
             state.select(rows[::2] // 2)
             state.reorder((rows % 2).view(-1, 2))
 
@@ -130,29 +134,31 @@ def _begin_ours(probe: Probe, way: _Way) -> tuple[_Step, _Reorder | None]:
 
 
 @torch.no_grad()
-def _decode(probe: Probe, way: _Way, decode: _Step, reorder: _Reorder | None) -> tuple[float, str]:
-    """Largest difference of a step from whole prefixes, and where it was."""
-    plan = _REORDERS if way.reorders else {}
+def _decode(
+    probe: Probe, scenario: _Scenario, decode: _Step, reorder: _Reorder | None
+) -> tuple[float, str]:
+    """The largest difference between a step and the whole prefix, and the step's name."""
+    plan = _REORDERS if scenario.reorders else {}
     owners = torch.arange(3, device=probe.device)
-    pads = torch.tensor(way.pads, device=probe.device)
-    prefixes = probe.ids(probe.written, 3, 0)
+    pads = torch.tensor(scenario.pads, device=probe.device)
+    prefixes = probe.ids(probe.output_side, 3, 0)
     worst, where = 0.0, ""
-    for number, count in enumerate(way.steps):
+    for number, count in enumerate(scenario.steps):
         if number in plan and reorder is not None:
             rows = torch.tensor(plan[number], device=probe.device)
             reorder(rows)
             owners, prefixes = owners[rows], prefixes[rows]
-        tokens = probe.ids(probe.written, owners.numel(), count)
+        tokens = probe.ids(probe.output_side, owners.numel(), count)
         if number == 0 and probe.pad_id is not None:
             tokens[torch.arange(count, device=probe.device) < pads[:, None]] = probe.pad_id
         prefixes = torch.cat([prefixes, tokens], dim=1)
-        batch = way.source.rows(owners).replaced(probe.written, prefixes)
-        if any(way.pads):
-            lengths = {probe.written: prefixes.size(1) - pads[owners]}
+        batch = scenario.source.select_rows(owners).replace_ids(probe.output_side, prefixes)
+        if any(scenario.pads):
+            lengths = {probe.output_side: prefixes.size(1) - pads[owners]}
             batch = replace(batch, lengths=lengths, padding_side="left")
         whole, step = probe.outputs(batch)[:, -count:], decode(tokens)
-        real = max(way.pads) if number == 0 else 0  # from here on all rows are
-        error = distance(whole[:, real:], step[:, real:])
+        first_real = max(scenario.pads) if number == 0 else 0  # no padding from here on
+        error = distance(whole[:, first_real:], step[:, first_real:])
         if error > worst:
             reordered = " (after a reorder)" if reorder and any(p <= number for p in plan) else ""
             worst, where = error, f"step {number}{reordered}"

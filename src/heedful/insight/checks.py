@@ -1,4 +1,4 @@
-"""What a check is, and what checks share: how outputs are compared, what changes with a token."""
+"""The `Check` class, and helpers of checks: comparing outputs, effects of single tokens."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from heedful.insight.kind import Side
 from heedful.insight.probe import Probe, first_line
 from heedful.insight.report import CheckResult, Status
 
-Seen = tuple[str, float | None]  # what was seen, and the number held against the tolerance
-Ask = Callable[[Probe], Seen]
+Outcome = tuple[str, float | None]  # observation, and the number compared with the tolerance
+CheckFunction = Callable[[Probe], Outcome]
 
 
 class Failed(Exception):
-    """A check found a defect: what was seen, and the number that was too large or too small."""
+    """Raised by a check that failed, with its observation and the number that was out of bounds."""
 
     def __init__(self, detail: str, error: float | None = None) -> None:
         super().__init__(detail)
@@ -26,88 +26,100 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """A check does not apply, or cannot be made: why."""
+    """Raised by a check that does not apply to the net, with the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A named question to a net. Words in braces in its texts are those of the kind of net.
+    """A named check of a net.
+
+    Names in braces in the texts are replaced by `NetKind.terms`.
 
     Attributes:
-        ask: asks it: returns what was seen where it holds, else raises `Failed` or `Skipped`.
-        holds: what is asked for.
-        hint: what a failure usually means.
-        needs: checks without which the answer would mean nothing: where one of them failed this
-            one is skipped, so that one defect is reported once, where it is.
-        single_holds, single_hint: the same for a net of one stack, where they differ.
-        stacks: of how many it is asked; None: of any net.
-        delicate: it fails where effects are no larger than rounding, which those of tiny or 16-bit
-            nets may rightly be: it is asked again in fp64 before that counts.
+        function: returns the outcome if the check passed; else raises `Failed` or `Skipped`.
+        requirement: the property that the net must have.
+        hint: usual causes of a failure.
+        needs: names of checks without which the result is meaningless. If one of them failed this
+            check is skipped, so that a defect is reported once.
+        single_requirement, single_hint: texts for nets of a single stack, if they differ.
+        stacks: run only for nets with this number of stacks; None: for all.
+        retry_in_double: repeat a failed check in fp64, where it may pass: effects as small as the
+            rounding errors of fp32 or 16-bit types are correct for tiny nets.
     """
 
     name: str
-    ask: Ask
-    holds: str
+    function: CheckFunction
+    requirement: str
     hint: str
     needs: Sequence[str] = ()
-    single_holds: str = ""
+    single_requirement: str = ""
     single_hint: str = ""
     stacks: Literal[1, 2] | None = None
-    delicate: bool = False
+    retry_in_double: bool = False
 
     def run(self, probe: Probe) -> CheckResult:
-        """Ask a net."""
-        found = self._run(probe)
-        if self.delicate and found.status == "failed" and (finer := probe.in_double()):
-            again = self._run(finer)
-            return again if again.status == "passed" else found
-        return found
+        """Run the check on a net."""
+        result = self._run(probe)
+        if self.retry_in_double and result.status == "failed" and (double := probe.to_double()):
+            repeated = self._run(double)
+            return repeated if repeated.status == "passed" else result
+        return result
 
     def result(
         self, probe: Probe, status: Status, detail: str, error: float | None = None
     ) -> CheckResult:
-        """A result with the check's texts."""
-        holds, hint = self.holds, self.hint
-        if probe.single:
-            holds, hint = self.single_holds or holds, self.single_hint or hint
-        holds = holds.format_map(probe.words)
-        hint = hint.format_map(probe.words) if status == "failed" else ""
-        return CheckResult(self.name, status, detail, hint, error, holds)
+        """A result with the texts of the check."""
+        requirement, hint = self.requirement, self.hint
+        if probe.is_single_stack:
+            requirement, hint = self.single_requirement or requirement, self.single_hint or hint
+        requirement = requirement.format_map(probe.terms)
+        hint = hint.format_map(probe.terms) if status == "failed" else ""
+        return CheckResult(self.name, status, detail, hint, error, requirement)
 
     def _run(self, probe: Probe) -> CheckResult:
         try:
-            return self.result(probe, "passed", *self.ask(probe))
+            return self.result(probe, "passed", *self.function(probe))
         except Skipped as reason:
             return self.result(probe, "skipped", str(reason))
-        except Failed as found:
-            return self.result(probe, "failed", str(found), found.error)
-        except Exception as error:  # a net that is being verified may raise anything
+        except Failed as failure:
+            return self.result(probe, "failed", str(failure), failure.error)
+        except Exception as error:  # the net may raise any exception
             return self.result(probe, "failed", f"raised {first_line(error)}")
 
 
 def check(
     name: str,
     *,
-    holds: str,
+    requirement: str,
     hint: str,
     needs: Sequence[str] = (),
-    single_holds: str = "",
+    single_requirement: str = "",
     single_hint: str = "",
     stacks: Literal[1, 2] | None = None,
-    delicate: bool = False,
-) -> Callable[[Ask], Check]:
-    """A decorator that makes a `Check`, with these attributes, of the function that asks it."""
+    retry_in_double: bool = False,
+) -> Callable[[CheckFunction], Check]:
+    """Decorator that turns a function into a `Check` with these attributes."""
 
-    def declare(ask: Ask) -> Check:
-        return Check(name, ask, holds, hint, needs, single_holds, single_hint, stacks, delicate)
+    def declare(function: CheckFunction) -> Check:
+        return Check(
+            name=name,
+            function=function,
+            requirement=requirement,
+            hint=hint,
+            needs=needs,
+            single_requirement=single_requirement,
+            single_hint=single_hint,
+            stacks=stacks,
+            retry_in_double=retry_in_double,
+        )
 
     return declare
 
 
 def distances(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> Float[Tensor, "P"]:
-    """Largest difference at each position, in standard deviations of `a`; inf where not a number.
+    """(P,): largest difference at each position, in standard deviations of `a`; inf for NaN.
 
-    Logits that are equal infinities (tokens that are forbidden) do not differ.
+    Equal infinities (logits of forbidden tokens) have a difference of 0.
     """
     gap = (a.double() - b.double()).abs().masked_fill(a == b, 0.0)
     finite = a.double()[a.isfinite()]
@@ -116,39 +128,43 @@ def distances(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> Float[Ten
 
 
 def distance(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> float:
-    """The largest of `distances`."""
+    """The maximum of `distances`."""
     return float(distances(a, b).max())
 
 
-def must_equal(
-    probe: Probe, a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"], otherwise: str
+def require_equal(
+    probe: Probe, a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"], message: str
 ) -> float:
-    """Their distance; raises `Failed` with `otherwise`, which may show `{error}`, if too large."""
+    """The distance of `a` and `b`; raises `Failed` if it is above the tolerance.
+
+    Args:
+        message: the observation on failure; `{error}` is replaced by the distance.
+    """
     error = distance(a, b)
     if error > probe.tolerance:
-        raise Failed(otherwise.replace("{error}", f"{error:.1e}"), error)
+        raise Failed(message.replace("{error}", f"{error:.1e}"), error)
     return error
 
 
 def influence(probe: Probe, side: Side) -> Float[Tensor, "P J"]:
-    """[i, j]: by how much the outputs at position i change with token j of `side`."""
+    """(P, J): the change of the outputs at position i when token j of `side` is replaced."""
     batch = probe.batch(3)
     outputs = probe.outputs(batch)
     columns = []
     for j in range(batch.ids[side].size(1)):
         ids = batch.ids[side].clone()
-        ids[:, j] = probe.others(side, ids[:, j])
-        columns.append(distances(outputs, probe.outputs(batch.replaced(side, ids))))
+        ids[:, j] = probe.other_tokens(side, ids[:, j])
+        columns.append(distances(outputs, probe.outputs(batch.replace_ids(side, ids))))
     return torch.stack(columns, dim=1)
 
 
-def usable(outputs: Tensor) -> bool:
-    """-inf is a forbidden token; NaN and +inf are accidents."""
+def has_no_nan(outputs: Tensor) -> bool:
+    """True without NaN and +inf; -inf is the logit of a forbidden token."""
     return not bool((outputs.isnan() | (outputs == math.inf)).any())
 
 
-def not_finite(net: nn.Module) -> str | None:
-    """The first parameter whose gradient is not finite."""
+def first_non_finite_gradient(net: nn.Module) -> str | None:
+    """Name of the first parameter whose gradient is not finite; None if there is none."""
     for name, parameter in net.named_parameters():
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
             return name

@@ -1,4 +1,4 @@
-"""The checks of outputs: their shape, what they depend on, and what they must not depend on."""
+"""Checks of the shape of outputs, and of the inputs that they must or must not depend on."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -6,265 +6,273 @@ from torch import Tensor
 
 from heedful.insight.checks import (
     Failed,
-    Seen,
+    Outcome,
     Skipped,
     check,
     distance,
+    has_no_nan,
     influence,
-    must_equal,
-    usable,
+    require_equal,
 )
 from heedful.insight.kind import Side
 from heedful.insight.probe import Batch, Probe
 
-ONE_FOR_ALL = "the net has one output a text, which stands at no position"
+POOLED = "the net has one output per text, not per position"
 
 
 @check(
     "output shape",
-    holds="net(src (B, S), tgt (B, T)) gives finite logits (B, T, V), also for one row or one "
-    "token",
+    requirement="net(src (B, S), tgt (B, T)) gives finite logits (B, T, V), also for one row or "
+    "one token",
     hint="Look for batch and sequence in the wrong order, heads split in the wrong order, a "
     "squeeze that also drops a batch of one, or an output that is a tuple; NaN usually "
-    "comes from a softmax over a row that is masked as a whole.",
-    single_holds="net(ids (B, T)) gives finite {outputs}, in the batch's shape, also for one row "
-    "or one token",
+    "comes from a softmax over a row that is fully masked.",
+    single_requirement="net(ids (B, T)) gives finite {outputs} of the right shape, also for one "
+    "row or one token",
 )
-def output_shape(probe: Probe) -> Seen:
-    """Also of one row with one token."""
+def output_shape(probe: Probe) -> Outcome:
+    """The shape for three rows, and for one row with one token."""
     sides = probe.sides
     single = Batch({side: probe.ids(side, 1, 2 if side == "src" else 1) for side in sides})
-    # Of tokens it is the vocabulary; the others' is what the first call gives.
-    width: int | None = probe.vocab_sizes[probe.written] if probe.output_kind == "tokens" else None
+    # Logits of tokens have the size of the vocabulary; other outputs that of the first call.
+    has_tokens = probe.output_kind == "tokens"
+    width: int | None = probe.vocab_sizes[probe.output_side] if has_tokens else None
     letter = "C" if probe.output_kind == "classes" else "D"
     for batch in (probe.batch(3), single):
         with torch.no_grad():
-            found = probe.raw(batch)
-        called = ", ".join(f"{side} {tuple(ids.shape)}" for side, ids in batch.ids.items())
-        if not isinstance(found, Tensor):
-            raise Failed(f"{called} gave a {type(found).__name__}, not a tensor")
-        shape = tuple(found.shape)
-        wanted = (*batch.ids[probe.written].shape[: 1 if probe.of_text else 2], width)
-        if len(shape) != len(wanted) or shape != (*wanted[:-1], width or shape[-1]):
-            shown = ", ".join(str(size or letter) for size in wanted)
-            raise Failed(f"{called} gave {shape}, not ({shown})")
-        if not found.is_floating_point():
-            raise Failed(f"{called} gave {found.dtype}, not floating-point {probe.outputs_name}")
-        if not usable(found):
-            raise Failed(f"{called} gave {probe.outputs_name} with NaN or +inf")
+            outputs = probe.raw(batch)
+        inputs = ", ".join(f"{side} {tuple(ids.shape)}" for side, ids in batch.ids.items())
+        if not isinstance(outputs, Tensor):
+            raise Failed(f"{inputs} gave a {type(outputs).__name__}, not a tensor")
+        shape = tuple(outputs.shape)
+        expected = (*batch.ids[probe.output_side].shape[: 1 if probe.is_pooled else 2], width)
+        if len(shape) != len(expected) or shape != (*expected[:-1], width or shape[-1]):
+            sizes = ", ".join(str(size or letter) for size in expected)
+            raise Failed(f"{inputs} gave {shape}, not ({sizes})")
+        if not outputs.is_floating_point():
+            raise Failed(f"{inputs} gave {outputs.dtype}, not floating-point {probe.outputs_name}")
+        if not has_no_nan(outputs):
+            raise Failed(f"{inputs} gave {probe.outputs_name} with NaN or +inf")
         width = shape[-1]
-    return f"{called} gave {shape}, and larger batches likewise", None
+    return f"{inputs} gave {shape}; larger batches are correct too", None
 
 
 @check(
-    "dropout off in evaluation",
-    holds="two calls in evaluation mode give the same {outputs}",
+    "no dropout in evaluation",
+    requirement="two calls in evaluation mode give the same {outputs}",
     hint="Functional dropout needs training=self.training, and scaled_dot_product_attention "
-    "needs dropout_p=0 outside training; a module that is not registered does not hear of "
-    "eval().",
+    "needs dropout_p=0 outside training; eval() does not reach a module that is not "
+    "registered.",
     needs=("output shape",),
 )
-def deterministic(probe: Probe) -> Seen:
-    """Dropout is off in evaluation mode; running statistics, which training moves, are put back."""
+def deterministic(probe: Probe) -> Outcome:
+    """Two calls in evaluation mode are compared, and two in training mode.
+
+    Buffers that calls in training mode change (running statistics) are restored.
+    """
     batch = probe.batch(3)
-    awake = [name for name, module in probe.net.named_modules() if module.training]
-    more = f"; still in training mode: {', '.join(awake)}" if awake else ""
+    training = [name for name, module in probe.net.named_modules() if module.training]
+    more = f"; still in training mode: {', '.join(training)}" if training else ""
     first, second = probe.outputs(batch), probe.outputs(batch)
-    error = must_equal(probe, first, second, f"two calls differ by {{error}}{more}")
+    error = require_equal(probe, first, second, f"two calls differ by {{error}}{more}")
     saved = [(buffer, buffer.clone()) for buffer in probe.net.buffers()]
     probe.net.train()
     try:
-        apart = distance(probe.outputs(batch), probe.outputs(batch))
+        error_in_training = distance(probe.outputs(batch), probe.outputs(batch))
     finally:
         probe.net.eval()
         for buffer, value in saved:
             buffer.copy_(value)
-    differ = "differ" if apart > probe.tolerance else "agree"
+    differ = "differ" if error_in_training > probe.tolerance else "agree"
     return f"equal; in training mode two calls {differ}", error
 
 
 @check(
     "batch independence",
-    holds="a batch of n gives what n batches of one give, in any order of rows",
-    hint="Something is normalised or summed over the batch (BatchNorm, a norm over the wrong "
+    requirement="a batch of n gives what n batches of one give, in any order of rows",
+    hint="Something is normalized or summed over the batch (BatchNorm, a norm over the wrong "
     "dimension), batch and sequence are mixed up in a view, or a module keeps state "
     "between calls.",
-    needs=("dropout off in evaluation",),
+    needs=("no dropout in evaluation",),
 )
-def batch_independence(probe: Probe) -> Seen:
-    """A batch of n = n batches of one = the batch in another order."""
+def batch_independence(probe: Probe) -> Outcome:
+    """A batch is compared with its rows one by one, and with the batch in another order."""
     batch = probe.batch(3)
     together = probe.outputs(batch)
-    apart = torch.cat([probe.outputs(batch.rows(slice(row, row + 1))) for row in range(3)])
+    alone = torch.cat([probe.outputs(batch.select_rows(slice(row, row + 1))) for row in range(3)])
     order = torch.tensor([2, 0, 1], device=probe.device)
-    moved = probe.outputs(batch.rows(order))
+    permuted = probe.outputs(batch.select_rows(order))
     errors = {
-        "alone": distance(together, apart),
-        "in another order": distance(together[order], moved),
+        "as batches of one": distance(together, alone),
+        "in another order": distance(together[order], permuted),
     }
-    which = max(errors, key=lambda name: errors[name])
-    if errors[which] > probe.tolerance:
-        raise Failed(f"rows differ by {errors[which]:.1e} when given {which}", errors[which])
-    return "rows do not depend on each other", errors[which]
+    worst = max(errors, key=lambda name: errors[name])
+    if errors[worst] > probe.tolerance:
+        raise Failed(f"rows differ by {errors[worst]:.1e} {worst}", errors[worst])
+    return "rows do not depend on each other", errors[worst]
 
 
 @check(
     "causality",
-    holds="{outputs} at a {written}position do not depend on later {written}tokens",
+    requirement="{outputs} at a {target}position do not depend on later {target}tokens",
     hint="The causal mask is missing, transposed, aligned to the wrong corner or off by one, "
-    "or it is of the other polarity (torch's MultiheadAttention: True = hidden; "
-    "scaled_dot_product_attention: True = may attend). Training then looks too good and "
-    "decoding fails.",
-    needs=("dropout off in evaluation",),
+    "or has the opposite polarity (torch's MultiheadAttention: True = masked; "
+    "scaled_dot_product_attention: True = may attend). The training loss is then too low, "
+    "and decoding fails.",
+    needs=("no dropout in evaluation",),
 )
-def causality(probe: Probe) -> Seen:
-    """By values, and by gradients, which show what cancels in the values."""
+def causality(probe: Probe) -> Outcome:
+    """Later tokens must have no effect on outputs, and get no gradient from them.
+
+    Gradients also show effects that cancel in the outputs.
+    """
     if not probe.causal:
-        raise Skipped("an encoder: every token may see later ones")
-    if probe.of_text:
-        raise Skipped(ONE_FOR_ALL)
-    effects = influence(probe, probe.written).triu(1)  # [i, j]: of token j on the outputs at i < j
+        raise Skipped("an encoder: tokens may attend to later ones")
+    if probe.is_pooled:
+        raise Skipped(POOLED)
+    effects = influence(probe, probe.output_side).triu(1)  # only later tokens
     error = float(effects.max())
     if error > probe.tolerance:
         position, token = divmod(int(effects.argmax()), effects.size(1))
-        seen = f"{probe.outputs_name} at {position} change by {error:.1e} with token {token}"
-        raise Failed(seen, error)
+        detail = f"{probe.outputs_name} at {position} change by {error:.1e} with token {token}"
+        raise Failed(detail, error)
 
-    def of_first(outputs: Tensor) -> Tensor:
+    def score_first_position(outputs: Tensor) -> Tensor:
         weights = torch.rand(outputs[:, 0].shape, generator=probe.generator).to(outputs)
         return (outputs[:, 0] * weights).sum()
 
-    gradient = probe.token_gradient(probe.batch(3), probe.written, of_first)
+    gradient = probe.token_gradient(probe.batch(3), probe.output_side, score_first_position)
     if gradient is None:
-        return "later tokens change nothing (no lookup seen to take gradients of)", error
+        return "later tokens have no effect (gradients unknown: no lookup was recorded)", error
     leak = float(gradient[:, 1:].abs().max() / gradient.abs().max().clamp(min=1e-30))
     if leak > 0:
-        seen = f"{probe.outputs_name} at 0 have a gradient of {leak:.1e} from later tokens"
-        raise Failed(seen, leak)
-    return "later tokens change nothing and get no gradient", error
+        detail = f"{probe.outputs_name} at 0 have a gradient of {leak:.1e} from later tokens"
+        raise Failed(detail, leak)
+    return "later tokens have no effect and get no gradient", error
 
 
 @check(
     "mask polarity",
-    holds="each target token changes the next logits, each source token changes all logits",
-    hint="A mask is used the wrong way round (it hides what it should show), hides one token "
-    "too many, or the encoder's output never reaches the decoder. A head or a residual "
-    "gate that starts at exactly zero looks the same: take a few training steps first.",
-    single_holds="each token changes the {outputs} of others",
-    single_hint="A mask is used the wrong way round (it hides what it should show), or hides one "
-    "token too many. A head or a residual gate that starts at exactly zero looks the "
-    "same: take a few training steps first.",
-    needs=("dropout off in evaluation",),
-    delicate=True,
+    requirement="each target token changes the next logits, each source token changes all logits",
+    hint="A mask is inverted, masks one token too many, or the decoder does not use the encoder's "
+    "output. A head or a residual gate that is initialized with zeros has the same effect: "
+    "train for a few steps first.",
+    single_requirement="each token changes the {outputs} of others",
+    single_hint="A mask is inverted or masks one token too many. A head or a residual gate that is "
+    "initialized with zeros has the same effect: train for a few steps first.",
+    needs=("no dropout in evaluation",),
+    retry_in_double=True,
 )
-def mask_polarity(probe: Probe) -> Seen:
-    """What must be seen is seen: of a window only the nearest tokens are asked for."""
-    effects = influence(probe, probe.written)
+def mask_polarity(probe: Probe) -> Outcome:
+    """All tokens within `NetKind.reach` must have an effect."""
+    effects = influence(probe, probe.output_side)
     size = effects.size(1)
-    if probe.of_text:
-        return _each_is_used(probe, probe.written, effects[0, : (probe.reach or size) + 1])
+    if probe.is_pooled:
+        return _require_all_used(probe, probe.output_side, effects[0, : (probe.reach or size) + 1])
     either = torch.maximum(effects.diagonal(1), effects.diagonal(-1))
     if probe.causal:
-        before = _before(effects)
+        offsets = _offsets(effects)
         nearest, later = float(effects.diagonal(-1).min()), float(effects.triu(1).max())
         if nearest <= probe.tolerance < later:
             name = probe.outputs_name
-            raise Failed(f"{name} follow later tokens and not those before: mask inverted")
+            raise Failed(f"{name} depend on later tokens, not on earlier ones: mask inverted")
         for reach in (1, probe.reach or size):
-            where = (before > 0) & (before <= reach)
-            _must_be_used(probe, effects, where, f"{probe.words['written']}token")
+            where = (offsets > 0) & (offsets <= reach)
+            _require_effects(probe, effects, where, f"{probe.terms['target']}token")
     else:
-        _neighbours_are_used(probe, either)
-    if probe.single:
-        return "every token is made use of", float(either.min())
-    seen, weakest = _each_is_used(probe, "src", influence(probe, "src").amin(0))
-    return seen, min(weakest, float(either.min()))
+        _require_neighbor_effects(probe, either)
+    if probe.is_single_stack:
+        return "every token has an effect", float(either.min())
+    detail, weakest = _require_all_used(probe, "src", influence(probe, "src").amin(0))
+    return detail, min(weakest, float(either.min()))
 
 
 @check(
-    "sees both sides",
-    holds="{outputs} at a position depend on the tokens before it and on those after it",
-    hint="A causal mask is left in an encoder, the padding mask hides one token too many, or a "
-    "window is narrower than it should be.",
+    "bidirectional attention",
+    requirement="{outputs} at a position depend on the tokens before it and on those after it",
+    hint="An encoder has a causal mask, the padding mask masks one token too many, or a window "
+    "is too narrow.",
     needs=("mask polarity",),
     stacks=1,
-    delicate=True,
+    retry_in_double=True,
 )
-def sees_both_sides(probe: Probe) -> Seen:
-    """Of an encoder's position."""
+def bidirectional_attention(probe: Probe) -> Outcome:
+    """Earlier and later tokens must have an effect in an encoder."""
     if probe.causal:
-        raise Skipped("a decoder: no token may see later ones")
-    if probe.of_text:
-        raise Skipped(ONE_FOR_ALL)
+        raise Skipped("a decoder: tokens must not attend to later ones")
+    if probe.is_pooled:
+        raise Skipped(POOLED)
     effects = influence(probe, "ids")
-    before = _before(effects)
-    near = before.abs() <= (probe.reach or effects.size(1))
-    found = []
-    for which, where in (("later", before < 0), ("earlier", before > 0)):
+    offsets = _offsets(effects)
+    near = offsets.abs() <= (probe.reach or effects.size(1))
+    weakest = []
+    for which, where in (("later", offsets < 0), ("earlier", offsets > 0)):
         if float(effects[where].max()) <= probe.tolerance:
             raise Failed(f"no {which} token changes the {probe.outputs_name} at any position")
-        found.append(_must_be_used(probe, effects, where & near, "token"))
-    return "earlier and later tokens change the outputs", min(found)
+        weakest.append(_require_effects(probe, effects, where & near, "token"))
+    return "earlier and later tokens change the outputs", min(weakest)
 
 
 @check(
     "position awareness",
-    holds="the same tokens in another order give other {outputs}",
-    hint="Positions are not added, are added after they were needed, or are the same for every "
-    "token.",
+    requirement="the same tokens in another order give other {outputs}",
+    hint="Positions are not added, are added too late, or are equal for all tokens.",
     needs=(
         "mask polarity",
-        "sees both sides",
+        "bidirectional attention",
     ),
-    delicate=True,
+    retry_in_double=True,
 )
-def position_awareness(probe: Probe) -> Seen:
-    """Two neighbours change places, seen from next to them: a window cannot hide them both."""
+def position_awareness(probe: Probe) -> Outcome:
+    """Two adjacent tokens are swapped, next to the last position, so that windows contain both."""
     batch = probe.batch(3)
-    outputs, ids = probe.outputs(batch), batch.ids[probe.written]
+    outputs, ids = probe.outputs(batch), batch.ids[probe.output_side]
     swaps = []
-    for pair in [[-3, -2], [1, 2]] if probe.of_text else [[-3, -2]]:
+    for pair in [[-3, -2], [1, 2]] if probe.is_pooled else [[-3, -2]]:
         swapped = ids.clone()
         swapped[:, pair] = ids[:, pair[::-1]]
-        other = probe.outputs(batch.replaced(probe.written, swapped))
+        other = probe.outputs(batch.replace_ids(probe.output_side, swapped))
         swaps.append(distance(outputs[:, -1:], other[:, -1:]))
-    moved = max(swaps)
-    if probe.single:
-        if moved <= probe.tolerance:
-            seen = f"reordering tokens does not change the {probe.outputs_name} of others"
-            raise Failed(seen, moved)
-        return f"reordering tokens changes the {probe.outputs_name} of others", moved
-    rolled = distance(outputs, probe.outputs(batch.replaced("src", batch.ids["src"].roll(1, 1))))
+    effect = max(swaps)
+    if probe.is_single_stack:
+        if effect <= probe.tolerance:
+            detail = f"reordering tokens does not change the {probe.outputs_name} of others"
+            raise Failed(detail, effect)
+        return f"reordering tokens changes the {probe.outputs_name} of others", effect
+    rolled = distance(outputs, probe.outputs(batch.replace_ids("src", batch.ids["src"].roll(1, 1))))
     if rolled <= probe.tolerance:
         raise Failed("reordering the source changes nothing", rolled)
-    if moved <= probe.tolerance:
-        raise Failed("reordering earlier target tokens does not change the last logits", moved)
-    return "reordering source or target changes the logits", min(rolled, moved)
+    if effect <= probe.tolerance:
+        raise Failed("reordering earlier target tokens does not change the last logits", effect)
+    return "reordering source or target changes the logits", min(rolled, effect)
 
 
-def _before(effects: Float[Tensor, "T T"]) -> Int[Tensor, "T T"]:
-    """[i, j]: how many places token j is before position i."""
-    places = torch.arange(effects.size(1), device=effects.device)
-    return places[:, None] - places
+def _offsets(effects: Float[Tensor, "T T"]) -> Int[Tensor, "T T"]:
+    """[i, j]: i - j, the distance of token j before position i."""
+    positions = torch.arange(effects.size(1), device=effects.device)
+    return positions[:, None] - positions
 
 
-def _must_be_used(
+def _require_effects(
     probe: Probe, effects: Float[Tensor, "T T"], where: Bool[Tensor, "T T"], token_name: str
 ) -> float:
-    """The smallest effect of those asked for; raises `Failed` where it is no more than rounding."""
-    found = effects.masked_fill(~where, torch.inf)
-    position, token = divmod(int(found.argmin()), effects.size(1))
-    if float(found.min()) <= probe.tolerance:
+    """The smallest effect at the True entries of `where`; `Failed` if it is within rounding."""
+    selected = effects.masked_fill(~where, torch.inf)
+    position, token = divmod(int(selected.argmin()), effects.size(1))
+    if float(selected.min()) <= probe.tolerance:
         name = probe.outputs_name
         raise Failed(f"{token_name} {token} does not change the {name} at {position}")
-    return float(found.min())
+    return float(selected.min())
 
 
-def _neighbours_are_used(probe: Probe, either: Float[Tensor, "N"]) -> None:
-    """Of an encoder: of two neighbours one at least changes the other's output."""
+def _require_neighbor_effects(probe: Probe, either: Float[Tensor, "N"]) -> None:
+    """Require, for an encoder, that of two adjacent tokens one changes the output at the other.
+
+    `either` are the larger effects of the two directions.
+    """
     name = probe.outputs_name
     if float(either.max()) <= probe.tolerance:
-        if _padding_is_seen(probe, "ids"):
+        if _padding_has_effect(probe, "ids"):
             raise Failed(f"padding changes the {name}, other real tokens do not: mask inverted")
         raise Failed(f"no token changes the {name} of others")
     if float(either.min()) <= probe.tolerance:
@@ -272,26 +280,26 @@ def _neighbours_are_used(probe: Probe, either: Float[Tensor, "N"]) -> None:
         raise Failed(f"tokens {token} and {token + 1} do not change each other's {name}")
 
 
-def _each_is_used(probe: Probe, side: Side, effects: Float[Tensor, "J"]) -> tuple[str, float]:
-    """Every token of a side changes what all of it must change."""
+def _require_all_used(probe: Probe, side: Side, effects: Float[Tensor, "J"]) -> tuple[str, float]:
+    """Require an effect of every token of a side; `effects` are their smallest effects."""
     weakest, name = float(effects.min()), probe.outputs_name
     if weakest > probe.tolerance:
-        return "every token is made use of", weakest
-    whose = "source" if side == "src" else "text"
+        return "every token has an effect", weakest
+    input_name = "source" if side == "src" else "text"
     none = float(effects.max()) <= probe.tolerance
-    # The output of a whole text may follow the token that it is read from, whatever the mask.
-    if (none or probe.of_text) and _padding_is_seen(probe, side):
-        raise Failed(f"{whose} padding changes the {name}, real tokens do not: mask inverted")
+    # A pooled output depends on the token whose state it is read from even with an inverted mask.
+    if (none or probe.is_pooled) and _padding_has_effect(probe, side):
+        raise Failed(f"{input_name} padding changes the {name}, real tokens do not: mask inverted")
     token = "source token" if side == "src" else "token"
-    unused = f"the {whose}" if none else f"{token} {int(effects.argmin())}"
+    unused = f"the {input_name}" if none else f"{token} {int(effects.argmin())}"
     raise Failed(f"{unused} does not change the {name}")
 
 
-def _padding_is_seen(probe: Probe, side: Side) -> bool:
-    """Whether other padding changes the outputs at real tokens."""
-    if probe.cannot_pad(side) is not None:
+def _padding_has_effect(probe: Probe, side: Side) -> bool:
+    """True if the amount of padding changes the outputs at real tokens."""
+    if probe.no_padding_reason(side) is not None:
         return False
     batch, lengths = probe.batch(3), [probe.width(side) - 2] * 3
-    few, many = (probe.padded(batch, side, lengths, extra=extra) for extra in (0, 3))
-    seen = [probe.outputs(which)[probe.real(which)][None] for which in (few, many)]
-    return distance(*seen) > probe.tolerance
+    few, many = (probe.pad(batch, side, lengths, extra=extra) for extra in (0, 3))
+    outputs = [probe.outputs(padded)[probe.real(padded)][None] for padded in (few, many)]
+    return distance(*outputs) > probe.tolerance

@@ -1,4 +1,4 @@
-"""What kind of net it is: how it is called, what its outputs are of, and what may see what."""
+"""The kind of a net: its inputs, its outputs and its attention (causal or not, windows)."""
 
 import inspect
 from collections.abc import Callable
@@ -24,16 +24,16 @@ SIZES: dict[Side, str] = {"src": "src_vocab_size", "tgt": "tgt_vocab_size", "ids
 
 
 @dataclass
-class Kind:
-    """What is asked of a net.
+class NetKind:
+    """The kind of a net, which determines the checks.
 
     Attributes:
-        sides: the sequences it is called with; outputs stand at the positions of the last one.
-        causal: whether a position must not see those after it.
-        output_kind: tokens: logits (B, T, V); classes: logits (B, C), one row a text; states:
-            (B, T, D); vectors: (B, D), one a text; None: not known yet.
-        reach: how many places away a token must still be seen; None: however far. 1 where some
-            layer may look through a window.
+        sides: the sequences of a call; outputs are at the positions of the last one.
+        causal: positions must not depend on later ones.
+        output_kind: tokens: logits (B, T, V); classes: logits (B, C), one row per text; states:
+            (B, T, D); vectors: (B, D), one per text; None: not known yet.
+        reach: largest distance, in tokens, at which a token must have an effect; None: any. It is 1
+            if attention may be restricted to windows.
     """
 
     sides: tuple[Side, ...]
@@ -42,105 +42,107 @@ class Kind:
     reach: int | None
 
     @property
-    def written(self) -> Side:
-        """The side whose positions the outputs stand at."""
+    def output_side(self) -> Side:
+        """The side at whose positions the outputs are."""
         return self.sides[-1]
 
     @property
-    def single(self) -> bool:
-        """Whether it has one stack."""
+    def is_single_stack(self) -> bool:
+        """True for decoder-only and encoder-only nets, False for encoder-decoders."""
         return len(self.sides) == 1
 
     @property
-    def of_text(self) -> bool:
-        """Whether there is one output a text, and not one a position."""
+    def is_pooled(self) -> bool:
+        """True if there is one output per text, not per position."""
         return self.output_kind in ("classes", "vectors")
 
     @property
     def outputs_name(self) -> str:
-        """What the outputs are called: logits, states or vectors."""
+        """The word for the outputs in messages: logits, states or vectors."""
         return self.output_kind if self.output_kind in ("states", "vectors") else "logits"
 
     @property
-    def words(self) -> dict[str, str]:
-        """What checks call things: `{outputs}`, `{written}` (before "token"), `{size}`."""
+    def terms(self) -> dict[str, str]:
+        """Replacements in the texts of checks: `{outputs}`, `{target}` before "token", `{size}`."""
         return {
             "outputs": self.outputs_name,
-            "written": "" if self.single else "target ",
+            "target": "" if self.is_single_stack else "target ",
             "size": "C" if self.output_kind == "classes" else "V",
         }
 
 
-def kind_of(
+def infer_kind(
     net: nn.Module,
     call: Callable[..., Any] | None,
     stacks: Stacks | None,
     causal: bool | None,
     outputs: Outputs | None,
     sizes: dict[Side, int | None],
-) -> Kind:
-    """The kind of a net; what the caller says goes before what is seen.
+) -> NetKind:
+    """The kind of a net, by the arguments of `verify`, else by its class, signature and layers.
 
-    Raises UserError where neither is enough.
+    Raises:
+        UserError: the kind cannot be determined, or the arguments contradict each other.
     """
     if stacks not in (None, 1, 2):
         raise UserError(f"stacks must be 1 or 2, not {stacks}")
     if outputs is not None and outputs not in get_args(Outputs):
         raise UserError(f"outputs must be one of {', '.join(get_args(Outputs))}, not {outputs}")
-    given = {
+    # Names of the arguments that are only for nets with this number of stacks.
+    specific = {
         2: [SIZES[side] for side in ("src", "tgt") if sizes[side] is not None],
         1: [SIZES["ids"]] * (sizes["ids"] is not None)
         + ["causal"] * (causal is not None)
         + ["outputs"] * (outputs is not None),
     }
-    count = stacks or _count_stacks(net, call, given)
-    if wrong := given[3 - count]:
-        have, other = ("one stack", "two") if count == 1 else ("two stacks", "one")
+    count = stacks or _count_stacks(net, call, specific)
+    if wrong := specific[3 - count]:
+        actual, other = ("one stack", "two") if count == 1 else ("two stacks", "one")
         raise UserError(
-            f"{wrong[0]}= is not for a net of {have}; pass stacks={3 - count} if it has {other}"
+            f"{wrong[0]}= is not for a net with {actual}; pass stacks={3 - count} if it has {other}"
         )
     if count == 2:
-        return Kind(("src", "tgt"), causal=True, output_kind="tokens", reach=1)
+        return NetKind(("src", "tgt"), causal=True, output_kind="tokens", reach=1)
     ours = isinstance(net, DecoderOnly | EncoderOnly)
     if causal is None and not ours:
         raise UserError(
-            "a net of one stack: pass causal=True if no token may see later ones (a decoder), "
-            "causal=False if all may see all (an encoder); stacks=2 if it reads a source and a "
-            "target"
+            "a net with one stack: pass causal=True for a decoder, causal=False for an encoder; "
+            "stacks=2 if it takes a source and a target"
         )
     causal = isinstance(net, DecoderOnly) if causal is None else causal
     if ours and outputs is None:
         outputs = "tokens" if isinstance(net.head, OutputHead) else None
         if net.head is None or isinstance(net.head, ClassificationHead):
             outputs = "states" if net.head is None else "classes"
-    kind = Kind(("ids",), causal, outputs, reach=1)
+    kind = NetKind(("ids",), causal, outputs, reach=1)
     layers = [module for module in net.modules() if isinstance(module, Attention)]
-    # Of a foreign net nothing is known of windows; a classifier reads whole texts all the same.
-    if any(layer.window is None for layer in layers) if ours else kind.of_text:
+    # Other nets may have windows, except those with one output per text.
+    if any(layer.window is None for layer in layers) if ours else kind.is_pooled:
         kind.reach = None
     return kind
 
 
 def _count_stacks(
-    net: nn.Module, call: Callable[..., Any] | None, given: dict[int, list[str]]
+    net: nn.Module, call: Callable[..., Any] | None, specific: dict[int, list[str]]
 ) -> int:
+    """The number of stacks by class, by specific arguments, or by required parameters."""
     if call is None and isinstance(net, EncoderDecoder | DecoderOnly | EncoderOnly):
         return 2 if isinstance(net, EncoderDecoder) else 1
-    if given[2]:
+    if specific[2]:
         return 2
     required = _num_required(net.forward) if call is None else _num_required(call) - 1
     if required in (1, 2):
         return required
-    if given[1]:
+    if specific[1]:
         return 1
     raise UserError(
-        f"cannot tell from the arguments of {'forward' if call is None else 'call'} how the net is "
-        "called; pass stacks=2 if it reads a source and a target, stacks=1 if it reads one text"
+        f"cannot tell from the parameters of {'forward' if call is None else 'call'} how the net "
+        "is called; pass stacks=2 if it takes a source and a target, stacks=1 if one text"
     )
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A function's parameters by name; none where it does not say, as compiled code may not."""
+    """A function's parameters by name; {} without a signature (some compiled functions)."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -148,7 +150,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _num_required(function: Callable[..., Any]) -> int:
-    """How many arguments it must be given by place."""
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    """The number of required positional parameters."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = parameters_of(function).values()
-    return sum(p.kind in by_place and p.default is p.empty for p in parameters)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)

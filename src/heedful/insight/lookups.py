@@ -1,4 +1,4 @@
-"""Seeing which ids a net looks up in which matrix, and the gradient of a single position."""
+"""Record embedding lookups of a net, and get gradients at single positions."""
 
 from typing import Any
 
@@ -8,23 +8,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-# Where each function takes the ids and the matrix: place and name.
+# Index and name of the arguments for ids and matrix, by function.
 _LOOKUPS = {
     F.embedding: ((0, "input"), (1, "weight")),
     torch.embedding: ((1, "indices"), (0, "weight")),
 }
 
 
-class Lookups(TorchFunctionMode):
-    """Sees every embedding lookup of the calls made inside it, by whatever module or function.
+class EmbeddingLookups(TorchFunctionMode):
+    """Context manager that records all embedding lookups of any module or function.
 
-    A zero that requires a gradient is added to each result, so that the gradient of a single
-    position is known even where the matrix is shared with the output or is frozen.
+    A tensor of zeros that requires a gradient is added to each result. Its gradient is that of the
+    embedding at each position, even if the matrix is frozen or shared with the output.
+
+    Attributes:
+        records: for each lookup the ids, the matrix and the added zeros.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.records: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -34,15 +37,15 @@ class Lookups(TorchFunctionMode):
         if func not in _LOOKUPS:
             return out
         ids, weight = (
-            args[place] if place < len(args) else kwargs[name] for place, name in _LOOKUPS[func]
+            args[index] if index < len(args) else kwargs[name] for index, name in _LOOKUPS[func]
         )
         added = torch.zeros_like(out, requires_grad=True)
-        self.seen.append((ids, weight, added))
+        self.records.append((ids, weight, added))
         return out + added
 
-    def of(self, ids: Int[Tensor, "B T"]) -> tuple[Tensor, Tensor] | None:
-        """The matrix (V, D) that `ids` were looked up in, and what was added, (B, T, D)."""
-        for seen, weight, added in self.seen:
-            if seen.shape == ids.shape and torch.equal(seen, ids):
+    def find(self, ids: Int[Tensor, "B T"]) -> tuple[Tensor, Tensor] | None:
+        """The matrix (V, D) and the added zeros (B, T, D) of the lookup of `ids`; else None."""
+        for recorded, weight, added in self.records:
+            if recorded.shape == ids.shape and torch.equal(recorded, ids):
                 return weight, added
         return None

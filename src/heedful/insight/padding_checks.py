@@ -1,4 +1,4 @@
-"""The checks of padding: what is not there must not be seen, on either side, nor make a NaN."""
+"""Checks of padding on either side: it has no effect, gets no gradient, and causes no NaN."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,65 +9,64 @@ import torch
 from heedful.insight.checks import (
     Check,
     Failed,
-    Seen,
+    Outcome,
     Skipped,
     check,
-    must_equal,
-    not_finite,
-    usable,
+    first_non_finite_gradient,
+    has_no_nan,
+    require_equal,
 )
 from heedful.insight.kind import NAMES, Side
 from heedful.insight.probe import PADDING_SIDES, Probe
 from heedful.parts.tokens import PaddingSide
 
 
-def _changes_nothing(side: Side, where: PaddingSide, probe: Probe) -> Seen:
-    """A batch of padded rows = its rows without padding."""
-    if reason := probe.cannot_pad(side, where):
+def _check_padding(side: Side, where: PaddingSide, probe: Probe) -> Outcome:
+    """Compare a batch of padded rows with its rows without padding."""
+    if reason := probe.no_padding_reason(side, where):
         raise Skipped(reason)
-    batch, lengths = probe.batch(3), probe.ragged(side)
-    batched = probe.padded(batch, side, lengths, where)
+    batch, lengths = probe.batch(3), probe.row_lengths(side)
+    batched = probe.pad(batch, side, lengths, where)
     padded, real = probe.outputs(batched), probe.real(batched)
     together, alone = [], []
     for row, length in enumerate(lengths):
-        single = batch.rows(slice(row, row + 1))
-        alone.append(probe.outputs(single.replaced(side, single.ids[side][:, :length])))
+        single = batch.select_rows(slice(row, row + 1))
+        alone.append(probe.outputs(single.replace_ids(side, single.ids[side][:, :length])))
         together.append(padded[row][real[row]][None])
-    # All rows at once: what is of a whole text may be one number, which has no spread.
-    changed = f"{probe.outputs_name} change by {{error}} when the {NAMES[side]} is padded"
-    error = must_equal(probe, torch.cat(alone, 1), torch.cat(together, 1), changed)
-    return "padding changes nothing", error
+    # All rows at once: the outputs of one text may be a single number, without a deviation.
+    detail = f"{probe.outputs_name} change by {{error}} when the {NAMES[side]} is padded"
+    error = require_equal(probe, torch.cat(alone, 1), torch.cat(together, 1), detail)
+    return "padding has no effect", error
 
 
 def _padding_checks(
     side: Side, *, masked: str, needs: Sequence[str], end: str = "", stacks: Literal[1, 2]
 ) -> tuple[Check, Check]:
-    """The checks of padding on the right and on the left.
+    """The checks of right padding and of left padding.
 
     Args:
-        masked: the attention that must not see it.
-        needs: checks that the one on the right needs.
-        end: what `holds` says besides.
+        masked: the attention in which padding must be masked.
+        needs: checks that right padding needs.
+        end: the end of the text of `requirement`.
     """
     text = NAMES[side]
     prefix = "padding" if side == "ids" else f"{text} padding"
     declare = partial(check, stacks=stacks)
     right = declare(
         f"{prefix}, right",
-        holds=f"a padded {text} gives what the {text} alone gives{end}",
-        hint=f"Keys of padding are attended to: the mask is missing in {masked}, of the other "
-        "polarity, broadcast over the wrong dimension, or a finite penalty that is too small.",
+        requirement=f"a padded {text} gives the same as the {text} without padding{end}",
+        hint=f"Keys of padding are attended to: the mask is missing in {masked}, inverted, "
+        "broadcast over the wrong dimension, or a finite penalty that is too small.",
         needs=needs,
     )
     left = declare(
         f"{prefix}, left",
-        holds=f"a {text} padded on the left gives what the {text} alone gives{end}",
-        hint="Positions must count real tokens, so that left padding moves none of them; and the "
-        "padding mask must mark the left end.",
+        requirement=f"a {text} padded on the left gives the same as without padding{end}",
+        hint="Positions must count real tokens only, and the padding mask must mask the left end.",
         needs=(f"{prefix}, right",),
     )
-    ask_right, ask_left = (partial(_changes_nothing, side, where) for where in PADDING_SIDES)
-    return right(ask_right), left(ask_left)
+    check_right, check_left = (partial(_check_padding, side, where) for where in PADDING_SIDES)
+    return right(check_right), left(check_left)
 
 
 _AT_REAL = ", at its real positions"
@@ -87,7 +86,7 @@ target_padding = _padding_checks(
 text_padding = _padding_checks(
     "ids",
     masked="the self-attention",
-    needs=("batch independence", "mask polarity", "causality", "sees both sides"),
+    needs=("batch independence", "mask polarity", "causality", "bidirectional attention"),
     end=_AT_REAL,
     stacks=1,
 )
@@ -95,48 +94,47 @@ text_padding = _padding_checks(
 
 @check(
     "empty rows",
-    holds="a row of padding alone gives finite logits and gradients, and sees nothing of its "
-    "padding",
+    requirement="a source that is only padding gives finite logits and gradients, which do not "
+    "depend on the padding",
     hint="A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the "
-    "backward pass; a row of equal large penalties attends to all padding evenly. Give "
-    "zeros where there is nothing to attend to, before the softmax divides.",
-    single_holds="a row of padding alone gives finite {outputs} and gradients, and changes no "
-    "other row",
+    "backward pass; a row of equal finite penalties attends to all padding evenly. Attention "
+    "without a visible key must return zeros, without dividing by zero.",
+    single_requirement="a row that is only padding gives finite {outputs} and gradients, and "
+    "changes no other row",
     single_hint="A softmax over a row of -inf is NaN, and one NaN spreads to every weight in the "
-    "backward pass. Give zeros where there is nothing to attend to, before the softmax "
-    "divides.",
+    "backward pass. Attention without a visible key must return zeros, without dividing by zero.",
     needs=(
         "source padding, right",
         "padding, right",
     ),
 )
-def empty_rows(probe: Probe) -> Seen:
-    """A row of padding alone, on each side that can be padded."""
+def empty_rows(probe: Probe) -> Outcome:
+    """Rows that are only padding, on each side that supports padding."""
     first = probe.sides[0]
-    if reason := probe.cannot_pad(first):
+    if reason := probe.no_padding_reason(first):
         raise Skipped(reason)
     for side in probe.sides:
-        if probe.cannot_pad(side) is None:
-            _must_be_finite(probe, side)
+        if probe.no_padding_reason(side) is None:
+            _require_finite(probe, side)
     batch, width = probe.batch(2), probe.width(first)
     narrow, wide = (
-        probe.outputs(probe.padded(batch, first, [width, 0], extra=extra)) for extra in (0, 3)
+        probe.outputs(probe.pad(batch, first, [width, 0], extra=extra)) for extra in (0, 3)
     )
-    if probe.single:
-        beside = f"{probe.outputs_name} change by {{error}} beside an empty row"
-        error = must_equal(probe, probe.outputs(batch)[:1], wide[:1, :width], beside)
+    if probe.is_single_stack:
+        detail = f"{probe.outputs_name} change by {{error}} in a batch with an empty row"
+        error = require_equal(probe, probe.outputs(batch)[:1], wide[:1, :width], detail)
     else:
-        seen = f"{probe.outputs_name} of an empty source change by {{error}} with its padding"
-        error = must_equal(probe, narrow, wide, seen)
+        detail = f"{probe.outputs_name} of an empty source change by {{error}} with its padding"
+        error = require_equal(probe, narrow, wide, detail)
     return "finite forward and backward", error
 
 
 @check(
     "no gradient from padding",
-    holds="the loss of the real {written}tokens has no gradient at positions of padding",
-    hint="Padding reaches the loss by a way that its value does not show, or it makes NaN in "
-    "the backward pass (torch.where does not stop the gradient of the branch that was not "
-    "taken).",
+    requirement="the loss of the real {target}tokens has no gradient at padding",
+    hint="The loss depends on padding although its value does not show it, or padding causes NaN "
+    "in the backward pass (torch.where does not stop the gradient of the branch that is not "
+    "selected).",
     needs=(
         "source padding, left",
         "target padding, left",
@@ -144,39 +142,39 @@ def empty_rows(probe: Probe) -> Seen:
         "empty rows",
     ),
 )
-def padding_gradient(probe: Probe) -> Seen:
-    """The loss of real tokens has no gradient at padding."""
-    looked_at = []
+def padding_gradient(probe: Probe) -> Outcome:
+    """The gradient of a loss of the real tokens with respect to the embeddings of padding."""
+    checked = []
     for side in probe.sides:
         for where in PADDING_SIDES:
-            if probe.cannot_pad(side, where):
+            if probe.no_padding_reason(side, where):
                 continue
-            batch = probe.padded(probe.batch(3), side, probe.ragged(side), where)
+            batch = probe.pad(probe.batch(3), side, probe.row_lengths(side), where)
             real = probe.real(batch)
-            found = probe.token_gradient(batch, side, partial(probe.random_loss, real=real))
-            if found is None:
+            gradients = probe.token_gradient(batch, side, partial(probe.random_loss, real=real))
+            if gradients is None:
                 continue
-            place = f"{NAMES[side]}, {where}"
-            gradient = float(found[probe.padding(batch, side)].abs().max())
-            if gradient != 0:  # also true of NaN
-                raise Failed(f"padding ({place}) has a gradient of {gradient:.1e}", gradient)
-            looked_at.append(place)
-    if not looked_at:
-        unpadded = probe.cannot_pad(probe.sides[0])
-        raise Skipped(unpadded or "no embedding lookup of the ids was seen")
-    return f"none ({'; '.join(looked_at)})", 0.0
+            name = f"{NAMES[side]}, {where}"
+            gradient = float(gradients[probe.padding(batch, side)].abs().max())
+            if gradient != 0:  # also true for NaN
+                raise Failed(f"padding ({name}) has a gradient of {gradient:.1e}", gradient)
+            checked.append(name)
+    if not checked:
+        reason = probe.no_padding_reason(probe.sides[0])
+        raise Skipped(reason or "no embedding lookup of the ids was recorded")
+    return f"none ({'; '.join(checked)})", 0.0
 
 
-def _must_be_finite(probe: Probe, side: Side) -> None:
-    """Outputs and gradients where a row of `side` is empty."""
-    empty = probe.padded(probe.batch(2), side, [probe.width(side), 0])
+def _require_finite(probe: Probe, side: Side) -> None:
+    """Require finite outputs and gradients for a batch with an empty row of `side`."""
+    empty = probe.pad(probe.batch(2), side, [probe.width(side), 0])
     outputs = probe.outputs(empty, grad=True)
-    if not usable(outputs):
+    if not has_no_nan(outputs):
         raise Failed(f"{NAMES[side]} of length 0: {probe.outputs_name} with NaN or +inf")
     if not outputs.requires_grad:
-        return  # gradient flow reports it
+        return  # reported by the check "gradient flow"
     probe.net.zero_grad(set_to_none=True)
-    real = outputs[:1] if side == probe.written else outputs
+    real = outputs[:1] if side == probe.output_side else outputs
     real.float().logsumexp(-1).mean().backward()
-    if name := not_finite(probe.net):
+    if name := first_non_finite_gradient(probe.net):
         raise Failed(f"{NAMES[side]} of length 0: gradient of {name} is not finite")

@@ -1,4 +1,4 @@
-"""What a verification found: one result a check, as a table, as text and as JSON."""
+"""Results of a verification: as a table, as text and as JSON."""
 
 import math
 from collections import Counter
@@ -10,20 +10,20 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 Status = Literal["passed", "failed", "skipped"]
-COLOURS: dict[Status, str] = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+COLORS: dict[Status, str] = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check of one net.
+    """The result of a check.
 
     Attributes:
-        name: the check.
-        status: skipped where the check does not apply or could not be made, never passed then.
-        detail: what was seen, or why the check was skipped.
-        hint: what such a failure usually means and where to look; empty unless it failed.
-        error: the number that was held against the tolerance, where there is one.
-        holds: what the check asks for.
+        name: the name of the check.
+        status: passed, failed, or skipped (the check does not apply or is not possible).
+        detail: the observation, or the reason for skipping.
+        hint: usual causes of this failure; empty unless failed.
+        error: the number that was compared with the tolerance; None for checks without one.
+        requirement: the property that was checked.
     """
 
     name: str
@@ -31,7 +31,7 @@ class CheckResult:
     detail: str
     hint: str = ""
     error: float | None = None
-    holds: str = ""
+    requirement: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing failed. Skipped checks are no failures, but nothing is known of them."""
+        """True if no check failed. Skipped checks are not failures."""
         return not self.failed
 
     @property
@@ -60,23 +60,23 @@ class Report:
         return len(self.results)
 
     def summary(self) -> str:
-        """How many checks passed, failed and were skipped."""
+        """The numbers of checks that passed, failed and were skipped, as text."""
         counts = Counter(result.status for result in self.results)
-        return ", ".join(f"{counts[status]} {status}" for status in COLOURS)
+        return ", ".join(f"{counts[status]} {status}" for status in COLORS)
 
     def table(self) -> Table:
-        """For a terminal: a row a check, the hint below what was seen where it failed."""
+        """A table for the terminal: one row per check, with the hint if it failed."""
         columns = (Column(name, no_wrap=True) for name in ("check", "status"))
         error_column = Column("error", justify="right", no_wrap=True)
-        table = Table(*columns, error_column, "what was seen", title=self.summary())
+        table = Table(*columns, error_column, "observation", title=self.summary())
         for result in self.results:
-            seen = escape(result.detail)
+            observation = escape(result.detail)
             if result.hint:
-                seen += f"\n[italic]{escape(result.hint)}[/italic]"
-            colour = COLOURS[result.status]
-            status = f"[{colour}]{result.status}[/{colour}]"
+                observation += f"\n[italic]{escape(result.hint)}[/italic]"
+            color = COLORS[result.status]
+            status = f"[{color}]{result.status}[/{color}]"
             error = "" if result.error is None else f"{result.error:.1e}"
-            table.add_row(result.name, status, error, seen)
+            table.add_row(result.name, status, error, observation)
         return table
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Report:
         return "\n".join([*lines, self.summary()])
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; an error that is not finite is None, as JSON has no such number."""
+        """The report as JSON; errors that are not finite are None."""
         checks = [asdict(result) for result in self.results]
         for row in checks:
             if row["error"] is not None and not math.isfinite(row["error"]):
