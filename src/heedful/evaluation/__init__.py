@@ -1,1 +1,1 @@
-"""Metrics of what a model wrote, and how likely a text is to one."""
+"""Metrics of outputs and of labels, losses, and log-probabilities of targets."""

@@ -1,4 +1,4 @@
-"""The loss of a batch's targets, summed over batches, and token_metrics of the sums."""
+"""Losses of batches: for training, summed over batches, and as metrics."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +18,13 @@ from heedful.parts.losses import LossSum, cross_entropy, head_loss
 def target_loss(
     head: Any, states: Float[Tensor, "M D"], targets: Int64[Tensor, " M"], **options: Any
 ) -> LossSum:
-    """The loss of a head's logits; those of words are never formed all at once (`head_loss`)."""
+    """The loss of a head at M states.
+
+    Logits of the vocabulary are computed in chunks (`head_loss`), those of classes at once.
+
+    Args:
+        options: as in `head_loss`.
+    """
     if isinstance(head, ClassificationHead):
         options.pop("count_correct", None)
         return cross_entropy(head(states), targets, **options)
@@ -26,15 +32,12 @@ def target_loss(
 
 
 def batch_loss(net: Net, batch: Batch, **options: Any) -> LossSum:
-    """Sums over the targets of a batch, differentiable; options as of `head_loss`."""
+    """The loss of a batch, summed over its targets; differentiable. Options as in `head_loss`."""
     return target_loss(net.head, target_states(net, batch), batch.targets, **options)
 
 
 def sum_losses(parts: Sequence[LossSum]) -> LossSum:
-    """The sums over all parts, on the CPU, in double precision.
-
-    `correct` is None where a part has none.
-    """
+    """The sum of losses, on the CPU, in double precision; without `correct` if a part has none."""
     correct = [part.correct for part in parts if part.correct is not None]
     return LossSum(
         torch.stack([part.loss for part in parts]).cpu().double().sum(),
@@ -45,28 +48,31 @@ def sum_losses(parts: Sequence[LossSum]) -> LossSum:
 
 
 def unigram_entropy(targets: Iterable[Int64[Tensor, " M"]], enough: int = 50_000) -> float:
-    """Entropy of the frequencies of targets, in nats a target: of all, or of the first `enough`.
+    """Entropy of the unigram distribution of targets, in nats per target.
 
-    It is the loss of whoever knows how frequent each target is, and nothing of the texts. That of
-    a sample is a little too low, never too high in the mean.
+    It is the loss of a model that knows only the frequency of each target. The estimate from a
+    sample is biased towards lower values.
+
+    Args:
+        targets: the targets of batches.
+        enough: stop after the batch with this number of targets.
     """
-    taken: list[np.ndarray] = []
-    for some in targets:
-        taken.append(some.numpy())
-        if sum(map(len, taken)) >= enough:
+    sample: list[np.ndarray] = []
+    for batch_targets in targets:
+        sample.append(batch_targets.numpy())
+        if sum(map(len, sample)) >= enough:
             break
-    _, counts = np.unique(np.concatenate(taken), return_counts=True)
-    shares = counts / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    _, counts = np.unique(np.concatenate(sample), return_counts=True)
+    frequencies = counts / counts.sum()
+    return float(-(frequencies * np.log(frequencies)).sum())
 
 
-def token_metrics(found: LossSum) -> dict[str, float]:
-    """Perplexity and loss (without label smoothing) of sums over tokens, and accuracy where correct
-    tokens were counted."""
+def token_metrics(sums: LossSum) -> dict[str, float]:
+    """Perplexity, mean loss without label smoothing, and accuracy (if counted) per token."""
     values = {
-        "perplexity": perplexity(float(found.nll), found.tokens),
-        "loss": float(found.nll) / found.tokens,
+        "perplexity": perplexity(float(sums.nll), sums.tokens),
+        "loss": float(sums.nll) / sums.tokens,
     }
-    if found.correct is not None:
-        values["token_accuracy"] = float(found.correct) / found.tokens
+    if sums.correct is not None:
+        values["token_accuracy"] = float(sums.correct) / sums.tokens
     return values

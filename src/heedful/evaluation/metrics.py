@@ -1,6 +1,6 @@
-"""Corpus scores of output lines against reference lines, each with the signature it was made under.
+"""Corpus metrics of output lines against reference lines, with their signatures.
 
-sacreBLEU and sacremoses are imported when a score is asked for: both are slow to import.
+sacreBLEU and sacremoses are imported on first use, since both are slow to import.
 """
 
 import math
@@ -18,11 +18,13 @@ DEFAULT_METRICS = ("bleu", "chrf", "ter", "exact_match")
 
 @dataclass(frozen=True)
 class Score:
-    """One score of one corpus.
+    """The score of a corpus by one metric.
 
-    `value` is on the metric's own scale: BLEU and chrF 0 to 100, TER 0 (best) upwards, exact
-    match a share from 0 to 1. `signature` says how the value was made, so that two values may be
-    compared only when it is the same. `details` holds counts that explain the value.
+    Attributes:
+        value: BLEU and chrF 0 to 100, TER from 0 (best), exact match 0 to 1.
+        signature: settings and versions of the metric; only values with equal signatures are
+            comparable.
+        details: counts from which the value is computed.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one corpus of `num_segments` lines, by the metrics' names."""
+    """The scores of a corpus of `num_segments` lines, by metric."""
 
     num_segments: int
     by_metric: dict[str, Score]
@@ -42,14 +44,15 @@ class Scores:
         return self.by_metric[metric]
 
     def values(self) -> dict[str, float]:
-        """Metric name to value alone."""
+        """The value of each metric."""
         return {metric: score.value for metric, score in self.by_metric.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"num_segments": n, "scores": {metric: {"name": ...}}}` with details, ready for JSON."""
+        """The scores as JSON: `{"num_segments": n, "scores": {metric: {"name": ...}}}`."""
         scores = {
-            metric: {"name": one.name, "score": one.value, "signature": one.signature} | one.details
-            for metric, one in self.by_metric.items()
+            metric: {"name": score.name, "score": score.value, "signature": score.signature}
+            | score.details
+            for metric, score in self.by_metric.items()
         }
         return {"num_segments": self.num_segments, "scores": scores}
 
@@ -62,15 +65,18 @@ def corpus_scores(
     metrics: Sequence[str] = DEFAULT_METRICS,
     lowercase: bool = False,
 ) -> Scores:
-    """Scores lines of output against one reference line each.
+    """Score output lines, with one reference line for each.
 
-    `trg_lang` is the language code of the lines ("de", "zh-CN"). It chooses BLEU's tokenisation
-    (sacreBLEU's rule: zh, ja-mecab, ko-mecab, otherwise 13a), makes TER
-    count characters in Chinese and Japanese, which put no spaces between words, and is needed for
-    `tokenized_lowercase_bleu`. BLEU, chrF, TER and their signatures are sacreBLEU's (Post 2018).
-    `lowercase` forgives capitals, as sacreBLEU's option does: for models that write none.
+    BLEU, chrF, TER and their signatures are sacreBLEU's (Post 2018).
 
-    Raises `UserError`: unequal numbers of lines, no lines, an unknown metric.
+    Args:
+        trg_lang: language code of the lines ("de", "zh-CN"). It determines BLEU's tokenization
+            (as in sacreBLEU: zh, ja-mecab, ko-mecab, else 13a); TER counts characters for Chinese
+            and Japanese; `tokenized_lowercase_bleu` requires it.
+        lowercase: ignore case (sacreBLEU's option), for models with lowercase output.
+
+    Raises:
+        UserError: different numbers of lines, no lines, an unknown metric.
     """
     if len(hypotheses) != len(references):
         raise UserError(
@@ -80,27 +86,26 @@ def corpus_scores(
     if not references:
         raise UserError("scores: no lines to score; give at least one line and its reference")
     language = _language(trg_lang)
-    # An unknown name is an error before any work.
+    # Look up all names first: unknown ones raise an error.
     functions = {name: plugins.metric.get(name).function for name in metrics}
     if lowercase:
         hypotheses, references = ([line.lower() for line in s] for s in (hypotheses, references))
-    found = {
+    scores = {
         name: function(hypotheses, references, language=language)
         for name, function in functions.items()
     }
     if lowercase:
-        found = {
-            name: replace(one, signature=one.signature.replace("case:mixed", "case:lc"))
-            for name, one in found.items()
+        scores = {
+            name: replace(score, signature=score.signature.replace("case:mixed", "case:lc"))
+            for name, score in scores.items()
         }
-    return Scores(len(hypotheses), found)
+    return Scores(len(hypotheses), scores)
 
 
 def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Score:
-    """The share (0 to 1) of lines equal to their reference, character for character.
+    """The fraction of lines that equal their reference.
 
-    Before comparing, runs of white space become one space and the ends are stripped; nothing else
-    is forgiven: case, punctuation and Unicode form all count.
+    Whitespace is collapsed and stripped first; case, punctuation and Unicode form must match.
     """
     pairs = zip(hypotheses, references, strict=True)
     num_equal = sum(output.split() == reference.split() for output, reference in pairs)
@@ -110,7 +115,7 @@ def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Sc
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """chrF2 of each line by itself, 0 to 100: to find the worst, not to compare systems by."""
+    """chrF2 of each line, 0 to 100. Only for ranking lines: systems are compared by corpus scores."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
@@ -119,22 +124,22 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
 
 
 def tokenized_lowercase_bleu(hypotheses: list[str], references: list[str], language: str) -> Score:
-    """BLEU-4 on lowercased, Moses-tokenised text: "BLEU" in many papers' tables (Multi30k).
+    """BLEU-4 on lowercased, Moses-tokenized text, the "BLEU" of many papers (Multi30k).
 
-    Lines are lowercased, then tokenised by Moses' rules for `language`, then counted as
-    multi-bleu.perl does: corpus n-gram precisions, no smoothing (0 when an order has no match).
-    Tokens stay unescaped ("'", not "&apos;"): escaping renames tokens one to one, so that the
-    counts are the same. Punctuation is not normalised. Not comparable with sacreBLEU's value, which
-    is made on another tokenisation and keeps case.
+    Lines are lowercased, tokenized by Moses' rules for `language` and scored as by multi-bleu.perl:
+    corpus n-gram precisions without smoothing (0 if an order has no match). Tokens are not escaped
+    ("'", not "&apos;"), which does not change counts; punctuation is not normalized. Not comparable
+    with sacreBLEU's BLEU, which uses another tokenization and keeps case.
 
-    Raises `UserError` for a missing `language` or one that puts no spaces between words: Moses'
-    rules would leave whole clauses as single tokens there.
+    Raises:
+        UserError: `language` is missing, or is written without spaces between words, which Moses'
+            rules do not segment.
     """
     if not language:
         raise UserError("tokenized_lowercase_bleu: needs the target language; give its code ('de')")
     if language in ("zh", "ja", "th", "km", "lo", "my"):
         raise UserError(
-            f"tokenized_lowercase_bleu: {language!r} puts no spaces between words;"
+            f"tokenized_lowercase_bleu: {language!r} is written without spaces between words;"
             " use 'bleu' or 'chrf'"
         )
     from sacrebleu import __version__
@@ -153,11 +158,13 @@ def tokenized_lowercase_bleu(hypotheses: list[str], references: list[str], langu
 
 
 def perplexity(nll_sum: float | int, count: int) -> float:
-    """exp(nll_sum / count): `nll_sum` in nats over `count` target tokens; inf when it overflows.
+    """exp(nll_sum / count); inf if it overflows.
 
-    The likelihood is that of the target alone: a label-smoothed loss gives no perplexity.
+    Args:
+        nll_sum: negative log-likelihood of `count` targets, in nats, without label smoothing.
 
-    Raises `UserError` when there are no tokens.
+    Raises:
+        UserError: `count` is 0.
     """
     if count <= 0:
         raise UserError("no target tokens to count; give at least one line of target text")
@@ -172,10 +179,10 @@ def _bleu(hypotheses: list[str], references: list[str], language: str) -> Score:
 
     try:
         metric = BLEU(trg_lang=language)
-    except RuntimeError as error:  # the tokeniser's own package is missing
+    except RuntimeError as error:  # the package of the tokenizer is missing
         raise UserError(
-            f"bleu: this tokenisation needs a package that is not installed;"
-            f" pip install 'sacrebleu[{language}]', or choose the metric chrf"
+            f"bleu: the tokenization of {language!r} needs a package that is not installed;"
+            f" pip install 'sacrebleu[{language}]', or use the metric chrf"
         ) from error
     result = metric.corpus_score(hypotheses, [references])
     return Score("BLEU", result.score, str(metric.get_signature()), _bleu_details(result))
@@ -209,12 +216,12 @@ def _ter(hypotheses: list[str], references: list[str], language: str) -> Score:
 
 
 def _language(code: str | None) -> str:
-    """The primary subtag: "zh-CN", "zh_Hans" and "cmn" are "zh"; none is ""."""
+    """The primary subtag of a language code: "zh-CN", "zh_Hans" and "cmn" give "zh"; None ""."""
     primary = (code or "").replace("_", "-").split("-")[0].lower()
     return {"cmn": "zh", "zho": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
 
 
-# The function of a metric is (output lines, reference lines, language) -> Score.
+# Functions of metrics take (output lines, reference lines, language) and return a Score.
 plugins.metric.declare(
     {
         "bleu": Metric(_bleu, higher_is_better=True),

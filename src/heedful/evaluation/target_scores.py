@@ -1,4 +1,4 @@
-"""A net's states at a batch's targets, and the scores of the targets; imports no loss function."""
+"""States of a net at the targets of a batch, and log-probabilities of the targets."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 
 Net = EncoderDecoder | DecoderOnly | EncoderOnly
-# Distributions over the vocabulary that are formed at once: 128 of 262,144 entries are 134 MB of
-# fp32, and enough rows for a matrix product to be efficient.
+# Distributions over the vocabulary in memory at a time. 128 distributions of 262,144 entries are
+# 134 MB in fp32, and a matrix product of 128 rows is efficient.
 SCORED_ROWS = 128
 
 
 class TargetScores(NamedTuple):
-    """Natural log-probability of each target, and whether it is the most likely entry."""
+    """Natural log-probability of each target, and True where it is the most probable token."""
 
     log_probs: Float[Tensor, " M"]
     correct: Bool[Tensor, " M"]
@@ -28,10 +28,11 @@ class TargetScores(NamedTuple):
 def score_targets(
     log_probs_of: Callable[[slice], Float[Tensor, "n V"]], targets: Int64[Tensor, " M"]
 ) -> TargetScores:
-    """Scores of all targets; at most `SCORED_ROWS` distributions are in memory at a time.
+    """Scores of all targets, `SCORED_ROWS` at a time.
 
     Args:
-        log_probs_of: log-probabilities of all entries for a slice of the targets.
+        log_probs_of: function from a slice of the targets to the log-probabilities (n, V) of all
+            tokens.
     """
     log_probs, correct = [], []
     for first in range(0, max(1, targets.size(0)), SCORED_ROWS):
@@ -43,15 +44,15 @@ def score_targets(
 
 
 def log_softmax(logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
-    """Log-probabilities in fp32 at least."""
+    """Log-probabilities, computed in fp32 for logits of lower precision."""
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def target_states(net: Net, batch: Batch) -> Float[Tensor, "M D"]:
-    """The net's state for each target of a batch; its head makes logits of them.
+    """The net's state for each target of a batch, to which its head can be applied.
 
-    The types of pairs of texts go to nets that embed them. RoBERTa's table has one row, so that
-    there both texts are of the same type.
+    Token types are used by encoders with an embedding for them. RoBERTa's has one row, so that both
+    texts of a pair have the same type.
     """
     if isinstance(net, EncoderDecoder):
         assert batch.source is not None
