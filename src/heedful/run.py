@@ -41,6 +41,7 @@ from heedful.tasks.scoring import FinalScores
 from heedful.tasks.start import RunParts, begin, begin_from_folder, loss_of
 from heedful.tasks.task import Task
 from heedful.training.best import BestModel
+from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.display import RunDisplay
 from heedful.training.events import (
@@ -307,6 +308,7 @@ def _make_trainer(
             best=training.average_of == "best",
         ),
         precision=precision,
+        compiler=BlockCompiler(model.net) if training.compile else None,
         extra_evaluation_steps=[expectation.step for expectation in recipe.expect],
     )
     return trainer

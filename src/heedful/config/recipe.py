@@ -122,6 +122,11 @@ class Recipe(Strict):
                 "training.r_drop and distillation of level word both replace the loss of a whole "
                 "run; leave one out, or set distillation.level to sequence"
             )
+        if training.compile and training.subword_sampling is not None:
+            raise UserError(
+                "training.compile pads batches to few shapes, but training.subword_sampling gives "
+                "texts other lengths in each epoch; leave one of them out"
+            )
         if evaluation.metric not in OWN_METRICS and not evaluation.decode_sentences:
             raise UserError(
                 f"evaluation.metric {evaluation.metric} needs decoded text: raise decode_sentences"

@@ -100,6 +100,11 @@ class Training(Strict):
         description="Store only each block's input and recompute its activations in the backward "
         "pass: less memory, slower steps.",
     )
+    compile: bool = Field(
+        False,
+        description="Compile the net's blocks with torch.compile for at most 8 padded batch "
+        "shapes; meant for GPUs, no faster on a CPU (docs/log.md).",
+    )
     optimizer: Optimizer = Field(
         default_factory=Optimizer, description="Optimizer and its settings."
     )

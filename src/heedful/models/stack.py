@@ -1,6 +1,6 @@
 """Blocks of attention and feed-forward, and stacks of blocks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,12 @@ class Block(nn.Module):
         return self.feedforward(x)
 
 
+def call_block(block: Block, *inputs: Any) -> Tensor:
+    """The block's output; `Stack.compiled_block` is this function compiled."""
+    out: Tensor = block(*inputs)
+    return out
+
+
 class Stack(nn.Module):
     """A sequence of blocks, a final norm (needed with `PreNorm`) and a final dropout (T5).
 
@@ -81,6 +87,8 @@ class Stack(nn.Module):
         self.final_norm = nn.Identity() if final_norm is None else final_norm
         self.final_dropout = nn.Identity() if final_dropout is None else final_dropout
         self.activation_checkpointing = False
+        # Takes the place of `call_block` in training (`training/block_compiler.py`).
+        self.compiled_block: Callable[..., Tensor] | None = None
 
     def forward(
         self,
@@ -117,13 +125,13 @@ class Stack(nn.Module):
         is_checkpointed = (
             self.activation_checkpointing and cache is None and torch.is_grad_enabled()
         )
+        run: Callable[..., Tensor] = call_block
+        if self.training and cache is None and self.compiled_block is not None:
+            run = self.compiled_block
         for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True)):
             layer = None if layers is None else layers[index]
-            inputs = x, mask[0], memory, mask[1], layer
-            if is_checkpointed:
-                x = checkpoint(block, *inputs, use_reentrant=False)
-            else:
-                x = block(*inputs)
+            inputs = block, x, mask[0], memory, mask[1], layer
+            x = checkpoint(run, *inputs, use_reentrant=False) if is_checkpointed else run(*inputs)
         return self.final_dropout(self.final_norm(x)).view(shape)
 
     def masks(

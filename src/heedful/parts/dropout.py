@@ -38,6 +38,9 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return nn.functional.dropout(x, self.p, training=True)
+        if torch.compiler.is_compiling():  # whose gradient is derived from this
+            keep, scale = keep_mask(x.shape, self.p)
+            return x * keep * scale
         return _Drop.apply(x, self.p)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
@@ -51,7 +54,11 @@ def keep_mask(shape: torch.Size, p: float) -> tuple[Tensor, float]:
     """
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     count = shape.numel()
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    size = ((count + 3) // 4,)
+    if torch.compiler.is_compiling():  # which cannot trace a range without an end
+        bits = torch.randint(-(2**63), 2**63 - 1, size, dtype=torch.int64)
+    else:
+        bits = torch.empty(size, dtype=torch.int64).random_(-(2**63), None)
     levels = bits.view(torch.int16)[:count].view(shape)
     return levels >= dropped - _LEVELS // 2, _LEVELS / (_LEVELS - dropped)
 

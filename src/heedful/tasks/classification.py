@@ -96,7 +96,10 @@ class Classification(Task):
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return plan_training(self.recipe, epoch, data.ids("train").lengths)
+        return plan_training(self.recipe, epoch, *self.row_lengths(data))
+
+    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+        return (data.ids("train").lengths,)
 
     def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         columns = data.splits[split]

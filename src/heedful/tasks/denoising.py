@@ -76,6 +76,13 @@ class Denoising(Task):
                 "noise_density, or raise mean_span_length or data.max_length"
             )
 
+        if self.recipe.training.compile and getattr(self.noise, "infilling", False):
+            raise UserError(
+                "training.compile: objective.infilling makes some sources longer than their texts, "
+                "and so than any fixed shape; set it to 0 or objective.kind to t5, or leave "
+                "training.compile out"
+            )
+
     def read_raw_data(self) -> RawData:
         return read_text_data(self.recipe)
 
@@ -110,10 +117,14 @@ class Denoising(Task):
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         """By the texts' own lengths, so that a plan does not hang on what the noise draws."""
+        batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
+        return [PlannedRows(epoch, indices) for indices in batches]
+
+    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+        """The most tokens that the noise makes of each text, on both sides."""
         lengths = data.ids("train").lengths
         src, tgt = self.noise.longest_sides(int(lengths.max()))
-        batches = plan_training(self.recipe, epoch, src[lengths], tgt[lengths])
-        return [PlannedRows(epoch, indices) for indices in batches]
+        return src[lengths], tgt[lengths]
 
     def collate(self, data: Data, item: PlannedRows) -> Batch:
         pairs = self.corrupted(data, "train", item, self.recipe.training.seed)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from heedful.data.buckets import pad_batch
 from heedful.data.collate import Batch
 from heedful.data.subwords import SubwordSampler
 from heedful.tasks.run_data import Data
@@ -11,15 +12,17 @@ from heedful.tasks.task import Task
 
 
 class EpochBatches:
-    """A task's batches; with `training.subword_sampling` of words that are split anew.
+    """A task's batches; with `training.subword_sampling` of words that are split anew,
+    with `training.compile` padded to few shapes.
 
     Raises:
-        UserError: a tokenizer whose words cannot be split anew.
+        UserError: a tokenizer whose words cannot be split anew; a task without fixed shapes.
     """
 
     def __init__(self, task: Task, data: Data) -> None:
         training = task.recipe.training
         self._task, self._data = task, data
+        self._shapes = task.batch_shapes(data) if training.compile else None
         self._sampler = None
         if training.subword_sampling is not None:
             columns = task.text_columns(data.tokenizers)
@@ -42,4 +45,5 @@ class EpochBatches:
 
     def load_batch(self, item: Any) -> Batch:
         """A batch of the epoch that was planned last, on the CPU."""
-        return self._task.collate(self._data, item)
+        batch = self._task.collate(self._data, item)
+        return batch if self._shapes is None else pad_batch(batch, self._shapes)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from heedful.config import Files, Recipe
+from heedful.data.buckets import BatchShape, batch_shapes, padded_lengths
 from heedful.data.plans import plan_batches
 from heedful.data.rows import LABEL, Rows, read_rows
 from heedful.data.splits import drop_held_out, split_random, split_tail
@@ -137,11 +138,21 @@ def named_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Pa
     ]
 
 
+def training_shapes(recipe: Recipe, *lengths: Int64[np.ndarray, " N"]) -> list[BatchShape]:
+    """The shapes of `training.compile` for batches of texts or pairs of these lengths."""
+    settings = recipe.training
+    return batch_shapes(
+        *lengths, max_tokens=settings.batch_tokens, max_sentences=settings.batch_sentences
+    )
+
+
 def plan_training(
     recipe: Recipe, epoch: int, *lengths: Int64[np.ndarray, " N"]
 ) -> list[Int64[np.ndarray, " n"]]:
     """The batches of an epoch of texts, or of pairs by both their lengths."""
     settings = recipe.training
+    if settings.compile:
+        lengths = tuple(padded_lengths(training_shapes(recipe, *lengths), *lengths))
     return plan_batches(
         *lengths,
         max_tokens=settings.batch_tokens,

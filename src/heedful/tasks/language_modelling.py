@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from heedful import task_keys
+from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch, collate_windows
 from heedful.data.encoding import TextColumn
 from heedful.data.plans import Windows, plan_windows
@@ -92,18 +93,26 @@ class LanguageModelling(Task):
         return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Windows]:
-        training, context = self.recipe.training, self.objective.context
-        size = training.batch_sentences
-        if size is None:
-            assert training.batch_tokens is not None
-            size = max(1, training.batch_tokens // context)
         return plan_windows(
             data.ids("train").lengths,
-            context=context,
-            batch_size=size,
-            seed=training.seed,
+            context=self.objective.context,
+            batch_size=self._batch_size,
+            seed=self.recipe.training.seed,
             epoch=epoch,
         )
+
+    def batch_shapes(self, data: Data) -> list[BatchShape]:
+        """All windows are of one width."""
+        return [BatchShape(self._batch_size, self.objective.context)]
+
+    @property
+    def _batch_size(self) -> int:
+        """Windows of a training batch."""
+        training = self.recipe.training
+        if training.batch_sentences is not None:
+            return training.batch_sentences
+        assert training.batch_tokens is not None
+        return max(1, training.batch_tokens // self.objective.context)
 
     def collate(self, data: Data, item: Windows) -> Batch:
         pad_id = data.tokenizer.pad_id

@@ -113,8 +113,11 @@ class MaskedLm(Task):
         return encoder_keys(self.recipe, data, name, "mlm")
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
-        batches = plan_training(self.recipe, epoch, self.rows(data, "train").lengths)
+        batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
         return [PlannedRows(epoch, indices) for indices in batches]
+
+    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+        return (self.rows(data, "train").lengths,)
 
     def collate(self, data: Data, item: PlannedRows) -> Batch:
         seed = self.recipe.training.seed

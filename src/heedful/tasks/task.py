@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
+import numpy as np
+from jaxtyping import Int64
 from pydantic import TypeAdapter, ValidationError
 
 from heedful.config import Recipe, Strict, wrong_key
+from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch
 from heedful.data.encoding import TextColumn
 from heedful.data.rows import Rows
@@ -17,7 +20,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.losses import LossSum
 from heedful.pipelines import ModelCard
 from heedful.task_keys import ALL, TaskKeys
-from heedful.tasks.inputs import check_sources, joint_tokenizer
+from heedful.tasks.inputs import check_sources, joint_tokenizer, training_shapes
 from heedful.tasks.run_data import Data, Origin, RawData
 from heedful.tasks.scoring import FinalScores
 from heedful.training.trainer import Evaluation
@@ -122,6 +125,21 @@ class Task(ABC):
 
         In data-parallel training a process takes `plan_epoch(data, epoch)[rank::world_size]`.
         """
+
+    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+        """Tokens of each training row, or bounds of them; of pairs those of source and target.
+
+        Raises:
+            UserError: the task does not define it, which `training.compile` needs.
+        """
+        raise UserError(
+            f"training.compile: the task {self.recipe.task} has no batches of fixed shapes; leave "
+            "it out"
+        )
+
+    def batch_shapes(self, data: Data) -> list[BatchShape]:
+        """The shapes that batches are padded to where the training step is compiled."""
+        return training_shapes(self.recipe, *self.row_lengths(data))
 
     @abstractmethod
     def collate(self, data: Data, item: Any) -> Batch:

@@ -91,8 +91,10 @@ class Translation(Task):
         return ModelCard(name, self.recipe.task, *languages, limits)
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        lengths = (data.ids("train", side).lengths for side in ("src", "tgt"))
-        return plan_training(self.recipe, epoch, *lengths)
+        return plan_training(self.recipe, epoch, *self.row_lengths(data))
+
+    def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
+        return tuple(data.ids("train", side).lengths for side in ("src", "tgt"))
 
     def collate(self, data: Data, item: Int64[np.ndarray, " n"], split: str = "train") -> Batch:
         src, tgt = data.ids(split, "src"), data.ids(split, "tgt")

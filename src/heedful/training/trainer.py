@@ -21,6 +21,7 @@ from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.training.averaging import MovingAverage
+from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints, generator_states, restore_generators
 from heedful.training.events import (
     CheckpointSaved,
@@ -94,6 +95,7 @@ class Trainer:
 
     Args:
         precision: of the products in a step: fp32, bf16, or fp16 with a scaled loss.
+        compiler: of the net's blocks; default: they are not compiled.
         extra_evaluation_steps: steps with an evaluation that selects no model and ends no run.
     """
 
@@ -105,6 +107,7 @@ class Trainer:
     listeners: Sequence[Listener] = ()
     _: KW_ONLY
     precision: str = "fp32"
+    compiler: BlockCompiler | None = None
     extra_evaluation_steps: Collection[int] = ()
 
     def __post_init__(self) -> None:
@@ -230,11 +233,12 @@ class Trainer:
         targets = sum(batch.num_targets for batch in batches)
         total = torch.zeros(2, device=self.device)
         for batch in batches:
-            with torch.autocast(
-                self.device.type, AUTOCAST[self.precision], enabled=self.precision != "fp32"
-            ):
-                found = self.step(batch)
-            self.scaler.scale(found.loss / targets).backward()
+            with nullcontext() if self.compiler is None else self.compiler.step(batch):
+                with torch.autocast(
+                    self.device.type, AUTOCAST[self.precision], enabled=self.precision != "fp32"
+                ):
+                    found = self.step(batch)
+                self.scaler.scale(found.loss / targets).backward()
             total += torch.stack([found.loss.detach(), found.nll])
         self.scaler.unscale_(self.optimizer)
         norm = self._clip()

@@ -1,0 +1,83 @@
+"""Compilation of a training step: each block of the net by `torch.compile`, once a batch shape."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+
+from heedful.data.buckets import MAX_SHAPES
+from heedful.data.collate import Batch
+from heedful.errors import UserError
+from heedful.models.stack import Stack, call_block
+from heedful.progress import track
+
+# Graphs of one shape at most: of encoder and decoder, local and global layers, packed rows or not.
+_BLOCK_KINDS = 8
+_TURN_OFF = "set training.compile to false"
+
+
+class BlockCompiler:
+    """Compiles the blocks of a net's stacks for training; evaluation calls the blocks themselves.
+
+    Each block is one graph of fixed shapes (`fullgraph`, not dynamic), which equal blocks of a
+    stack share. What is outside the blocks runs as it is: embeddings, masks, and the head with its
+    loss in chunks, whose logits a graph would form all at once (`heedful.parts.losses`).
+
+    Args:
+        backend: of `torch.compile`.
+
+    Raises:
+        UserError: the CPU's backend finds no C++ compiler.
+    """
+
+    def __init__(self, net: nn.Module, backend: str = "inductor") -> None:
+        if backend == "inductor" and next(net.parameters()).device.type == "cpu":
+            _check_cpp_compiler()
+        # Of all graphs of `call_block` in the process, those of other nets counted.
+        config: Any = torch._dynamo.config
+        config.recompile_limit += MAX_SHAPES * _BLOCK_KINDS
+        config.accumulated_recompile_limit += MAX_SHAPES * _BLOCK_KINDS
+        self._compiled_shapes: set[Any] = set()
+        run = torch.compile(call_block, fullgraph=True, dynamic=False, backend=backend)
+        for module in net.modules():
+            if isinstance(module, Stack):
+                module.compiled_block = run
+
+    @contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Around the forward and backward pass of a batch, whose shape may be new.
+
+        Raises:
+            UserError: torch cannot compile the net.
+        """
+        source = None if batch.source is None else batch.source.ids.shape
+        shape = (batch.tokens.ids.shape, source, batch.tokens.segments is None)
+        if shape in self._compiled_shapes:
+            yield
+            return
+        rows, width = batch.tokens.ids.shape
+        name = f"compiling the training step for {rows:,} rows of {width:,} tokens"
+        try:
+            with track(name, 1) as advance:
+                yield
+                advance(1)
+        except TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"torch cannot compile the net: {reason}; {_TURN_OFF}") from error
+        self._compiled_shapes.add(shape)
+
+
+def _check_cpp_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise UserError(
+            "training.compile needs a C++ compiler: install one, for example by `apt install g++`, "
+            f"or {_TURN_OFF}"
+        ) from None

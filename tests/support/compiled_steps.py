@@ -1,0 +1,169 @@
+"""A program: training steps of every task, compiled. Without checked shapes, which cannot be.
+
+`python compiled_steps.py FOLDER` fails where a property does not hold. The graphs are traced and
+differentiated as for any backend, and run by torch's own kernels (`aot_eager`).
+"""
+
+import copy
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import heedful.run
+from architectures import tiny
+from encoder_runs import Ready, assert_resumes, recipe_of, train_step
+from heedful.data.buckets import MAX_SHAPES, BatchShape, pad_batch
+from heedful.data.collate import Batch
+from heedful.evaluation.likelihood import batch_loss
+from heedful.parts.tokens import Tokens
+from heedful.training.block_compiler import BlockCompiler
+from heedful.training.events import StepDone
+from heedful.training.loggers import read_log
+from heedful.training.step import TrainStep
+from option_space import VOCAB
+
+TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classification")
+compiler = partial(BlockCompiler, backend="aot_eager")
+
+
+def main(folder: Path) -> None:
+    for name in (*TASKS, "rdrop-classification", "joined-language_modelling"):
+        has_eager_gradients(name, new_folder(folder, name))
+    mixtral_has_eager_gradients()
+    draws_dropout_anew(new_folder(folder, "dropout"))
+    heedful.run.BlockCompiler = compiler
+    trains_as_eager(new_folder(folder, "accumulation"))
+    resumes(new_folder(folder, "resumed"))
+
+
+def new_folder(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
+
+
+def run_of(name: str, folder: Path, **changes: Any) -> Ready:
+    """A task with batches for compiled steps."""
+    kind, _, task = name.rpartition("-")
+    keys: dict[str, Any] = {"training__compile": True, "model__dropout": 0.0}
+    keys |= {"training__batch_sentences": None, "training__batch_tokens": 64}
+    keys |= {"training__r_drop": 1.0} if kind == "rdrop" else {}
+    keys |= {"model__attention_dropout": 0.0} if task in ("masked_lm", "classification") else {}
+    keys |= {"objective": {"context": 8, "isolate": False}} if kind == "joined" else {}
+    keys |= {"objective": {"kind": "t5"}} if task == "denoising" else {}
+    keys["training__label_smoothing"] = 0.1
+    return Ready(recipe_of(task, folder, **(keys | changes)), folder / "data")
+
+
+def gradients(step: TrainStep, batch: Batch) -> list[Tensor]:
+    """Loss, likelihood and the gradient of every weight."""
+    step.zero_grad()
+    sums = step(batch)
+    sums.loss.backward()
+    return [
+        sums.loss.detach(),
+        sums.nll,
+        *(p.grad for p in step.parameters() if p.grad is not None),
+    ]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        scale = theirs.abs().max()
+        torch.testing.assert_close(ours / scale, theirs / scale, rtol=0, atol=1e-6)
+
+
+def has_eager_gradients(name: str, folder: Path) -> None:
+    """In fp64, and few graphs: none is made in the second epoch."""
+    run = run_of(name, folder)
+    eager = train_step(run).double().train()
+    step = copy.deepcopy(eager)
+    compiling = compiler(step.net)
+    shapes = run.task.batch_shapes(run.data)
+    assert len(shapes) <= MAX_SHAPES
+    seen: set[Any] = set()
+    for item in (*run.plan_epoch(0), *run.plan_epoch(1)):
+        batch = run.load_batch(item)
+        padded = pad_batch(batch, shapes)
+        source = () if padded.source is None else padded.source.ids.shape
+        shape = (*padded.tokens.ids.shape, *source, padded.tokens.segments is None)
+        stance: Any = "fail_on_recompile" if shape in seen else "default"
+        with torch.compiler.set_stance(stance), compiling.step(padded):
+            found = gradients(step, padded)
+        assert_same(found, gradients(eager, batch))
+        seen.add(shape)
+    assert len(seen) <= len(shapes) * (1 + (name == "language_modelling"))
+
+
+def mixtral_has_eager_gradients() -> None:
+    """With the balance loss, which does not see the added rows."""
+    net = tiny("mixtral", balance_weight=0.5)
+    tokens = Tokens.from_ids(torch.randint(VOCAB, (3, 6)), torch.tensor([6, 4, 2]))
+    positions = tokens.real.flatten().nonzero().flatten()
+    batch = Batch(
+        tokens=tokens,
+        targets=torch.randint(VOCAB, positions.shape),
+        target_positions=positions,
+        indices=np.arange(3),
+        num_tokens=len(positions),
+    )
+    eager = TrainStep(net, batch_loss).train()
+    step = copy.deepcopy(eager)
+    compiler(step.net)
+    found = gradients(step, pad_batch(batch, [BatchShape(rows=4, width=8)]))
+    assert_same(found, gradients(eager, batch))
+
+
+def draws_dropout_anew(folder: Path) -> None:
+    """From torch's generator: the same after the same seed, else other elements."""
+    run = run_of("translation", folder, model__dropout=0.3)
+    step = train_step(run).train()
+    compiler(step.net)
+    batch = pad_batch(run.load_batch(run.plan_epoch(0)[0]), run.task.batch_shapes(run.data))
+    losses = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        losses.append(gradients(step, batch))
+    assert_same(losses[0], losses[2])
+    assert (losses[0][0] - losses[1][0]).abs() > 1e-3
+    checkpointed = copy.deepcopy(step)
+    for stack in (checkpointed.net.encoder, checkpointed.net.decoder):
+        stack.activation_checkpointing = True
+    torch.manual_seed(1)
+    assert_same(gradients(checkpointed, batch), losses[0])
+
+
+def trains_as_eager(folder: Path) -> None:
+    """Whole runs with accumulated gradients, whose last step has fewer batches than others."""
+    losses = []
+    for is_compiled in (False, True):
+        recipe = recipe_of(
+            "language_modelling",
+            folder,
+            training__compile=is_compiled,
+            training__gradient_accumulation=2,
+            model__dropout=0.0,
+        )
+        out = folder / f"compiled-{is_compiled}"
+        heedful.run.train(recipe, out)
+        events = read_log(out / "log.jsonl")
+        losses.append([event.loss for event in events if isinstance(event, StepDone)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert len(losses[0]) > 5
+
+
+def resumes(folder: Path) -> None:
+    """With the bits of a run that was left alone, dropout included."""
+    recipe = recipe_of(
+        "translation", folder, training__compile=True, training__gradient_accumulation=2
+    )
+    assert_resumes(recipe, folder, ["scores.json"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
