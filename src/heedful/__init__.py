@@ -18,6 +18,7 @@ __all__ = [  # noqa: RUF022
     "Embedder",
     "load",
     "ensemble",
+    "from_net",
     "load_recipe",
     "train",
     "import_hf",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         MaskedLanguageModel,
         Translator,
         ensemble,
+        from_net,
         load,
     )
     from heedful.recipe_files import load_recipe
@@ -46,7 +48,7 @@ __getattr__ = lazily(
         "export.hf": ("export_hf", "import_hf"),
         "pipelines": (
             *("Classifier", "Embedder", "LanguageModel", "MaskedLanguageModel", "Translator"),
-            *("ensemble", "load"),
+            *("ensemble", "from_net", "load"),
         ),
         "recipe_files": ("load_recipe",),
         "run": ("train",),

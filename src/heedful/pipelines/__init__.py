@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from heedful.lazy import lazily
 
 if TYPE_CHECKING:
+    from heedful.pipelines.assembly import from_net
     from heedful.pipelines.base import SavedModel, save_description
     from heedful.pipelines.encoders import (
         Classification,
@@ -31,6 +32,7 @@ _NAMES = {
     "text_generation": ("Generator", "TextScore"),
     "language_model": ("LanguageModel",),
     "base": ("SavedModel", "save_description"),
+    "assembly": ("from_net",),
     "nets": ("choose_device", "kind_of", "open_net", "parameter_count"),
     "kinds": ("AnyModel",),
     "loading": ("expect", "load"),
@@ -54,6 +56,7 @@ __all__ = [
     "choose_device",
     "ensemble",
     "expect",
+    "from_net",
     "kind_of",
     "load",
     "open_net",

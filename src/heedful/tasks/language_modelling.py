@@ -17,7 +17,8 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.likelihood import token_metrics
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
-from heedful.pipelines import GenerationIds, LanguageModel, ModelCard
+from heedful.pipelines import LanguageModel, ModelCard
+from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
 from heedful.tasks.inputs import joint_tokenizer, read_text_data
 from heedful.tasks.run_data import Data, Origin, RawData
@@ -86,10 +87,7 @@ class LanguageModelling(Task):
         return {"vocab_size": vocab_size, "max_length": self.objective.context}
 
     def describe_model(self, data: Data, name: str) -> ModelCard:
-        tokenizer = data.tokenizer
-        others = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id}
-        never = tuple(sorted(token for token in others if token is not None))
-        ids = GenerationIds(start=tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=never)
+        ids = continuation_ids(data.tokenizer)
         return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Windows]:

@@ -1,0 +1,120 @@
+"""A model of a net from any training loop, with its tokenizers: it generates, classifies, saves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from heedful import plugins
+from heedful.data.tokenizer import Tokenizer
+from heedful.errors import UserError
+from heedful.models.decoder_only import DecoderOnly
+from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.models.encoder_only import EncoderOnly
+from heedful.pipelines.kinds import AnyModel
+from heedful.pipelines.metadata import GenerationIds, Limits, ModelCard
+from heedful.pipelines.nets import kind_of, open_net
+
+_TASKS = {
+    "Translator": "translation",
+    "LanguageModel": "language_modelling",
+    "MaskedLanguageModel": "masked_lm",
+    "Classifier": "classification",
+    "Embedder": "embedding",
+}
+
+
+def from_net(
+    net: nn.Module,
+    config: Any,
+    tokenizer: Tokenizer | None = None,
+    *,
+    tgt_tokenizer: Tokenizer | None = None,
+    labels: Sequence[str] = (),
+    src_language: str | None = None,
+    tgt_language: str | None = None,
+    limits: Limits | None = None,
+    generation: GenerationIds | None = None,
+) -> AnyModel:
+    """Make a model of a net that was trained in a loop of its user; the net is not copied.
+
+    The model translates, generates, fills masks, classifies or embeds, by the family and the head
+    of the net, and `model.save(directory)` writes what `heedful.load` opens. The net is put into
+    eval mode; call `net.train()` before more training.
+
+    Args:
+        net: what the `build` of an architecture in `heedful.zoo`, or of a plugin, returned.
+        config: the `Config` that it was built from.
+        tokenizer: of the source, or of both sides; None: the model reads and writes token ids.
+        tgt_tokenizer: of the target of an encoder-decoder; default: `tokenizer`.
+        labels: the class names of a classifier in the order of its logits; default: 0, 1, ...
+        src_language, tgt_language: language codes, for metrics and for other programs.
+        limits: the length limit of a translation; default: that of `Limits`.
+        generation: start, end and suppressed tokens; default: those of the tokenizer.
+
+    Raises:
+        UserError: a net or Config of no known architecture; a tokenizer with more entries than
+            the net's embedding; labels for another number of classes.
+    """
+    if not isinstance(net, EncoderDecoder | DecoderOnly | EncoderOnly):
+        raise UserError(
+            f"net is a {type(net).__name__}; give a net of heedful.zoo or of a plugin, without "
+            "wrappers such as DDP"
+        )
+    name = _architecture_of(config)
+    kind = kind_of(net)
+    target = tgt_tokenizer or tokenizer
+    _check_tokenizers(config, tokenizer, target)
+    num_labels = getattr(config, "num_labels", 0) if kind.__name__ == "Classifier" else 0
+    if labels and len(labels) != num_labels:
+        raise UserError(f"{len(labels)} labels, but the net has {num_labels} classes")
+    if generation is None and isinstance(net, DecoderOnly) and tokenizer is not None:
+        generation = continuation_ids(tokenizer)
+    plugin = plugins.architecture.plugin_of(name)
+    card = ModelCard(
+        name,
+        _TASKS[kind.__name__],
+        src_language,
+        tgt_language,
+        limits or Limits(),
+        tuple(labels),
+        generation or GenerationIds(),
+        plugins=() if plugin is None else (plugin,),
+    )
+    return open_net(net.eval(), config, card, tokenizer, target)
+
+
+def continuation_ids(tokenizer: Tokenizer) -> GenerationIds:
+    """The start, end and suppressed tokens of a language model with a tokenizer of heedful."""
+    suppressed = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id}
+    never = tuple(sorted(token for token in suppressed if token is not None))
+    return GenerationIds(start=tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=never)
+
+
+def _architecture_of(config: Any) -> str:
+    """The name of the architecture that a Config is of."""
+    for name in plugins.architecture.names():
+        if plugins.architecture.get(name).config is type(config):
+            return name
+    raise UserError(
+        f"config is a {type(config).__name__} of no known architecture; give the Config that the "
+        f"net was built from ({', '.join(plugins.architecture.names())})"
+    )
+
+
+def _check_tokenizers(config: Any, source: Any, target: Any) -> None:
+    """Refuse a tokenizer whose ids are not all rows of the net's embedding."""
+    for side, tokenizer in (("src", source), ("tgt", target)):
+        if tokenizer is None:
+            continue
+        if not isinstance(tokenizer, Tokenizer):
+            raise UserError(
+                f"the tokenizer is a {type(tokenizer).__name__}; give one of "
+                "heedful.data.tokenizer (train_tokenizer, Tokenizer.load)"
+            )
+        size = getattr(config, f"{side}_vocab_size", None) or getattr(config, "vocab_size", None)
+        if size is not None and tokenizer.vocab_size > size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.vocab_size:,} entries, but the net has an embedding "
+                f"of {size:,}; build the net with the tokenizer's vocab_size"
+            )
