@@ -64,7 +64,7 @@ def _row(key: str, field: FieldInfo, name: str = "") -> str:
         if name in keys.defaults:
             own.setdefault(inline(keys.defaults[name]), []).append(task)
     default += "".join(f"; {', '.join(tasks)}: `{value}`" for value, tasks in own.items())
-    readers = [task for task, keys in BUILT_IN.items() if name and keys.reads(name)]
+    readers = [task for task, keys in BUILT_IN.items() if name and keys.includes(name)]
     some = "" if is_section or len(readers) in (0, len(BUILT_IN)) else ", ".join(readers)
     type_text = "" if is_section else type_name(kind).replace("|", "or")
     return f"| `{key}` | {type_text} | {default} | {field.description} | {some} |\n"

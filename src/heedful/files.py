@@ -35,7 +35,7 @@ _AT_CWD, _EXCHANGE = -100, 2  # of renameat2(2)
 
 
 @contextmanager
-def written(named: Path) -> Iterator[Path]:
+def replace_whole(named: Path) -> Iterator[Path]:
     """A path beside `named`, where the block makes a file or a directory: synced, then renamed.
 
     Whoever reads `named` sees the old content or all of the new. Raises UserError (a full disk, no
@@ -86,10 +86,10 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """An open binary file that takes the place of `path` once the block has ended without error.
 
-    As `written`, for content that comes bit by bit. What an interruption (Ctrl-C, SIGTERM,
+    As `replace_whole`, for content that comes bit by bit. What an interruption (Ctrl-C, SIGTERM,
     SIGHUP) leaves unfinished is kept as `path` with `.partial` behind its name.
     """
-    with written(path) as beside, beside.open("wb") as file:
+    with replace_whole(path) as beside, beside.open("wb") as file:
         try:
             yield file
         except (KeyboardInterrupt, SystemExit):
@@ -106,18 +106,18 @@ def partial_of(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`written` for text, in UTF-8."""
-    with written(path) as beside:
+    """`replace_whole` for text, in UTF-8."""
+    with replace_whole(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """`written` for JSON that a person may read."""
+    """`replace_whole` for JSON that a person may read."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
-def told(verb: str, path: Path) -> Iterator[None]:
+def user_errors(verb: str, path: Path) -> Iterator[None]:
     """What the system refuses in the block, as a user's error: cannot `verb` the path, and why."""
     try:
         yield
@@ -278,7 +278,7 @@ def write_directory(
         UserError: it holds more; no room, or no permission.
     """
     check_new(path, overwrite=True, owns=owns)
-    with written(path) as beside:
+    with replace_whole(path) as beside:
         beside.mkdir()
         fill(beside)
 
@@ -299,7 +299,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a name is that of a temporary file or directory of `written`."""
+    """Whether a name is that of a temporary file or directory of `replace_whole`."""
     return _LEFTOVER.fullmatch(name) is not None
 
 

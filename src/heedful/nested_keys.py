@@ -48,7 +48,7 @@ def flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def put(content: dict[str, Any], name: str, value: Any) -> None:
+def set_key(content: dict[str, Any], name: str, value: Any) -> None:
     """Set a key by its dotted name; a value in place of a section is replaced by a section."""
     *parents, last = name.split(".")
     for parent in parents:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from heedful.config import Recipe, drop_stale_bands, parse_recipe
 from heedful.errors import UserError
 from heedful.files import read_text
-from heedful.nested_keys import flatten, keys_of, put
+from heedful.nested_keys import flatten, keys_of, set_key
 from heedful.plugins import SHIPPED, nearest
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -71,7 +71,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] | Mapping[str, Any]
     keys = [key for key, _ in settings]
     drop_stale_bands(content, keys)
     for key, value in settings:
-        put(content, key, value)
+        set_key(content, key, value)
     return parse_recipe(content, str(path), {where: keys, **sources})
 
 

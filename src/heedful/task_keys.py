@@ -50,7 +50,7 @@ class TaskKeys:
             self, names=self.names | {*names}, defaults={**self.defaults, **(defaults or {})}
         )
 
-    def reads(self, name: str) -> bool:
+    def includes(self, name: str) -> bool:
         """Whether the task reads a key."""
         parts = _of_train(name).split(".")
         return any(".".join(parts[:size]) in self.names for size in range(1, len(parts) + 1))

@@ -348,7 +348,7 @@ def test_show_prints_each_key_of_the_task_with_its_value_and_description(command
         assert re.search(rf"^  {key}:.*  # {re.escape(field.description)} \(", shown, re.M), key
     assert shown.splitlines()[0] == (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
     for key in keys_of(Recipe):
-        if key.is_section or not task_keys(recipe.task).reads(key.name):
+        if key.is_section or not task_keys(recipe.task).includes(key.name):
             continue
         last = key.name.rsplit(".", 1)[-1]
         note = re.escape(key.field.description)

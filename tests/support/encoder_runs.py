@@ -41,7 +41,7 @@ TINY: dict[str, Any] = {
 def tiny(task: str, **changes: Any) -> Recipe:
     """A recipe of a net that trains in a moment; dotted names as `training__max_steps=5`."""
     keys = task_keys(task)
-    data = {key: value for key, value in TINY["data"].items() if keys.reads(f"data.{key}")}
+    data = {key: value for key, value in TINY["data"].items() if keys.includes(f"data.{key}")}
     return parse_recipe(commands.tiny({"task": task, **TINY, "data": data}, **changes))
 
 

@@ -22,7 +22,7 @@ from heedful.config import (
     task_keys,
 )
 from heedful.errors import UserError
-from heedful.nested_keys import keys_of, put, set_keys
+from heedful.nested_keys import keys_of, set_key, set_keys
 from heedful.recipe_files import load_recipe, shipped_recipes
 from heedful.run import train
 from heedful.task_keys import BUILT_IN
@@ -56,12 +56,12 @@ def test_a_declared_key_is_accepted_and_any_other_refused_by_name(task: str) -> 
     for name in LEAVES:
         content = content_of(task)
         if name not in ("plugins", "task", "training.max_steps"):
-            put(
+            set_key(
                 content,
                 name,
                 to_jsonable_python(FIELDS[name].get_default(call_default_factory=True)),
             )
-        if keys.reads(name):
+        if keys.includes(name):
             assert parse_recipe(content).values().keys() >= {name}
             continue
         message = f"^recipe: {name} is not read by the task {task}; (use|leave)"
@@ -76,7 +76,7 @@ def test_declared_names_and_the_keys_of_defaults_are_keys_of_a_recipe(task: str)
     keys = task_keys(task)
     assert keys.names - {"objective.context"} <= {key.name for key in keys_of(Recipe)}
     assert {*keys.defaults} <= {*LEAVES}
-    assert all(keys.reads(name) for name in keys.defaults)
+    assert all(keys.includes(name) for name in keys.defaults)
     shared = {name: FIELDS[name].get_default(call_default_factory=True) for name in keys.defaults}
     assert not any(keys.defaults[name] == to_jsonable_python(shared[name]) for name in shared)
 
@@ -162,7 +162,7 @@ def test_a_key_by_its_earlier_name_is_answered_with_its_name(
         "objective.add_bos_eos": {"task": "language_modelling"},
     }
     content = {"training": {"max_steps": 1}, **owner.get(new, {})}
-    put(content, old, 0)
+    set_key(content, old, 0)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(content))
     if old.startswith("objective."):
@@ -310,7 +310,7 @@ def test_every_declared_key_is_read_by_a_run(task: str, tmp_path: Path) -> None:
     unread = {
         name
         for name in LEAVES
-        if task_keys(task).reads(name)
+        if task_keys(task).includes(name)
         and (of[name.rpartition(".")[0]], name.rpartition(".")[2]) not in found
     }
     if task in ("language_modelling", "masked_lm"):  # their teachers are read as a classifier's

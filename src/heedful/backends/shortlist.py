@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from heedful.errors import UserError
-from heedful.files import written
+from heedful.files import replace_whole
 
 Ids = NDArray[np.int64]
 Row = Sequence[int] | NDArray[np.integer[Any]]
@@ -73,7 +73,7 @@ class Shortlist:
         content = {"always": self.always, "starts": self.starts, "tokens": self.tokens}
         content["sizes"] = np.array([self.target_size])
         content["tokenizers"] = np.frombuffer(tokenizers.encode(), np.uint8)
-        with written(path) as beside:
+        with replace_whole(path) as beside:
             beside.write_bytes(save(content))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A recipe as YAML with every key of its task and model, explained."""
+"""A recipe as YAML with every key of its task and model, render_recipe."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -17,7 +17,7 @@ from heedful.zoo.key_descriptions import DESCRIPTIONS
 _COMMENT = 34  # column
 
 
-def explained(recipe: Recipe, task: Task) -> str:
+def render_recipe(recipe: Recipe, task: Task) -> str:
     """Each key that the task reads with its value, description, type and default, as YAML.
 
     Keys of the model that the recipe leaves to the architecture are comments, so that the text is

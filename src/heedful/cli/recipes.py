@@ -50,7 +50,7 @@ def show(
     Example: heedful recipes show translation
     """
     from heedful import plugins
-    from heedful.cli.recipe_listing import explained
+    from heedful.cli.recipe_listing import render_recipe
     from heedful.files import read_text
     from heedful.recipe_files import load_recipe, recipe_path
 
@@ -59,7 +59,7 @@ def show(
     lines = read_text(recipe_path(name)).splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
         typer.echo(line)
-    typer.echo(explained(recipe, task), nl=False)
+    typer.echo(render_recipe(recipe, task), nl=False)
 
 
 def copy(

@@ -21,7 +21,7 @@ from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
 from heedful.config.problems import wrong_key
 from heedful.config.training import Training
 from heedful.errors import UserError
-from heedful.nested_keys import keys_of, put, set_keys
+from heedful.nested_keys import keys_of, set_key, set_keys
 from heedful.task_keys import BUILT_IN, KEEP_BANDS, TaskKeys
 
 TaskName = Annotated[str, AfterValidator(registered_in(plugins.task))]
@@ -91,7 +91,7 @@ class Recipe(Strict):
     def _check_keys_are_read(self) -> Self:
         keys = task_keys(self.task)
         for name in set_keys(self):
-            if not keys.reads(name):
+            if not keys.includes(name):
                 raise UserError(keys.refusal(name, self.task))
         return self
 
@@ -144,7 +144,7 @@ class Recipe(Strict):
         content = self.model_dump(exclude_unset=True)
         drop_stale_bands(content, changes)
         for key, value in changes.items():
-            put(content, key, value)
+            set_key(content, key, value)
         return parse_recipe(content, "recipe", {"changes": changes})
 
     def values(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Recipe(Strict):
         return {
             key.name: reduce(getitem, key.name.split("."), content)
             for key in keys_of(Recipe)
-            if not key.is_section and task_keys(self.task).reads(key.name)
+            if not key.is_section and task_keys(self.task).includes(key.name)
         }
 
     def to_yaml(self, *, differences: bool = False) -> str:
@@ -162,7 +162,7 @@ class Recipe(Strict):
         content: dict[str, Any] = {"task": self.task}
         for name, value in self.values().items():
             if not differences or value != defaults[name]:
-                put(content, name, value)
+                set_key(content, name, value)
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from heedful.data.prepared import MANIFEST
 from heedful.errors import UserError
-from heedful.files import is_leftover, read_object, remove, remove_leftovers, told
+from heedful.files import is_leftover, read_object, remove, remove_leftovers, user_errors
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def list_entries(directory: Path) -> list[CacheEntry]:
     """
     if not directory.is_dir():
         return []
-    with told("read", directory):
+    with user_errors("read", directory):
         paths = [path for path in directory.iterdir() if (path / MANIFEST).is_file()]
         entries = [_entry(path) for path in paths if not path.name.startswith(".")]
     return sorted(entries, key=lambda entry: -entry.last_used)
@@ -54,7 +54,7 @@ def _entry(path: Path) -> CacheEntry:
 
 def is_in_use(entry: CacheEntry) -> bool:
     """True if a process has the folder open (`prepared.Hold`)."""
-    with told("read", entry.path), (entry.path / MANIFEST).open("rb") as file:
+    with user_errors("read", entry.path), (entry.path / MANIFEST).open("rb") as file:
         return not _locked(file.fileno())
 
 
@@ -65,7 +65,7 @@ def remove_entry(entry: CacheEntry) -> bool:
         UserError: no permission.
     """
     path = entry.path
-    with told("remove", path), (path / MANIFEST).open("r+b") as file:
+    with user_errors("remove", path), (path / MANIFEST).open("r+b") as file:
         if not _locked(file.fileno()):
             return False
         remove_folder(path)

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from heedful.data.tables import table_files
 from heedful.errors import UserError
-from heedful.files import open_bytes, read_json, told, write_directory, write_json
+from heedful.files import open_bytes, read_json, user_errors, write_directory, write_json
 
 FORMAT = 2  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
@@ -66,7 +66,7 @@ def prepare_once(
         write_json(beside / MANIFEST, {"about": about or {}, "key": key, "files": digests})
 
     if not path.is_dir():
-        with told("write", directory):
+        with user_errors("write", directory):
             directory.mkdir(parents=True, exist_ok=True)
             lock = FileLock(directory / f".{path.name}.lock").acquire()
         with lock:  # the operating system frees it when the process ends, even if killed
@@ -102,7 +102,7 @@ class Hold:
     """
 
     def __init__(self, path: Path) -> None:
-        with told("read", path / MANIFEST):
+        with user_errors("read", path / MANIFEST):
             handle = os.open(path / MANIFEST, os.O_RDONLY)
         weakref.finalize(self, os.close, handle)
         with suppress(OSError):  # a file system without locks
@@ -118,5 +118,5 @@ def _files(directory: Path) -> list[str]:
 
 
 def _digest(path: Path) -> str:
-    with told("read", path), open_bytes(path) as file:
+    with user_errors("read", path), open_bytes(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

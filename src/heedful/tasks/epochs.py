@@ -26,7 +26,7 @@ class EpochBatches:
         self._sampler = None
         if training.subword_sampling is not None:
             columns = task.text_columns(data.tokenizers)
-            has_limit = task.recipe_keys.reads("data.max_length")
+            has_limit = task.recipe_keys.includes("data.max_length")
             self._sampler = SubwordSampler(
                 data.splits["train"],
                 {name: column.tokenizer for name, column in columns.items()},

@@ -25,7 +25,7 @@ SOURCES = ("src", "tgt", "text", "file")
 
 def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
     """Refuse a recipe with two sources for one split, or none to train on."""
-    sources = [key for key in SOURCES if keys.reads(f"data.train.{key}")]
+    sources = [key for key in SOURCES if keys.includes(f"data.train.{key}")]
     for name, files in split_files(recipe).items():
         given = [key for key in SOURCES if getattr(files, key) is not None]
         if len(given) > 1 and "src" not in sources:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from heedful.files import written
+from heedful.files import replace_whole
 from heedful.zoo.saved import WEIGHTS, load_tensors, read_metadata, save_tensors
 
 
@@ -46,7 +46,7 @@ class BestModel:
 
     def publish(self) -> None:
         """Make the stored weights the model that is used, with the step that they are of."""
-        with written(self._model) as beside:
+        with replace_whole(self._model) as beside:
             try:
                 os.link(self.path, beside)
             except OSError:  # a file system without hard links

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TextIO
 
 from heedful.errors import UserError
-from heedful.files import told, write_text
+from heedful.files import user_errors, write_text
 from heedful.training.events import (
     Evaluated,
     Event,
@@ -36,12 +36,12 @@ class JsonlLog:
         if resume_step is not None and path.exists():
             kept = [event for event in read_log(path) if _is_before(event, resume_step)]
         write_text(path, "".join(to_json(event) + "\n" for event in kept))
-        with told("write", path):
+        with user_errors("write", path):
             self._file: TextIO = path.open("a", encoding="utf-8")
 
     def on(self, event: Event) -> None:
         """Appends the event."""
-        with told("write", self.path):
+        with user_errors("write", self.path):
             self._file.write(to_json(event) + "\n")
             self._file.flush()
 
@@ -55,7 +55,7 @@ def read_log(path: Path) -> list[Event]:
 
     Raises `UserError` when the file cannot be read or another line is broken, with its number.
     """
-    with told("read", path):
+    with user_errors("read", path):
         data = path.read_bytes()
     events = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
@@ -83,7 +83,7 @@ class TensorBoardLog:
                 " pip install heedful[tensorboard], or switch this log off"
             ) from error
         purge_step = None if resume_step is None else resume_step + 1
-        with told("write", directory):
+        with user_errors("write", directory):
             self._writer = SummaryWriter(str(directory), purge_step=purge_step)
 
     def on(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from heedful.errors import UserError
-from heedful.files import scratch_folder, written
+from heedful.files import replace_whole, scratch_folder
 from heedful.plugins import nearest
 from heedful.zoo import architecture
 from heedful.zoo.names import FLOATS, few, weights_of
@@ -51,7 +51,7 @@ def save_tensors(
 ) -> None:
     """Write tensors to one safetensors file, whole or not at all."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with written(path) as beside, scratch_folder(path) as folder:
+    with replace_whole(path) as beside, scratch_folder(path) as folder:
         file = folder / path.name
         try:
             save_file(content, file, metadata=metadata)
