@@ -1,4 +1,4 @@
-"""A recipe as YAML with every key of its task and model, render_recipe."""
+"""Prints a recipe as YAML with every key of its task and model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
