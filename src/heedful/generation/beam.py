@@ -177,7 +177,9 @@ class BeamSearch(Search):
     def advance(self, beams: Beams, choice: Choice) -> Beams:
         """The beams with the chosen tokens: what ends is kept, and beams that are done close."""
         length, extended = beams.length + 1, choice.is_open
-        longest = [self.request.longest[s] for s in self.sentences for _ in range(self.num_groups)]
+        longest = [
+            self.request.max_new_tokens[s] for s in self.sentences for _ in range(self.num_groups)
+        ]
         finished = self._finished(beams, choice.ends, self.width)
         is_open = beams.is_open & (extended.log_prob[:, 0] > -torch.inf)
         best_open = beams.best_open.masked_fill(is_open, beams.length * self._num_places)
@@ -297,7 +299,9 @@ class BeamSearch(Search):
         best_open = log_prob.amax(dim=1)
         if self.stop == "heuristic":
             return self.score(best_open, length) <= worst
-        least = [self.request.shortest[s] for s in self.sentences for _ in range(self.num_groups)]
+        least = [
+            self.request.min_new_tokens[s] for s in self.sentences for _ in range(self.num_groups)
+        ]
         shortest = [max(number, length + 1) for number in least]
         at_shortest = best_open / self._divisors(shortest, best_open)
         return torch.maximum(at_shortest, best_open / self._divisors(longest, best_open)) <= worst
@@ -336,7 +340,7 @@ class BeamSearch(Search):
         for beam, number in enumerate(numbers):
             pairs = zip(scores[beam], refs[beam], strict=True)
             found = sorted((p for p in pairs if p[0] > -torch.inf), key=lambda pair: -pair[0])
-            last_step = self.request.longest[number // self.num_groups] - 1
+            last_step = self.request.max_new_tokens[number // self.num_groups] - 1
             hypotheses = []
             for score, ref in found or [(-torch.inf, prefixes[beam])]:
                 step, place = divmod(ref, self._num_places)

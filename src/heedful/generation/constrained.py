@@ -13,7 +13,7 @@ from heedful.errors import UserError
 from heedful.generation.back_pointers import Extensions
 from heedful.generation.beam import Beams, BeamSearch, Choice
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
-from heedful.generation.request import Starts, read_request
+from heedful.generation.request import SearchRequest, Starts
 from heedful.generation.state import NextLogProbs, State
 from heedful.generation.topk import top_k
 
@@ -30,7 +30,7 @@ def constrained_beam_search(
     normalization: Normalization | str = "average",
     num_return: int = 1,
     state: State | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> list[list[Hypothesis]]:
     """For each start up to `num_return` outputs that hold every phrase, best first.
 
@@ -45,15 +45,15 @@ def constrained_beam_search(
 
     Args:
         phrases: ids of each; they may overlap in an output, and may be equal.
-        start, state, asked: as of `beam_search`.
+        start, state, options: as of `beam_search`.
 
     Raises:
         UserError: as `beam_search`; phrases that are empty or longer than an output may be.
     """
     if not 1 <= num_return <= beam_size:
         raise UserError(f"num_return must be from 1 to beam_size = {beam_size}, not {num_return}")
-    request = read_request(start, **asked)
-    shortest_limit = min(request.longest, default=math.inf)
+    request = SearchRequest.from_options(start, **options)
+    shortest_limit = min(request.max_new_tokens, default=math.inf)
     for phrase in phrases:
         if not phrase or len(phrase) >= shortest_limit:
             raise UserError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation.context import Context
-from heedful.generation.request import Request
+from heedful.generation.request import SearchRequest
 from heedful.generation.rules import apply_rules, keep_forbidden
 from heedful.generation.state import NextLogProbs, State, check_largest, sentences_to_keep
 
@@ -25,7 +25,7 @@ class DecodingStep:
         can_overwrite: nobody else uses the given tensors, so rules may write to them.
     """
 
-    request: Request
+    request: SearchRequest
     source: str = "next_log_probs"
     can_overwrite: bool = False
     memory: dict[object, Tensor] = field(default_factory=dict, init=False)
@@ -111,7 +111,7 @@ class Search:
 
     next_log_probs: NextLogProbs
     state: State | None
-    request: Request
+    request: SearchRequest
     sentences: list[int] = field(init=False)
     step: DecodingStep = field(init=False)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import Request
+from heedful.generation.request import SearchRequest
 from heedful.generation.state import State, sentences_to_keep
 from heedful.generation.topk import first_largest
 
@@ -25,7 +25,7 @@ class LogitState(State, Protocol):
 
 def greedy_from_logits(
     state: LogitState,
-    request: Request,
+    request: SearchRequest,
     banned_ids: Sequence[int],
     score: LengthScore,
     *,
@@ -42,7 +42,7 @@ def greedy_from_logits(
         banned_ids: ids that no output may have.
         with_scores: False: log-probabilities and scores are NaN.
     """
-    shortest = max(request.shortest)
+    min_new_tokens = max(request.min_new_tokens, default=0)
     blocked = torch.tensor([*banned_ids], dtype=torch.long)
     blocked_at_first = torch.tensor([*banned_ids, *request.eos_ids], dtype=torch.long)
     outputs: list[tuple[list[int], list[float]]] = [([], []) for _ in range(request.batch)]
@@ -52,7 +52,7 @@ def greedy_from_logits(
         logits = state.next_logits(tokens).float()
         sums = logits.logsumexp(-1) if with_scores else 0.0
         length += 1
-        logits.index_fill_(1, blocked_at_first if length < shortest else blocked, -torch.inf)
+        logits.index_fill_(1, blocked_at_first if length < min_new_tokens else blocked, -torch.inf)
         largest, tokens = first_largest(logits)
         log_probs = (largest[:, 0] - sums).tolist()
         for row, [token], log_prob in zip(rows, tokens.tolist(), log_probs, strict=True):
@@ -66,7 +66,7 @@ def greedy_from_logits(
             ids, token_log_probs = outputs[row]
             ids.append(token)
             token_log_probs.append(log_prob if with_scores else math.nan)
-            is_open[row] = request.end(row, ids, None) is None
+            is_open[row] = request.end_reason(row, ids, None) is None
         remaining = [is_open[row] for row in rows]
         keep = sentences_to_keep(remaining, not any(remaining))
         if keep is not None:

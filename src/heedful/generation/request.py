@@ -1,4 +1,4 @@
-"""The request of a search, checked: starts, lengths, ends of text and rules."""
+"""The request of a search, checked: start tokens, length limits, EOS ids and rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,119 +16,143 @@ Starts = Int[Tensor, "B t0"] | Sequence[Sequence[int]]
 PerSentence = int | Sequence[int] | Int[Tensor, "B"]
 EosIds = int | Sequence[int]
 
-End = Literal["eos", "stop", "length", "dead_end"]
-"""Why a row ended: an EOS, a `stop` function, the length limit, or nothing that may come."""
+EndReason = Literal["eos", "stop", "length", "dead_end"]
+"""Why an output ended: an EOS, a `stop` function, the length limit, or no possible next token."""
 
 StopFunction = Callable[[int, list[int]], bool]
-"""`stop(sentence index, new token ids) -> whether that is enough`."""
+"""`stop(sentence index, new token ids)` is True where the output ends after these tokens."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """Where each of `B` sentences starts, how long it may become, and every rule, in order."""
+class SearchRequest:
+    """The start tokens of `B` sentences, the limits of their outputs, and every rule, in order.
+
+    Attributes:
+        start: ids that every hypothesis of a sentence continues.
+        prompts: prompt ids of each sentence, for rules.
+        min_new_tokens, max_new_tokens: limits for each sentence, EOS included.
+        force_eos: an EOS at the length limit is forced, and does not finish a hypothesis.
+        largest_id: the largest id that the vocabulary must have.
+    """
 
     start: Int[Tensor, "B t0"]
     prompts: list[list[int]]
     eos_ids: tuple[int, ...]
-    shortest: list[int]
-    longest: list[int]
+    min_new_tokens: list[int]
+    max_new_tokens: list[int]
     rules: list[Rule]
-    force_eos: bool = False
-    largest_id: int = 0
+    force_eos: bool
+    largest_id: int
+
+    @classmethod
+    def from_options(
+        cls,
+        start: Starts,
+        *,
+        eos_id: EosIds,
+        max_new_tokens: PerSentence,
+        min_new_tokens: PerSentence = 0,
+        no_repeat_ngram_size: int = 0,
+        forced_prefix: Sequence[Sequence[int]] | None = None,
+        force_eos: bool = False,
+        rules: Sequence[Rule] = (),
+        prompts: Sequence[Sequence[int]] | None = None,
+    ) -> "SearchRequest":
+        """The request for options that all searches share.
+
+        Rules apply in this order: the minimum length (first, so that a rule which keeps few tokens
+        keeps allowed ones), `rules`, n-grams, the forced EOS, the forced prefix.
+
+        Args:
+            start: `(B, t0)` ids that every hypothesis of a sentence continues; `t0` may be 0.
+            eos_id: the id, or ids, that end a hypothesis.
+            max_new_tokens: EOS included; one number, or one for each sentence.
+            min_new_tokens: likewise, EOS included (transformers counts it without EOS).
+            no_repeat_ngram_size: no n-gram of this size occurs twice in the new tokens; 0: no rule.
+                The start does not count.
+            forced_prefix: the first new tokens of each sentence, of any length. They override the
+                other rules and have the model's log-probabilities. EOS is allowed at the end only.
+            force_eos: at the last allowed token only EOS (the first of several) may follow. Its
+                log-probability counts, and the hypothesis is not finished.
+            rules: logit rules, in order.
+            prompts: the prompt tokens of each sentence without padding, for rules that read them;
+                a search does not read `start` itself. None: no prompts.
+
+        Raises:
+            UserError: an argument out of range.
+        """
+        starts = _start_tensor(start)
+        batch = len(starts)
+        maxima = _per_sentence("max_new_tokens", max_new_tokens, batch, least=1)
+        minima = _per_sentence("min_new_tokens", min_new_tokens, batch, least=0)
+        for sentence, (low, high) in enumerate(zip(minima, maxima, strict=True)):
+            if low > high:
+                raise UserError(
+                    f"sentence {sentence}: min_new_tokens = {low} is above max_new_tokens = {high}"
+                )
+        eos_ids = (eos_id,) if isinstance(eos_id, int) else tuple(int(token) for token in eos_id)
+        if not eos_ids or min(eos_ids) < 0:
+            raise UserError(f"eos_id must be a token id, or several, not {eos_id}")
+        eos_ids = tuple(dict.fromkeys(eos_ids))
+        if no_repeat_ngram_size < 0:
+            raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
+        prefixes = _ids_per_sentence("forced_prefix", "prefixes", forced_prefix, batch)
+        all_rules: list[Rule] = [MinLength(eos_ids, minima)] if max(minima, default=0) > 1 else []
+        all_rules += rules
+        if no_repeat_ngram_size:
+            all_rules.append(NoRepeatNgram(no_repeat_ngram_size))
+        if force_eos:
+            last = [{length - 1: eos_ids[0]} for length in maxima]
+            all_rules.append(ForcedTokens(last, allow_impossible=False))
+        request = cls(
+            starts,
+            _ids_per_sentence("prompts", "prompts", prompts, batch),
+            eos_ids,
+            minima,
+            maxima,
+            all_rules,
+            force_eos,
+            max([*eos_ids, *(token for tokens in prefixes for token in tokens)]),
+        )
+        for sentence, tokens in enumerate(prefixes):
+            request._check_forced_prefix(sentence, tokens)
+        if any(prefixes):
+            positions = [dict(enumerate(tokens)) for tokens in prefixes]
+            request.rules.append(ForcedTokens(positions, allow_impossible=False))
+        return request
 
     @property
     def batch(self) -> int:
         """B."""
         return len(self.start)
 
-    def end(self, sentence: int, ids: list[int], stop: StopFunction | None) -> End | None:
-        """Whether new tokens end with the last of them, and why."""
+    def end_reason(
+        self, sentence: int, ids: list[int], stop: StopFunction | None
+    ) -> EndReason | None:
+        """Why an output with these new tokens ends after the last of them; None: it continues."""
         if ids[-1] in self.eos_ids:
             return "eos"
-        long_enough = len(ids) >= self.shortest[sentence]
+        long_enough = len(ids) >= self.min_new_tokens[sentence]
         if stop is not None and long_enough and stop(sentence, list(ids)):
             return "stop"
-        return "length" if len(ids) == self.longest[sentence] else None
+        return "length" if len(ids) == self.max_new_tokens[sentence] else None
+
+    def _check_forced_prefix(self, sentence: int, tokens: list[int]) -> None:
+        where = f"forced_prefix of sentence {sentence}"
+        ends = bool(tokens) and tokens[-1] in self.eos_ids
+        early = [token for token in tokens[:-1] if token in self.eos_ids]
+        if min(tokens, default=0) < 0:
+            raise UserError(f"{where} holds {min(tokens)}, which is no token id")
+        if early:
+            raise UserError(f"{where} holds EOS ({early[0]}) before its last token")
+        if ends and len(tokens) < self.min_new_tokens[sentence]:
+            raise UserError(f"{where} ends after {len(tokens)} tokens, below min_new_tokens")
+        limit = self.max_new_tokens[sentence] - (self.force_eos and not ends)
+        if len(tokens) > limit:
+            raise UserError(f"{where} has {len(tokens)} tokens, but max_new_tokens leaves {limit}")
 
 
-def read_request(
-    start: Starts,
-    *,
-    eos_id: EosIds,
-    max_new_tokens: PerSentence,
-    min_new_tokens: PerSentence = 0,
-    no_repeat_ngram_size: int = 0,
-    forced_prefix: Sequence[Sequence[int]] | None = None,
-    force_eos: bool = False,
-    rules: Sequence[Rule] = (),
-    prompts: Sequence[Sequence[int]] | None = None,
-) -> Request:
-    """What any search may be asked for.
-
-    The rules come in this order: no early end (first, so that a rule which keeps few tokens keeps
-    some that may come), the caller's, n-grams, the forced end, the forced prefix.
-
-    Args:
-        start: `(B, t0)` ids that every hypothesis of the sentence goes on from; `t0` may be 0.
-        eos_id: what ends a hypothesis, one id or several.
-        max_new_tokens: EOS included; one number, or one for each sentence. So `min_new_tokens`
-            (which transformers counts without EOS).
-        no_repeat_ngram_size: no n-gram of this size twice in the new tokens; 0 for no rule. The
-            start does not count.
-        forced_prefix: for each sentence the first new tokens, of any length. They win over the
-            other rules, with the model's log-probabilities. EOS may only come last.
-        force_eos: at the last allowed token only EOS (the first of several) may follow, its
-            log-probability counts and the hypothesis is marked as not finished.
-        rules: logit rules, in their order.
-        prompts: the real prompt tokens of each sentence, for the rules that look at them; a search
-            itself never looks into `start`. None: no prompts.
-
-    Raises:
-        UserError: an argument out of range.
-    """
-    starts = _read_start(start)
-    batch = len(starts)
-    longest = _per_sentence("max_new_tokens", max_new_tokens, batch, least=1)
-    shortest = _per_sentence("min_new_tokens", min_new_tokens, batch, least=0)
-    for sentence, (low, high) in enumerate(zip(shortest, longest, strict=True)):
-        if low > high:
-            raise UserError(
-                f"sentence {sentence}: min_new_tokens = {low} is above max_new_tokens = {high}"
-            )
-    eos_ids = (eos_id,) if isinstance(eos_id, int) else tuple(int(token) for token in eos_id)
-    if not eos_ids or min(eos_ids) < 0:
-        raise UserError(f"eos_id must be a token id, or some, not {eos_id}")
-    eos_ids = tuple(dict.fromkeys(eos_ids))
-    if no_repeat_ngram_size < 0:
-        raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
-    forced = _of_each("forced_prefix", "prefixes", forced_prefix, batch)
-    all_rules: list[Rule] = [MinLength(eos_ids, shortest)] if max(shortest, default=0) > 1 else []
-    all_rules += rules
-    if no_repeat_ngram_size:
-        all_rules.append(NoRepeatNgram(no_repeat_ngram_size))
-    if force_eos:
-        all_rules.append(
-            ForcedTokens([{length - 1: eos_ids[0]} for length in longest], always=False)
-        )
-    request = Request(
-        starts,
-        _of_each("prompts", "prompts", prompts, batch),
-        eos_ids,
-        shortest,
-        longest,
-        all_rules,
-        force_eos,
-        max([*eos_ids, *(token for tokens in forced for token in tokens)]),
-    )
-    for sentence, tokens in enumerate(forced):
-        _check_forced(request, sentence, tokens)
-    if any(forced):
-        places = [dict(enumerate(tokens)) for tokens in forced]
-        request.rules.append(ForcedTokens(places, always=False))
-    return request
-
-
-def _read_start(start: Starts) -> Int[Tensor, "B t0"]:
+def _start_tensor(start: Starts) -> Int[Tensor, "B t0"]:
     if isinstance(start, Tensor):
         return start.long()
     lengths = {len(ids) for ids in start}
@@ -148,27 +172,12 @@ def _per_sentence(name: str, value: PerSentence, batch: int, least: int) -> list
     return numbers
 
 
-def _of_each(
-    name: str, what: str, rows: Sequence[Sequence[int]] | None, batch: int
+def _ids_per_sentence(
+    name: str, noun: str, rows: Sequence[Sequence[int]] | None, batch: int
 ) -> list[list[int]]:
-    """Ids for each sentence, none where none are given."""
+    """Ids for each sentence; empty for None."""
     if rows is None:
         return [[] for _ in range(batch)]
     if len(rows) != batch:
-        raise UserError(f"{name} has {len(rows)} {what} for {batch} sentences")
+        raise UserError(f"{name} has {len(rows)} {noun} for {batch} sentences")
     return [[int(token) for token in tokens] for tokens in rows]
-
-
-def _check_forced(request: Request, sentence: int, tokens: list[int]) -> None:
-    where = f"forced_prefix of sentence {sentence}"
-    ends = bool(tokens) and tokens[-1] in request.eos_ids
-    early = [token for token in tokens[:-1] if token in request.eos_ids]
-    if min(tokens, default=0) < 0:
-        raise UserError(f"{where} holds {min(tokens)}, which is no token id")
-    if early:
-        raise UserError(f"{where} holds EOS ({early[0]}) before its last token")
-    if ends and len(tokens) < request.shortest[sentence]:
-        raise UserError(f"{where} ends after {len(tokens)} tokens, below min_new_tokens")
-    limit = request.longest[sentence] - (request.force_eos and not ends)
-    if len(tokens) > limit:
-        raise UserError(f"{where} has {len(tokens)} tokens, but max_new_tokens leaves {limit}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation.decoding import Search
 from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import End, Starts, StopFunction, read_request
+from heedful.generation.request import EndReason, SearchRequest, Starts, StopFunction
 from heedful.generation.state import NextLogProbs, State, sum_dtype
 from heedful.generation.token_rules import PrefixFunction
 from heedful.generation.topk import first_largest
@@ -36,7 +36,7 @@ class SampledStep:
     sentences: list[int]
     tokens: list[int]
     token_log_probs: list[float]
-    ended: dict[int, End]
+    ended: dict[int, EndReason]
 
 
 def sample(
@@ -53,7 +53,7 @@ def sample(
     follows from them; default: the mean a token. Options are those of `sample_steps`.
     """
     rows: dict[int, tuple[list[int], list[float]]] = {}
-    ended: dict[int, End] = {}
+    ended: dict[int, EndReason] = {}
     for step in sample_steps(next_log_probs, start, **options):
         ended |= step.ended
         for row, token, part in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
@@ -76,7 +76,7 @@ def sample_steps(
     stop: StopFunction | None = None,
     state: State | None = None,
     look_every: int | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> Iterator[SampledStep]:
     """What `sample` gives, step by step, for output that is shown as it comes.
 
@@ -90,8 +90,8 @@ def sample_steps(
             order of the results. Samples that have ended leave with the last of their sentence, in
             large batches some at a time. With a state it may look at `prefixes[:, -1:]` alone (all
             of `start` at the first call).
-        start, asked: eos_id, max_new_tokens and more, as of `read_request`. Before `min_new_tokens`
-            neither EOS nor `stop` ends a row, but a forced EOS does.
+        start, options: `eos_id`, `max_new_tokens` and more, see `SearchRequest.from_options`.
+            Before `min_new_tokens` neither EOS nor `stop` ends a row, but a forced EOS does.
         seeds: from 0, one for each sentence. None: no sampling; the likeliest token under the
             rules each time, the lowest id of equals.
         stop: asked after each token other than EOS; where it says yes the row is finished.
@@ -104,7 +104,7 @@ def sample_steps(
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
             wrong shape.
     """
-    request = read_request(start, **asked)
+    request = SearchRequest.from_options(start, **options)
     if num_samples < 1:
         raise UserError(f"num_samples must be at least 1, not {num_samples}")
     if seeds is None and num_samples > 1:
@@ -130,10 +130,10 @@ class Sampler(Search):
         looks_each = looks_each or self.request.start.device.type == "cpu"
         every = self.look_every or (1 if looks_each else STEPS_BETWEEN_LOOKS)
         ids: list[list[int]] = [[] for _ in range(self.request.batch * self.num_samples)]
-        ended: dict[int, End] = {}
+        ended: dict[int, EndReason] = {}
         tokens, length = self.request.start, 0
         while self.sentences:
-            longest = max(self.request.longest[sentence] for sentence in self.sentences)
+            longest = max(self.request.max_new_tokens[sentence] for sentence in self.sentences)
             with torch.no_grad():
                 tokens, looks = self._run(tokens, length, min(every, longest - length), ended)
                 seen = looks.tolist()
@@ -151,7 +151,7 @@ class Sampler(Search):
         tokens: Int[Tensor, "N all"],
         length: int,
         count: int,
-        ended: dict[int, End],
+        ended: dict[int, EndReason],
     ) -> tuple[Int[Tensor, "rows more"], Float[Tensor, "count seen rows"]]:
         """Some steps in which nothing waits for the device: the rows, and what is to be seen.
 
@@ -185,7 +185,7 @@ class Sampler(Search):
         rows: list[int],
         seen: list[list[float]],
         ids: list[list[int]],
-        ended: dict[int, End],
+        ended: dict[int, EndReason],
     ) -> SampledStep:
         """What one step gave the rows that had not ended; those that end with it are added."""
         step = SampledStep([], [], [], [], {})
@@ -202,7 +202,7 @@ class Sampler(Search):
             step.sentences.append(sentence)
             step.tokens.append(int(token))
             step.token_log_probs.append(part)
-            end = self.request.end(sentence, ids[row], self.stop)
+            end = self.request.end_reason(sentence, ids[row], self.stop)
             if end is not None:
                 step.ended[row] = end
         ended |= step.ended

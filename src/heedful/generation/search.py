@@ -9,7 +9,7 @@ from heedful.errors import UserError
 from heedful.generation.beam import BeamSearch, Penalties, Stop
 from heedful.generation.diverse import DiverseBeamSearch
 from heedful.generation.hypotheses import Hypothesis, LengthScore, Normalization
-from heedful.generation.request import Starts, read_request
+from heedful.generation.request import SearchRequest, Starts
 from heedful.generation.sampling import sample
 from heedful.generation.state import NextLogProbs, State
 
@@ -28,7 +28,7 @@ def beam_search(
     diversity_penalty: float = 0.5,
     penalties: Penalties | None = None,
     state: State | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> list[list[Hypothesis]]:
     """For each start up to `num_return` hypotheses, best first, and at least one.
 
@@ -62,11 +62,11 @@ def beam_search(
             the order of `start`. Rows that a sentence cannot fill repeat its first row; sentences
             that are done leave, in large batches some at a time. With a state it may look at
             `prefixes[:, -1:]` alone (all of `start` at the first call).
-        start, asked: eos_id, max_new_tokens and more, as of `read_request`. `forced_prefix` and the
-            rules count: log-probabilities and scores are those under the rules, which may not lift
-            one above 0.
+        start, options: `eos_id`, `max_new_tokens` and more, see `SearchRequest.from_options`.
+            Log-probabilities and scores are those after `forced_prefix` and the rules, which must
+            not raise one above 0.
         length_penalty: the exponent of the length; see `LengthScore`.
-        force_eos: as of `read_request`; by default so in `beam_full` alone.
+        force_eos: as of `SearchRequest.from_options`; by default so in `beam_full` alone.
         num_groups: a divisor of `beam_size`.
         diversity_penalty: nats that a token costs for each hypothesis of an earlier group that
             takes it in the same step; 0 or more, without effect in a single group.
@@ -89,7 +89,7 @@ def beam_search(
     if stop not in get_args(Stop):
         raise UserError(f"stop must be one of {', '.join(get_args(Stop))}, not {stop!r}")
     forced = stop == "beam_full" if force_eos is None else force_eos
-    request = read_request(start, force_eos=forced, **asked)
+    request = SearchRequest.from_options(start, force_eos=forced, **options)
     width = beam_size // num_groups
     capacity = min(num_return, width) if stop == "optimal" else width
     score = LengthScore(normalization, length_penalty)
@@ -116,7 +116,7 @@ def greedy_search(
     It takes what a beam of 1 takes under `beam_full` without a forced EOS. (A beam of 1 under
     `optimal` goes on past an EOS that is likeliest, because a longer hypothesis may score better.)
     Log-probabilities are the model's, before any rule; the penalty and the normalisation change
-    the reported score alone. Options: `state`, and those of `read_request`.
+    the reported score alone. Options: `state`, and those of `SearchRequest.from_options`.
     """
     score = LengthScore(normalization, length_penalty)
     found = sample(next_log_probs, start, seeds=None, score=score, **options)

@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 from heedful.errors import UserError
 from heedful.generation.decoding import DecodingStep, check_shape
 from heedful.generation.hypotheses import Hypothesis, LengthScore
-from heedful.generation.request import StopFunction, read_request
+from heedful.generation.request import SearchRequest, StopFunction
 from heedful.generation.state import check_largest
 
 _LONGEST_MATCH = 3  # tokens that a lookup compares at most
@@ -68,7 +68,7 @@ class Speculation:
         seed: of the random numbers of sampling; None for greedy decoding.
         stop: asked after each token other than EOS, with 0 (the sentence) and all new tokens;
             where it says yes the output is finished.
-        asked: eos_id, max_new_tokens and more, as of `read_request`; rules change
+        options: eos_id, max_new_tokens and more, as of `SearchRequest.from_options`; rules change
             log-probabilities of the draft and of the target alike.
     """
 
@@ -81,9 +81,9 @@ class Speculation:
         num_draft_tokens: int = 4,
         seed: int | None = None,
         stop: StopFunction | None = None,
-        **asked: Any,
+        **options: Any,
     ) -> None:
-        self._request = read_request([prompt], **{"prompts": [prompt]} | asked)
+        self._request = SearchRequest.from_options([prompt], **{"prompts": [prompt]} | options)
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens must be at least 1, not {num_draft_tokens}")
         if not len(prompt):
@@ -93,7 +93,7 @@ class Speculation:
         if seed is not None and seed < 0:
             raise UserError(f"seed must be 0 or more, not {seed}")
         self._target, self._draft = Reader(target, "the target"), draft
-        self._prompt, self._longest = list(map(int, prompt)), self._request.longest[0]
+        self._prompt, self._longest = list(map(int, prompt)), self._request.max_new_tokens[0]
         self._num_draft_tokens, self._stop = num_draft_tokens, stop
         self._greedy, self._uniform = seed is None, random.Random(seed or 0).random
         largest = max(*self._prompt, self._request.largest_id)
@@ -141,7 +141,7 @@ class Speculation:
             self.num_accepted += accepted
             self.ids.append(token)
             self.token_log_probs.append(row[token].item())
-            end = self._request.end(0, self.ids, self._stop)
+            end = self._request.end_reason(0, self.ids, self._stop)
             self.ended, self.finished = end is not None, end in ("eos", "stop")
             if self.ended or not accepted:
                 return

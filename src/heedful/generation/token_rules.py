@@ -105,12 +105,12 @@ class ForcedTokens:
     Attributes:
         tokens: place -> token; or such a mapping for each sentence.
         certain: the token costs nothing.
-        always: nor does one that the model itself rules out; else that is a dead end.
+        allow_impossible: a token of probability 0 gets log-probability 0; False: it is a dead end.
     """
 
     tokens: Mapping[int, int] | Sequence[Mapping[int, int]]
     certain: bool = False
-    always: bool = True
+    allow_impossible: bool = True
 
     def __post_init__(self) -> None:
         for position, token in (pair for tokens in self._each() for pair in tokens.items()):
@@ -136,7 +136,7 @@ class ForcedTokens:
         only = torch.full_like(log_probs, -torch.inf)
         if self.certain:
             value = torch.zeros_like(value)
-        elif self.always:
+        elif self.allow_impossible:
             value = torch.where(value > -torch.inf, value, 0.0)
         only.scatter_(1, index, value)
         return only if min(here) >= 0 else torch.where(token >= 0, only, log_probs)

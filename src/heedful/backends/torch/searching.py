@@ -18,7 +18,7 @@ from heedful.generation.constrained import constrained_beam_search
 from heedful.generation.context import Rule
 from heedful.generation.greedy import greedy_from_logits
 from heedful.generation.hypotheses import Hypothesis
-from heedful.generation.request import read_request
+from heedful.generation.request import SearchRequest
 from heedful.generation.rules import IN_ORDER, sampling_rules
 from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
@@ -99,7 +99,7 @@ class Searcher:
         arguments = self._arguments(rows, request)
         banned_ids = self._banned_ids(request, state, arguments["rules"])
         if banned_ids is not None:
-            checked, score = read_request(start, **arguments), request.score
+            checked, score = SearchRequest.from_options(start, **arguments), request.score
             outputs = greedy_from_logits(
                 state, checked, banned_ids, score, with_scores=options.scores
             )
@@ -174,7 +174,7 @@ class Searcher:
         ]
 
     def _arguments(self, rows: list[list[int]], request: GenerationRequest) -> dict[str, Any]:
-        """The arguments that every search takes (`read_request`)."""
+        """The arguments that every search takes (`SearchRequest.from_options`)."""
         arguments: dict[str, Any] = {
             "eos_id": list(request.eos_ids),
             "max_new_tokens": request.max_new_tokens,
