@@ -15,7 +15,7 @@ import heedful.files
 from common import installed
 from heedful.backends.torch.threads import run_with
 from heedful.data.tokenizer import train_tokenizer
-from heedful.deploy.convert import make_form
+from heedful.deploy.convert import convert_model
 from heedful.deploy.optimize import optimize
 from heedful.export.hf import export_hf
 from heedful.pipelines import GenerationIds, ModelCard, open_net
@@ -155,7 +155,7 @@ def write_model(shape: Shape, folder: Path) -> list[str]:
     model.save(folder / "ours")
     export_hf(model, folder / "theirs")
     for precision in ("float32", "int8"):
-        make_form(model, folder / "by_hand", precision)
+        convert_model(model, folder / "by_hand", precision)
     if has_llama(shape):
         exported = AutoModelForCausalLM.from_pretrained(folder / "theirs")
         for precision in PRECISIONS:

@@ -15,7 +15,7 @@ import heedful
 from common import installed
 from heedful.backends.base import Settings
 from heedful.backends.torch.threads import run_with
-from heedful.deploy.convert import make_form
+from heedful.deploy.convert import convert_model
 from heedful.export.hf import export_hf
 from heedful.files import read_json
 from heedful.pipelines.base import by_length
@@ -93,7 +93,7 @@ def write_forms(model: Any, folder: Path) -> None:
     and with weights of 8 bits and activations quantized as they come; OpenVINO's of the same two
     kinds of weights."""
     export_hf(model, folder / "theirs")
-    make_form(model, folder / "by_hand", "int8")
+    convert_model(model, folder / "by_hand", "int8")
     if installed("onnxruntime"):
         net = transformers_net(folder).float()
         # The form of attention that ONNX Runtime's optimizer fuses.

@@ -35,10 +35,10 @@ from common import (
     write_results,
 )
 from heedful.backends.hardware import cores
-from heedful.backends.manifest import place_of
+from heedful.backends.manifest import conversion_path
 from heedful.cli.lines import input_chunks
 from heedful.cli.optimize import optimize
-from heedful.deploy.convert import make_form, open_form
+from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import read_json, write_json
 from heedful.pipelines import Translator, parameter_count
@@ -140,7 +140,7 @@ def main() -> None:
         outputs = {name: run() for name, run in together.items()}
         precisions = float32(folders[TEACHER], models[TEACHER], text, Path(scratch) / "float32")
         records = {
-            name: record(models[name], text, outputs[name], rates[name], folders[name])
+            name: manifest(models[name], text, outputs[name], rates[name], folders[name])
             for name in models
         }
     files = {
@@ -240,7 +240,7 @@ def by_hand(
         best = [[ids[token] for token in each.hypotheses[0]] for each in found]
         return list(tokenizer.decode_batch(best))
 
-    place = str(place_of(folder, "ctranslate2", "int8"))
+    place = str(conversion_path(folder, "ctranslate2", "int8"))
     calls: dict[str, Callable[[Text], list[str]]] = {}
     for workers, threads in sorted({(cores(), 1), (1, cores())}):
         layout = {"inter_threads": workers, "intra_threads": threads}
@@ -260,13 +260,13 @@ def float32(folder: Path, model: Translator, text: Text, scratch: Path) -> dict[
     net = heedful.load(folder, device="cpu", backend="eager")
     outputs = {"float32, the net itself": ours(net, text.path, stop_rule="beam_full")}
     assert model.backend is not None
-    facts = make_form(net, scratch, "float32")
-    net.backend = open_form(scratch, facts, "float32", model.backend.settings)
+    facts = convert_model(net, scratch, "float32")
+    net.backend = open_ctranslate2(scratch, facts, "float32", model.backend.settings)
     outputs["float32"] = ours(net, text.path)
     return {name: scores(lines, text) for name, lines in outputs.items()}
 
 
-def record(
+def manifest(
     model: Translator, text: Text, lines: list[str], rates: list[float], folder: Path
 ) -> dict[str, Any]:
     """What is told of a system."""
@@ -370,9 +370,9 @@ def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
     return [f"{new['scores'][metric] - old['scores'][metric]:+.2f}" for metric in METRICS]
 
 
-def listed(record: dict[str, Any]) -> str:
+def listed(manifest: dict[str, Any]) -> str:
     """What the shortlist is on this text."""
-    found = record.get("shortlist")
+    found = manifest.get("shortlist")
     if found is None:
         return "The shortlist was not kept: it lost too much on the validation text."
     return (

@@ -15,7 +15,7 @@ from backend_models import TEXTS, model_of
 from chance import fits_outcomes
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
-from heedful.deploy.convert import make_form, open_form
+from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.generation import Hypothesis
 from heedful.pipelines import Generator
 
@@ -26,7 +26,9 @@ WRITERS = ["vaswani2017", "vaswani2017 rotary", "bart", "t5", "gpt2", "llama", "
 def backend_of(model: Any, folder: Path, **settings: Any) -> CTranslate2:
     """The model's float32 form, opened."""
     settings = {"threads": 1} | settings
-    return open_form(folder, make_form(model, folder, "float32"), "float32", Settings(**settings))
+    return open_ctranslate2(
+        folder, convert_model(model, folder, "float32"), "float32", Settings(**settings)
+    )
 
 
 @pytest.fixture(scope="module", params=WRITERS)

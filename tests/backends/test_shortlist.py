@@ -13,10 +13,10 @@ from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends import shortlist
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import write_vocabulary_map
-from heedful.backends.manifest import FOLDER, SHORTLIST, Record, digest, place_of
+from heedful.backends.manifest import FOLDER, SHORTLIST, Manifest, conversion_path, sha256_of
 from heedful.backends.shortlist import Shortlist, make_shortlist
 from heedful.data.tokenizer import train_tokenizer
-from heedful.deploy.convert import make_form, open_form
+from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.deploy.optimize import Findings, _Bench
 from heedful.deploy.prove import Prover
 from heedful.errors import UserError
@@ -53,14 +53,16 @@ def test_em_is_ibm_model_1(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lists_hold_the_likeliest_the_frequent_and_what_they_must() -> None:
-    made = make_shortlist(PAIRS, 9, 6, always=[5], frequent=1, each=1)
+    made = make_shortlist(PAIRS, 9, 6, always=[5], num_frequent=1, num_translations=1)
     assert made.always.tolist() == [0, 5]  # token 0 and 1 are equally frequent: the first
-    assert [made.of(source).tolist() for source in range(4)] == [[0], [1], [2], []]
-    assert made.words([1, 1, 2]).tolist() == [0, 1, 2, 5]
+    assert [made.translations(source).tolist() for source in range(4)] == [[0], [1], [2], []]
+    assert made.allowed_ids([1, 1, 2]).tolist() == [0, 1, 2, 5]
     assert made.recall(PAIRS) == pytest.approx(8 / 9)  # all but token 3
-    assert make_shortlist(PAIRS, 9, 6, shared=True, each=1).of(3).tolist() == [3]
-    assert make_shortlist(PAIRS, 9, 6, frequent=9, each=9).recall(PAIRS) == 1
-    with pytest.raises(UserError, match="there are none"):
+    assert make_shortlist(PAIRS, 9, 6, shared=True, num_translations=1).translations(
+        3
+    ).tolist() == [3]
+    assert make_shortlist(PAIRS, 9, 6, num_frequent=9, num_translations=9).recall(PAIRS) == 1
+    with pytest.raises(UserError, match="the model has none"):
         make_shortlist([([], [1])], 9, 6)
 
 
@@ -68,7 +70,9 @@ def test_a_file_holds_the_same_and_a_damaged_or_foreign_one_is_refused(tmp_path:
     made, path = make_shortlist(PAIRS, 9, 6), tmp_path / "list.safetensors"
     made.save(path, "ours")
     again = Shortlist.load(path, "ours")
-    assert all(np.array_equal(made.of(source), again.of(source)) for source in range(9))
+    assert all(
+        np.array_equal(made.translations(source), again.translations(source)) for source in range(9)
+    )
     assert np.array_equal(made.always, again.always)
     with pytest.raises(UserError, match="other tokenizers than the model's"):
         Shortlist.load(path, "theirs")
@@ -76,7 +80,7 @@ def test_a_file_holds_the_same_and_a_damaged_or_foreign_one_is_refused(tmp_path:
     with pytest.raises(UserError, match="do not fit"):
         Shortlist.load(path, "ours")
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(UserError, match="no whole shortlist"):
+    with pytest.raises(UserError, match="is damaged, or not a shortlist"):
         Shortlist.load(path, "ours")
 
 
@@ -97,7 +101,7 @@ def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -
     asked = model.request(rows, max_new_tokens=7, **options)
     found = model.eager.outputs(rows, asked)
     for row, outputs in zip(rows, found, strict=True):
-        words = torch.tensor(made.words(row))
+        words = torch.tensor(made.allowed_ids(row))
 
         def listed(
             prefixes: torch.Tensor, row: list[int] = row, words: torch.Tensor = words
@@ -124,13 +128,13 @@ def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -
 def test_ctranslate2_writes_what_eager_writes_of_the_same_list(tmp_path: Path) -> None:
     """Of single rows: of a batch it may write what any of its sources can become."""
     model = model_of("vaswani2017")
-    facts = make_form(model, tmp_path, "float32")
+    facts = convert_model(model, tmp_path, "float32")
     marks = {model.tokenizer.unk_id, model.tokenizer.bos_id, model.tokenizer.eos_id}
     always = np.array(sorted(marks))  # it puts them on every list
     made = Shortlist(always, np.arange(0, 201, 5), np.arange(200) % 37 + 3, 40)
-    write_vocabulary_map(made, place_of(tmp_path, "ctranslate2", "float32"))
+    write_vocabulary_map(made, conversion_path(tmp_path, "ctranslate2", "float32"))
     model.shortlist = made
-    backend = open_form(tmp_path, facts, "float32", Settings(1))
+    backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
     differ = 0
     for row in np.random.default_rng(0).integers(6, 40, (6, 4)).tolist():
         asked, free = (
@@ -154,8 +158,10 @@ def test_a_model_is_opened_with_its_shortlist_and_not_with_another_models(tmp_pa
     size = model.tokenizer.vocab_size
     made, path = make_shortlist(PAIRS, size, size), tmp_path / FOLDER / SHORTLIST
     path.parent.mkdir()
-    made.save(path, digest(tokenizer_files(tmp_path)))
-    assert load(tmp_path).eager.shortlist.words([1]).tolist() == made.words([1]).tolist()
+    made.save(path, sha256_of(tokenizer_files(tmp_path)))
+    assert (
+        load(tmp_path).eager.shortlist.allowed_ids([1]).tolist() == made.allowed_ids([1]).tolist()
+    )
     # Trained on other text, with as many tokens.
     other = train_tokenizer(["other words"], kind="char", vocab_size=None)
     other.save(tmp_path / "tokenizer.json")
@@ -177,12 +183,12 @@ def test_required_phrases_are_listed_whatever_the_source() -> None:
 def test_a_list_that_a_backend_cannot_have_is_told_and_eager_has_it(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
     model.save(tmp_path)
-    facts = make_form(model, tmp_path, "float32")
-    place = place_of(tmp_path, "ctranslate2", "float32")
+    facts = convert_model(model, tmp_path, "float32")
+    place = conversion_path(tmp_path, "ctranslate2", "float32")
     names = json.loads((place / "shared_vocabulary.json").read_text(encoding="utf-8"))
     names[7] = "of one"
     (place / "shared_vocabulary.json").write_text(json.dumps(names), encoding="utf-8")
-    findings = Findings(Record.new(tmp_path, "Translator"))
+    findings = Findings(Manifest.new(tmp_path, "Translator"))
     forms = {("ctranslate2", "float32"): facts}
     bench = _Bench(model, tmp_path, tmp_path, 100, findings, forms)
     assert bench.shortlist(PAIRS, Prover(model, TEXTS)) is model.shortlist is not None

@@ -10,7 +10,7 @@ import pytest
 
 from backend_models import TEXTS, saved
 from commands import Commands, assert_refused
-from heedful.backends.manifest import Record
+from heedful.backends.manifest import Manifest
 
 LINES = ("\n".join(TEXTS) + "\n").encode()
 
@@ -97,9 +97,9 @@ def test_a_damaged_form_is_told_and_auto_runs_the_net(commands, models, tmp_path
     for text in ("[", "[]", '["a"]'):
         vocabulary.write_text(text)
         assert_refused(commands.run(*asked, stdin=LINES), "int8")
-    record = Record.read(models / "translator")
-    record.with_files(models / "translator" / "backends").write(model)
-    assert_refused(commands.run(*asked, stdin=LINES), vocabulary, "not as it was written")
+    manifest = Manifest.read(models / "translator")
+    manifest.with_files(models / "translator" / "backends").write(model)
+    assert_refused(commands.run(*asked, stdin=LINES), vocabulary, "is missing or has changed")
     weights = model / "backends" / "ctranslate2" / "float32" / "model.bin"
     assert "eager" not in commands.run(*asked[:4], stdin=LINES).err
     weights.write_bytes(weights.read_bytes()[:-1])

@@ -59,11 +59,11 @@ def test_what_was_compiled_for_something_else_is_said(
 ) -> None:
     place = shutil.copytree(writer, tmp_path / "model")
     assert heedful.load(place, backend="compiled").backend.name == "compiled"
-    record = place / "backends" / "backends.json"
-    content = json.loads(record.read_text())
+    manifest = place / "backends" / "backends.json"
+    content = json.loads(manifest.read_text())
     content["backends"]["compiled"]["version"] = "2.12.0"
     content["files"] = {}
-    record.write_text(json.dumps(content))
+    manifest.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"made with torch 2\.12\.0, this is .*heedful optimize"):
         heedful.load(place, backend="compiled")
     assert heedful.load(place).backend is None

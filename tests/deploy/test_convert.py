@@ -1,4 +1,4 @@
-"""Forms of models are made, proven and opened, and hold for what they were made for alone."""
+"""Conversions of models are made, proven and opened, and hold for what they were made for alone."""
 
 import json
 import shutil
@@ -15,8 +15,8 @@ from backend_models import TEXTS, model_of, saved
 from heedful.backends import registry
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
-from heedful.backends.manifest import Choice, Record, Weights
-from heedful.deploy.convert import open_form
+from heedful.backends.manifest import BackendChoice, FileDigest, Manifest
+from heedful.deploy.convert import open_ctranslate2
 from heedful.deploy.prove import Proof, Prover
 from heedful.errors import UserError
 from heedful.pipelines import Translator
@@ -30,7 +30,7 @@ def translator(tmp_path: Path) -> tuple[Path, Any]:
 
 
 def change(directory: Path, **keys: Any) -> None:
-    """Say something else in the record."""
+    """Say something else in the manifest."""
     path = directory / "backends" / "backends.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(content | keys), encoding="utf-8")
@@ -67,13 +67,13 @@ def test_each_kind_opens_as_what_it_is(name: str, keys: Any, tmp_path: Path) -> 
 def test_the_best_of_each_use_is_taken(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     saved("vaswani2017", directory, ("float32", "int8"))
-    record = Record.read(directory)
-    assert record is not None
+    manifest = Manifest.read(directory)
+    assert manifest is not None
     best = {
-        "latency": Choice("ctranslate2", "int8", threads=1),
-        "throughput": Choice("eager", "float32"),
+        "latency": BackendChoice("ctranslate2", "int8", threads=1),
+        "throughput": BackendChoice("eager", "float32"),
     }
-    replace(record, best=best).write(directory)  # type: ignore[arg-type]
+    replace(manifest, best=best).write(directory)  # type: ignore[arg-type]
     assert heedful.load(directory).backend.precision == "int8"
     assert heedful.load(directory, use="throughput").backend is None
     named = heedful.load(directory, use="throughput", backend="ctranslate2", precision="float32")
@@ -95,7 +95,7 @@ def test_what_was_made_for_something_else_is_left_and_said(
     directory, _ = translator
     change(directory, **keys)
     assert heedful.load(directory).backend is None
-    [message] = [record.getMessage() for record in caplog.records]
+    [message] = [manifest.getMessage() for manifest in caplog.records]
     assert words in message
     assert "heedful optimize" in message
     with pytest.raises(UserError, match=words):
@@ -131,7 +131,7 @@ def test_other_weights_of_the_same_size_are_seen_and_a_copy_is_not_read_anew(
     directory, _ = translator
     shutil.copytree(directory, tmp_path / "copy", copy_function=shutil.copyfile)
     assert heedful.load(tmp_path / "copy").backend is not None
-    monkeypatch.setattr(Weights, "of", lambda path: pytest.fail("the file was read"))
+    monkeypatch.setattr(FileDigest, "from_file", lambda path: pytest.fail("the file was read"))
     assert heedful.load(directory).backend is not None
     monkeypatch.undo()
     weights = directory / "model.safetensors"
@@ -194,7 +194,7 @@ def test_an_optimised_model_is_saved_exported_and_joined_as_any_other(
         ("llama", {}, "perplexity"),
         ("mistral", {"window": 30}, "perplexity"),
         ("bert", {"head": "classify"}, "accuracy"),
-        ("bert", {"head": "none"}, "likeness"),
+        ("bert", {"head": "none"}, "similarity"),
     ],
 )
 def test_a_form_in_float32_is_proven_and_a_spoilt_one_is_not(
@@ -203,31 +203,31 @@ def test_a_form_in_float32_is_proven_and_a_spoilt_one_is_not(
     model = saved(name, tmp_path, ("float32", "int8"), **keys)
     answers = {"bleu": TEXTS, "accuracy": ["good", "bad", "bad", "good"]}.get(metric)
     prover = Prover(model, TEXTS, answers)
-    record = Record.read(tmp_path)
-    assert record is not None
-    facts = record.backends["ctranslate2"].facts
-    proof = prover.prove(open_form(tmp_path, facts, "float32", Settings(1)))
+    manifest = Manifest.read(tmp_path)
+    assert manifest is not None
+    facts = manifest.backends["ctranslate2"].facts
+    proof = prover.prove(open_ctranslate2(tmp_path, facts, "float32", Settings(1)))
     assert proof.metric == metric
-    assert proof.fails() is None
+    assert proof.failure() is None
     assert proof.same == 1
     assert proof.eager == pytest.approx(proof.backend, rel=1e-4)
-    rough = prover.prove(open_form(tmp_path, facts, "int8", Settings(1)))
+    rough = prover.prove(open_ctranslate2(tmp_path, facts, "int8", Settings(1)))
     assert rough.difference > 1e-4
     with torch.no_grad():  # other weights than the form's
         for parameter in model.net.parameters():
             parameter.add_(torch.randn_like(parameter))
     spoilt = Prover(model, TEXTS, answers)
-    assert spoilt.prove(open_form(tmp_path, facts, "float32", Settings(1))).fails()
+    assert spoilt.prove(open_ctranslate2(tmp_path, facts, "float32", Settings(1))).failure()
 
 
 def test_a_form_may_lose_its_tolerance_and_no_more() -> None:
     proof = Proof("int8", "bleu", 38.0, 37.8, 100, 0.9, 0.05)
-    assert proof.fails() is None
-    assert "may lose 0.1" in str(proof.fails(0.1))
+    assert proof.failure() is None
+    assert "allowed loss is 0.1" in str(proof.failure(0.1))
     worse = Proof("int8", "perplexity", 5.0, 5.1, 100, 0.9, 0.05)
     assert worse.loss == pytest.approx(2)
-    assert "perplexity 5.1 where the net has 5" in str(worse.fails())
-    assert "writes 10% of the outputs otherwise" in str(replace(proof, precision="float32").fails())
+    assert "perplexity is 5.1, that of the net 5" in str(worse.failure())
+    assert "10% of its outputs differ" in str(replace(proof, precision="float32").failure())
 
 
 def test_a_tie_may_be_broken_either_way(translator: Any) -> None:

@@ -17,7 +17,7 @@ from backend_models import saved
 from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
 from heedful.backends.hardware import cores
-from heedful.backends.manifest import Choice, Record
+from heedful.backends.manifest import BackendChoice, Manifest
 from heedful.config import parse_recipe
 from heedful.deploy import measure, prove
 from heedful.deploy.optimize import optimize
@@ -87,10 +87,10 @@ def test_the_net_runs_with_the_settings_that_were_measured_best(folder, tmp_path
     shutil.copytree(folder, path)
     shutil.rmtree(path / "backends", ignore_errors=True)
     best = {
-        "latency": Choice("eager", "float32", 1),
-        "throughput": Choice("eager", "float32", cores(), 1, 40),
+        "latency": BackendChoice("eager", "float32", 1),
+        "throughput": BackendChoice("eager", "float32", cores(), 1, 40),
     }
-    replace(Record.new(path, "Translator"), best=best).write(path)
+    replace(Manifest.new(path, "Translator"), best=best).write(path)
     model = heedful.load(path, device="cpu", backend=backend, use="throughput")
     assert model.eager.settings == best["throughput"].settings
     assert model.options().batch_tokens == 40
@@ -112,8 +112,8 @@ def test_int8_is_never_taken_for_a_type_of_the_net(folder, tmp_path) -> None:
     path = tmp_path / "model"
     shutil.copytree(folder, path)
     shutil.rmtree(path / "backends", ignore_errors=True)
-    best = {"latency": Choice("eager", "float32", 1)}
-    replace(Record.new(path, "Translator"), best=best).write(path)
+    best = {"latency": BackendChoice("eager", "float32", 1)}
+    replace(Manifest.new(path, "Translator"), best=best).write(path)
     with pytest.raises(UserError, match="no backend with int8"):
         heedful.load(path, precision="int8")
     with pytest.raises(UserError, match="no int8"):
@@ -167,7 +167,7 @@ def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) ->
         assert tolerance == 0.5
         return "it loses more" if proof.precision == "int8" else None
 
-    monkeypatch.setattr(prove.Proof, "fails", fails)
+    monkeypatch.setattr(prove.Proof, "failure", fails)
     model = heedful.load(folder, device="cpu", backend="eager")
     found = optimize(
         model,
@@ -193,8 +193,8 @@ def test_a_form_that_loses_too_much_is_kept_out_and_said(folder, monkeypatch) ->
     ("arguments", "said"),
     [
         (("--threads", cores() + 1), ("threads", cores())),
-        (("--backend", "magic"), ("no backend magic", "eager")),
-        (("--precision", "int3"), ("no precision int3",)),
+        (("--backend", "magic"), ("unknown backend magic", "eager")),
+        (("--precision", "int3"), ("unknown precision int3",)),
         (("--ref", "REF"), ("--src",)),
         (("--src", "EMPTY"), ("validation text is empty",)),
     ],
@@ -212,7 +212,7 @@ def test_bad_input_is_one_line_and_nothing_changes(
 
 def test_a_wrong_name_is_told_first_and_then_that_there_is_no_folder(commands, tmp_path) -> None:
     nowhere = tmp_path / "nowhere"
-    assert_refused(commands.run("optimize", nowhere, "--backend", "magic"), "no backend magic")
+    assert_refused(commands.run("optimize", nowhere, "--backend", "magic"), "unknown backend magic")
     assert_refused(commands.run("optimize", nowhere), "nowhere does not exist")
 
 
@@ -238,7 +238,7 @@ def test_a_shortlist_is_counted_proved_kept_and_used(commands, folder, tmp_path)
     assert (model / "backends/ctranslate2/float32/vmap.txt").is_file()
     made = heedful.load(model).shortlist
     sources = heedful.load(model).encode(["1 2"])[0]
-    assert 0 < len(made.words(sources)) <= made.target_size
+    assert 0 < len(made.allowed_ids(sources)) <= made.target_size
     assert heedful.load(model, backend="eager").eager.shortlist is not None
     assert commands.run("optimize", model, *QUICK, "--precision", "float32").code == 0
     assert heedful.load(model).shortlist is None  # what is not asked for again is gone

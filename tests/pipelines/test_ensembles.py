@@ -10,7 +10,7 @@ import torch
 import heedful
 from backend_models import TEXTS, all_scores, model_of
 from heedful.backends.base import Settings
-from heedful.deploy.convert import make_form, open_form
+from heedful.deploy.convert import convert_model, open_ctranslate2
 from heedful.errors import UserError
 from heedful.export.hf import export_hf
 from heedful.pipelines.ensembles import ensemble
@@ -178,7 +178,7 @@ REFUSED: dict[str, Any] = {
         TEXTS, beam_size=1, draft=joint
     ),
     "another ensemble": lambda joint, path: ensemble([joint, joint]),
-    "a form": lambda joint, path: make_form(joint, path, "float32"),
+    "a form": lambda joint, path: convert_model(joint, path, "float32"),
     "an export": lambda joint, path: export_hf(joint, path / "hf"),
 }
 
@@ -225,8 +225,8 @@ def test_the_unknown_is_not_written_where_it_is_not_wanted(backend: bool, tmp_pa
     with torch.no_grad():
         model.net.head.out.weight[unknown] *= 8
     if backend:
-        facts = make_form(model, tmp_path, "float32")
-        model.backend = open_form(tmp_path, facts, "float32", Settings(1))
+        facts = convert_model(model, tmp_path, "float32")
+        model.backend = open_ctranslate2(tmp_path, facts, "float32", Settings(1))
     rows, options = model.prompt_ids(TEXTS), {"beam_size": 1, "max_new_tokens": 9}
     assert any(unknown in ids for ids in model.generate(rows, **options))
     found = model.generate(rows, no_unknown=True, **options)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from architectures import SIZES, config_of
-from heedful.backends.manifest import Record
+from heedful.backends.manifest import Manifest
 from heedful.data.tokenizer import train_tokenizer
-from heedful.deploy.convert import make_form
+from heedful.deploy.convert import convert_model
 from heedful.pipelines import GenerationIds, ModelCard, open_net
 from heedful.zoo import architecture
 from option_space import randomised
@@ -59,12 +59,12 @@ def all_scores(
 def saved(
     name: str, directory: Path, precisions: tuple[str, ...] = ("float32",), **keys: Any
 ) -> Any:
-    """A model directory with forms and their record, and the model itself."""
+    """A model directory with forms and their manifest, and the model itself."""
     model = model_of(name, **keys)
     model.save(directory)
-    record = Record.new(directory, type(model).__name__)  # type: ignore[arg-type]
+    manifest = Manifest.new(directory, type(model).__name__)  # type: ignore[arg-type]
     for precision in precisions:
-        facts = make_form(model, directory, precision)
-        record = record.with_form("ctranslate2", precision, facts, {})
-    record.write(directory)
+        facts = convert_model(model, directory, precision)
+        manifest = manifest.with_conversion("ctranslate2", precision, facts, {})
+    manifest.write(directory)
     return model

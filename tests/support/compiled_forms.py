@@ -157,13 +157,13 @@ def hold_beside_ctranslate2(model: Any) -> None:
     """CTranslate2, imported later and with kernels of torch's names, writes what it should."""
     if find_spec("ctranslate2") is None:
         return
-    from heedful.deploy.convert import make_form, open_form
+    from heedful.deploy.convert import convert_model, open_ctranslate2
 
     rows = [[5, 6, 7], [8, 9]]
     asked = model.request(rows, beam_size=1, max_new_tokens=8)
     with tempfile.TemporaryDirectory() as place:
-        facts = make_form(model, Path(place), "float32")
-        backend = open_form(Path(place), facts, "float32", Settings(1))
+        facts = convert_model(model, Path(place), "float32")
+        backend = open_ctranslate2(Path(place), facts, "float32", Settings(1))
         found = backend.outputs(rows, asked)
     expected = model.eager.outputs(rows, asked)
     assert [[o.ids for o in one] for one in found] == [[o.ids for o in one] for one in expected]

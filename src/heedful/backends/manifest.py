@@ -1,4 +1,7 @@
-"""`MODEL/backends/backends.json`: the forms of a model for its backends, and the choice of them."""
+"""`MODEL/backends/backends.json`: a model's conversions for its backends, and the fastest of them.
+
+A conversion is a model's files for one backend in one precision.
+"""
 
 import hashlib
 from collections.abc import Iterable
@@ -15,11 +18,11 @@ from heedful.backends.hardware import cores, instruction_set
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
 
-FOLDER, RECORD, WEIGHTS = "backends", "backends.json", "model.safetensors"
+FOLDER, MANIFEST, WEIGHTS = "backends", "backends.json", "model.safetensors"
 SHORTLIST = "shortlist.safetensors"
 Use = Literal["latency", "throughput"]
 Kind = Literal["Translator", "LanguageModel", "MaskedLanguageModel", "Classifier", "Embedder"]
-# The package whose version a form depends on, by backend.
+# The package whose version a conversion depends on, by backend.
 PACKAGES = {"ctranslate2": "ctranslate2", "compiled": "torch"}
 
 
@@ -36,8 +39,8 @@ class NetFacts:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The backend, the form and the setting that were best for a use."""
+class BackendChoice:
+    """A backend, a precision and settings: the fastest ones for a use, or candidates."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -49,13 +52,13 @@ class Choice:
 
     @property
     def settings(self) -> Settings:
-        """How it is run."""
+        """The run-time settings."""
         return Settings(self.threads, self.workers, self.batch_tokens)
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Which weights the forms were made of; size and time spare the reading of the whole file."""
+class FileDigest:
+    """The SHA-256 of a file; an equal size and time of change spare reading it again."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -64,29 +67,29 @@ class Weights:
     mtime_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> "Weights":
-        """The digest, size and time of a file of weights."""
+    def from_file(cls, path: Path) -> "FileDigest":
+        """The digest, size and time of change of a file."""
         stat = path.stat()
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(digest, stat.st_size, stat.st_mtime_ns)
 
-    def are(self, path: Path) -> bool:
-        """Whether a file holds them."""
+    def matches(self, path: Path) -> bool:
+        """The content of a file has this digest."""
         stat = path.stat()
         if (self.size, self.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
             return True
-        return self.size == stat.st_size and self.sha256 == Weights.of(path).sha256
+        return self.size == stat.st_size and self.sha256 == FileDigest.from_file(path).sha256
 
 
 @dataclass(frozen=True)
-class Forms:
-    """The forms of a model for one backend.
+class Conversions:
+    """The conversions of a model for one backend.
 
     Attributes:
-        version: of the backend that it was made with.
-        facts: of the net, as its opening needs them.
-        proofs: of each precision that was kept, what proved it (`heedful.deploy.prove`).
+        version: of the backend's package at the time of conversion.
+        facts: `NetFacts` of the net.
+        proofs: the fields of each kept precision's `heedful.deploy.prove.Proof`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -97,97 +100,99 @@ class Forms:
 
 
 @dataclass(frozen=True)
-class Record:
+class Manifest:
     """The content of `backends.json`.
 
     Attributes:
-        kind: of the model, as its class is called.
-        instruction_set, cores: of the machine whose measurements chose `best`.
-        backends: by name.
-        best: for each use; none before anything is measured.
-        files: of the forms, by their paths: a backend ends the process on some that are damaged.
+        kind: name of the model's class.
+        weights: of the model's own file.
+        instruction_set, cores: of the machine that `best` was measured on.
+        backends: conversions by the backend's name.
+        best: the fastest choice for each use; empty before measurement.
+        files: the conversions' files by path: some backends end the process on a damaged file.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     heedful: str
     kind: Kind
-    weights: Weights
+    weights: FileDigest
     instruction_set: str
     cores: int
-    backends: dict[str, Forms]
-    best: dict[Use, Choice] = field(default_factory=dict)
-    files: dict[str, Weights] = field(default_factory=dict)
+    backends: dict[str, Conversions]
+    best: dict[Use, BackendChoice] = field(default_factory=dict)
+    files: dict[str, FileDigest] = field(default_factory=dict)
 
     @classmethod
-    def new(cls, model: Path, kind: Kind) -> "Record":
-        """A record for a model directory on this machine, without any form."""
-        weights = Weights.of(model / WEIGHTS)
+    def new(cls, model: Path, kind: Kind) -> "Manifest":
+        """A manifest for a model directory on this machine, without conversions."""
+        weights = FileDigest.from_file(model / WEIGHTS)
         return cls(heedful.__version__, kind, weights, instruction_set(), cores(), {})
 
     @classmethod
-    def read(cls, model: Path) -> "Record | None":
-        """None where there is none; raises UserError for a broken one."""
-        path = model / FOLDER / RECORD
+    def read(cls, model: Path) -> "Manifest | None":
+        """The manifest of a model directory; None: it has none. Raises UserError for a bad one."""
+        path = model / FOLDER / MANIFEST
         if not path.is_file():
             return None
         try:
             return TypeAdapter(cls).validate_python(read_json(path))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
+            key = ".".join(map(str, first["loc"]))
             raise UserError(
-                f"{path}: {place}: {first['msg']}; make it again by `heedful optimize {model}`"
+                f"{path}: {key}: {first['msg']}; make it again by `heedful optimize {model}`"
             ) from None
 
     def write(self, model: Path) -> None:
-        """Write it, in place of the former."""
-        write_json(model / FOLDER / RECORD, asdict(self))
+        """Write the manifest of a model directory, replacing a former one."""
+        write_json(model / FOLDER / MANIFEST, asdict(self))
 
-    def with_form(
+    def with_conversion(
         self, backend: str, precision: str, facts: dict[str, Any], proof: dict[str, Any]
-    ) -> "Record":
-        """With one form more, or proved anew."""
+    ) -> "Manifest":
+        """The manifest with a conversion added or replaced."""
         known = self.backends.get(backend)
         proofs = (known.proofs if known else {}) | {precision: proof}
-        forms = Forms(version(PACKAGES[backend]), facts, proofs)
-        return replace(self, backends=self.backends | {backend: forms})
+        conversions = Conversions(version(PACKAGES[backend]), facts, proofs)
+        return replace(self, backends=self.backends | {backend: conversions})
 
-    def with_files(self, folder: Path) -> "Record":
-        """With what the files of all forms are."""
-        found = sorted(path for path in folder.glob("*/**/*") if path.is_file())
-        return replace(
-            self, files={path.relative_to(folder).as_posix(): Weights.of(path) for path in found}
-        )
+    def with_files(self, folder: Path) -> "Manifest":
+        """The manifest with the digests of all conversions' files."""
+        paths = sorted(path for path in folder.glob("*/**/*") if path.is_file())
+        digests = {
+            path.relative_to(folder).as_posix(): FileDigest.from_file(path) for path in paths
+        }
+        return replace(self, files=digests)
 
-    def check_files(self, folder: Path, place: Path) -> None:
-        """Raises UserError where a form's files are not as they were written."""
-        for name, weights in self.files.items():
+    def check_files(self, folder: Path, conversion: Path) -> None:
+        """Raises UserError where a file of a conversion is missing or has changed."""
+        for name, digest in self.files.items():
             path = folder / name
-            if path.is_relative_to(place) and not (path.is_file() and weights.are(path)):
+            if path.is_relative_to(conversion) and not (path.is_file() and digest.matches(path)):
                 raise UserError(
-                    f"{path} is not as it was written; make it again by `heedful optimize`"
+                    f"{path} is missing or has changed; make it again by `heedful optimize`"
                 )
 
-    def unfit(self, model: Path) -> str | None:
-        """Why it does not hold here, if it does not."""
+    def mismatch_reason(self, model: Path) -> str | None:
+        """The reason why the conversions cannot be used here; None: they can."""
         if self.heedful != heedful.__version__:
             return f"was made by heedful {self.heedful}, this is {heedful.__version__}"
-        if not self.weights.are(model / WEIGHTS):
-            return "was made of other weights than the model's"
+        if not self.weights.matches(model / WEIGHTS):
+            return "was converted from other weights than the model's"
         if self.instruction_set != instruction_set():
             return f"was made for {self.instruction_set}, this machine has {instruction_set()}"
         return None
 
 
-def place_of(model: Path, backend: str, precision: str) -> Path:
-    """Where a form of the model stands."""
+def conversion_path(model: Path, backend: str, precision: str) -> Path:
+    """The folder of a conversion of a model."""
     return model / FOLDER / backend / precision
 
 
-def digest(files: Iterable[Path]) -> str:
-    """The SHA-256 of what files hold, one behind the other."""
-    found = hashlib.sha256()
+def sha256_of(files: Iterable[Path]) -> str:
+    """The SHA-256 of the concatenated contents of files."""
+    digest = hashlib.sha256()
     for path in files:
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

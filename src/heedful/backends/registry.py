@@ -11,15 +11,15 @@ from heedful.backends.ctranslate2.runtime import INSTALL, CTranslate2, CTranslat
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
+    MANIFEST,
     PACKAGES,
-    RECORD,
     SHORTLIST,
     WEIGHTS,
     Kind,
-    Record,
+    Manifest,
     Use,
-    digest,
-    place_of,
+    conversion_path,
+    sha256_of,
 )
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
@@ -36,62 +36,64 @@ def open_backend(
     threads: int | None = None,
     use: Use = "latency",
     device: str = "auto",
-    say: Callable[[str], None] = lambda line: None,
+    warn: Callable[[str], None] = lambda line: None,
 ) -> tuple[Backend, Kind] | Settings:
-    """The backend of a model directory that was asked for or is best, and the model's kind.
+    """A converted backend of a model directory with the model's kind, or settings of the net.
 
-    Settings: the net itself is to be run, with these: as measured where it was the best.
+    Settings: the net itself is to be run, with these (as measured where it was the fastest).
 
     Args:
-        device: where it runs, as of `heedful.load`; measurements are of the CPU, so that `auto`
-            takes the net where another is asked for.
-        threads: of each worker; default: as measured; else one, or for the net by the size of the
-            work.
-        say: told in one line why `auto` finds nothing that holds here.
+        backend: auto: the fastest one of `heedful optimize`, or the net where no conversion can be
+            used here.
+        device: as of `heedful.load`; auto: the CPU. Measurements are of the CPU, so that backend
+            auto is the net on every other device.
+        threads: of each worker; None: as measured, else 1, or for the net by the size of each pass.
+        warn: called with one line where backend auto cannot use a conversion.
 
     Raises:
-        UserError: a backend or a form asked for by name that is not there, is not installed, or
-            was made for something else; more threads than cores.
+        UserError: a backend or precision by name that the model lacks, whose package is missing, or
+            that was converted for another machine; more threads than cores.
     """
     if threads is not None and not 1 <= threads <= cores():
         raise UserError(f"threads must be from 1 to {cores()}, the cores here, not {threads}")
     for name, value, known in (("backend", backend, Name), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UserError(f"{name} must be {', '.join(get_args(known))}, not {value}")
-    elsewhere = backend == "auto" and device not in ("auto", "cpu")
-    if precision == "int8" and (backend == "eager" or elsewhere):
+    is_net_for_device = backend == "auto" and device not in ("auto", "cpu")
+    if precision == "int8" and (backend == "eager" or is_net_for_device):
         raise UserError("the net itself has no int8; name another backend, or take bfloat16")
-    if elsewhere:
+    if is_net_for_device:
         return Settings(threads)
-    wanted = backend not in ("auto", "eager") or precision == "int8"
+    needs_conversion = backend not in ("auto", "eager") or precision == "int8"
     try:
-        record = Record.read(model)
-        again = f"make it by `heedful optimize {model}`"
-        if record is None:
-            if wanted:
-                raise UserError(f"{model} has no backend {backend} for {precision}: {again}")
+        manifest = Manifest.read(model)
+        remedy = f"make it by `heedful optimize {model}`"
+        if manifest is None:
+            if needs_conversion:
+                raise UserError(f"{model} has no backend {backend} for {precision}: {remedy}")
             return Settings(threads)
-        if reason := record.unfit(model):
-            raise UserError(f"{model / FOLDER} {reason}: {again}")
-        chosen = _chosen(model, record, backend, precision, threads, use)
-        if isinstance(chosen, Settings):
-            return chosen
-        name, form, settings = chosen
-        if reason := not_here(name, record.backends[name].version):
-            raise UserError(f"{model / FOLDER} {reason}: {again}")
-        record.check_files(model / FOLDER, place_of(model, name, form))
+        if reason := manifest.mismatch_reason(model):
+            raise UserError(f"{model / FOLDER} {reason}: {remedy}")
+        choice = _choose(model, manifest, backend, precision, threads, use)
+        if isinstance(choice, Settings):
+            return choice
+        name, chosen_precision, settings = choice
+        if reason := version_mismatch(name, manifest.backends[name].version):
+            raise UserError(f"{model / FOLDER} {reason}: {remedy}")
+        manifest.check_files(model / FOLDER, conversion_path(model, name, chosen_precision))
         on = "cpu" if device == "auto" else device
-        facts = record.backends[name].facts
-        return open_made(model, model, name, form, facts, settings, on), record.kind
+        facts = manifest.backends[name].facts
+        opened = open_conversion(model, model, name, chosen_precision, facts, settings, on)
+        return opened, manifest.kind
     except UserError as error:
-        if wanted:
+        if needs_conversion:
             raise
         if backend == "auto":
-            say(f"the model runs eager: {error}")
+            warn(f"the model runs eager: {error}")
         return Settings(threads)
 
 
-def open_made(
+def open_conversion(
     model: Path,
     directory: Path,
     backend: str,
@@ -100,18 +102,21 @@ def open_made(
     settings: Settings,
     device: str = "cpu",
 ) -> Backend:
-    """A form of a model that stands in the `backends` of a directory.
+    """Open a conversion of a model.
 
     Args:
-        facts: of the net, as its record has them.
+        model: the model's own directory.
+        directory: whose folder `backends` has the conversion.
+        facts: fields of `NetFacts`, as in the manifest.
 
     Raises:
-        UserError: facts that are none; a form that is damaged, or not for the device.
+        UserError: wrong facts; a conversion that is damaged, or not for the device.
     """
-    place = place_of(directory, backend, precision)
+    path = conversion_path(directory, backend, precision)
     try:
         if backend == CTranslate2.name:
-            return CTranslate2(place, CTranslate2Facts(**facts), precision, settings, device)
+            ctranslate2_facts = CTranslate2Facts(**facts)
+            return CTranslate2(path, ctranslate2_facts, precision, settings, device)
         from heedful.backends.aot.compiled_net import CompiledFacts
         from heedful.backends.aot.decoder import Compiled
         from heedful.backends.aot.encoder import CompiledEncoder
@@ -120,39 +125,39 @@ def open_made(
             raise UserError(f"the compiled net runs on the CPU, not on {device}")
         is_encoder = facts.get("family") == "encoder_only"
         backend_class = CompiledEncoder if is_encoder else Compiled
-        return backend_class(place, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
+        return backend_class(path, model / WEIGHTS, CompiledFacts(**facts), precision, settings)
     except TypeError as error:
-        raise UserError(f"{directory / FOLDER / RECORD}: facts: {error}") from None
+        raise UserError(f"{directory / FOLDER / MANIFEST}: facts: {error}") from None
 
 
-def not_here(backend: str, made_with: str) -> str | None:
-    """Why what a backend made cannot be opened in this installation."""
+def version_mismatch(backend: str, converted_with: str) -> str | None:
+    """The reason why the installed package cannot open a conversion; None: it can."""
     package = PACKAGES[backend]
     try:
-        here = version(package)
+        installed = version(package)
     except PackageNotFoundError:
         return f"needs {package}, but {INSTALL}"
-    parts = 2 if backend == CTranslate2.name else None  # a graph is of one torch alone
-    if here.split(".")[:parts] != made_with.split(".")[:parts]:
-        return f"was made with {package} {made_with}, this is {here}"
+    parts = 2 if backend == CTranslate2.name else None  # compiled graphs need the exact torch
+    if installed.split(".")[:parts] != converted_with.split(".")[:parts]:
+        return f"was made with {package} {converted_with}, this is {installed}"
     return None
 
 
-def _chosen(
+def _choose(
     model: Path,
-    record: Record,
+    manifest: Manifest,
     backend: str,
     precision: str,
     threads: int | None,
     use: Use,
 ) -> tuple[str, str, Settings] | Settings:
-    """The backend, the precision and the settings to run a model with; settings alone: the net."""
-    best = record.best.get(use)
-    name = (
-        backend if backend != "auto" else best.backend if best else next(iter(record.backends), "")
-    )
+    """The backend, precision and settings to run a model with; settings alone: the net."""
+    best = manifest.best.get(use)
+    first = next(iter(manifest.backends), "")
+    name = backend if backend != "auto" else best.backend if best else first
     if backend == "auto" and precision == "int8" and name in ("eager", ""):
-        name = next((n for n, forms in record.backends.items() if precision in forms.proofs), "")
+        known = manifest.backends.items()
+        name = next((n for n, conversions in known if precision in conversions.proofs), "")
         if not name:
             raise UserError(
                 f"{model} has no backend with int8: it was not made, or failed its proof"
@@ -165,24 +170,26 @@ def _chosen(
         settings = replace(settings, threads=threads, workers=1)
     if is_net:
         return settings
-    forms = record.backends.get(name)
-    if forms is None:
+    conversions = manifest.backends.get(name)
+    if conversions is None:
         raise UserError(
-            f"{model} has no backend {name}, only {', '.join(record.backends) or 'none'}: "
+            f"{model} has no backend {name}, only {', '.join(manifest.backends) or 'none'}: "
             f"make it by `heedful optimize {model} --backend {name}`"
         )
-    wanted = precision
-    if wanted == "auto":
-        wanted = best.precision if best else next(iter(forms.proofs))
-    if wanted not in forms.proofs:
+    if precision == "auto":
+        precision = best.precision if best else next(iter(conversions.proofs))
+    if precision not in conversions.proofs:
         raise UserError(
-            f"{model} has no {name} in {wanted}, only in {', '.join(forms.proofs)}: it was not "
-            "made, or did not pass its proof"
+            f"{model} has no {name} in {precision}, only in {', '.join(conversions.proofs)}: it "
+            "was not made, or did not pass its proof"
         )
-    return name, wanted, settings
+    return name, precision, settings
 
 
 def open_shortlist(model: Path, tokenizers: Sequence[Path]) -> Shortlist | None:
-    """The shortlist of a model directory; None: it has none. Raises UserError for another's."""
+    """The shortlist of a model directory; None: it has none.
+
+    Raises UserError for a damaged one, and for one of other tokenizers.
+    """
     path = model / FOLDER / SHORTLIST
-    return Shortlist.load(path, digest(tokenizers)) if path.is_file() else None
+    return Shortlist.load(path, sha256_of(tokenizers)) if path.is_file() else None

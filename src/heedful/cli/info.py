@@ -76,20 +76,20 @@ def _model(path: Path) -> dict[str, str]:
 
 def _backends(path: Path) -> dict[str, str]:
     """Backends of the model, and the measured choice among them."""
-    from heedful.backends.manifest import Record
+    from heedful.backends.manifest import Manifest
 
-    record = Record.read(path)
-    if record is None:
+    manifest = Manifest.read(path)
+    if manifest is None:
         return {"backends": "eager alone (the torch module)"}
     rows = {
         "backends": ", ".join(
             f"{name} {forms.version} ({', '.join(forms.proofs)})"
-            for name, forms in record.backends.items()
+            for name, forms in manifest.backends.items()
         )
     }
-    if reason := record.unfit(path):
+    if reason := manifest.mismatch_reason(path):
         rows["  left"] = reason
-    for use, best in record.best.items():
+    for use, best in manifest.best.items():
         size = f"{best.workers} x {best.threads or 'all'}"
         rows[f"  {use}"] = f"{best.backend} {best.precision}, workers x threads {size}"
     return rows

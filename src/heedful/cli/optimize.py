@@ -100,9 +100,9 @@ def optimize(
     if ref is not None and src is None:
         raise UserError("--ref goes with --src: give both files")
     from heedful.backends.ctranslate2.conversion import PRECISIONS
-    from heedful.deploy.optimize import BACKENDS, USES, check_asked, optimize
+    from heedful.deploy.optimize import BACKENDS, USES, check_names, optimize
 
-    check_asked(tried.backend or (), tried.precision or (), tried.threads or ())
+    check_names(tried.backend or (), tried.precision or (), tried.threads or ())
     opened = pipelines.load(model, device="cpu", backend="eager")
     held_out = _held_out(model, src, ref)
     with bars_on_stderr():

@@ -1,4 +1,4 @@
-"""Building the form of a saved model that a backend opens."""
+"""Converts a saved model for a backend."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +10,8 @@ from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import embeddings_of, longest_prompt, write
 from heedful.backends.ctranslate2.runtime import HEAD, INSTALL, CTranslate2, CTranslate2Facts
 from heedful.backends.ctranslate2.vocabulary import Vocabulary, names_of
-from heedful.backends.manifest import Record, place_of
-from heedful.backends.registry import not_here, open_made
+from heedful.backends.manifest import Manifest, conversion_path
+from heedful.backends.registry import open_conversion, version_mismatch
 from heedful.errors import UserError
 from heedful.files import write_directory
 from heedful.pipelines.base import SavedModel
@@ -21,42 +21,41 @@ from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 
 
-def make_form(
+def convert_model(
     model: SavedModel,
     directory: Path,
     precision: str,
     backend: str = CTranslate2.name,
 ) -> dict[str, Any]:
-    """Write a form of a model for a backend into its directory, whole or not at all.
+    """Write a conversion of a model into `conversion_path` atomically; returns the net's facts.
 
-    Gives the form's facts. Raises UserError as `heedful.backends.aot.compile.compile_net`, or as
-    `write_form`.
+    Raises UserError as `heedful.backends.aot.compile.compile_net`, or as `write_ctranslate2`.
     """
     facts: list[dict[str, Any]] = []
 
     def fill(beside: Path) -> None:
         if backend == CTranslate2.name:
-            facts.append(asdict(write_form(model, beside, precision)))
+            facts.append(asdict(write_ctranslate2(model, beside, precision)))
             return
         from heedful.backends.aot.compile import compile_net
 
         longest = model.config.max_length
         facts.append(asdict(compile_net(model.net, longest, beside, precision)))
 
-    write_directory(place_of(directory, backend, precision), fill)
+    write_directory(conversion_path(directory, backend, precision), fill)
     return facts[0]
 
 
-def write_form(
+def write_ctranslate2(
     model: SavedModel, directory: Path, precision: str, *, adds_end: bool = False
 ) -> CTranslate2Facts:
-    """Write a model as what CTranslate2 opens into a directory that is there; gives its facts.
+    """Write a model in the format of CTranslate2 into an existing directory; returns its facts.
 
     Args:
-        adds_end: CTranslate2 puts the end behind each source that it is given.
+        adds_end: CTranslate2 appends EOS to each source.
 
     Raises:
-        UserError: it is not installed, or cannot run the net: with every reason.
+        UserError: ctranslate2 is not installed, or cannot run the net, with every reason.
     """
     try:
         import ctranslate2  # noqa: F401
@@ -87,24 +86,28 @@ def write_form(
     return CTranslate2Facts(family="encoder_only", num_types=num_types)
 
 
-def standing_form(directory: Path, backend: str, precision: str) -> dict[str, Any] | None:
-    """Facts of a compiled form that stands in a model's directory and holds here; None: none does.
+def reusable_conversion(directory: Path, backend: str, precision: str) -> dict[str, Any] | None:
+    """Facts of an existing conversion that can be used here; None: the model has none.
 
-    What took minutes is not made again of the same weights.
+    So that a compilation of minutes is not repeated for the same weights.
     """
     try:
-        record = Record.read(directory)
-        forms = record and not record.unfit(directory) and record.backends.get(backend)
-        if not forms or precision not in forms.proofs or not_here(backend, forms.version):
+        manifest = Manifest.read(directory)
+        if manifest is None or manifest.mismatch_reason(directory):
             return None
-        open_made(directory, directory, backend, precision, forms.facts, Settings(1))
-    except UserError:  # it is damaged
+        known = manifest.backends.get(backend)
+        if known is None or precision not in known.proofs:
+            return None
+        if version_mismatch(backend, known.version):
+            return None
+        open_conversion(directory, directory, backend, precision, known.facts, Settings(1))
+    except UserError:  # damaged
         return None
-    return forms.facts
+    return known.facts
 
 
-def open_form(
+def open_ctranslate2(
     directory: Path, facts: dict[str, Any], precision: str, settings: Settings
 ) -> Backend:
-    """A form that `make_form` wrote."""
-    return open_made(directory, directory, CTranslate2.name, precision, facts, settings)
+    """Open a conversion for CTranslate2 that `convert_model` wrote."""
+    return open_conversion(directory, directory, CTranslate2.name, precision, facts, settings)

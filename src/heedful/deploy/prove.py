@@ -1,4 +1,4 @@
-"""The proof that a converted backend gives what the net gives, on held-out texts."""
+"""Proves on held-out texts that a conversion computes the same as the net."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 
-CLOSE = 1e-4  # nats a token
+CLOSE = 1e-4  # nats per token
 _BATCH_TOKENS = 8_192
-# Allowed losses: points of BLEU and of accuracy, per cent of perplexity and of likeness.
-TOLERANCES = {"bleu": 0.3, "accuracy": 0.3, "perplexity": 1.0, "likeness": 1.0}
+# Allowed losses: points of BLEU and of accuracy, percent of perplexity and of similarity.
+TOLERANCES = {"bleu": 0.3, "accuracy": 0.3, "perplexity": 1.0, "similarity": 1.0}
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Proof:
     """Metrics of a converted backend and of the net itself, on the same texts.
 
     Attributes:
-        metric: bleu, perplexity, accuracy (per cent) or likeness (cosine of vectors, per cent).
-        eager, backend: its values.
-        others: further metrics, as (eager, backend): chrF, perplexity.
-        num_texts: that it was proven on.
-        same: the share of outputs that are the same to the token.
-        difference: the largest of log-probabilities (of encoders: logits or states) of given texts,
-            in nats a token.
+        metric: bleu, perplexity, accuracy (percent) or similarity (cosine of vectors, percent).
+        eager, backend: values of the metric.
+        num_texts: texts of the proof.
+        same: the share of outputs with equal tokens.
+        difference: the largest difference of log-probabilities of given tokens, in nats; for
+            encoders of logits or states.
+        others: further metrics as (eager, backend): chrF, perplexity.
     """
 
     precision: str
@@ -47,53 +47,54 @@ class Proof:
 
     @property
     def loss(self) -> float:
-        """The loss against the net, in the units of `TOLERANCES`; below 0: it is better."""
+        """The loss against the net, in the units of `TOLERANCES`; negative: a gain."""
         if self.metric == "perplexity":
             return 100 * (self.backend / self.eager - 1)
         return self.eager - self.backend
 
-    def fails(self, tolerance: float | None = None) -> str | None:
-        """Why the form is not to be used, if it is not.
+    def failure(self, tolerance: float | None = None) -> str | None:
+        """The reason why the conversion is not used; None: it passed.
 
-        One in float32 must do what the net does; another may lose `tolerance` (`TOLERANCES`).
+        In float32 outputs must be equal and numbers close; other precisions may lose `tolerance`
+        (`TOLERANCES`).
         """
         if self.precision == "float32":
             if self.same < 1:
-                return f"it writes {100 * (1 - self.same):.2g}% of the outputs otherwise"
+                return f"{100 * (1 - self.same):.2g}% of its outputs differ"
             if self.difference > CLOSE:
                 return f"log-probabilities differ by {self.difference:.2g}, above {CLOSE:g}"
             return None
         most = TOLERANCES[self.metric] if tolerance is None else tolerance
         if self.loss > most:
             return (
-                f"it has {self.metric} {self.backend:.4g} where the net has {self.eager:.4g}, and "
-                f"may lose {most:g}"
+                f"its {self.metric} is {self.backend:.4g}, that of the net {self.eager:.4g}, and "
+                f"the allowed loss is {most:g}"
             )
         return None
 
 
 @dataclass(frozen=True)
-class _Found:
-    """For each text the output of a backend, and numbers to compare backends by."""
+class _Results:
+    """For each text the output of a backend, and the numbers that backends are compared by."""
 
     outputs: list[Any]
     numbers: list[np.ndarray]
 
 
 class Prover:
-    """Holds forms of one model against the net itself, whose own answers are worked out once.
+    """Compares conversions of one model with the net, whose results are computed once.
 
-    A translator translates the texts greedily, and scores the references (without them: what the
-    net wrote); a language model goes on with the first half of each and scores it; a classifier
-    names the classes; of others the vectors are compared.
+    Translators translate the texts greedily and score the references (without references: the
+    net's translations); language models continue the first half of each text and score the text;
+    classifiers predict the classes; of other encoders the mean states are compared.
 
     Args:
-        model: with its net; its backend does not matter.
-        texts: validation texts, not all blank.
-        answers: for each text its reference or its label; default: none.
+        model: opened eager.
+        texts: validation texts, at least one of them not blank.
+        answers: the reference or label of each text; None: without.
 
     Raises:
-        UserError: not as many answers as texts.
+        UserError: another number of answers than of texts.
     """
 
     def __init__(
@@ -105,101 +106,105 @@ class Prover:
         self.eager = model.eager
         self._rows = self._read(texts)
         self._targets: list[list[int]] | None = None
-        written = self._outputs(self.eager)
+        outputs = self._outputs(self.eager)
         if isinstance(model, Translator):
             ends, tokenizer = set(model.end_ids()), model.tgt_tokenizer
-            given = written if answers is None else tokenizer.encode_batch(list(answers))
+            targets = outputs if answers is None else tokenizer.encode_batch(list(answers))
             longest = model.config.max_length - len(model.ids.start)
-            self._targets = [[i for i in row if i not in ends][:longest] for row in given]
-        self._by_net = _Found(written, self._numbers(self.eager))
+            self._targets = [[i for i in row if i not in ends][:longest] for row in targets]
+        self._by_net = _Results(outputs, self._numbers(self.eager))
 
     def prove(self, backend: Backend) -> Proof:
-        """The metrics of a backend on the texts, beside those of the net."""
-        found = _Found(self._outputs(backend), self._numbers(backend))
-        values, own = self._values(found), self._values(self._by_net)
+        """The metrics of a backend and of the net on the texts."""
+        results = _Results(self._outputs(backend), self._numbers(backend))
+        values, net_values = self._metrics(results), self._metrics(self._by_net)
         metric = next(iter(values))
-        pairs = zip(self._rows, self._by_net.outputs, found.outputs, strict=True)
-        differences = zip(self._by_net.numbers, found.numbers, strict=True)
+        pairs = zip(self._rows, self._by_net.outputs, results.outputs, strict=True)
+        differences = zip(self._by_net.numbers, results.numbers, strict=True)
         return Proof(
             backend.precision,
             metric,
-            own[metric],
+            net_values[metric],
             values[metric],
             len(self._rows),
-            float(np.mean([self._is_same(*each) for each in pairs])),
+            float(np.mean([self._is_same(*pair) for pair in pairs])),
             max(float(np.abs(a - b).max(initial=0)) for a, b in differences),
-            {name: (own[name], value) for name, value in values.items() if name != metric},
+            {name: (net_values[name], value) for name, value in values.items() if name != metric},
         )
 
     def pairs(self) -> list[tuple[list[int], list[int]]]:
-        """A translator's source ids with the target ids that are scored, without ends."""
+        """Source and target ids of a translator, without EOS."""
         return [*zip(self._rows, self._targets or [], strict=True)]
 
     def _read(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of the texts that are not blank, cut to what the model reads."""
+        """Ids of the texts that are not blank, cut to the model's length."""
         rows = cut_ids(self.model, texts)
         if self.answers is not None:
             self.answers = [a for a, row in zip(self.answers, rows, strict=True) if row]
         return [row[: self.model.config.max_length] for row in rows if row]
 
     def _outputs(self, backend: Any) -> list[Any]:
-        """New tokens by greedy decoding, or classes."""
+        """New tokens of greedy decoding, or classes."""
         model = self.model
         if isinstance(model, Generator):
             rows, new = self._rows, {}
             if isinstance(model, LanguageModel):
                 rows = [row[: max(1, len(row) // 2)] for row in rows]
-                # As many as surely fit.
+                # Few enough for the net's positions.
                 new = {"max_new_tokens": max(1, min(32, model.config.max_length // 2))}
             request = model.request(rows, beam_size=1, **new)
-            found = self._in_batches(
+            results = self._in_batches(
                 rows, lambda p: backend.outputs(_of(rows, p), request.select(p))
             )
-            return [outputs[0].ids for outputs in found]
+            return [outputs[0].ids for outputs in results]
         if isinstance(model, Classifier):
             return [int(row.argmax()) for row in self._numbers(backend)]
         return [None] * len(self._rows)
 
     def _numbers(self, backend: Any) -> list[np.ndarray]:
-        """Log-probabilities of given tokens, logits of classes, or vectors."""
+        """Log-probabilities of given tokens, logits of classes, or mean states."""
         model, rows, targets = self.model, self._rows, self._targets
         if isinstance(model, Generator):
             request = model.request(rows)
 
-            def scored(p: list[int]) -> list[np.ndarray]:
-                told = None if targets is None else _of(targets, p)
-                return backend.log_probs(_of(rows, p), told, request.select(p))
+            def log_probs(p: list[int]) -> list[np.ndarray]:
+                batch_targets = None if targets is None else _of(targets, p)
+                return backend.log_probs(_of(rows, p), batch_targets, request.select(p))
 
-            return self._in_batches(rows, scored)
+            return self._in_batches(rows, log_probs)
         if isinstance(model, Classifier):
             return self._in_batches(rows, lambda p: backend.logits(_of(rows, p)))
         states = self._in_batches(rows, lambda p: backend.states(_of(rows, p)))
-        return [each.mean(0) for each in states]
+        return [row_states.mean(0) for row_states in states]
 
     def _in_batches(
-        self, rows: list[list[int]], answer: Callable[[list[int]], list[Any]]
+        self, rows: list[list[int]], run: Callable[[list[int]], list[Any]]
     ) -> list[Any]:
-        found: list[Any] = [None] * len(rows)
-        for places in by_length(rows, _BATCH_TOKENS):
-            for place, each in zip(places, answer(places), strict=True):
-                found[place] = each
-        return found
+        """The results of `run(indices of a batch)` in the order of the rows."""
+        results: list[Any] = [None] * len(rows)
+        for indices in by_length(rows, _BATCH_TOKENS):
+            for index, result in zip(indices, run(indices), strict=True):
+                results[index] = result
+        return results
 
-    def _values(self, found: _Found) -> dict[str, float]:
-        """The metrics, the one that decides first."""
+    def _metrics(self, results: _Results) -> dict[str, float]:
+        """The metrics, the deciding one first."""
         model, answers = self.model, self.answers
         if isinstance(model, Classifier):
-            wanted = self._by_net.outputs
+            classes = self._by_net.outputs
             if answers is not None:
-                wanted = [model.labels.index(label) for label in answers]
-            return {"accuracy": 100 * float(np.mean(np.array(found.outputs) == np.array(wanted)))}
+                classes = [model.labels.index(label) for label in answers]
+            return {
+                "accuracy": 100 * float(np.mean(np.array(results.outputs) == np.array(classes)))
+            }
         if not isinstance(model, Generator):
-            pairs = zip(self._by_net.numbers, found.numbers, strict=True)
-            return {"likeness": 100 * float(np.mean([_cosine(*pair) for pair in pairs]))}
-        told = np.concatenate(found.numbers)
-        values = {"perplexity": math.exp(-float(told.mean())) if told.size else 1.0}
+            pairs = zip(self._by_net.numbers, results.numbers, strict=True)
+            return {"similarity": 100 * float(np.mean([_cosine(*pair) for pair in pairs]))}
+        log_probs = np.concatenate(results.numbers)
+        mean = float(log_probs.mean()) if log_probs.size else 0.0
+        values = {"perplexity": math.exp(-mean)}
         if isinstance(model, Translator) and answers is not None:
-            lines = model.tgt_tokenizer.decode_batch(found.outputs)
+            lines = model.tgt_tokenizer.decode_batch(results.outputs)
             scores = corpus_scores(
                 lines,
                 list(answers),
@@ -210,36 +215,37 @@ class Prover:
             values = scores.values() | values
         return values
 
-    def _is_same(self, row: list[int], ours: Any, theirs: Any) -> bool:
-        """Whether outputs are equal, or part where the net itself finds two tokens equal."""
-        if ours == theirs or not isinstance(self.model, Generator):
-            return bool(ours == theirs)
-        place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)  # noqa: B905
-        if place is None:
+    def _is_same(self, row: list[int], expected: Any, output: Any) -> bool:
+        """Outputs are equal, or first differ in two tokens that the net finds equally likely."""
+        if expected == output or not isinstance(self.model, Generator):
+            return bool(expected == output)
+        pairs = enumerate(zip(expected, output, strict=False))
+        length = next((index + 1 for index, (a, b) in pairs if a != b), None)
+        if length is None:
             return False
-        one, other = (self._last_log_prob(row, each[: place + 1]) for each in (ours, theirs))
-        return abs(one - other) < CLOSE
+        log_probs = [self._last_log_prob(row, ids[:length]) for ids in (expected, output)]
+        return abs(log_probs[0] - log_probs[1]) < CLOSE
 
     def _last_log_prob(self, row: list[int], ids: list[int]) -> float:
         """The net's log-probability of the last of some new tokens."""
         assert isinstance(self.model, Generator)
         if self._targets is None:
             half = row[: max(1, len(row) // 2)]
-            [found] = self.eager.log_probs([half + ids], None, self.model.request([half]))
-            return float(found[-1])
-        [found] = self.eager.log_probs([row], [ids], self.model.request([row]))
-        return float(found[-2])
+            [log_probs] = self.eager.log_probs([half + ids], None, self.model.request([half]))
+            return float(log_probs[-1])
+        [log_probs] = self.eager.log_probs([row], [ids], self.model.request([row]))
+        return float(log_probs[-2])
 
 
 def cut_ids(model: SavedModel, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of texts; those of an encoder and of sources cut to what the model reads."""
+    """Ids of texts; those of encoders and of sources are cut to the model's length."""
     if isinstance(model, Generator):
         return model.prompt_ids(texts, model.options(too_long="truncate"))
     return model.encode(texts, too_long="truncate")
 
 
-def _of(rows: Sequence[Any], places: list[int]) -> list[Any]:
-    return [rows[place] for place in places]
+def _of(rows: Sequence[Any], indices: list[int]) -> list[Any]:
+    return [rows[index] for index in indices]
 
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:

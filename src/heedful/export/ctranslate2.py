@@ -5,7 +5,7 @@ from typing import Any
 
 from heedful.backends.ctranslate2.conversion import PRECISIONS
 from heedful.backends.ctranslate2.runtime import HEAD
-from heedful.deploy.convert import write_form
+from heedful.deploy.convert import write_ctranslate2
 from heedful.errors import UserError
 from heedful.files import MODEL_FILES, check_new, write_directory, write_json
 from heedful.pipelines import Classifier, Generator, SavedModel, Translator
@@ -72,7 +72,7 @@ def export_ctranslate2(
         adds_end = False
         if isinstance(model, Translator) and model.has_tokenizer:
             adds_end = not set(model.src_tokenizer.suffix_ids) & set(model.end_ids())
-        write_form(model, beside, precision, adds_end=adds_end)
+        write_ctranslate2(model, beside, precision, adds_end=adds_end)
         for name, tokenizer in zip(_names(model), sides, strict=False):
             if tokenizer is not None:
                 write_json(beside / name, tokenizer.content()["tokenizer"])

@@ -67,7 +67,7 @@ def load(
         threads=threads,
         use=use,
         device=device,
-        say=lambda line: logging.getLogger("heedful").warning(f"note: {line}"),
+        warn=lambda line: logging.getLogger("heedful").warning(f"note: {line}"),
     )
     src, tgt = (tokenizers * 2)[:2] or (None, None)
     shortlist = open_shortlist(directory, files)

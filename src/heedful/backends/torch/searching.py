@@ -169,7 +169,7 @@ class Searcher:
                 required.add(forced_id)
         prefixes = request.output_prefixes or [[] for _ in rows]
         return [
-            [*required, *prefix, *self.shortlist.words(row).tolist()]
+            [*required, *prefix, *self.shortlist.allowed_ids(row).tolist()]
             for row, prefix in zip(rows, prefixes, strict=True)
         ]
 
