@@ -76,6 +76,10 @@ class Registry:
             entry = self._entries[name] = resolve_name(entry)
         return entry
 
+    def unresolved(self, name: str) -> Any:
+        """The entry of a known name, or "module:name" of a built-in one that is not imported."""
+        return self._entries[name]
+
     def plugin_of(self, name: str) -> str | None:
         """The plugin that an entry came with; None for a built-in one."""
         return self._plugins.get(name)

@@ -103,6 +103,10 @@ def test_the_other_names_lead_to_options_that_are_there() -> None:
         ("export m --to hf out", "no such command 'm'"),
         ("translate m --input 'a text here'", "a text is an argument: MODEL TEXT"),
         ("translate a.txt", "a.txt does not exist"),
+        ("train copy --max-steps 5", "use --steps"),
+        ("train copy --learning-rate 1", "use --lr"),
+        ("train copy --label-smoothing 0.2", "use --set training.label_smoothing=VALUE"),
+        ("translate m --lr 1", "it is an option of heedful train, distill"),
     ],
 )
 def test_an_old_or_mistyped_word_names_the_right_one(

@@ -77,9 +77,14 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "optimize model --shortlist --tolerance 100 --backend eager",
     "import hf {hf} out",
     "recipes ls",
+    "list models",
+    "list metrics --json",
+    "tokenizer train {w}/lines -o out",
+    "tokenizer encode {any} -i {w}/lines -o out",
+    "tokenizer decode {any} '5 6 7' --specials",
     "recipes show dates",
     "recipes cp dates out",
-    "train {recipe} --out out --quiet",
+    "train {recipe} --out out --quiet --steps 1",
     "distill {tr} {w}/pairs.json --out out --quiet --set data.max_length=20",
 ]
 VERBS = sorted({line.split()[0] for line in LINES})

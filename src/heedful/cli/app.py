@@ -11,11 +11,11 @@ from heedful.cli.help import new_group
 from heedful.cli.preflight import Debug, add_command
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "Train": ("demo", "train", "distill", "average"),
+    "Train": ("demo", "train", "distill", "average", "tokenizer"),
     "Run a model": ("translate", "generate", "fill", "classify", "embed"),
     "Evaluate": ("evaluate", "score", "verify"),
     "Convert and speed up": ("optimize", "import", "export"),
-    "List": ("info", "recipes", "cache"),
+    "List": ("list", "info", "recipes", "cache"),
 }
 COMMANDS = {name: title for title, names in GROUPS.items() for name in names}
 _MODULES = {"import": "import_", "list": "list_"}  # names that Python reserves

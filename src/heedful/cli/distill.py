@@ -1,18 +1,21 @@
 """`heedful distill`: a run whose model learns from a larger one."""
 
-import json
+from json import dumps
 from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Out, Quiet, Settings, complete_recipe
-from heedful.cli.shared import make_console, report_result, run_recipe
+from heedful.cli.flags import Json, Out, Quiet, complete_recipe, spread
+from heedful.cli.shared import make_console, print_result, report_result, run_recipe
+from heedful.cli.training_flags import TrainingFlags
 from heedful.errors import UserError
 
 STUDENT = "translation-student"
 
 
+@spread()
 def distill(
+    *,
     teacher: Path = typer.Argument(..., metavar="TEACHER", help="Model directory of the teacher."),
     recipe: str | None = typer.Argument(
         None,
@@ -26,9 +29,10 @@ def distill(
         help=f"In place of a recipe: {STUDENT} with the data of the teacher's run; starts from the "
         "teacher's encoder and two layers of its decoder, for speed.",
     ),
-    settings: Settings = None,
+    flags: TrainingFlags,
     out: Out = None,
     quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Train a smaller model on the outputs of a larger one (distillation).
 
@@ -46,23 +50,25 @@ def distill(
     if not teacher.is_dir():
         raise UserError(f"{teacher} does not exist; give the directory that a training wrote")
     # JSON, so that no path is taken for a number or a date.
-    named = f"distillation.teacher={json.dumps(str(teacher), ensure_ascii=False)}"
+    named = f"distillation.teacher={dumps(str(teacher), ensure_ascii=False)}"
+    settings = flags.overrides
     if (recipe is None) != student:
         raise UserError("give a recipe for the new model, or --student, and not both")
     if recipe is None:
         recipe, name = STUDENT, f"{teacher.resolve().name}-student"
         if (of_teacher := teacher / "recipe.yaml").is_file():
             data = load_recipe(of_teacher).data.model_dump(exclude_unset=True)
-            settings = [f"data={json.dumps(data, ensure_ascii=False)}", *(settings or [])]
+            settings = [f"data={dumps(data, ensure_ascii=False)}", *settings]
     else:
         name = f"{recipe_path(recipe).stem}-distilled"
-    loaded = load_recipe(recipe, [*(settings or []), named])
+    loaded = load_recipe(recipe, [*settings, named])
     chosen = loaded.distillation
     how = {
         "word": f"its probabilities of each token (temperature {chosen.temperature:g})",
         "sequence": f"its own outputs (beam of {chosen.beam_size})",
     }[chosen.level]
     out = out or Path("runs") / name
-    console = make_console(quiet=quiet)
+    console = make_console(quiet=quiet or json)
     console.print(f"{out} learns from {teacher}: {how}")
-    report_result(run_recipe(loaded, out, console), console)
+    result = run_recipe(loaded, out, console)
+    print_result(result) if json else report_result(result, console)

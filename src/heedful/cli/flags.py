@@ -60,16 +60,11 @@ Device = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set a key of the recipe, e.g. model.d_model=128; "
-        "repeatable.",
-    ),
-]  # fmt: skip
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder of the run.", show_default="runs/NAME OF THE RECIPE"),
+    typer.Option(
+        metavar="DIR", help="Folder of the run.", show_default="runs/ and the recipe's name"
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 

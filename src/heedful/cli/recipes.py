@@ -7,8 +7,8 @@ import typer
 
 from heedful.cli.flags import Json, complete_recipe
 from heedful.cli.help import new_group
+from heedful.cli.list_ import print_rows, recipes
 from heedful.cli.preflight import add_command
-from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
 app = new_group("List, show and copy the shipped recipes, with a description of every key.")
@@ -19,19 +19,7 @@ def list_recipes(json: Json = False) -> None:
 
     Example: heedful recipes ls
     """
-    from heedful.recipe_files import RECIPES, shipped_recipes
-
-    files = {name: RECIPES / f"{name}.yaml" for name in shipped_recipes()}
-    about = {
-        name: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        for name, path in files.items()
-    }
-    if json:
-        print_json(about)
-        return
-    width = max(map(len, about)) + 2
-    for name, line in about.items():
-        typer.echo(f"{name:<{width}}{line}")
+    print_rows(recipes(), json)
 
 
 def show(

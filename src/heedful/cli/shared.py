@@ -82,6 +82,13 @@ def report_result(result: "TrainingRun", console: "Console") -> None:
     console.print(f"use it       heedful {command} {shlex.quote(str(folder))} '{text}'")
 
 
+def print_result(result: "TrainingRun") -> None:
+    """Print a run's folder, its task, the reason of its end and its scores as JSON."""
+    scores = result.scores.by_name if result.scores else {}
+    facts = {"directory": str(result.directory), "task": result.task, "reason": result.reason}
+    print_json({**facts, "scores": scores})
+
+
 USE = {  # the command that runs a model of a task, and a text for it
     "language_modelling": ("generate", "your text"),
     "masked_lm": ("fill", "one <mask> is hidden"),

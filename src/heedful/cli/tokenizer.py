@@ -1,0 +1,161 @@
+"""`heedful tokenizer`: train a tokenizer, and encode and decode texts with one."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from heedful import pipelines
+from heedful.cli.flags import IN_OUT, Json, JsonLines, spread
+from heedful.cli.help import new_group
+from heedful.cli.lines import Filter, json_line, line_writer
+from heedful.cli.preflight import add_command
+from heedful.cli.shared import print_json
+from heedful.errors import UserError
+
+app = new_group("Train a tokenizer, or encode and decode texts with one.")
+Kind = Literal["bpe", "unigram", "wordpiece", "byte_bpe", "word", "char", "byte"]
+_USUAL_SIZE = 8_000  # as in a recipe, where a text may give fewer
+TokenizerPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TOKENIZER", help="Tokenizer file, model directory, or Hugging Face directory."
+    ),
+]
+Side = Annotated[
+    Literal["source", "target"],
+    typer.Option(metavar="source|target", help="Tokenizer of a model with two."),
+]
+
+
+def train(
+    files: list[Path] = typer.Argument(..., metavar="FILE", help="Texts, one per line."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", metavar="FILE", help="New tokenizer file.", rich_help_panel=IN_OUT
+    ),
+    kind: Kind = typer.Option(
+        "bpe",
+        metavar="KIND",
+        help="bpe, unigram, wordpiece, byte_bpe, word, char or byte.",
+    ),
+    vocab_size: int | None = typer.Option(
+        None,
+        min=5,
+        metavar="N",
+        help="Vocabulary size, special tokens included.",
+        show_default=f"{_USUAL_SIZE:,} or fewer; byte: 256 bytes",
+    ),
+    lowercase: bool = typer.Option(False, "--lowercase", help="Lowercase all text."),
+    keep_whitespace: bool = typer.Option(
+        False, "--keep-whitespace", help="Keep line breaks and runs of spaces."
+    ),
+    normalization: Literal["nfc", "nfkc", "none"] = typer.Option(
+        "nfkc", metavar="nfc|nfkc|none", help="Unicode normalization of the text."
+    ),
+    json: Json = False,
+) -> None:
+    """Train a tokenizer on the lines of text files, plain or gzip.
+
+    A recipe uses it by tokenizer.path. For one vocabulary of two languages give the files of both.
+
+    Example: heedful tokenizer train train.en train.de -o tokenizer.json
+    """
+    from heedful.data.rows import read_lines
+    from heedful.data.tokenizer import train_tokenizer
+
+    usual = None if kind == "byte" else _USUAL_SIZE
+    tokenizer = train_tokenizer(
+        [line for file in files for line in read_lines(file)],
+        kind=kind,
+        vocab_size=usual if vocab_size is None else vocab_size,
+        or_fewer=vocab_size is None,
+        lowercase=lowercase,
+        normalization=normalization,
+        keep_whitespace=keep_whitespace,
+    )
+    tokenizer.save(output)
+    if json:
+        print_json({"path": str(output), "kind": kind, "vocab_size": tokenizer.vocab_size})
+    else:
+        typer.echo(f"{output}: {kind}, {tokenizer.vocab_size:,} entries")
+
+
+@spread("truncate", "strict")
+def encode(
+    *,
+    tokenizer: TokenizerPath,
+    given: Filter,
+    side: Side = "source",
+    pieces: bool = typer.Option(False, "--pieces", help="Print pieces in place of ids."),
+    specials: bool = typer.Option(
+        False, "--specials", help="Add the special tokens around a text."
+    ),
+    json: JsonLines = False,
+) -> None:
+    """Print the token ids of each text, separated by spaces.
+
+    Example: heedful tokenizer encode runs/translation 'Hello.' --pieces
+    """
+    opened = _open(tokenizer, side)
+    with line_writer(given.output) as write:
+        for chunk in given.chunks():
+            for text, ids in zip(chunk, opened.encode_batch(chunk), strict=True):
+                row = opened.add_special_tokens(ids) if specials else ids
+                names = opened.tokens(row) if pieces or json else []
+                if json:
+                    write(json_line(text=text, ids=row, pieces=names))
+                else:
+                    write(" ".join(names if pieces else map(str, row)))
+
+
+@spread("truncate", "strict")
+def decode(
+    *,
+    tokenizer: TokenizerPath,
+    given: Filter,
+    side: Side = "source",
+    specials: bool = typer.Option(False, "--specials", help="Print special tokens by name."),
+    json: JsonLines = False,
+) -> None:
+    """Print the text of each list of ids, which are separated by spaces.
+
+    Example: heedful tokenizer decode runs/translation '52 17 6'
+    """
+    opened, number = _open(tokenizer, side), 0
+    with line_writer(given.output) as write:
+        for chunk in given.chunks():
+            rows = [_ids(line, number + index) for index, line in enumerate(chunk, 1)]
+            number += len(chunk)
+            for row, text in zip(
+                rows, opened.decode_batch(rows, keep_specials=specials), strict=True
+            ):
+                write(json_line(ids=row, text=text) if json else text)
+
+
+def _ids(line: str, number: int) -> list[int]:
+    words = line.split()
+    wrong = next((word for word in words if not (word.isascii() and word.isdigit())), None)
+    if wrong is not None:
+        raise UserError(f"line {number}: {wrong} is no token id; give numbers separated by spaces")
+    return [int(word) for word in words]
+
+
+def _open(path: Path, side: str) -> Any:
+    """The tokenizer of a file, or of one side of a model directory."""
+    from heedful.data.tokenizer import Tokenizer
+    from heedful.files import read_object
+
+    config = path / "config.json"
+    if path.is_dir() and config.is_file() and "heedful" in read_object(config):
+        files = pipelines.tokenizer_files(path)
+        if not files:
+            raise UserError(f"{path} is a model without a tokenizer")
+        return Tokenizer.load(files[0 if side == "source" else -1])
+    from heedful.data.hf_tokenizers import open_tokenizer
+
+    return open_tokenizer(path, "target" if side == "target" else "source")
+
+
+add_command(app, "train", train)
+add_command(app, "encode", encode)
+add_command(app, "decode", decode)
