@@ -66,12 +66,25 @@ def _model(path: Path) -> dict[str, str]:
         "architecture": card.architecture,
         "task": card.task,
         **_text(model),
+        **_base(path),
         "parameters": f"{pipelines.parameter_count(model.net):,}",
     }
     for name, part in model.net.named_children():
         rows[f"  {name}"] = f"{pipelines.parameter_count(part):,}"
     keys = {name: str(value) for name, value in asdict(model.config).items()}
     return rows | _backends(path) | keys
+
+
+def _base(path: Path) -> dict[str, str]:
+    """The model that has the weights which this one lacks."""
+    from heedful.zoo.added_weights import read_base
+    from heedful.zoo.saved import WEIGHTS
+
+    base = read_base(path / WEIGHTS)
+    if base is None:
+        return {}
+    place = Path(base.path).parent  # from the model's directory
+    return {"base": f"{place}, {len(base.tensors)} tensors, SHA-256 {base.sha256}"}
 
 
 def _backends(path: Path) -> dict[str, str]:

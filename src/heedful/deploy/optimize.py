@@ -34,6 +34,8 @@ from heedful.pipelines.loading import tokenizer_files
 from heedful.pipelines.text_generation import Generator
 from heedful.pipelines.translation import Translator
 from heedful.progress import track
+from heedful.zoo.added_weights import read_base
+from heedful.zoo.saved import WEIGHTS
 
 BACKENDS = ("eager", "ctranslate2", "compiled")
 _COMPILED_GENERATORS = ("float32", "int8")  # precisions of compiled nets that generate
@@ -105,6 +107,11 @@ def optimize(
     real = [text for text in texts if text.strip()]
     if not real:
         raise UserError("the validation text is empty; give it at least one line")
+    if read_base(directory / WEIGHTS) is not None:
+        raise UserError(
+            f"{directory} holds only what was added to another model, and a backend needs all "
+            "weights; save it whole first, by load and save"
+        )
     findings = Findings(Manifest.new(directory, cast(Kind, type(model).__name__)))
 
     def fill(beside: Path) -> None:

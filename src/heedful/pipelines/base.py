@@ -240,14 +240,20 @@ class SavedModel:
         if self.num_left_out <= _TOLD:
             logging.getLogger("heedful").warning(f"{reason}: left out")
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: str | Path, *, base: str | Path | None = None) -> None:
         """Write `config.json`, `model.safetensors` and the tokenizers, all of them or nothing.
 
         A model that is there is replaced. Raises UserError where the directory holds anything else,
         or cannot be written, and for a net that could not be loaded again: one whose tensors are
         not those of its architecture.
+
+        Args:
+            base: directory of a model that has the same frozen weights, those that require no
+                gradient: only the others are written, with the base's path and SHA-256. The base
+                must stay where it is, seen from `directory`. Default: all weights are written.
         """
-        from heedful.zoo.names import weights_of
+        from heedful.zoo.added_weights import save_added
+        from heedful.zoo.names import trainable, weights_of
         from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
 
         weights = weights_of(self.net)  # which opens the net, and so its Config
@@ -255,7 +261,11 @@ class SavedModel:
 
         def fill(beside: Path) -> None:
             save_description(self, beside)
-            save_tensors(beside / WEIGHTS, weights)
+            file = beside / WEIGHTS
+            if base is None:
+                save_tensors(file, weights)
+            else:
+                save_added(file, weights, trainable(self.net), Path(base), Path(directory))
 
         write_directory(Path(directory), fill)
 

@@ -19,8 +19,9 @@ from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import ModelCard
 from heedful.pipelines.translation import Translator
+from heedful.zoo.added_weights import load_weights
 from heedful.zoo.names import set_weights
-from heedful.zoo.saved import LOCK, WEIGHTS, load_tensors, make_config, read_step, uninitialized_net
+from heedful.zoo.saved import LOCK, WEIGHTS, make_config, read_step, uninitialized_net
 
 
 def load_net(
@@ -40,7 +41,7 @@ def load_net(
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
     _check_run(directory)
-    weights = load_tensors(directory / WEIGHTS)
+    weights = load_weights(directory / WEIGHTS)
     net = uninitialized_net(name, config, weights, directory / WEIGHTS)
     set_weights(net, weights, directory / WEIGHTS)
     net.to(choose_device(device), dtype).eval()

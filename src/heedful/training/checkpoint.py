@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.files import read_json, read_object, remove_unfinished, write_directory, write_json
+from heedful.zoo.added_weights import load_weights
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, load_tensors, save_tensors
 
@@ -117,10 +118,10 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     """
     if not files:
         raise UserError("there is nothing to average: give at least one checkpoint")
-    first = load_tensors(files[0])
+    first = load_weights(files[0])
     total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
     for file in files[1:]:
-        tensors = load_tensors(file)
+        tensors = load_weights(file)
         for name in sorted(total.keys() | tensors.keys()):
             shapes = [tuple(t[name].shape) if name in t else "absent" for t in (total, tensors)]
             if shapes[0] != shapes[1]:
