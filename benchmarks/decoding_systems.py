@@ -18,7 +18,7 @@ from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model
 from heedful.deploy.optimize import optimize
 from heedful.export.hf import export_hf
-from heedful.pipelines import GenerationIds, ModelCard, open_net
+from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import gpt2, marian
 from llama_peer import PRECISIONS, Context, LlamaCpp, write_gguf
 from training_speed import QUICK, SIZES, Size
@@ -145,13 +145,13 @@ def write_model(shape: Shape, folder: Path) -> list[str]:
             max_length=64,
             **sizes,
         )
-        ids = GenerationIds(start=(START,), end=(END,), never=shape.never)
+        ids = GenerationIds(decoder_start_ids=(START,), eos_ids=(END,), suppressed_ids=shape.never)
         name, net = "marian", marian.build(config)
     else:
         config = gpt2.Config(vocab_size=size.vocab_size, num_layers=size.num_layers, **sizes)
-        ids = GenerationIds(end=(END,))
+        ids = GenerationIds(eos_ids=(END,))
         name, net = "gpt2", gpt2.build(config)
-    model = open_net(net, config, ModelCard(name, "b", generation=ids), tokenizer)
+    model = open_net(net, config, ModelMetadata(name, "b", generation=ids), tokenizer)
     model.save(folder / "ours")
     export_hf(model, folder / "theirs")
     for precision in ("float32", "int8"):
@@ -179,7 +179,7 @@ def tune(
 ) -> None:
     """`heedful optimize` for one search, on prompts as text."""
     model = heedful.load(folder, device="cpu", backend="eager")
-    model.card.options.update(beam_size=setting.beam, max_new_tokens=shape.new)
+    model.metadata.options.update(beam_size=setting.beam, max_new_tokens=shape.new)
     texts = [" ".join(words[token - 4] for token in row if token != END) for row in rows]
     optimize(model, folder, texts, **asked)
 

@@ -34,7 +34,7 @@ from encoding_systems import Encode, Rows, Variant, Vectors, systems, write_form
 from heedful.backends.hardware import cores
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.optimize import BACKENDS, optimize
-from heedful.pipelines import ModelCard, open_net
+from heedful.pipelines import ModelMetadata, open_net
 from heedful.zoo import bert
 
 SHORTEST, LONGEST, TEXTS = 8, 128, 64
@@ -94,7 +94,7 @@ def write_model(folder: Path, keys: dict[str, Any]) -> list[str]:
     words = [f"w{number}" for number in range(config.vocab_size - 4)]
     tokenizer = train_tokenizer([" ".join(words)], kind="word")
     torch.manual_seed(1)
-    model = open_net(bert.build(config).eval(), config, ModelCard("bert", "b"), tokenizer)
+    model = open_net(bert.build(config).eval(), config, ModelMetadata("bert", "b"), tokenizer)
     model.save(folder / "ours")
     write_forms(model, folder)
     return words

@@ -78,8 +78,8 @@ def test_a_task_and_an_architecture_from_outside_train_save_load_and_generate(pl
     assert result.scores is not None
     assert "length_ratio" in result.scores.values()
     model = heedful.load(tmp_path / "run", device="cpu")
-    assert model.card.architecture == "tiny_pair"
-    assert model.card.plugins == ("doubling.py",)
+    assert model.metadata.architecture == "tiny_pair"
+    assert model.metadata.plugins == ("doubling.py",)
     assert model.config.d_model == 16
     source = "1 2 3"
     assert model.translate([source]) == [model.generate([source])[0]]
@@ -180,7 +180,7 @@ def test_an_architecture_from_outside_is_imported_and_exported(tmp_path):
     net = gpt2.build(config)
     write_hf_directory(tmp_path / "hf", *net_to_hf("toy", config, net))
     model = import_hf(tmp_path / "hf", tmp_path / "ours")
-    assert (model.card.architecture, model.card.plugins) == ("toy", ("toy.py",))
+    assert (model.metadata.architecture, model.metadata.plugins) == ("toy", ("toy.py",))
     export_hf(heedful.load(tmp_path / "ours", device="cpu"), tmp_path / "back")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "toy"
 
@@ -212,8 +212,8 @@ def test_a_plugin_of_a_format_that_is_read_already_is_imported_only_when_asked_f
         for number, (folder, wanted, expected) in enumerate(chosen):
             out = tmp_path / f"out{number}"
             model = import_hf(tmp_path / folder, out, architecture=wanted)
-            assert model.card.architecture == expected
-            assert model.card.plugins == (() if wanted is None else (f"reuses_{wanted}.py",))
+            assert model.metadata.architecture == expected
+            assert model.metadata.plugins == (() if wanted is None else (f"reuses_{wanted}.py",))
         with pytest.raises(UserError, match="one and two read the model type shared; choose one"):
             import_hf(tmp_path / "shared", tmp_path / "out")
         with pytest.raises(

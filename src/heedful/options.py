@@ -48,7 +48,7 @@ def _option(
 class Options:
     """Options of search and sampling, for prompts and for sources.
 
-    None means the default in the model's metadata (`ModelCard.options`), else the one given here.
+    None means the default of the model (`ModelMetadata.options`), else the one given here.
     Raises UserError for options that exclude each other.
     """
 

@@ -324,22 +324,22 @@ def test_given_tokens_have_the_same_log_probabilities(pair: Any) -> None:
 def test_no_call_sees_what_another_asked_for(pair: Any) -> None:
     """Options, marks and words of the last call are looked up; what changed since is not."""
     model, backend = copy.copy(pair[0]), pair[1]
-    model.backend, rows, card = backend, rows_of(), model.card
+    model.backend, rows, metadata = backend, rows_of(), model.metadata
     plain = {"beam_size": 1, "max_new_tokens": 6}
     [likely] = {row[0] for row in model.generate(rows[:1], **plain)}
-    never = replace(card, generation=replace(model.ids, never=(likely,)))
+    never = replace(metadata, generation=replace(model.ids, suppressed_ids=(likely,)))
     calls = [
-        (card, plain),
-        (card, plain | {"max_new_tokens": 3}),
-        (card, plain | {"banned": [[likely]]}),
-        (card, plain),
+        (metadata, plain),
+        (metadata, plain | {"max_new_tokens": 3}),
+        (metadata, plain | {"banned": [[likely]]}),
+        (metadata, plain),
         (never, plain),
-        (replace(card, options={"max_new_tokens": 2}), {"beam_size": 2}),
-        (card, plain | {"no_repeat_ngram_size": 1, "beam_size": 2}),
-        (card, plain),
+        (replace(metadata, options={"max_new_tokens": 2}), {"beam_size": 2}),
+        (metadata, plain | {"no_repeat_ngram_size": 1, "beam_size": 2}),
+        (metadata, plain),
     ]
     found = []
-    for model.card, options in calls:
+    for model.metadata, options in calls:
         written = model.generate(rows, **options)
         fresh = copy.copy(model)
         fresh._last = fresh._last_asked = backend._last = None

@@ -93,7 +93,7 @@ def test_the_map_of_ctranslate2_names_tokens() -> None:
 def test_eager_search_is_over_the_listed_tokens_alone(options: dict[str, int]) -> None:
     """As a search by whole passes, of each source alone, over a soft-max of its list."""
     model = model_of("vaswani2017")
-    [start], [end] = model.ids.start, model.ids.end
+    [start], [end] = model.ids.decoder_start_ids, model.ids.eos_ids
     starts = np.arange(0, 4 * VOCAB + 1, 4)
     drawn = np.random.default_rng(1).integers(4, VOCAB, 4 * VOCAB)
     model.shortlist = made = Shortlist(np.array([end, 3]), starts, drawn, VOCAB)

@@ -23,7 +23,7 @@ from heedful.cli.app import COMMANDS
 from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
-from heedful.pipelines import GenerationIds, ModelCard, open_net
+from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 
@@ -53,9 +53,9 @@ def make(directory: Path, name: str, keys: dict[str, Any], task: str, seed: int 
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
-    ids = GenerationIds(end=(2,), never=(0, 1)) if name == "gpt2" else GenerationIds()
+    ids = GenerationIds(eos_ids=(2,), suppressed_ids=(0, 1)) if name == "gpt2" else GenerationIds()
     labels = ("no", "yes", "maybe") if keys.get("head") == "classify" else ()
-    open_net(net, config, ModelCard(name, task, labels=labels, generation=ids), tokenizer).save(
+    open_net(net, config, ModelMetadata(name, task, labels=labels, generation=ids), tokenizer).save(
         directory
     )
 
@@ -179,8 +179,8 @@ def test_a_banned_word_is_not_written_behind_a_space_either(tmp_path):
     config: Any = make_config("gpt2", {**STACK, "vocab_size": tokenizer.vocab_size})
     torch.manual_seed(0)
     net = architecture("gpt2").build(config).eval()
-    card = ModelCard("gpt2", "language_modelling", generation=GenerationIds(end=(2,)))
-    model = open_net(net, config, card, tokenizer)
+    metadata = ModelMetadata("gpt2", "language_modelling", generation=GenerationIds(eos_ids=(2,)))
+    model = open_net(net, config, metadata, tokenizer)
     drawn = ((seed, token) for seed in range(50) for token in _drawn(model, seed))
     seed, word = next((seed, word) for seed, word in drawn if re.fullmatch(" [a-z]+", word))
     assert word not in _drawn(model, seed, banned=[word.strip()])
@@ -435,9 +435,9 @@ def test_info_of_every_kind(commands, models, opened):
         shown = commands.run("info", path)
         assert shown.code == 0, shown.err
         rows = dict(line.strip().split(maxsplit=1) for line in shown.out.splitlines())
-        card = opened[name].card
-        assert (rows["kind"], rows["task"]) == (opened[name].kind, card.task)
-        assert rows["architecture"] == card.architecture
+        metadata = opened[name].metadata
+        assert (rows["kind"], rows["task"]) == (opened[name].kind, metadata.task)
+        assert rows["architecture"] == metadata.architecture
         count = sum(parameter.numel() for parameter in opened[name].net.parameters())
         assert (rows["parameters"], rows["d_model"]) == (f"{count:,}", "16")
         joint = " (joint)" if name in ("two", "own") else ""
@@ -545,7 +545,7 @@ BAD = [
     ("generate lm a --draft mlm", b"", "--draft needs a language model"),
     ("generate missing a", b"", "does not exist"),
     ("fill mlm", b"", "no text: give TEXT"),
-    ("fill mlm --strict", b"a <mask>\nno\n", "line 2: the text holds no <mask>"),
+    ("fill mlm --strict", b"a <mask>\nno\n", "line 2: the text has no <mask>"),
     ("classify classes --strict", b"a\n\nb\n", "line 2 is empty"),
     ("classify classes --strict", b"a\tb\nc\n", "line 2 has 0 tabs"),
     ("classify classes --strict", b"a\nb\tc\n", "line 2 has 1 tabs"),

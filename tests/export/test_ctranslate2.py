@@ -24,7 +24,7 @@ def run_example(directory: Path, text: str) -> list[str]:
 
 def test_the_example_translates_as_the_model_does(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
-    model.card.options["beam_size"] = 1
+    model.metadata.options["beam_size"] = 1
     export_ctranslate2(model, tmp_path / "out")
     ours = model.translate(TEXTS, max_new_tokens=48)
     assert run_example(tmp_path / "out", "\n".join(TEXTS)) == ours
@@ -76,7 +76,7 @@ def test_a_tokenizer_with_ids_of_its_own_is_read_by_its_pieces(tmp_path: Path) -
     ids = {given.piece(i): (i if i < 4 else 4 + (i + 7) % 36) for i in range(40)}
     own = Tokenizer(given._backend, given.kind, given.roles, piece_ids=ids)
     model._src_tokenizer = model._tgt_tokenizer = own
-    model.card.options["beam_size"] = 1
+    model.metadata.options["beam_size"] = 1
     export_ctranslate2(model, tmp_path / "out")
     assert "decoder.decode" in (tmp_path / "out" / "example.py").read_text(encoding="utf-8")
     ours = [text.strip() for text in model.translate(TEXTS, max_new_tokens=48)]

@@ -11,7 +11,7 @@ import transformers
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
-from heedful.pipelines import GenerationIds, ModelCard, open_net
+from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from hf_parity import CLOSE, randomised
@@ -37,9 +37,9 @@ def made(src: Tokenizer | None, tgt: Tokenizer | None, seed: int = 0, **keys: An
         for name, weight in net.named_parameters():
             if name.endswith(("attention.sublayer.out.weight", "kv.weight")):
                 weight.mul_(5)
-    ids = GenerationIds() if src else GenerationIds(start=(1,), end=(2,))
-    card = ModelCard("vaswani2017", "translation", generation=ids)
-    return open_net(net, config, card, src, tgt)
+    ids = GenerationIds() if src else GenerationIds(decoder_start_ids=(1,), eos_ids=(2,))
+    metadata = ModelMetadata("vaswani2017", "translation", generation=ids)
+    return open_net(net, config, metadata, src, tgt)
 
 
 def drawn(placement: str, tying: str, seed: int) -> dict[str, Any]:

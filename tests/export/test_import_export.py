@@ -29,7 +29,7 @@ from heedful.export.generation_ids import generation_to_hf, read_options
 from heedful.export.hf import export_hf, import_hf
 from heedful.export.hf_directory import HfDirectory
 from heedful.options import SAMPLING_OPTIONS
-from heedful.pipelines import GenerationIds, LanguageModel, ModelCard, load
+from heedful.pipelines import GenerationIds, LanguageModel, ModelMetadata, load
 from heedful.run import train
 from hf_parity import assert_same_net, changed, random_hf
 from parity_cases import CASES
@@ -107,7 +107,7 @@ def test_there_and_back_is_the_same_model(
     model = import_hf(directories[name], tmp_path / "ours")
     opened = load(tmp_path / "ours", device="cpu")
     assert_same_net(model.net, opened.net)
-    assert (opened.card, opened.config) == (model.card, model.config)
+    assert (opened.metadata, opened.config) == (model.metadata, model.config)
 
     export_hf(opened, tmp_path / "hf")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -123,7 +123,7 @@ def test_there_and_back_is_the_same_model(
 
     again = import_hf(tmp_path / "hf", tmp_path / "again")
     assert_same_net(model.net, again.net)
-    assert (again.card, again.config) == (model.card, model.config)
+    assert (again.metadata, again.config) == (model.metadata, model.config)
     text = "the cat sat <mask> world"
     assert again.encode([text]) == opened.encode([text]) == model.encode([text])
 
@@ -166,7 +166,7 @@ def test_a_model_goes_on_learning_pairs_in_the_form_that_it_knows(
     model = import_hf(directories[name], tmp_path / "ours")
     pairs = [("the cat sat", "hello world"), ("hello", "the cat sat on a world")]
     theirs = theirs_of(name)
-    theirs.config.decoder_start_token_id = model.ids.start[0]  # T5's needs to be told
+    theirs.config.decoder_start_token_id = model.ids.decoder_start_ids[0]  # T5's needs to be told
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[name])
     for src, tgt in pairs:
         inputs, labels = (tokenizer(text, return_tensors="pt").input_ids for text in (src, tgt))
@@ -212,6 +212,7 @@ NO_TEXT = ("tokenizer.json", "tokenizer_config.json")
 SUPPRESSED = {"suppress_tokens": [8, 3], "bad_words_ids": [[5], [6, 7]]}
 UNSAID = {"decoder_start_token_id": None}
 BOTH_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": [2]}
+BOS_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": None}
 
 
 @pytest.mark.parametrize(
@@ -225,13 +226,19 @@ BOTH_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": [2]}
         ("llama", None, {"bos_token_id": None, "eos_token_id": None}, False, ids((1,), (2,))),
         ("gpt2", SUPPRESSED, {}, True, ids((), (2,), (3, 5, 8))),
         # BART begins with the end mark; Marian and T5 with padding.
-        ("bart", None, UNSAID, True, ids((2,), (2,), last=2)),
+        ("bart", None, UNSAID, True, ids((2,), (2,), forced_eos_id=2)),
         ("t5", None, UNSAID, True, ids((0,), (2,))),
-        ("marian", None, UNSAID, True, ids((0,), (2,), last=2)),
+        ("marian", None, UNSAID, True, ids((0,), (2,), forced_eos_id=2)),
         # What is forced is in one file alone.
         ("bart", {"decoder_start_token_id": 6}, {"forced_eos_token_id": 2}, True, ids((6,), (2,))),
-        ("bart", BOTH_FORCED, {}, True, ids((2,), (2,), first=0, last=2)),
-        ("bart", None, BOTH_FORCED | {"forced_eos_token_id": None}, True, ids((2,), (2,), first=0)),
+        ("bart", BOTH_FORCED, {}, True, ids((2,), (2,), forced_bos_id=0, forced_eos_id=2)),
+        (
+            "bart",
+            None,
+            BOTH_FORCED | {"forced_eos_token_id": None},
+            True,
+            ids((2,), (2,), forced_bos_id=0),
+        ),
         # A token that the model has no row for can neither be written nor met.
         ("gpt2", {"eos_token_id": [2, 50256]}, {}, True, ids((), (2,))),
         ("bert", None, {"eos_token_id": 3}, True, ids((), ())),
@@ -258,7 +265,7 @@ def test_ids(
     (source / "config.json").write_text(json.dumps(kept))
     for file in () if has_text else NO_TEXT:
         (source / file).unlink()
-    assert import_hf(source, tmp_path / "out").card.generation == expected
+    assert import_hf(source, tmp_path / "out").metadata.generation == expected
 
 
 def test_what_is_not_taken_over_is_said(directories: dict[str, Path], tmp_path: Path) -> None:
@@ -275,7 +282,7 @@ def test_what_is_not_taken_over_is_said(directories: dict[str, Path], tmp_path: 
     for part in ("min_length 2", "several tokens", "999", "no tokenizer"):
         assert part in text
     assert "num_beams" not in text
-    assert model.card.options == {"beam_size": 4, "stop_rule": "heuristic"}
+    assert model.metadata.options == {"beam_size": 4, "stop_rule": "heuristic"}
     assert not model.has_tokenizer
     assert model.generate([[5, 6, 2]], max_new_tokens=3)
 
@@ -299,11 +306,13 @@ OWN_OPTIONS = st.fixed_dictionaries(
 
 @given(own=OWN_OPTIONS)
 def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]) -> None:
-    """Any options of its card, zeros too."""
+    """Any options of its metadata, zeros too."""
 
     def settled(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        card = ModelCard("gpt2", "-", options=options)
-        model = LanguageModel(None, SimpleNamespace(vocab_size=9, max_length=9), card, None, None)
+        metadata = ModelMetadata("gpt2", "-", options=options)
+        model = LanguageModel(
+            None, SimpleNamespace(vocab_size=9, max_length=9), metadata, None, None
+        )
         chosen = model.options()
         left_open = set() if chosen.samples else {*SAMPLING_OPTIONS}  # which then are not looked at
         if chosen.beam_size == 1:

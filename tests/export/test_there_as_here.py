@@ -11,7 +11,7 @@ import transformers
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf, import_hf
-from heedful.pipelines import GenerationIds, ModelCard, open_net
+from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.pipelines.nets import AnyModel
 from heedful.recipe_files import RECIPES, load_recipe
 from heedful.zoo import ARCHITECTURES, architecture
@@ -67,9 +67,11 @@ def made(name: str, kind: str = "bpe", **keys: Any) -> AnyModel:
                 weight.mul_(5)
     ids = GenerationIds()
     if "vocab_size" in fields and "head" not in fields:
-        ids = GenerationIds(tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=(0, 1))
+        ids = GenerationIds(
+            tokenizer.prefix_ids, eos_ids=(tokenizer.eos_id,), suppressed_ids=(0, 1)
+        )
     labels = ("no", "yes") if keys.get("head") == "classify" else ()
-    return open_net(net, config, ModelCard(name, "t", labels=labels, generation=ids), tokenizer)
+    return open_net(net, config, ModelMetadata(name, "t", labels=labels, generation=ids), tokenizer)
 
 
 def opened(model: AnyModel, folder: Path, auto: str) -> tuple[Any, Any]:

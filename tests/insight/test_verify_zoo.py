@@ -17,7 +17,7 @@ from heedful.insight.verify import checks_of
 from heedful.parts.cache import Cache
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
-from heedful.pipelines import ModelCard, open_net
+from heedful.pipelines import ModelMetadata, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
 from single_stacks import SCHEMES, Single, decoder, encoder
@@ -179,7 +179,7 @@ def run_on(folder: Path, name: str, net: nn.Module, *options: str, **keys: Any) 
     """Of a model in a directory."""
     config = make_config(name, {**SMALL.get(name, ONE), **keys})
     folder.mkdir(exist_ok=True)
-    open_net(net, config, ModelCard(name, "imported"), None).save(folder)
+    open_net(net, config, ModelMetadata(name, "imported"), None).save(folder)
     return CliRunner().invoke(make_app(), ["verify", str(folder), "--no-overfit", *options])
 
 

@@ -98,13 +98,13 @@ def test_loading_draws_no_random_numbers(folder):
 
 
 def test_the_card_is_what_was_trained(folder):
-    card = json.loads((folder / "config.json").read_text())
-    assert card["architecture"] == "vaswani2017"
-    assert card["task"] == "copy"
-    assert card["heedful"] == heedful.__version__
-    assert card["model"]["d_model"] == 16
-    assert "dropout" in card["model"]
-    assert "max_length" in card["model"]
+    metadata = json.loads((folder / "config.json").read_text())
+    assert metadata["architecture"] == "vaswani2017"
+    assert metadata["task"] == "copy"
+    assert metadata["heedful"] == heedful.__version__
+    assert metadata["model"]["d_model"] == 16
+    assert "dropout" in metadata["model"]
+    assert "max_length" in metadata["model"]
 
 
 # --- translating ----------------------------------------------------------------------------

@@ -54,6 +54,6 @@ def test_an_empty_text_is_refused_by_its_number_whatever_is_left_out(classifier:
 def test_a_text_that_is_left_out_has_no_places_to_fill() -> None:
     drawn = model_of("bert", head="mlm")
     tokenizer = train_tokenizer(TEXTS, vocab_size=VOCAB, extra_specials=["<mask>"])
-    model: Any = open_net(drawn.net, drawn.config, drawn.card, tokenizer)
+    model: Any = open_net(drawn.net, drawn.config, drawn.metadata, tokenizer)
     assert model.fill(f"{LONG} [MASK]", too_long="leave_out") == []
     assert model.num_left_out == 1

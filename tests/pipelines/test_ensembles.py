@@ -117,7 +117,7 @@ def test_targets_are_scored_by_the_mean_of_probabilities(
     for source, target in zip(sources, targets, strict=True):
         tokenizer = joint.tokenizer
         row, ids = (tokenizer.encode_target(tokenizer.encode(text)) for text in (source, target))
-        read = torch.tensor([[*joint.ids.start, *ids[:-1]]])
+        read = torch.tensor([[*joint.ids.decoder_start_ids, *ids[:-1]]])
         found = mean_log_probs(models, weights, torch.tensor([row]), read)
         log_probs.append(found[range(len(ids)), ids].tolist())
         right += int((found.argmax(-1) == torch.tensor(ids)).sum())
@@ -174,7 +174,7 @@ REFUSED: dict[str, Any] = {
     "save": lambda joint, path: joint.save(path / "model"),
     "vectors": lambda joint, path: joint.vectors(TEXTS),
     "a draft": lambda joint, path: joint.generate(TEXTS, beam_size=1, draft=joint),
-    "a draft of another": lambda joint, path: model_of(joint.card.architecture).generate(
+    "a draft of another": lambda joint, path: model_of(joint.metadata.architecture).generate(
         TEXTS, beam_size=1, draft=joint
     ),
     "another ensemble": lambda joint, path: ensemble([joint, joint]),

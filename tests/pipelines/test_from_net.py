@@ -83,7 +83,7 @@ def test_a_net_of_ones_own_loop_is_used_saved_and_loaded(tmp_path: Path, family:
     model.save(tmp_path / "saved")
     loaded = heedful.load(tmp_path / "saved", device="cpu")
     assert USES[family](loaded) == USES[family](model)
-    assert loaded.card == model.card
+    assert loaded.metadata == model.metadata
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,24 +103,24 @@ def test_the_net_of_a_run_behaves_as_the_model_of_the_run(family: str) -> None:
     held_out = {"classification": [("one dog", "dog")], "translation": [("one dog", "god eno")]}
     rows = {"train": rows, "valid": held_out.get(family, ["one dog"])}
     expected = heedful.train(tiny(family, **changes), data=rows, progress=False).model
-    card = expected.card
+    metadata = expected.metadata
     model = heedful.from_net(
         expected.net,
         expected.config,
         expected.src_tokenizer,
         tgt_tokenizer=expected.tgt_tokenizer,
-        labels=card.labels,
-        limits=card.limits,
-        src_language=card.src_language,
-        tgt_language=card.tgt_language,
+        labels=metadata.labels,
+        limits=metadata.limits,
+        src_language=metadata.src_language,
+        tgt_language=metadata.tgt_language,
     )
     assert USES[family](model) == USES[family](expected)
-    assert model.card == card
+    assert model.metadata == metadata
 
 
 def test_without_a_tokenizer_ids_go_in_and_out() -> None:
     net, config, _ = trained("language_modelling")
-    model = heedful.from_net(net, config, generation=GenerationIds(end=(2,)))
+    model = heedful.from_net(net, config, generation=GenerationIds(eos_ids=(2,)))
     assert model.generations([[5, 6]], max_new_tokens=1)[0][0].ids
     assert not model.has_tokenizer
 

@@ -24,20 +24,20 @@ TWO_STACKS = ["vaswani2017", "bart", "marian", "t5"]
 def translator(name: str, start: int, max_length: int = LONGEST) -> Any:
     """A model that goes on to its limit: its decoder reads so many ids first, the end is banned."""
     model = model_of(name, max_length=max_length)
-    ids = GenerationIds((1, 7, 8, 9)[:start], (END,), never=(END,))
-    model.card = replace(model.card, generation=ids)
+    ids = GenerationIds((1, 7, 8, 9)[:start], (END,), suppressed_ids=(END,))
+    model.metadata = replace(model.metadata, generation=ids)
     return model
 
 
 def greedy(model: Any, row: list[int], count: int) -> list[int]:
     """The likeliest tokens by passes over the whole text."""
-    ids = list(model.ids.start)
+    ids = list(model.ids.decoder_start_ids)
     for _ in range(count):
         with torch.no_grad():
             logits = model.net(torch.tensor([row]), torch.tensor([ids]))[0, -1]
         logits[END] = -torch.inf
         ids.append(int(logits.argmax()))
-    return ids[len(model.ids.start) :]
+    return ids[len(model.ids.decoder_start_ids) :]
 
 
 @pytest.mark.parametrize("name", TWO_STACKS)
@@ -86,7 +86,7 @@ def test_a_draft_of_the_same_weights_is_always_right_as_far_as_its_positions(
     """A call of the model gives the two tokens that were proposed, and one more."""
     model, row = translator(name, 1), [6]
     call = model.request([row], beam_size=1, max_new_tokens=LONGEST, num_draft_tokens=2)
-    call = call._replace(draft=(Eager(model.net, positions), model.ids.start))
+    call = call._replace(draft=(Eager(model.net, positions), model.ids.decoder_start_ids))
     assert [len(run) for run, _ in model.eager.stream_tokens(row, call)] == runs
 
 
@@ -117,7 +117,10 @@ def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
     rule: str, last: int
 ) -> None:
     model = translator("bart", 1)
-    model.card = replace(model.card, generation=GenerationIds((1,), (END,), never=(), last=last))
+    model.metadata = replace(
+        model.metadata,
+        generation=GenerationIds((1,), (END,), suppressed_ids=(), forced_eos_id=last),
+    )
     options = {"beam_size": 3, "num_return": 3, "stop_rule": rule, "min_new_tokens": 4}
     for row, outputs in zip(
         ROWS, model.generations(ROWS, max_new_tokens=4, **options), strict=True
@@ -135,7 +138,7 @@ def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(
 ) -> None:
     """Whatever runs it: CTranslate2 fails, or writes more than the limit beside a longer prompt."""
     model = model_of("bart")
-    model.card = replace(model.card, limits=Limits(factor=1.0, offset=3))
+    model.metadata = replace(model.metadata, limits=Limits(factor=1.0, offset=3))
     if backend == "ctranslate2":
         model.backend = open_ctranslate2(
             tmp_path, convert_model(model, tmp_path, "float32"), "float32", Settings(1)

@@ -34,7 +34,7 @@ def reference(model: Any, row: list[int], target: list[int]) -> torch.Tensor:
             logits = model.net(torch.tensor([row[:-1]]))[0]
             ids = row[1:]
         else:
-            ids, start = [*target, model.end_ids()[0]], list(model.ids.start)
+            ids, start = [*target, model.end_ids()[0]], list(model.ids.decoder_start_ids)
             logits = model.net(torch.tensor([row]), torch.tensor([[*start, *target]]))[0]
             logits = logits[len(start) - 1 :]
     return logits.double().log_softmax(-1)[range(len(ids)), ids]
@@ -149,8 +149,8 @@ def test_distributions_over_the_vocabulary_are_formed_a_bounded_number_at_a_time
 def test_a_decoder_with_two_start_ids_reads_both_before_a_scored_target() -> None:
     model = model_of("vaswani2017")
     before = model.score(TEXTS, TEXTS)
-    [start], [end] = model.ids.start, model.ids.end
-    model.card.__dict__["generation"] = GenerationIds((7, start), (end,))
+    [start], [end] = model.ids.decoder_start_ids, model.ids.eos_ids
+    model.metadata.__dict__["generation"] = GenerationIds((7, start), (end,))
     rows = [model.src_tokenizer.encode_target(model.src_tokenizer.encode(t)) for t in TEXTS]
     expected = [float(reference(model, row, row[:-1]).sum()) for row in rows]
     found = [each.log_prob for each in model.score(TEXTS, TEXTS)]
@@ -160,8 +160,8 @@ def test_a_decoder_with_two_start_ids_reads_both_before_a_scored_target() -> Non
 
 def test_a_target_is_cut_to_what_fits_behind_the_start_ids_and_keeps_its_end() -> None:
     model = model_of("vaswani2017")
-    [start], [end] = model.ids.start, model.ids.end
-    model.card.__dict__["generation"] = GenerationIds((7, start), (end,))
+    [start], [end] = model.ids.decoder_start_ids, model.ids.eos_ids
+    model.metadata.__dict__["generation"] = GenerationIds((7, start), (end,))
     longest, long = model.config.max_length - 1, " ".join(TEXTS * 9)
     ids = model.tgt_tokenizer.encode(long)[: longest - 1]
     source = model.src_tokenizer.encode_target(model.src_tokenizer.encode(TEXTS[0]))
@@ -209,7 +209,7 @@ def test_a_pair_of_which_a_side_is_left_out_has_no_score() -> None:
     assert model.num_left_out == 2
     forced = model.teacher_forced(sources, targets, too_long="leave_out")
     assert forced == pytest.approx(model.teacher_forced([TEXTS[0]], [TEXTS[1]]), rel=1e-5)
-    with pytest.raises(UserError, match="all pairs are left out"):
+    with pytest.raises(UserError, match="all pairs were left out"):
         model.teacher_forced([long], [long], too_long="leave_out")
 
 

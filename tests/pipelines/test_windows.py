@@ -13,7 +13,7 @@ from heedful.backends.base import Settings
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.generation import Hypothesis
-from heedful.pipelines import Limits, ModelCard, Translator
+from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.pipelines.base import by_length, split_among
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -51,8 +51,8 @@ class Echo:
 @pytest.fixture
 def model() -> Translator:
     config = SimpleNamespace(max_length=32)
-    card = ModelCard("vaswani2017", "translation", limits=Limits())
-    made = Translator(None, config, card, TOKENIZER, TOKENIZER)
+    metadata = ModelMetadata("vaswani2017", "translation", limits=Limits())
+    made = Translator(None, config, metadata, TOKENIZER, TOKENIZER)
     made.backend = Echo()
     return made
 

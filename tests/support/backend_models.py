@@ -10,7 +10,7 @@ from architectures import SIZES, config_of
 from heedful.backends.manifest import Manifest
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model
-from heedful.pipelines import GenerationIds, ModelCard, open_net
+from heedful.pipelines import GenerationIds, ModelMetadata, open_net
 from heedful.zoo import architecture
 from option_space import randomised
 
@@ -30,8 +30,8 @@ def model_of(name: str, **keys: Any) -> Any:
     if name != "bert":
         ids = GenerationIds((tokenizer.bos_id,), (tokenizer.eos_id,))
     labels = ("good", "bad") if keys.get("head") == "classify" else ()
-    card = ModelCard(name, "test", labels=labels, generation=ids)
-    return open_net(net, config, card, tokenizer)
+    metadata = ModelMetadata(name, "test", labels=labels, generation=ids)
+    return open_net(net, config, metadata, tokenizer)
 
 
 def all_scores(
@@ -41,7 +41,11 @@ def all_scores(
 
     `log_probs_of(sources, ids)` gives log-probabilities (N, T, V) and what is added to a score.
     """
-    [end], [start], never = model.end_ids(), model.ids.start, set(model.ids.never)
+    [end], [start], never = (
+        model.end_ids(),
+        model.ids.decoder_start_ids,
+        set(model.ids.suppressed_ids),
+    )
     others = [token for token in range(VOCAB) if token != end and token not in never]
     found = {}
     for size in range(longest):

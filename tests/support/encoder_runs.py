@@ -14,7 +14,7 @@ from heedful import plugins
 from heedful.config import Recipe, parse_recipe, task_keys
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.evaluation.likelihood import batch_loss
-from heedful.pipelines import ModelCard, open_net
+from heedful.pipelines import ModelMetadata, open_net
 from heedful.run import train
 from heedful.tasks.distillation import DistillationLoss
 from heedful.tasks.preparation import prepare
@@ -108,7 +108,7 @@ class Ready:
             config, module = random_net(net, **self.task.model_keys(self.data, net))
             self.model = open_net(module, config, self.describe_model(net), *self.tokenizers)
 
-    def describe_model(self, name: str) -> ModelCard:
+    def describe_model(self, name: str) -> ModelMetadata:
         return self.task.describe_model(self.data, name)
 
     def plan_epoch(self, epoch: int) -> Any:
@@ -164,7 +164,7 @@ def saved(folder: Path, name: str, tokenizer: Tokenizer, *, labels: Any = (), **
     keys = {"vocab_size": tokenizer.vocab_size, "max_length": 20, **keys}
     config, net = random_net(name, **keys)
     folder.mkdir()
-    model = open_net(net, config, ModelCard(name, "imported", labels=tuple(labels)), tokenizer)
+    model = open_net(net, config, ModelMetadata(name, "imported", labels=tuple(labels)), tokenizer)
     model.save(folder)
     return model
 

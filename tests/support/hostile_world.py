@@ -12,7 +12,7 @@ from commands import tiny, write_recipe
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.optimize import optimize
 from heedful.export.hf import export_hf
-from heedful.pipelines import GenerationIds, ModelCard, load, open_net
+from heedful.pipelines import GenerationIds, ModelMetadata, load, open_net
 from heedful.run import train
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
@@ -69,11 +69,11 @@ def _make_net(world: Path, name: str) -> None:
     ids = GenerationIds()
     if kind != "bert":
         start = (0,) if two and kind != "vaswani2017" else ()
-        ids = GenerationIds(start=start, end=(2,), never=(0, 1))
+        ids = GenerationIds(decoder_start_ids=start, eos_ids=(2,), suppressed_ids=(0, 1))
     labels = ("no", "yes", "maybe") if name == "classes" else ()
-    card = ModelCard(kind, task, labels=labels, generation=ids)
+    metadata = ModelMetadata(kind, task, labels=labels, generation=ids)
     net = architecture(kind).build(config).eval()
-    open_net(net, config, card, None if name == "bare" else tokenizer).save(world / name)
+    open_net(net, config, metadata, None if name == "bare" else tokenizer).save(world / name)
 
 
 def _optimize(model: Path) -> None:

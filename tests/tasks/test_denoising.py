@@ -171,7 +171,7 @@ def test_a_killed_run_ends_the_same(kind, tmp_path):
     tokenizer = model.tokenizer
     scores = json.loads((tmp_path / "whole/scores.json").read_text())
     assert scores["scores"]["perplexity"] == pytest.approx(np.exp(scores["scores"]["loss"]))
-    never = set(model.ids.never)
+    never = set(model.ids.suppressed_ids)
     assert {tokenizer.pad_id, tokenizer.bos_id} <= never
     assert tokenizer.eos_id not in never
     samples = (tmp_path / "whole/samples.txt").read_text()
@@ -232,7 +232,7 @@ def test_a_translation_starts_from_it(tmp_path):
         tokenizer = model.tokenizer
         specials = {*tokenizer.specials.sentinel_ids, tokenizer.specials.mask_id} - {None}
         assert specials
-        assert specials <= set(model.ids.never)
+        assert specials <= set(model.ids.suppressed_ids)
         count = len(list(source.net.parameters()))
         assert any(f"{count} tensors" in line for line in said)
         assert not any("drawn anew" in line for line in said)

@@ -15,7 +15,7 @@ from encoder_runs import LEARNS, Ready, random_net, saved, tiny, words
 from heedful.data.collate import Batch
 from heedful.data.columns import Sequences, pack_ids
 from heedful.errors import UserError
-from heedful.pipelines import MaskedLanguageModel, ModelCard, open_net
+from heedful.pipelines import MaskedLanguageModel, ModelMetadata, open_net
 from heedful.run import train
 from heedful.tasks.masked_lm import Masking, masked_batch
 from heedful.tasks.run_data import PlannedRows
@@ -256,7 +256,7 @@ def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
 def test_embeddings_do_not_depend_on_the_company(tmp_path: Path, name: str) -> None:
     config, net = random_net(name, vocab_size=TOKENIZER.vocab_size, max_length=20, head="none")
-    model = open_net(net, config, ModelCard(name, "imported"), TOKENIZER)
+    model = open_net(net, config, ModelMetadata(name, "imported"), TOKENIZER)
     texts = ["one two three", "eight", "four five six seven eight one two", "two two"]
     for pooling in ("mean", "first", "last"):
         together = model.embed(texts, pooling=pooling)

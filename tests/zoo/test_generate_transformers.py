@@ -111,7 +111,7 @@ def test_without_options_a_model_writes_by_its_own_configuration(name: str, tmp_
         ours = import_hf(tmp_path / f"hf{len(own)}", tmp_path / f"ours{len(own)}")
         export_hf(ours, tmp_path / f"back{len(own)}")
         again = import_hf(tmp_path / f"back{len(own)}", tmp_path / f"again{len(own)}")
-        assert again.card.options == ours.card.options
+        assert again.metadata.options == ours.metadata.options
         [prompt] = random_rows(VOCAB, [6], 2, low=3)
         theirs = model.generate(
             prompt[None], attention_mask=torch.ones_like(prompt[None]), max_new_tokens=NEW

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from architectures import SIZES, config_of, configs_of
 from heedful.errors import UserError
-from heedful.pipelines import ModelCard, load, open_net
+from heedful.pipelines import ModelMetadata, load, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.names import weights_of
 from option_space import alone, assert_same, randomised, texts_of
@@ -23,11 +23,14 @@ CONFIGS = settings(
 )
 
 
-def saved(name, config, folder, **card):
+def saved(name, config, folder, **metadata):
     """A model with random weights, and where it is saved."""
     torch.manual_seed(0)
     model = open_net(
-        randomised(architecture(name).build(config)), config, ModelCard(name, "-", **card), None
+        randomised(architecture(name).build(config)),
+        config,
+        ModelMetadata(name, "-", **metadata),
+        None,
     )
     model.save(folder)
     return model

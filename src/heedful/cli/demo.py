@@ -31,8 +31,10 @@ def demo(
     if not (out / "scores.json").is_file():
         _train(out, console)
     model = pipelines.load(out)
-    if model.card.task != "dates":
-        raise UserError(f"{out} holds a model of the task {model.card.task}; give another --out")
+    if model.metadata.task != "dates":
+        raise UserError(
+            f"{out} holds a model of the task {model.metadata.task}; give another --out"
+        )
     _show_score(out, console)
     _show_groups(out, console)
     _show_examples(model, console)

@@ -115,7 +115,7 @@ def evaluate(
         lines = read_parallel(data.src, data.ref)
         translator = run_time.open(model, pipelines.Translator, "evaluate with --src and --ref")
         options |= {"too_long": "truncate" if data.truncate else "error", **run_time.batching}
-        target = language or translator.card.tgt_language
+        target = language or translator.metadata.tgt_language
         judged = _evaluate_pairs(translator, *lines, options, metrics, target)
     else:
         judged = _evaluate_file(model, data, run_time)

@@ -44,7 +44,7 @@ def hf(
         directory, out, overwrite=overwrite, architecture=architecture, say=note, **keys
     )
     count = pipelines.parameter_count(model.net)
-    typer.echo(f"{out}: a {model.kind}, {model.card.architecture} of {count:,} parameters")
+    typer.echo(f"{out}: a {model.kind}, {model.metadata.architecture} of {count:,} parameters")
 
 
 add_command(app, "hf", hf)

@@ -60,11 +60,11 @@ def _model(path: Path) -> dict[str, str]:
     from dataclasses import asdict
 
     model = pipelines.load(path, device="cpu", backend="eager")
-    card = model.card
+    metadata = model.metadata
     rows = {
         "kind": model.kind,
-        "architecture": card.architecture,
-        "task": card.task,
+        "architecture": metadata.architecture,
+        "task": metadata.task,
         **_text(model),
         **_base(path),
         "parameters": f"{pipelines.parameter_count(model.net):,}",
@@ -110,12 +110,14 @@ def _backends(path: Path) -> dict[str, str]:
 
 def _text(model: "pipelines.SavedModel") -> dict[str, str]:
     """Languages, labels and tokenizers."""
-    card, rows = model.card, {}
+    metadata, rows = model.metadata, {}
     if isinstance(model, pipelines.Translator):
-        rows["languages"] = f"{card.src_language or '?'} → {card.tgt_language or '?'}"
-        rows["output limit"] = f"{card.limits.factor:g} x source + {card.limits.offset} tokens"
-    elif card.src_language:
-        rows["language"] = card.src_language
+        rows["languages"] = f"{metadata.src_language or '?'} → {metadata.tgt_language or '?'}"
+        rows["output limit"] = (
+            f"{metadata.limits.factor:g} x source + {metadata.limits.offset} tokens"
+        )
+    elif metadata.src_language:
+        rows["language"] = metadata.src_language
     if isinstance(model, pipelines.Classifier):
         rows["labels"] = ", ".join(model.labels)
     if not model.has_tokenizer:

@@ -68,7 +68,7 @@ def write_ctranslate2(
         for tokenizer, embedding in zip(sides, embeddings_of(net), strict=False)
     ]
     if isinstance(model, Generator):
-        start, end = next(iter(model.ids.start), None), model.end_ids()[0]
+        start, end = next(iter(model.ids.decoder_start_ids), None), model.end_ids()[0]
     if model.has_tokenizer and model.tgt_tokenizer.unk_id >= 0:
         unknown = model.tgt_tokenizer.unk_id
     vocabulary = Vocabulary(names[0], names[-1], start, end, unknown, adds_end)

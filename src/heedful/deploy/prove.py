@@ -110,7 +110,7 @@ class Prover:
         if isinstance(model, Translator):
             ends, tokenizer = set(model.end_ids()), model.tgt_tokenizer
             targets = outputs if answers is None else tokenizer.encode_batch(list(answers))
-            longest = model.config.max_length - len(model.ids.start)
+            longest = model.config.max_length - len(model.ids.decoder_start_ids)
             self._targets = [[i for i in row if i not in ends][:longest] for row in targets]
         self._by_net = _Results(outputs, self._numbers(self.eager))
 
@@ -208,7 +208,7 @@ class Prover:
             scores = corpus_scores(
                 lines,
                 list(answers),
-                trg_lang=model.card.tgt_language,
+                trg_lang=model.metadata.tgt_language,
                 metrics=("bleu", "chrf"),
                 lowercase=model.tgt_tokenizer.lowercases,
             )

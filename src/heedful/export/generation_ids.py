@@ -118,21 +118,26 @@ def generation_to_hf(model: Any, model_type: str) -> tuple[dict[str, Any], dict[
     if not isinstance(model, Generator):
         return content, None
     ids = model.ids
-    if ids.end:
-        content["eos_token_id"] = ids.end[0] if len(ids.end) == 1 else list(ids.end)
-    if specials is None and ids.start:
+    if ids.eos_ids:
+        content["eos_token_id"] = ids.eos_ids[0] if len(ids.eos_ids) == 1 else list(ids.eos_ids)
+    if specials is None and ids.decoder_start_ids:
         # A bare net begins with padding in some families, and with the start mark in others.
         role = {**_STARTS, "bart": None}.get(model_type, "bos")
         if role is not None:
-            content[f"{role}_token_id"] = ids.start[0]
+            content[f"{role}_token_id"] = ids.decoder_start_ids[0]
     more = _options_there(model)
     if isinstance(model, Translator):
-        assert len(ids.start) <= 1, f"the format has one first token, not {ids.start}"
-        content["decoder_start_token_id"] = next(iter(ids.start), None)
-        content |= {"forced_bos_token_id": ids.first, "forced_eos_token_id": ids.last}
+        assert len(ids.decoder_start_ids) <= 1, (
+            f"the format has one first token, not {ids.decoder_start_ids}"
+        )
+        content["decoder_start_token_id"] = next(iter(ids.decoder_start_ids), None)
+        content |= {
+            "forced_bos_token_id": ids.forced_bos_id,
+            "forced_eos_token_id": ids.forced_eos_id,
+        }
         more["max_length"] = model.config.max_length  # twenty tokens would be written otherwise
-    if ids.never:
-        more["bad_words_ids"] = [[token] for token in ids.never]
+    if ids.suppressed_ids:
+        more["bad_words_ids"] = [[token] for token in ids.suppressed_ids]
     return content, {k: v for k, v in {**content, **more}.items() if v is not None}
 
 

@@ -25,7 +25,7 @@ from heedful.pipelines import (
     Generator,
     LanguageModel,
     MaskedLanguageModel,
-    ModelCard,
+    ModelMetadata,
     SavedModel,
     Translator,
     kind_of,
@@ -82,8 +82,8 @@ def import_hf(
     kind = kind_of(made.net)
     src, tgt = _read_tokenizers(directory, kind)
     with _reading_values(str(directory)):
-        card, notices = _card(found, made, kind, tgt, directory)
-    model = open_net(made.net, made.config, card, src, tgt)
+        metadata, notices = _card(found, made, kind, tgt, directory)
+    model = open_net(made.net, made.config, metadata, src, tgt)
     notices = [*made.notices, *notices, *_doubts(model, directory)]
     model.save(out)
     for notice in notices:
@@ -112,11 +112,11 @@ def export_hf(
             precision, or a weight beyond float16; `out` holds
             something else (`overwrite`: than a model, which is replaced).
     """
-    card = model.card
+    metadata = model.metadata
     check_precision(precision)
     check_new(Path(out), overwrite=overwrite, owns=MODEL_FILES)
     net = model.net  # which brings its Config where it is yet to be opened
-    content, tensors = net_to_hf(card.architecture, model.config, net)
+    content, tensors = net_to_hf(metadata.architecture, model.config, net)
     content["torch_dtype"] = precision
     tensors = {name: _cast(name, tensor, precision) for name, tensor in tensors.items()}
     if isinstance(model, Classifier):
@@ -127,8 +127,8 @@ def export_hf(
             content[key] = value
         elif value is not None and content[key] != value:
             raise UserError(
-                f"{card.architecture} counts positions from {key} {content[key]} over there, but "
-                f"this model's tokenizer has {value}; train it with "
+                f"in transformers {metadata.architecture} counts positions from {key} "
+                f"{content[key]}, but this model's tokenizer has {value}; train it with "
                 f"model.position_offset={int(value) + 1}"
             )
 
@@ -141,9 +141,9 @@ def export_hf(
             _complete_tokenizer(directory, model)
 
     write_hf_directory(Path(out), content, tensors, generation, write_text)
-    own = _format_of(card.architecture).config
+    own = _format_of(metadata.architecture).config
     if own is None or own.model_type != content["model_type"]:
-        say(f"{card.architecture} is a {content['model_type']} there, of the same outputs")
+        say(f"{metadata.architecture} is a {content['model_type']} there, of the same outputs")
     if not model.has_tokenizer:
         say("the model has no tokenizer: the directory takes ids alone")
     elif (Path(out) / "tokenizer_target").exists():
@@ -283,7 +283,7 @@ def _card(
     kind: type[AnyModel],
     tokenizer: Tokenizer | None,
     directory: Path,
-) -> tuple[ModelCard, list[str]]:
+) -> tuple[ModelMetadata, list[str]]:
     """What the model is for, and notices."""
     task = "translation" if made.architecture == "marian" else _TASKS[kind]
     keys: dict[str, Any] = {}
@@ -306,7 +306,7 @@ def _card(
                 f"{directory} was trained for {problem}: its logits are the same here, but "
                 "`classify` gives each text one label by their softmax"
             )
-    return ModelCard(made.architecture, task, **keys), notices
+    return ModelMetadata(made.architecture, task, **keys), notices
 
 
 def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> tuple[str, ...]:
@@ -352,7 +352,7 @@ def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
         settings["padding_side"] = "left"  # what a row goes on with stands behind its own text
     if settings.get("tokenizer_class") == "MarianTokenizer":
         for ours, theirs in _SIDES.items():
-            if (language := getattr(model.card, f"{ours}_language")) is not None:
+            if (language := getattr(model.metadata, f"{ours}_language")) is not None:
                 settings[f"{theirs}_lang"] = language
     tells_apart = getattr(model.config, "type_vocab_size", 1) > 1
     if tells_apart and "token_type_ids" not in settings["model_input_names"]:

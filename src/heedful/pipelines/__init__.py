@@ -1,6 +1,6 @@
-"""Saved models opened for use: what one does with a net and its tokenizers, one file a kind.
+"""Saved models in use: a net with its tokenizers, one module for each kind of model.
 
-None of the names imports torch by itself: a model opens its net when it is needed.
+Importing a name does not import torch: a model opens its net at the first use.
 """
 
 from typing import TYPE_CHECKING
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from heedful.pipelines.kinds import AnyModel
     from heedful.pipelines.language_model import LanguageModel
     from heedful.pipelines.loading import expect, load
-    from heedful.pipelines.metadata import GenerationIds, Limits, ModelCard
+    from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
     from heedful.pipelines.nets import choose_device, kind_of, open_net, parameter_count
     from heedful.pipelines.text_generation import Generator, TextScore
     from heedful.pipelines.translation import Translator
 
 _NAMES = {
-    "metadata": ("GenerationIds", "Limits", "ModelCard"),
+    "metadata": ("GenerationIds", "Limits", "ModelMetadata"),
     "encoders": ("Classification", "Classifier", "Embedder", "MaskedLanguageModel"),
     "ensembles": ("ensemble",),
     "text_generation": ("Generator", "TextScore"),
@@ -49,7 +49,7 @@ __all__ = [
     "LanguageModel",
     "Limits",
     "MaskedLanguageModel",
-    "ModelCard",
+    "ModelMetadata",
     "SavedModel",
     "TextScore",
     "Translator",

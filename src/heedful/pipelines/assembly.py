@@ -12,7 +12,7 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.pipelines.kinds import AnyModel
-from heedful.pipelines.metadata import GenerationIds, Limits, ModelCard
+from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
 
 _TASKS = {
@@ -71,7 +71,7 @@ def from_net(
     if generation is None and isinstance(net, DecoderOnly) and tokenizer is not None:
         generation = continuation_ids(tokenizer)
     plugin = plugins.architecture.plugin_of(name)
-    card = ModelCard(
+    metadata = ModelMetadata(
         name,
         _TASKS[kind.__name__],
         src_language,
@@ -81,14 +81,16 @@ def from_net(
         generation or GenerationIds(),
         plugins=() if plugin is None else (plugin,),
     )
-    return open_net(net.eval(), config, card, tokenizer, target)
+    return open_net(net.eval(), config, metadata, tokenizer, target)
 
 
 def continuation_ids(tokenizer: Tokenizer) -> GenerationIds:
     """The start, end and suppressed tokens of a language model with a tokenizer of heedful."""
     suppressed = {tokenizer.specials.pad_id, tokenizer.specials.bos_id} - {tokenizer.eos_id}
     never = tuple(sorted(token for token in suppressed if token is not None))
-    return GenerationIds(start=tokenizer.prefix_ids, end=(tokenizer.eos_id,), never=never)
+    return GenerationIds(
+        decoder_start_ids=tokenizer.prefix_ids, eos_ids=(tokenizer.eos_id,), suppressed_ids=never
+    )
 
 
 def _architecture_of(config: Any) -> str:

@@ -1,4 +1,4 @@
-"""What all saved models share: a net, its tokenizers, its card, and how they are written."""
+"""What all saved models share: a net, its tokenizers, its metadata, and how they are written."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import write_directory, write_json
 from heedful.options import DEFAULTS, TooLong
-from heedful.pipelines.metadata import ModelCard
+from heedful.pipelines.metadata import ModelMetadata
 
 CONFIG = "config.json"
 _TOLD = 10  # texts that are left out
@@ -36,7 +36,7 @@ class SavedModel:
 
     Attributes:
         config: its architecture's frozen Config.
-        card: what it is for.
+        metadata: what it is for.
         src_tokenizer, tgt_tokenizer: the same one where there is one side; None where the model
             came without.
         shortlist: the target tokens that a source can become; None: all.
@@ -54,7 +54,7 @@ class SavedModel:
         self,
         net: Any,
         config: Any,
-        card: ModelCard,
+        metadata: ModelMetadata,
         src_tokenizer: Tokenizer | None,
         tgt_tokenizer: Tokenizer | None,
         backend: Backend | None = None,
@@ -62,7 +62,7 @@ class SavedModel:
     ) -> None:
         self._net = net
         self.config = config
-        self.card = card
+        self.metadata = metadata
         self._src_tokenizer = src_tokenizer
         self._tgt_tokenizer = tgt_tokenizer
         self.backend = backend
@@ -257,7 +257,7 @@ class SavedModel:
         from heedful.zoo.saved import WEIGHTS, check_parameters, save_tensors
 
         weights = weights_of(self.net)  # which opens the net, and so its Config
-        check_parameters(self.card.architecture, self.config, weights)
+        check_parameters(self.metadata.architecture, self.config, weights)
 
         def fill(beside: Path) -> None:
             save_description(self, beside)
@@ -288,7 +288,7 @@ def save_description(model: SavedModel, directory: Path) -> None:
             tokenizer.save(directory / files[side])
     content = {
         "heedful": heedful.__version__,
-        **asdict(model.card),
+        **asdict(model.metadata),
         "tokenizers": files,
         "model": asdict(model.config),
     }

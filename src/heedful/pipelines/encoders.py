@@ -1,4 +1,4 @@
-"""Encoders opened for use: filling in masked words, naming a text's class, embedding texts."""
+"""Saved encoder-only models: mask filling, text classification and embedding."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ MASK_NAMES = ("<mask>", "[MASK]")
 
 @dataclass(frozen=True)
 class Filling:
-    """One candidate for a masked place: the token, how likely it is, and the text with it."""
+    """One candidate for a mask: the token, its probability, and the text with the mask filled."""
 
     token: str
     probability: float
@@ -29,9 +29,9 @@ class Filling:
 
 @dataclass(frozen=True)
 class Classification:
-    """A text's likeliest class, and how likely each one is.
+    """The likeliest class of a text, and the probability of each class.
 
-    A text that is left out has a blank label, and probabilities of NaN.
+    A text that was left out has a blank label and probabilities of NaN.
     """
 
     label: str
@@ -40,20 +40,16 @@ class Classification:
 
 
 class Encoder(SavedModel):
-    """A net of one stack in which every token sees all others; its states embed texts.
-
-    Attributes:
-        net: the bare module, `net(ids, lengths)`.
-    """
+    """An encoder-only net, `net(ids, lengths)`, with its tokenizer."""
 
     kind = "encoder"
 
     def encode_pairs(
         self, texts: Texts, others: Sequence[str] | None, too_long: TooLong
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """Ids of each text (and the one that goes with it), and which of the two each is of.
+        """Ids of each text or pair of texts, and token types: 0 for the first, 1 for the second.
 
-        A pair that is too long is cut as in training: the longer of the two gives way.
+        A pair that is too long is cut as in training: the longer side first.
 
         Raises:
             UserError: an empty text; one that is too long, where `too_long` is "error".
@@ -71,42 +67,41 @@ class Encoder(SavedModel):
         if others is None:
             return self.rows_of(texts, Tokenizer.add_special_tokens), None
         if len(others) != len(texts):
-            raise UserError(f"{len(texts)} texts but {len(others)} to go with them")
+            raise UserError(f"{len(texts)} texts but {len(others)} second texts")
         tokenizer, longest = self.tokenizer, self.config.max_length
         num_special = len(tokenizer.add_special_tokens([], []))
         rows, types = [], []
         for text, other in zip(texts, others, strict=True):
             if not isinstance(text, str):
-                raise UserError("pairs are given as text, not as ids")
+                raise UserError("pairs must be texts, not ids")
             first, second = tokenizer.encode(text), tokenizer.encode(other)
             if len(first) + len(second) + num_special > longest and too_long == "truncate":
                 first, second = truncate_pair(first, second, longest - num_special)
                 self.num_truncated += 1
             rows.append(tokenizer.add_special_tokens(first, second))
             after = len(second) + len(tokenizer.suffix_ids)
-            # BERT counts the mark between the texts to the first, and RoBERTa has no types.
+            # BERT counts the separator to the first text; RoBERTa has no types.
             types.append([0] * (len(rows[-1]) - after) + [1] * after)
         return rows, types
 
 
 class MaskedLanguageModel(Encoder):
-    """Says which word belongs where one is masked."""
+    """A masked language model: predicts the tokens of masked positions."""
 
     kind = "masked language model"
 
     @property
     def mask_token(self) -> str:
-        """What stands for a masked word in a text."""
+        """The mask in a text."""
         return self.tokenizer.tokens([self._mask_id()])[0]
 
     def fill(
         self, text: str, *, top_k: int = 5, too_long: TooLong = "error"
     ) -> list[list[Filling]]:
-        """The `top_k` likeliest tokens for each masked place, in the text's order.
+        """The `top_k` likeliest tokens for each mask, in the text's order.
 
-        Masks are written `<mask>` or `[MASK]`. Each place is filled with the others still masked.
-
-        No places where the text is left out.
+        Masks are written `<mask>` or `[MASK]`. Each is filled while the others stay masked. The
+        result is empty for a text that was left out.
 
         Raises:
             UserError: no mask in the text; a text that is longer than the net allows.
@@ -118,26 +113,30 @@ class MaskedLanguageModel(Encoder):
         if not ids:
             return []
         mask_id = self._mask_id()
-        places = [place for place, token in enumerate(ids) if token == mask_id]
-        if not places:
-            raise UserError(f"the text holds no {self.mask_token}: say which word is to be filled")
+        positions = [position for position, token in enumerate(ids) if token == mask_id]
+        if not positions:
+            raise UserError(f"the text has no {self.mask_token}: write it for the word to predict")
         [logits] = self.backend_with("logits").logits([ids])
         logits[:, sorted(self.tokenizer.special_ids)] = -np.inf
-        chances = _softmax(logits[places])
-        best = np.argsort(-chances, axis=-1, kind="stable")[:, :top_k]
+        probabilities = _softmax(logits[positions])
+        best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top_k]
         fillings = []
-        for place, of_place, tokens in zip(places, chances, best.tolist(), strict=True):
-            row = []
+        for position, distribution, tokens in zip(
+            positions, probabilities, best.tolist(), strict=True
+        ):
+            candidates = []
             for token in tokens:
-                chance = float(of_place[token])
-                text = self._shown([*ids[:place], token, *ids[place + 1 :]])
-                row.append(Filling(self.tokenizer.decode([token]).strip(), chance, text, token))
-            fillings.append(row)
+                text = self._with_masks([*ids[:position], token, *ids[position + 1 :]])
+                word = self.tokenizer.decode([token]).strip()
+                candidates.append(Filling(word, float(distribution[token]), text, token))
+            fillings.append(candidates)
         return fillings
 
     def _masked_ids(self, text: str) -> list[int]:
-        """Ids of a text with masks; the pieces between masks are encoded on their own, but by a
-        tokenizer that finds specials in a text, which knows what space belongs to them.
+        """Ids of a text with masks.
+
+        The pieces between masks are encoded one by one, unless the tokenizer recognizes special
+        tokens in a text, and so the spaces around them.
         """
         text = text.replace("\0", " ")
         for name in (*MASK_NAMES, self.mask_token):
@@ -150,13 +149,13 @@ class MaskedLanguageModel(Encoder):
             ids += self.tokenizer.encode(piece)
         return self.tokenizer.add_special_tokens(ids)
 
-    def _shown(self, ids: list[int]) -> str:
-        """The text of some ids, with what is still masked."""
+    def _with_masks(self, ids: list[int]) -> str:
+        """The text of ids, the remaining masks included."""
         mask_id, pieces = self._mask_id(), []
         start = 0
-        for place in [*(p for p, token in enumerate(ids) if token == mask_id), len(ids)]:
-            pieces.append(self.tokenizer.decode(ids[start:place]))
-            start = place + 1
+        for end in [*(i for i, token in enumerate(ids) if token == mask_id), len(ids)]:
+            pieces.append(self.tokenizer.decode(ids[start:end]))
+            start = end + 1
         return f" {self.mask_token} ".join(pieces).strip()
 
     def _mask_id(self) -> int:
@@ -167,24 +166,25 @@ class MaskedLanguageModel(Encoder):
 
 
 class Classifier(Encoder):
-    """Names the class of a text."""
+    """A text classifier."""
 
     kind = "classifier"
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the logits."""
-        return self.card.labels or tuple(map(str, range(self.config.num_labels)))
+        return self.metadata.labels or tuple(map(str, range(self.config.num_labels)))
 
     def classify(self, texts: Texts, **options: Any) -> list[Classification]:
         """The likeliest class of each text, with the probabilities of all; see `class_logits`."""
-        found = []
+        classifications = []
         for row in _softmax(self.class_logits(texts, **options)):
-            chances = dict(zip(self.labels, row.tolist(), strict=True))
+            probabilities = dict(zip(self.labels, row.tolist(), strict=True))
             is_left_out = bool(np.isnan(row).any())
             label = "" if is_left_out else self.labels[int(row.argmax())]
-            found.append(Classification(label, chances.get(label, math.nan), chances))
-        return found
+            probability = probabilities.get(label, math.nan)
+            classifications.append(Classification(label, probability, probabilities))
+        return classifications
 
     def class_logits(
         self,
@@ -195,26 +195,26 @@ class Classifier(Encoder):
         batch_tokens: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> NDArray[np.float32]:
-        """(N, C): what the head says of each text, in order; NaN for a text that is left out.
+        """Logits (N, C) of each text; NaN for a text that was left out.
 
         Args:
-            pairs: for each text the one that goes with it, for models trained on pairs.
-            too_long: what to do with a text longer than the net allows.
+            pairs: the second text of each pair, for models trained on pairs.
+            too_long: as of `Options`.
         """
         rows, types = self.encode_pairs(texts, pairs, too_long)
-        runner = self.backend_with("logits")
+        backend = self.backend_with("logits")
 
-        def logits(chosen: list[int]) -> list[np.ndarray]:
-            kinds = None if types is None else [types[row] for row in chosen]
-            return runner.logits([rows[row] for row in chosen], kinds)
+        def batch_logits(indices: list[int]) -> list[np.ndarray]:
+            batch_types = None if types is None else [types[index] for index in indices]
+            return backend.logits([rows[index] for index in indices], batch_types)
 
-        found = in_batches(runner, rows, len(self.labels), logits, batch_tokens, progress)
-        found[[not row for row in rows]] = np.nan
-        return found
+        logits = in_batches(backend, rows, len(self.labels), batch_logits, batch_tokens, progress)
+        logits[[not row for row in rows]] = np.nan
+        return logits
 
 
 class Embedder(Encoder):
-    """Gives the states of a text: `embed`, and `net` for one vector a token."""
+    """An encoder without a head: `embed` returns one vector per text."""
 
     kind = "embedder"
 

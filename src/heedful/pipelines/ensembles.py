@@ -1,4 +1,4 @@
-"""Several models that write as one: the mean of their probabilities is searched."""
+"""Ensembles: several models that generate from the mean of their probabilities."""
 
 import copy
 from collections.abc import Sequence
@@ -16,17 +16,18 @@ def ensemble(
 ) -> AnyGenerator:
     """A model that generates and scores with several models of one vocabulary.
 
-    Each token has the weighted mean of their probabilities (Sutskever et al. 2014, sec. 3.6), in
-    searches and in `score`, `teacher_forced` and `window_sums` alike. Options that no call gives,
-    and limits of length, are the first model's. It runs in torch. It has no net of its own: what
-    needs one (`embed`, `save`, `export`, a draft and more) raises UserError.
+    The probability of a token is the weighted mean over the models (Sutskever et al. 2014, sec.
+    3.6), in searches and in `score`, `teacher_forced` and `window_sums`. Default options and output
+    limits are those of the first model. The backend is torch. Methods that need a single net
+    (`embed`, `save`, `export`, drafts and others) raise UserError.
 
     Args:
         models: translators or language models, each of its own architecture and size.
-        weights: in any unit; default: all alike.
+        weights: of the models, up to a common factor; None: equal.
 
     Raises:
-        UserError: no model, models of unlike kinds, vocabularies or marks, wrong weights.
+        UserError: no model; models of different kinds, vocabularies or special tokens; wrong
+            weights.
     """
     from heedful.backends.torch.ensemble import Ensemble
 
@@ -34,9 +35,9 @@ def ensemble(
         raise UserError("an ensemble needs at least one model")
     first = models[0]
     if not isinstance(first, Generator):
-        raise UserError(f"an ensemble is of models that write, not of a {first.kind}")
+        raise UserError(f"only models that generate can form an ensemble, not a {first.kind}")
     for number, other in enumerate(models[1:], 2):
-        if reason := _unlike(first, other):
+        if reason := _difference(first, other):
             raise UserError(f"model {number} of the ensemble {reason} than the first")
     backend = Ensemble([model.eager for model in models], weights)
     joint = copy.copy(first)
@@ -50,13 +51,13 @@ def ensemble(
 
 def _no_net() -> tuple[Any, Any]:
     raise UserError(
-        "an ensemble has no net of its own: it generates and scores; for anything else (such as "
-        "embed, save, export, a draft, another ensemble) give one of its models"
+        "an ensemble has no net: it generates and scores only; for embed, save, export, a draft or "
+        "another ensemble give one of its models"
     )
 
 
-def _unlike(first: Generator, other: Generator) -> str | None:
-    """What keeps two models from writing together, if anything does."""
+def _difference(first: Generator, other: Generator) -> str | None:
+    """The reason why two models cannot form an ensemble; None: they can."""
     if other.kind != first.kind:
         return f"is of another kind ({other.kind})"
     if other.eager.vocab_size != first.eager.vocab_size:
@@ -68,12 +69,15 @@ def _unlike(first: Generator, other: Generator) -> str | None:
             one, two = (getattr(model, f"{side}_tokenizer") for model in (first, other))
             if one is not two and one.content() != two.content():
                 return "has another tokenizer"
-    if (other.ids.start, other.end_ids()) != (first.ids.start, first.end_ids()):
-        return "has other marks of start and end"
+    if (other.ids.decoder_start_ids, other.end_ids()) != (
+        first.ids.decoder_start_ids,
+        first.end_ids(),
+    ):
+        return "has other start or EOS ids"
     return None
 
 
 def _source_size(config: Any) -> int:
-    """How many ids the net's table of sources, or of texts, has."""
+    """The size of the source vocabulary, or of the only one."""
     size: int = getattr(config, "src_vocab_size", None) or config.vocab_size
     return size

@@ -14,7 +14,7 @@ from heedful.errors import UserError
 from heedful.files import plain_name, read_object
 from heedful.pipelines.base import CONFIG, SIDES, SavedModel
 from heedful.pipelines.kinds import KINDS
-from heedful.pipelines.metadata import ModelCard
+from heedful.pipelines.metadata import ModelMetadata
 
 Kind = TypeVar("Kind", bound=SavedModel)
 
@@ -30,35 +30,36 @@ def load(
 ) -> Any:
     """Open a model directory: `config.json`, `model.safetensors` and tokenizer files.
 
-    Gives a `Translator`, `LanguageModel`, `MaskedLanguageModel`, `Classifier` or `Embedder`, each
-    with the bare module as `net`, which is opened when something needs it.
+    Returns a `Translator`, `LanguageModel`, `MaskedLanguageModel`, `Classifier` or `Embedder`,
+    whose torch module, `net`, is opened at its first use.
 
     Args:
-        backend: what runs it; auto: what `heedful optimize` found best, where it holds here, and
-            else the net itself, which is `eager`.
-        precision: of the backend's form, or of the net (float32, bfloat16); auto: the best, or
-            float32.
-        threads: cores of the backend's worker, or of torch; default: as measured, or by
-            the size of the work.
-        use: whether one text at a time is waited for (latency) or many (throughput).
+        device: as of `choose_device`.
+        backend: auto: the fastest that `heedful optimize` found, if it can be used here, else
+            eager (the net itself); or eager, compiled, ctranslate2.
+        precision: float32, bfloat16, or int8 of a converted backend; auto: the fastest, or float32.
+        threads: of the backend's workers, or of torch; None: as measured, or by the size of each
+            pass.
+        use: optimize for one text at a time (latency) or for many (throughput).
 
-    Raises UserError where it is none, is truncated, or was written by something else; for a backend
-    or a form that is asked for by name and is not there or does not hold here.
+    Raises:
+        UserError: a directory that is incomplete, damaged or not written by heedful; a backend or
+            precision by name that the model lacks or that cannot be used here.
     """
     directory = Path(path)
     content = _description(directory)
     try:
         plugins.require(map(str, content.get("plugins", ())), str(directory))
-        card, keys = ModelCard.from_dict(content), SimpleNamespace(**content["model"])
+        metadata, keys = ModelMetadata.from_dict(content), SimpleNamespace(**content["model"])
         files = tokenizer_files(directory, content)
         tokenizers: list[Tokenizer | None] = [Tokenizer.load(path) for path in files]
     except (KeyError, TypeError) as error:
         raise UserError(f"{directory / CONFIG} was not written by heedful: {error}") from None
     num_labels = getattr(keys, "num_labels", None)
-    if card.labels and num_labels != len(card.labels):
+    if metadata.labels and num_labels != len(metadata.labels):
         raise UserError(
-            f"{directory / CONFIG} names {len(card.labels)} labels, but its model.num_labels is "
-            f"{num_labels}; it is damaged"
+            f"{directory / CONFIG} names {len(metadata.labels)} labels, but its model.num_labels "
+            f"is {num_labels}; it is damaged"
         )
     opened = open_backend(
         directory,
@@ -80,38 +81,39 @@ def load(
         return load_net(directory, content, device, getattr(torch, precision))
 
     if not isinstance(opened, Settings):
-        runs, name = opened
-        if not isinstance(vars(keys).get("max_length"), int):  # the rest is the net's to look at
+        converted, name = opened
+        if not isinstance(vars(keys).get("max_length"), int):  # the net checks the other keys
             raise UserError(f"{directory / CONFIG} was not written by heedful: no model.max_length")
-        model = KINDS[name](None, keys, card, src, tgt, backend=runs, open_net=open_net)
+        model = KINDS[name](None, keys, metadata, src, tgt, backend=converted, open_net=open_net)
         model.settings = Settings(threads)
     else:
         from heedful.pipelines.nets import kind_of
 
         net, config = open_net("float32" if precision == "auto" else precision)
-        model = kind_of(net)(net, config, card, src, tgt)
+        model = kind_of(net)(net, config, metadata, src, tgt)
         # Settings are measured on a CPU.
         model.settings = opened if model.device.type == "cpu" else Settings(threads)
     model.shortlist = shortlist
     return model
 
 
-def expect(model: SavedModel, kind: type[Kind], verb: str) -> Kind:
-    """The model; raises UserError that says what it is where it is of another kind."""
+def expect(model: SavedModel, kind: type[Kind], purpose: str) -> Kind:
+    """The model; raises UserError where it is of another kind than `purpose` needs."""
     if not isinstance(model, kind):
         raise UserError(
-            f"{verb} needs a {kind.kind}, but this model is a {model.kind} ({model.card.task})"
+            f"{purpose} needs a {kind.kind}, but this model is a {model.kind} "
+            f"({model.metadata.task})"
         )
     return model
 
 
 def _description(directory: Path) -> Any:
-    """What `config.json` says."""
+    """The content of `config.json`."""
     try:
-        is_there = directory.is_dir()
+        exists = directory.is_dir()
     except OSError as error:  # a name that is too long
         raise UserError(f"cannot read {str(directory)[:99]}: {error.strerror}") from None
-    if not is_there:
+    if not exists:
         problem = "is a file, not a model directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {problem}; give the directory that a training wrote (--out)")
     content = read_object(directory / CONFIG)
@@ -124,8 +126,12 @@ def _description(directory: Path) -> Any:
 
 
 def tokenizer_files(directory: Path, content: dict[str, Any] | None = None) -> list[Path]:
-    """The files of a model directory's tokenizers: one for each side, or one that both have; none
-    for a net without text. `content` is what `config.json` says, where that is known."""
+    """The tokenizer files of a model directory: one for each side, or one for both; none for a net
+    without tokenizers.
+
+    Args:
+        content: of `config.json`; None: read it.
+    """
     files = (content or _description(directory))["tokenizers"]
     names = dict.fromkeys(files[side] for side in SIDES) if files else {}
     return [directory / plain_name(name, directory / CONFIG) for name in names]

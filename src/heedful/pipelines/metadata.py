@@ -1,4 +1,4 @@
-"""What `config.json` says of a model beside its architecture's own keys."""
+"""The metadata of a saved model: `config.json` without the architecture's own keys."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 @dataclass(frozen=True)
 class Limits:
-    """How long an output may be: ⌈factor · source tokens⌉ + offset, at most the net's length."""
+    """The default output limit: ⌈factor · source tokens⌉ + offset, at most the net's length."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -18,45 +18,46 @@ class Limits:
     offset: int = 10
 
     @classmethod
-    def of(cls, src_lengths: np.ndarray, tgt_lengths: np.ndarray) -> "Limits":
-        """Room for all but one in a thousand of the training pairs."""
-        needed = (tgt_lengths - cls.offset) / src_lengths
-        return cls(round(max(0.1, float(np.quantile(needed, 0.999))), 2))
+    def from_lengths(cls, src_lengths: np.ndarray, tgt_lengths: np.ndarray) -> "Limits":
+        """The limit that 99.9% of the training pairs keep."""
+        factors = (tgt_lengths - cls.offset) / src_lengths
+        return cls(round(max(0.1, float(np.quantile(factors, 0.999))), 2))
 
-    def of_source(self, length: int) -> int:
+    def for_source(self, length: int) -> int:
         """Most output tokens, EOS included, for a source of `length` tokens."""
         return math.ceil(self.factor * length) + self.offset
 
 
 @dataclass(frozen=True)
 class GenerationIds:
-    """Tokens that a generation begins and ends with, and those that it never writes.
+    """Token ids with a role in generation.
 
     Attributes:
-        start: what the decoder of two stacks reads first (BOS; T5 and Marian: padding).
-        end: any of these ends a text.
-        never: may not be written (padding, a second beginning).
-        first: the token that must be written first; None: any.
-        last: the token that must stand at the length limit; None: any.
+        decoder_start_ids: first ids of an encoder-decoder's target (BOS; T5 and Marian: padding).
+        eos_ids: ids that end an output.
+        suppressed_ids: ids that no output may have (padding, a second BOS).
+        forced_bos_id: the first id of each output; None: any.
+        forced_eos_id: the id at the length limit; None: any.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    start: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()
-    never: tuple[int, ...] = ()
-    first: int | None = None
-    last: int | None = None
+    decoder_start_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
+    forced_bos_id: int | None = None
+    forced_eos_id: int | None = None
 
 
 @dataclass(frozen=True)
-class ModelCard:
-    """What a model is for.
+class ModelMetadata:
+    """The task, languages and generation defaults of a model.
 
     Attributes:
-        labels: a classifier's, in the order of its logits.
-        options: how the model generates where a call does not say (`heedful.options.Options`).
-        plugins: names of those that its architecture needs.
+        limits: the default output limit of an encoder-decoder.
+        labels: of a classifier, in the order of its logits.
+        options: defaults of `heedful.options.Options`.
+        plugins: names of the plugins that the architecture needs.
     """
 
     architecture: str
@@ -70,8 +71,8 @@ class ModelCard:
     plugins: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> "ModelCard":
-        """Raises TypeError where the content is not a card's."""
+    def from_dict(cls, content: dict[str, Any]) -> "ModelMetadata":
+        """The metadata of a dictionary; raises TypeError for wrong keys or values."""
         try:
             return TypeAdapter(cls).validate_python(content)
         except ValidationError as error:

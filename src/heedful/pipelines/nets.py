@@ -1,4 +1,4 @@
-"""Nets of saved models: which kind of model one is, how large, and on which device."""
+"""Nets of saved models: loading, the kind of model, the size and the device."""
 
 import logging
 from pathlib import Path
@@ -17,7 +17,7 @@ from heedful.pipelines.base import CONFIG
 from heedful.pipelines.encoders import Classifier, Embedder, MaskedLanguageModel
 from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
-from heedful.pipelines.metadata import ModelCard
+from heedful.pipelines.metadata import ModelMetadata
 from heedful.pipelines.translation import Translator
 from heedful.zoo.added_weights import load_weights
 from heedful.zoo.names import set_weights
@@ -30,10 +30,11 @@ def load_net(
     """The net of a model directory and its Config.
 
     Args:
-        content: what `config.json` says.
+        content: of `config.json`.
         dtype: of the weights.
 
-    Raises UserError where it is none, is truncated, or was written by something else.
+    Raises:
+        UserError: a directory that is incomplete, damaged or not written by heedful.
     """
     try:
         name, keys = content["architecture"], content["model"]
@@ -50,7 +51,7 @@ def load_net(
 
 
 def _check_run(directory: Path) -> None:
-    """Say which step the model of an unfinished run is of; raises UserError where it has none."""
+    """Log the step of an unfinished run's model; raises UserError for a run without a model."""
     weights = directory / WEIGHTS
     if not weights.is_file() and (directory / "recipe.yaml").is_file():
         raise UserError(
@@ -58,24 +59,24 @@ def _check_run(directory: Path) -> None:
         )
     if (directory / LOCK).is_file() and (step := read_step(weights)) is not None:
         logging.getLogger("heedful").warning(
-            f"note: {directory} is a run that goes on, or was killed; its model is of step {step:,}"
+            f"note: the run {directory} has not finished; its model is of step {step:,}"
         )
 
 
 def open_net(
     net: nn.Module,
     config: Any,
-    card: ModelCard,
+    metadata: ModelMetadata,
     src_tokenizer: Tokenizer | None,
     tgt_tokenizer: Tokenizer | None = None,
 ) -> AnyModel:
-    """The model kind of a net; without a second tokenizer the first serves both sides."""
+    """A net as its kind of model; without a second tokenizer both sides use the first."""
     kind = kind_of(net)
-    return kind(net, config, card, src_tokenizer, tgt_tokenizer or src_tokenizer)
+    return kind(net, config, metadata, src_tokenizer, tgt_tokenizer or src_tokenizer)
 
 
 def kind_of(net: nn.Module) -> type[AnyModel]:
-    """What a net is, from its family and its head."""
+    """The class of model by a net's family and head."""
     if isinstance(net, EncoderDecoder):
         return Translator
     if isinstance(net, DecoderOnly):
@@ -87,7 +88,7 @@ def kind_of(net: nn.Module) -> type[AnyModel]:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA, then MPS, then the CPU; anything else as torch names it."""
+    """A device by torch's name; `auto`: CUDA, else MPS, else the CPU."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -102,5 +103,5 @@ def choose_device(name: str) -> torch.device:
 
 
 def parameter_count(net: nn.Module) -> int:
-    """Parameters, those that are shared counted once."""
+    """The number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in net.parameters())

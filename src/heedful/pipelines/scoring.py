@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts, by teacher forcing: of targets given sources, and of texts."""
+"""Teacher forcing: log-probabilities of targets given sources, and of texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class TextSums(NamedTuple):
     """Sums over the targets of each of N texts.
 
     Attributes:
-        log_probs: natural log-probability; 0 for a text without targets.
+        log_probs: natural log-probabilities; 0 for a text without targets.
         tokens: number of targets.
         correct: number of targets that were the most likely token.
     """
@@ -50,7 +50,7 @@ class TextSums(NamedTuple):
 
 
 def text_sums(model: Generator, batches: Iterable[Batch], num_texts: int) -> TextSums:
-    """Sums over the targets of batches, by the text that `indices` has for their row."""
+    """Sums over the targets of batches; `Batch.indices` are the texts of a batch's rows."""
     scorer: ScoringBackend = model.backend_with("target_scores")
     sums = TextSums(np.zeros(num_texts), *(np.zeros(num_texts, np.int64) for _ in range(2)))
     for batch in batches:
@@ -80,10 +80,10 @@ def teacher_forced(
     model: Generator, sources: Sequence[str], targets: Sequence[str], too_long: TooLong
 ) -> dict[str, float]:
     """Perplexity and token accuracy of the targets given their sources."""
-    found = score_pairs(model, sources, targets, too_long=too_long).total()
-    if not found.tokens:
-        raise UserError("all pairs are left out: each has a side that is longer than the model's")
-    mean = token_metrics(found)
+    total = score_pairs(model, sources, targets, too_long=too_long).total()
+    if not total.tokens:
+        raise UserError("all pairs were left out: each has a side longer than the model allows")
+    mean = token_metrics(total)
     return {name: mean[name] for name in ("perplexity", "token_accuracy")}
 
 
@@ -98,7 +98,7 @@ def score_texts(
 
 
 def window_sums(model: Generator, texts: Sequences, *, context: int, stride: int) -> LossSum:
-    """Loss and correct tokens over all of some texts, by windows that overlap."""
+    """Loss and correct tokens summed over texts, in overlapping windows of `context` tokens."""
     return _window_sums(model, texts, context, stride).total()
 
 
@@ -118,7 +118,7 @@ def _window_sums(
 
 
 def _checked(batch_tokens: int | None) -> int:
-    """Padded tokens of a batch."""
+    """The padded tokens of a batch; raises UserError below 1."""
     if batch_tokens is not None and batch_tokens < 1:
         raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")
     return batch_tokens or EVALUATION_BATCH_TOKENS
@@ -129,12 +129,14 @@ def _pair_batches(
 ) -> Iterator[Batch]:
     """Batches of the pairs in which neither side was left out."""
     lengths = [side.lengths for side in pairs]
-    kept = np.flatnonzero(np.minimum(*lengths))
-    for rows in plan_evaluation_batches(*(side[kept] for side in lengths), max_tokens=max_tokens):
+    nonempty = np.flatnonzero(np.minimum(*lengths))
+    for rows in plan_evaluation_batches(
+        *(side[nonempty] for side in lengths), max_tokens=max_tokens
+    ):
         yield collate_pairs(
             *pairs,
-            kept[rows],
-            start_ids=checked_start_ids(model.ids.start),
+            nonempty[rows],
+            start_ids=checked_start_ids(model.ids.decoder_start_ids),
             pad_id=model.tgt_tokenizer.pad_id,
         )
 
@@ -154,7 +156,7 @@ def _encode_pairs(
             "target line",
             model.tgt_tokenizer,
             targets,
-            longest + 1 - len(checked_start_ids(model.ids.start)),
+            longest + 1 - len(checked_start_ids(model.ids.decoder_start_ids)),
         ),
     ):
         ids = [tokenizer.encode_target(line) for line in tokenizer.encode_batch(list(texts))]

@@ -16,7 +16,7 @@ from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
 from heedful.options import Options
 from heedful.pipelines.base import SavedModel, Texts, by_length, split_among
-from heedful.pipelines.metadata import GenerationIds, ModelCard
+from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 
 _SEEDS = 2**31
 _PLAIN = {int, float, str, bool, type(None)}  # whose values are the same where they are equal
@@ -50,22 +50,22 @@ class Generator(SavedModel):
     """A model that writes text. Its kinds say how a prompt is read, and how long an output may be.
 
     Every call takes the fields of `heedful.options.Options` by keyword; what is not given is as the
-    model's card says. A result does not depend on what else is in a batch.
+    model's metadata says. A result does not depend on what else is in a batch.
     """
 
     kind = "language model"
-    usual: ClassVar[dict[str, Any]] = {}  # options where neither call nor card says any
+    usual: ClassVar[dict[str, Any]] = {}  # options where neither call nor metadata says any
     backend: GenerationBackend | None
     _has_warned = False  # that the backend cannot run everything
-    # Of the last call: what was given, card and settings, and what came of them. A small model
+    # Of the last call: what was given, metadata and settings, and what came of them. A small model
     # answers in the time that it takes to check and to gather them.
-    _last: tuple[dict[str, Any], ModelCard, Settings | None, Options] | None = None
+    _last: tuple[dict[str, Any], ModelMetadata, Settings | None, Options] | None = None
     _last_request: dict[str, Any] | None = None
 
     @property
     def ids(self) -> GenerationIds:
         """Tokens that a generation begins and ends with."""
-        return self.card.generation
+        return self.metadata.generation
 
     def generate(self, prompts: Texts, **options: Any) -> list[str] | list[list[int]]:
         """The best output for each prompt, in order: text for text, new ids for lists of ids."""
@@ -149,17 +149,19 @@ class Generator(SavedModel):
         return text
 
     def options(self, **given: Any) -> Options:
-        """The options given, with the card's defaults; raises UserError for an unknown one."""
-        last, card = self._last, self.card
+        """The options given, with the metadata's defaults; raises UserError for an unknown one."""
+        last, metadata = self._last, self.metadata
         settings = self.backend.settings if self.backend else self.settings
         is_plain = _PLAIN.issuperset(map(type, given.values()))
-        if is_plain and last and last[0] == given and last[1] is card and last[2] is settings:
+        if is_plain and last and last[0] == given and last[1] is metadata and last[2] is settings:
             return last[3]
         measured = settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
-        chosen = Options.from_keywords(given).with_defaults({**self.usual, **card.options, **more})
+        chosen = Options.from_keywords(given).with_defaults(
+            {**self.usual, **metadata.options, **more}
+        )
         if is_plain:
-            self._last = given, card, settings, chosen
+            self._last = given, metadata, settings, chosen
         return chosen
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
@@ -178,8 +180,8 @@ class Generator(SavedModel):
 
     def end_ids(self) -> list[int]:
         """What ends a text; raises UserError for a net without an end mark."""
-        if self.ids.end:
-            return list(self.ids.end)
+        if self.ids.eos_ids:
+            return list(self.ids.eos_ids)
         raise UserError("this model has no end mark; import it with its generation_config.json")
 
     # --- batches --------------------------------------------------------------------------------
@@ -299,18 +301,18 @@ class Generator(SavedModel):
         required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
         if required:
             self.check_ids(required, "tgt_")
-        never = ids.never
+        never = ids.suppressed_ids
         if options.no_unknown and self.has_tokenizer and self.tgt_tokenizer.unk_id >= 0:
             never = (*never, self.tgt_tokenizer.unk_id)
         if isinstance(draft, Generator):
-            draft = (draft.eager, draft.ids.start)
+            draft = (draft.eager, draft.ids.decoder_start_ids)
         return {
             "options": options,
-            "decoder_start_ids": ids.start,
+            "decoder_start_ids": ids.decoder_start_ids,
             "eos_ids": tuple(self.end_ids()),
             "suppressed_ids": never,
-            "forced_bos_id": ids.first,
-            "forced_eos_id": ids.last,
+            "forced_bos_id": ids.forced_bos_id,
+            "forced_eos_id": ids.forced_eos_id,
             "bad_words_ids": [ids for each in options.banned for ids in forms(each)],
             "required_ids": required,
             "max_length": self.config.max_length,

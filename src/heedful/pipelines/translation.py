@@ -1,4 +1,4 @@
-"""Models of two stacks opened for use: text in, text out."""
+"""Saved encoder-decoder models: translation and other text-to-text tasks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +12,9 @@ from heedful.pipelines.text_generation import Generator, TextScore
 
 
 class Translator(Generator):
-    """A net of two stacks, `net(src, tgt, src_lengths, tgt_lengths) -> logits`; prompts: sources.
+    """An encoder-decoder, `net(src, tgt, src_lengths, tgt_lengths) -> logits`, with tokenizers.
 
-    A blank text has a blank translation.
+    Its prompts are sources; the translation of a blank text is blank.
     """
 
     kind = "translator"
@@ -22,24 +22,28 @@ class Translator(Generator):
 
     @property
     def ids(self) -> GenerationIds:
-        """Those of the card; of heedful's own tokenizer where it says none."""
-        ids = self.card.generation
-        if ids.start or not self.has_tokenizer:
+        """The ids of the metadata, or else those of heedful's own tokenizer."""
+        ids = self.metadata.generation
+        if ids.decoder_start_ids or not self.has_tokenizer:
             return ids
         tokenizer = self.tgt_tokenizer
-        # No special but the end may be written: no padding, second beginning, mask or sentinel.
-        # Of what is unknown the model has read, so it may say so.
-        ends = {tokenizer.eos_id, tokenizer.unk_id}
-        never = tuple(sorted({tokenizer.pad_id, *tokenizer.special_ids} - ends))
-        return replace(ids, start=(tokenizer.bos_id,), end=(tokenizer.eos_id,), never=never)
+        # Every special token but EOS is suppressed: padding, BOS, masks and sentinels. Training
+        # targets may have the unknown token, so outputs may have it too.
+        allowed = {tokenizer.eos_id, tokenizer.unk_id}
+        return replace(
+            ids,
+            decoder_start_ids=(tokenizer.bos_id,),
+            eos_ids=(tokenizer.eos_id,),
+            suppressed_ids=tuple(sorted({tokenizer.pad_id, *tokenizer.special_ids} - allowed)),
+        )
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
-        """The best translation of each text, in order: `generate` of texts."""
-        found = self.generations(texts, **{"scores": False} | options)
-        return [outputs[0].text for outputs in found]
+        """The best translation of each text: `generate` for texts."""
+        generations = self.generations(texts, **{"scores": False} | options)
+        return [outputs[0].text for outputs in generations]
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
-        """Ids of each source, none for a blank text; those given as ids stay as they are."""
+        """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""
         options = options or Options()
         sources = self.rows_of(
             prompts, lambda tokenizer, ids: tokenizer.encode_target(ids) if ids else []
@@ -48,15 +52,15 @@ class Translator(Generator):
         return sources
 
     def length_limit(self, row: list[int], options: Options) -> int:
-        """As asked for, or as the card says, and never more than the net has positions for.
+        """`max_new_tokens`, or the limit of the metadata, at most the net's positions.
 
-        The decoder reads its start ids and all new tokens but the last.
+        The decoder's input is the start ids and all new tokens but the last.
         """
-        start, longest = len(self.ids.start), self.config.max_length
+        start, longest = len(self.ids.decoder_start_ids), self.config.max_length
         if start > longest:
             raise UserError(f"{start} start ids do not fit the {longest} positions of the model")
-        asked = options.max_new_tokens or self.card.limits.of_source(len(row))
-        return min(asked, longest - max(start - 1, 0))
+        limit = options.max_new_tokens or self.metadata.limits.for_source(len(row))
+        return min(limit, longest - max(start - 1, 0))
 
     def score(
         self,
@@ -69,8 +73,8 @@ class Translator(Generator):
         """Log-probability of each target given its source, EOS included, by teacher forcing.
 
         Args:
-            too_long: a pair with a side that is left out has a score of no tokens.
-            batch_tokens: padded tokens, of source and target, of a batch.
+            too_long: as of `Options`; a pair with a side left out has a score of 0 tokens.
+            batch_tokens: padded tokens of source and target in a batch.
         """
         from heedful.pipelines.scoring import score_pairs
 

@@ -25,7 +25,7 @@ from heedful.errors import UserError
 from heedful.evaluation.likelihood import token_metrics
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
-from heedful.pipelines import GenerationIds, Limits, ModelCard, Translator
+from heedful.pipelines import GenerationIds, Limits, ModelMetadata, Translator
 from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
 from heedful.tasks.masked_lm import example_rng, shown
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
@@ -100,20 +100,20 @@ class Denoising(Task):
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
 
-    def describe_model(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelMetadata:
         tokenizer, pairs = data.tokenizer, self.held_out(data, "valid")
         ids = GenerationIds()
         if isinstance(self.noise, T5Noise):  # its outputs are made of sentinels
             never = tokenizer.special_ids - {tokenizer.eos_id, tokenizer.unk_id}
             sentinels = noise_tokens(tokenizer).sentinel_ids
             ids = GenerationIds(
-                start=(tokenizer.bos_id,),
-                end=(tokenizer.eos_id,),
-                never=tuple(sorted(never.difference(sentinels))),
+                decoder_start_ids=(tokenizer.bos_id,),
+                eos_ids=(tokenizer.eos_id,),
+                suppressed_ids=tuple(sorted(never.difference(sentinels))),
             )
-        limits = Limits.of(pairs.src.lengths, pairs.tgt.lengths)
+        limits = Limits.from_lengths(pairs.src.lengths, pairs.tgt.lengths)
         language = self.recipe.data.src_language
-        return ModelCard(name, self.recipe.task, language, language, limits, generation=ids)
+        return ModelMetadata(name, self.recipe.task, language, language, limits, generation=ids)
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
         """By the texts' own lengths, so that a plan does not hang on what the noise draws."""

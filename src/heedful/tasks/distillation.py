@@ -146,7 +146,7 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
     recipe = task.recipe
     settings = recipe.distillation
     expect(teacher, type(student), f"distillation.teacher of the task {recipe.task}")
-    longest = task.model_keys(data, student.card.architecture)["max_length"]
+    longest = task.model_keys(data, student.metadata.architecture)["max_length"]
     if teacher.config.max_length < longest:
         raise UserError(
             f"distillation.teacher reads {teacher.config.max_length} tokens at most, but the data "
@@ -165,9 +165,9 @@ def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Da
             f"distillation.cosine_weight compares states, but the student's d_model is {widths[0]} "
             f"and the teacher's {widths[1]}; set it to 0, or model.d_model to {widths[1]}"
         )
-    if data.labels and data.labels != tuple(teacher.card.labels):
+    if data.labels and data.labels != tuple(teacher.metadata.labels):
         raise UserError(
-            f"distillation.teacher knows the labels {format_names(teacher.card.labels)}, but "
+            f"distillation.teacher knows the labels {format_names(teacher.metadata.labels)}, but "
             f"data.train.file has {format_names(data.labels)}; they must be the same"
         )
     teacher.net.eval().requires_grad_(False)

@@ -17,7 +17,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.evaluation.likelihood import token_metrics
 from heedful.files import write_text
 from heedful.parts.losses import LossSum
-from heedful.pipelines import LanguageModel, ModelCard
+from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
 from heedful.tasks.inputs import joint_tokenizer, read_text_data
@@ -86,9 +86,9 @@ class LanguageModelling(Task):
         vocab_size = 8 if data is None else data.tokenizer.vocab_size
         return {"vocab_size": vocab_size, "max_length": self.objective.context}
 
-    def describe_model(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelMetadata:
         ids = continuation_ids(data.tokenizer)
-        return ModelCard(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
+        return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Windows]:
         return plan_windows(

@@ -11,7 +11,7 @@ from heedful.data.hf_tokenizers import open_tokenizer
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import read_object
-from heedful.pipelines import ModelCard, SavedModel, Translator, open_net
+from heedful.pipelines import ModelMetadata, SavedModel, Translator, open_net
 from heedful.pipelines.base import CONFIG
 from heedful.tasks.init_from import VOCABULARIES
 from heedful.tasks.run_data import Data, Origin
@@ -38,9 +38,9 @@ def origin_of(path: str | None, source: SavedModel | None, teacher: SavedModel |
         )
     start_id = None
     if isinstance(source, Translator) and _is_imported(source):
-        start_id = source.ids.start[-1]
+        start_id = source.ids.decoder_start_ids[-1]
     tokenizers = master.src_tokenizer, master.tgt_tokenizer
-    return Origin(tokenizers, start_id, tuple(master.card.labels))
+    return Origin(tokenizers, start_id, tuple(master.metadata.labels))
 
 
 def _is_imported(source: SavedModel | None) -> bool:
@@ -57,23 +57,23 @@ def build(
     """The run's model, with weights as drawn; `device`: where it will be trained."""
     name, config = model_config(task, data, source, teacher)
     net = initialized_net(name, config, device)
-    card = task.describe_model(data, name)
+    metadata = task.describe_model(data, name)
     if source is not None and _is_imported(source):
         # An imported model's outputs go on to begin and end as it was trained.
-        card = replace(card, generation=source.card.generation)
+        metadata = replace(metadata, generation=source.metadata.generation)
     plugin = plugins.architecture.plugin_of(name)
     if plugin is not None:
-        card = replace(card, plugins=(plugin,))
-    return open_net(net, config, card, *data.tokenizers)
+        metadata = replace(metadata, plugins=(plugin,))
+    return open_net(net, config, metadata, *data.tokenizers)
 
 
 def opened_again(directory: Path, data: Data, device: torch.device) -> SavedModel:
     """The model of a run's folder, with weights yet to be set from a checkpoint."""
     content = read_object(directory / CONFIG)
-    card = ModelCard.from_dict(content)
-    config = make_config(card.architecture, content["model"], str(directory / CONFIG))
-    net = initialized_net(card.architecture, config, device)
-    return open_net(net, config, card, *data.tokenizers)
+    metadata = ModelMetadata.from_dict(content)
+    config = make_config(metadata.architecture, content["model"], str(directory / CONFIG))
+    net = initialized_net(metadata.architecture, config, device)
+    return open_net(net, config, metadata, *data.tokenizers)
 
 
 def model_config(
@@ -88,13 +88,13 @@ def model_config(
     origin = source or (teacher if task.recipe.distillation.copy_layers else None)
     if not keys and origin is None:
         keys = dict(task.default_model)
-    first = origin.card.architecture if origin else task.default_model["architecture"]
+    first = origin.metadata.architecture if origin else task.default_model["architecture"]
     name = str(keys.pop("architecture", first))
     kind = architecture(name)
     size = keys.pop("size", None)
     if size is not None and str(size) not in kind.sizes:
         raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(kind.sizes)}")
-    same = origin is not None and origin.card.architecture == name
+    same = origin is not None and origin.metadata.architecture == name
     base = asdict(origin.config) if origin is not None and same else {}
     models = [each for each in (source, teacher) if each is not None]
     follows = _kept_sizes(task, task.model_keys(data, name), models, origin)

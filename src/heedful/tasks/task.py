@@ -18,7 +18,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.losses import LossSum
-from heedful.pipelines import ModelCard
+from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
 from heedful.tasks.inputs import check_sources, joint_tokenizer, training_shapes
 from heedful.tasks.run_data import Data, Origin, RawData
@@ -115,9 +115,11 @@ class Task(ABC):
             UserError: the architecture does not fit the task.
         """
 
-    def describe_model(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelMetadata:
         """The metadata of the model in its `config.json`."""
-        return ModelCard(name, self.recipe.task, self.recipe.data.src_language, labels=data.labels)
+        return ModelMetadata(
+            name, self.recipe.task, self.recipe.data.src_language, labels=data.labels
+        )
 
     @abstractmethod
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.evaluation.metrics import Scores, corpus_scores
 from heedful.files import write_json, write_text
-from heedful.pipelines import Limits, ModelCard, Translator
+from heedful.pipelines import Limits, ModelMetadata, Translator
 from heedful.plugins import metric
 from heedful.progress import track
 from heedful.tasks.inputs import (
@@ -85,10 +85,12 @@ class Translation(Task):
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
 
-    def describe_model(self, data: Data, name: str) -> ModelCard:
+    def describe_model(self, data: Data, name: str) -> ModelMetadata:
         languages = self.recipe.data.src_language, self.recipe.data.tgt_language
-        limits = Limits.of(data.ids("train", "src").lengths, data.ids("train", "tgt").lengths)
-        return ModelCard(name, self.recipe.task, *languages, limits)
+        limits = Limits.from_lengths(
+            data.ids("train", "src").lengths, data.ids("train", "tgt").lengths
+        )
+        return ModelMetadata(name, self.recipe.task, *languages, limits)
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
         return plan_training(self.recipe, epoch, *self.row_lengths(data))
