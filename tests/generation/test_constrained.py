@@ -81,7 +81,7 @@ def test_a_narrow_beam_keeps_to_all_phrases_and_no_text_depends_on_another(
 
 @pytest.mark.parametrize(
     ("phrases", "words"),
-    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "holds an end")],
+    [([[]], "0 tokens"), ([[1] * 9], "9 tokens"), ([[1, 0]], "holds an EOS")],
 )
 def test_phrases_that_cannot_stand_are_refused(phrases: list[list[int]], words: str) -> None:
     row = from_rows(random_rows(0, SIZE))

@@ -37,9 +37,9 @@ def search(kind: str, function: Callable[..., Tensor], start: Any, **options: An
 
 def allow_again(log_probs: Tensor, context: Context) -> Tensor:
     """A rule from elsewhere: token 4 is as likely as before all rules."""
-    assert context.given is not None
+    assert context.model_log_probs is not None
     four = torch.tensor([4])
-    return log_probs.index_copy(1, four, context.given[:, four])
+    return log_probs.index_copy(1, four, context.model_log_probs[:, four])
 
 
 OPTIONS: dict[str, Any] = {

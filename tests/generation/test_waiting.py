@@ -43,7 +43,7 @@ def test_nothing_waits_between_looks(seeds: list[int] | None, rules: dict[str, A
     with Waits() as waits:
         found = sample(
             table, [[1], [2], [3]], state=table, seeds=seeds, num_samples=samples, eos_id=EOS,
-            rules=sampling_rules(**rules), max_new_tokens=24, min_new_tokens=24, look_every=8,
+            rules=sampling_rules(**rules), max_new_tokens=24, min_new_tokens=24, steps_per_read=8,
         )  # fmt: skip
     assert [len(one.ids) for one in found] == [24] * 3 * samples
     assert table.calls == 24

@@ -1,11 +1,13 @@
-"""Hypotheses of a beam search as back-pointers, and the best that have finished.
+"""The hypotheses of a beam search as back-pointers, and the best finished ones of each beam.
 
-A step makes `P` hypotheses of each of `R` beams from the `w` that were open: its first `w` places
-hold those that stay open, the others those that end. Step times `P` plus place refers to one.
+A step extends the `w` open hypotheses of each of `R` beams to `P` entries: first the `w` that stay
+open, then those that end. A reference to a hypothesis is the index of its step times `P`, plus the
+index of its entry.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -13,92 +15,106 @@ from torch import Tensor
 
 
 class Extensions(NamedTuple):
-    """Open hypotheses with one token more, `X` of each beam.
+    """Open hypotheses extended by one token: `X` extensions of each beam.
 
     Attributes:
-        parent: place of the hypothesis that is extended, from 0 to w - 1.
-        part: log-probability of the token; `log_prob` is the sum with that of the parent.
+        parent: index of the extended hypothesis in its beam, from 0 to w - 1.
+        token_log_prob: log-probability of the token.
+        log_prob: log-probability of all new tokens.
     """
 
     parent: Int[Tensor, "R X"]
     token: Int[Tensor, "R X"]
-    part: Float[Tensor, "R X"]
+    token_log_prob: Float[Tensor, "R X"]
     log_prob: Float[Tensor, "R X"]
 
-    def take(self, places: Int[Tensor, "R Y"]) -> "Extensions":
-        """Those at some places."""
-        return Extensions(*(values.gather(1, places) for values in self))
+    def take(self, indices: Int[Tensor, "R Y"]) -> "Extensions":
+        """The extensions at these indices of each beam."""
+        return Extensions(*(values.gather(1, indices) for values in self))
 
 
 @dataclass
 class BackPointers:
-    """Parents, tokens and log-probabilities of all steps."""
+    """Parents, tokens and their log-probabilities of all steps.
 
-    num_places: int
-    _earlier: list[Shaped[Tensor, "steps R P"]] = field(default_factory=list)
-    _open: list[Extensions] = field(default_factory=list)  # of the steps since
-    _ends: list[Extensions] = field(default_factory=list)
+    A step appends its tensors without an operation on them; they are joined when they are read.
+    """
 
-    def append(self, is_open: Extensions, ends: Extensions) -> None:
-        """Add a step."""
-        self._open.append(is_open)
-        self._ends.append(ends)
+    num_entries: int
+    _joined: list[Shaped[Tensor, "steps R P"]] = field(default_factory=list)
+    _open: list[Extensions] = field(default_factory=list)  # of the steps that are not joined
+    _endings: list[Extensions] = field(default_factory=list)
+
+    def append(self, open_: Extensions, endings: Extensions) -> None:
+        """Add the entries of a step."""
+        self._open.append(open_)
+        self._endings.append(endings)
 
     def select(self, beams: Int[Tensor, "M"]) -> "BackPointers":
-        """Those of some beams."""
-        return BackPointers(self.num_places, [values[:, beams] for values in self._joined()])
+        """The back-pointers of these beams."""
+        return BackPointers(self.num_entries, [values[:, beams] for values in self._join()])
 
-    def on_host(self) -> list[Any]:
-        """Parents, tokens and log-probabilities as nested lists."""
-        return [values.tolist() for values in self._joined()]
+    def paths(self, refs: Iterable[Iterable[int]]) -> Iterator[list[tuple[list[int], list[float]]]]:
+        """For each beam the tokens and token log-probabilities of the hypotheses at `refs`.
 
-    def _joined(self) -> list[Shaped[Tensor, "steps R P"]]:
-        """Parents, tokens and log-probabilities; a step costs nothing until they are needed."""
+        A negative reference is the empty hypothesis.
+        """
+        parents, tokens, log_probs = (values.tolist() for values in self._join())
+        for beam, beam_refs in enumerate(refs):
+            paths = []
+            for ref in beam_refs:
+                step, entry = divmod(ref, self.num_entries)
+                path: list[tuple[int, float]] = []
+                while step >= 0:
+                    path.append((tokens[step][beam][entry], log_probs[step][beam][entry]))
+                    step, entry = step - 1, parents[step][beam][entry]
+                path.reverse()
+                paths.append(([token for token, _ in path], [value for _, value in path]))
+            yield paths
+
+    def _join(self) -> list[Shaped[Tensor, "steps R P"]]:
+        """Parents, tokens and token log-probabilities."""
         if self._open:
-            halves = ([*zip(*steps, strict=True)][:3] for steps in (self._open, self._ends))
+            halves = ([*zip(*steps, strict=True)][:3] for steps in (self._open, self._endings))
             steps = [
-                torch.cat([torch.stack(of_open), torch.stack(of_ends)], dim=2)
-                for of_open, of_ends in zip(*halves, strict=True)
+                torch.cat([torch.stack(open_), torch.stack(endings)], dim=2)
+                for open_, endings in zip(*halves, strict=True)
             ]
-            if self._earlier:
-                steps = [torch.cat(pair) for pair in zip(self._earlier, steps, strict=True)]
-            self._earlier, self._open, self._ends = steps, [], []
-        return self._earlier
-
-    def path(self, on_host: list[Any], beam: int, ref: int) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities of a hypothesis; none for a negative reference."""
-        parents, tokens, parts = on_host
-        step, place = divmod(ref, self.num_places)
-        ids: list[int] = []
-        log_probs: list[float] = []
-        while step >= 0:
-            ids.append(tokens[step][beam][place])
-            log_probs.append(parts[step][beam][place])
-            step, place = step - 1, parents[step][beam][place]
-        return ids[::-1], log_probs[::-1]
+            if self._joined:
+                steps = [torch.cat(pair) for pair in zip(self._joined, steps, strict=True)]
+            self._joined, self._open, self._endings = steps, [], []
+        return self._joined
 
 
-class Finished(NamedTuple):
-    """The `K` best finished hypotheses of each beam, best first; score -inf: fewer were found."""
+class BestFinished(NamedTuple):
+    """The `K` best finished hypotheses of each beam, best first, with their references.
+
+    A score of -inf is a free entry.
+    """
 
     score: Float[Tensor, "R K"]
     ref: Int[Tensor, "R K"]
 
-    def add(self, scores: Float[Tensor, "R X"], first_ref: int, *, first_come: bool) -> "Finished":
-        """With others, at the references from `first_ref` on; earlier ones win ties.
+    def add(
+        self, scores: Float[Tensor, "R X"], first_ref: int, *, keep_earlier: bool
+    ) -> "BestFinished":
+        """The `K` best of these and of `X` more, whose references count up from `first_ref`.
 
-        With `first_come` they win in any case.
+        Of equal scores the earlier one is better.
+
+        Args:
+            keep_earlier: hypotheses that are here stay, also where new ones have better scores.
         """
-        num_kept, num_new = self.score.shape[1], scores.shape[1]
+        capacity, num_new = self.score.shape[1], scores.shape[1]
         refs = torch.arange(first_ref, first_ref + num_new, device=scores.device)
         refs = torch.cat([self.ref, refs.expand(len(scores), -1)], dim=1)
         ranks = merged = torch.cat([self.score, scores], dim=1)
-        if first_come:
+        if keep_earlier:
             earlier = self.score.masked_fill(self.score > -torch.inf, torch.inf)
             ranks = torch.cat([earlier, scores], dim=1)
-        best = ranks.sort(dim=1, descending=True, stable=True).indices[:, :num_kept]
-        return Finished(merged.gather(1, best), refs.gather(1, best))
+        best = ranks.sort(dim=1, descending=True, stable=True).indices[:, :capacity]
+        return BestFinished(merged.gather(1, best), refs.gather(1, best))
 
-    def select(self, beams: Int[Tensor, "M"]) -> "Finished":
-        """Those of some beams."""
-        return Finished(self.score[beams], self.ref[beams])
+    def select(self, beams: Int[Tensor, "M"]) -> "BestFinished":
+        """The finished hypotheses of these beams."""
+        return BestFinished(self.score[beams], self.ref[beams])

@@ -1,7 +1,9 @@
-"""Beam search on tensors of fixed shape, with the stop rules that `beam_search` describes.
+"""Beam search on tensors of fixed shape; `heedful.generation.search.beam_search` documents it.
 
-Of `B` sentences each has one beam (in `heedful.generation.diverse` several) of `w` hypotheses: `R`
-beams in all. The host looks once a step; sentences that are done leave when enough of them are.
+Each of `B` sentences has one beam of `w` hypotheses (in `heedful.generation.diverse` one for each
+group): `R` beams in all, whose `w` rows are adjacent. A hypothesis is open until it ends, and a
+beam is open until its stop rule holds. The host reads from the device once a step. Sentences
+without an open beam leave the batch some at a time.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from heedful.generation.back_pointers import BackPointers, Extensions, Finished
+from heedful.generation.back_pointers import BackPointers, BestFinished, Extensions
 from heedful.generation.decoding import Search
 from heedful.generation.hypotheses import Hypothesis, LengthScore
 from heedful.generation.state import sum_dtype
@@ -20,36 +22,38 @@ from heedful.generation.topk import top_k
 
 Stop = Literal["optimal", "beam_full", "heuristic"]
 Penalties = Callable[[], Float[Tensor, "N"]]
-"""Of each row of the last step what is added to the score of what ends after it; 0 at most."""
+"""For each row of the last step, a number of at most 0 added to the scores of its endings."""
 
 
 @dataclass(frozen=True)
 class Beams:
-    """The open hypotheses of each beam, and the best that have finished.
+    """The open hypotheses of each beam after `length` steps, and the best finished ones.
 
     Attributes:
-        tokens: one row for each sentence before the first step, then `w` for each beam.
-        log_prob: -inf for a row that repeats the first one, where a beam has too few hypotheses.
-        memory: what a kind of search keeps of each hypothesis; the plain one nothing of its own.
-        parent: the row of the same beam in the step before that each row extends.
-        best_open: reference to the first hypothesis of the last step that had one.
+        tokens: before the first step one row for each sentence, then `w` rows for each beam.
+        log_prob: of the new tokens. A beam with fewer than `w` hypotheses repeats its first one,
+            with a log-probability of -inf.
+        extra: data of each hypothesis that a kind of search adds to these.
+        parent: index of the hypothesis of the step before that each one extends.
+        is_open: the beam is not done.
+        best_open: reference to the first hypothesis of the last step in which the beam was open.
     """
 
     tokens: Int[Tensor, "N all"]
     log_prob: Float[Tensor, "R w"]
-    memory: Shaped[Tensor, "R w ..."]
+    extra: Shaped[Tensor, "R w ..."]
     parent: Int[Tensor, "R w"]
     is_open: Bool[Tensor, "R"]
     best_open: Int[Tensor, "R"]
-    finished: Finished
+    finished: BestFinished
     length: int = 0
 
     def select(self, beams: Int[Tensor, "M"]) -> "Beams":
-        """Only these beams; after the first step."""
+        """These beams; after the first step."""
         return Beams(
             self.tokens.unflatten(0, self.parent.shape)[beams].flatten(0, 1),
             self.log_prob[beams],
-            self.memory[beams],
+            self.extra[beams],
             self.parent[beams],
             self.is_open[beams],
             self.best_open[beams],
@@ -59,66 +63,70 @@ class Beams:
 
 
 class Choice(NamedTuple):
-    """One step of each beam: the hypotheses that stay open, with their memory, and those that end.
+    """One step of each beam: the hypotheses that stay open, and those that end.
 
-    `largest` is the largest value seen; `is_tied` says whether a row had a tie that only an exact
-    choice puts in order.
+    Attributes:
+        open: the hypotheses that stay open, with `Beams.extra` of each.
+        endings: hypotheses that end with the token; -inf is no ending.
+        largest: the largest log-probability of a token.
+        is_tied: a row has a tie that only an exact choice resolves.
     """
 
-    is_open: Extensions
-    memory: Shaped[Tensor, "R w ..."]
-    ends: Extensions
+    open: Extensions
+    extra: Shaped[Tensor, "R w ..."]
+    endings: Extensions
     largest: Float[Tensor, ""]
     is_tied: Bool[Tensor, ""]
 
 
 @dataclass
 class BeamSearch(Search):
-    """One beam search; each beam has `width` hypotheses and keeps `capacity` finished ones."""
+    """Beam search with `width` hypotheses for each beam, which keeps `capacity` finished ones.
+
+    `choose`, `at_limit` and `merge` are what other kinds of search override.
+    """
 
     stop: Stop | str
     score: LengthScore
     width: int
     capacity: int
     penalties: Penalties | None = None
-    num_groups: int = 1  # beams of a sentence
+    num_groups: int = 1  # beams of each sentence
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._eos = torch.tensor(sorted(self.request.eos_ids), device=self.request.start.device)
+        device = self.request.start.device
+        self._eos = torch.tensor(sorted(self.request.eos_ids), device=device)
         self._parents: dict[int, Tensor] = {}  # by the number of candidates of each row
-        self._first_rows: Tensor | None = None  # of the beams
+        self._first_rows = torch.zeros(0, 1, dtype=torch.long, device=device)  # of each beam
         self._num_best = self.width + len(self._eos)  # of each row, so that `width` do not end
-        num_ends = self.width * (len(self._eos) if self.stop == "optimal" else 1)
-        self._num_places = self.width + num_ends
+        num_endings = self.width * (len(self._eos) if self.stop == "optimal" else 1)
+        self._num_entries = self.width + num_endings
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done: the hypotheses of each, best first."""
-        beams, history = self.init(), BackPointers(self._num_places)
-        found: dict[int, list[Hypothesis]] = {}
+        beams, history = self.init(), BackPointers(self._num_entries)
+        results: dict[int, list[Hypothesis]] = {}  # by the index of the beam in the request
         is_open = [True] * len(beams.is_open)
         while self.sentences:
-            rows = [flag for flag in is_open for _ in range(self.width)]
-            known = None if all(is_open) or not beams.length else rows
-            beams, choice, is_open = self._next(beams, known)
-            history.append(choice.is_open, choice.ends)
-            before = self.sentences
-            size = self.num_groups
-            opened = [any(is_open[at : at + size]) for at in range(0, len(is_open), size)]
-            keep = self.drop_done(opened)
+            beams, choice, is_open = self._step(beams, is_open)
+            history.append(choice.open, choice.endings)
+            sentences, groups = self.sentences, range(0, len(is_open), self.num_groups)
+            has_open = [any(is_open[first : first + self.num_groups]) for first in groups]
+            keep = self.drop_done(has_open)
             if keep is not None:
-                left = [place for place, flag in enumerate(opened) if not flag]
-                done = torch.tensor(self._numbers(left), device=beams.is_open.device)
-                numbers = self._numbers([before[place] for place in left])
-                results = self._results(beams.select(done), history.select(done), numbers)
-                found |= dict(zip(numbers, results, strict=True))
-                stay = self._numbers(keep)
-                places = torch.tensor(stay, dtype=torch.long, device=done.device)
-                beams, history = beams.select(places), history.select(places)
-                is_open = [is_open[place] for place in stay]
-            self._follow(beams)
+                left = [index for index, flag in enumerate(has_open) if not flag]
+                done = torch.tensor(self._beams_of(left), device=beams.is_open.device)
+                numbers = self._beams_of([sentences[index] for index in left])
+                found = self._results(beams.select(done), history.select(done), numbers)
+                results |= dict(zip(numbers, found, strict=True))
+                remaining = self._beams_of(keep)
+                indices = torch.tensor(remaining, dtype=torch.long, device=done.device)
+                beams, history = beams.select(indices), history.select(indices)
+                is_open = [is_open[beam] for beam in remaining]
+            self._reorder_state(beams)
         return [
-            self.merge([found[number] for number in self._numbers([sentence])])
+            self.merge([results[beam] for beam in self._beams_of([sentence])])
             for sentence in range(self.request.batch)
         ]
 
@@ -128,40 +136,47 @@ class BeamSearch(Search):
         return hypotheses
 
     def init(self) -> Beams:
-        """Beams whose first row is the start and whose other rows are empty."""
+        """Beams with one empty hypothesis each, and no other."""
         start = self.request.start
         size = (len(start) * self.num_groups, self.width)
         log_prob = torch.full(size, -torch.inf, dtype=sum_dtype(start.device), device=start.device)
         log_prob[:, 0] = 0
         parent = torch.zeros(size, dtype=torch.long, device=start.device)
         score = log_prob.new_full((size[0], self.capacity), -torch.inf)
-        finished = Finished(score, torch.zeros_like(score, dtype=torch.long))
+        finished = BestFinished(score, torch.zeros_like(score, dtype=torch.long))
         is_open = torch.ones_like(parent[:, 0], dtype=torch.bool)
-        best_open = torch.full_like(parent[:, 0], -self._num_places)  # nothing
+        best_open = torch.full_like(parent[:, 0], -self._num_entries)  # the empty hypothesis
         return Beams(start, log_prob, log_prob, parent, is_open, best_open, finished)
 
     # --- one step -------------------------------------------------------------------------------
 
-    def _next(self, beams: Beams, known: list[bool] | None) -> tuple[Beams, Choice, list[bool]]:
-        """The beams with one token more, and which of them are open; the host looks once.
+    def _step(self, beams: Beams, is_open: list[bool]) -> tuple[Beams, Choice, list[bool]]:
+        """The beams with one token more, and which of them are open.
 
-        Rows with a tie are rare, so the exact choice is made only where the first one met one.
+        Rows with ties are rare: only a step with one is chosen again, exactly.
         """
-        given, ruled = self.next_step(beams.tokens, beams.length, known)
+        open_rows = None
+        if beams.length and not all(is_open):
+            open_rows = [flag for flag in is_open for _ in range(self.width)]
+        model_log_probs, log_probs = self.next_step(beams.tokens, beams.length, open_rows)
         for exact in (False, True):
-            choice = self.choose(beams, self._by_beam(beams, ruled), exact)
+            choice = self.choose(beams, self._by_beam(beams, log_probs), exact)
             after = self.advance(beams, choice)
             largest = choice.largest
-            of_given = given.amax() if self.step.checks_given else largest
-            numbers = torch.stack([of_given, largest]), choice.is_tied[None], after.is_open
-            first, second, tied, *is_open = torch.cat(numbers).tolist()
+            of_model = model_log_probs.amax() if self.step.checks_model else largest
+            numbers = torch.stack([of_model, largest]), choice.is_tied[None], after.is_open
+            first, second, tied, *flags = torch.cat(numbers).tolist()
             self.step.check_rankable(first, second, after.length)
             if not tied:
                 break
-        return after, choice, [flag > 0 for flag in is_open]
+        return after, choice, [flag > 0 for flag in flags]
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
-        """One step of each beam."""
+        """The best extensions of each beam, given the log-probabilities of all next tokens.
+
+        Args:
+            exact: of equal tokens the one of the lowest id is chosen; otherwise ties are reported.
+        """
         return self._choose_best(rows, beams.log_prob, exact)
 
     def _choose_best(
@@ -170,40 +185,37 @@ class BeamSearch(Search):
         """The extensions of highest log-probability."""
         values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
         candidates = self._candidates(log_prob, tokens, values)
-        is_open, key = self._best_open(candidates, candidates.log_prob)
-        ends = self._ends(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(is_open, key, ends, values.amax(), tied)
+        best, key = self._best_open(candidates, candidates.log_prob)
+        endings = self._endings(candidates, candidates.log_prob, rows, log_prob)
+        return Choice(best, key, endings, values.amax(), tied)
 
     def advance(self, beams: Beams, choice: Choice) -> Beams:
-        """The beams with the chosen tokens: what ends is kept, and beams that are done close."""
-        length, extended = beams.length + 1, choice.is_open
-        longest = [
-            self.request.max_new_tokens[s] for s in self.sentences for _ in range(self.num_groups)
-        ]
-        finished = self._finished(beams, choice.ends, self.width)
-        is_open = beams.is_open & (extended.log_prob[:, 0] > -torch.inf)
-        best_open = beams.best_open.masked_fill(is_open, beams.length * self._num_places)
-        if length in longest:
-            at_limit = torch.tensor([limit == length for limit in longest], device=is_open.device)
-            cut_off = self.cut_off(choice)
-            log_prob = cut_off.log_prob.masked_fill(~at_limit[:, None], -torch.inf)
-            cut_off = cut_off._replace(log_prob=log_prob)
-            finished = self._finished(replace(beams, finished=finished), cut_off, 0)
-            is_open = is_open & ~at_limit
-        is_open = is_open & ~self._is_done(finished, extended.log_prob, length, longest)
+        """The beams with the chosen tokens; endings are kept, and beams that are done close."""
+        length, chosen = beams.length + 1, choice.open
+        limits = self._per_beam(self.request.max_new_tokens)
+        finished = self._add_finished(beams, choice.endings, self.width)
+        is_open = beams.is_open & (chosen.log_prob[:, 0] > -torch.inf)
+        best_open = beams.best_open.masked_fill(is_open, beams.length * self._num_entries)
+        if length in limits:
+            is_last = torch.tensor([limit == length for limit in limits], device=is_open.device)
+            cut = self.at_limit(choice)
+            cut = cut._replace(log_prob=cut.log_prob.masked_fill(~is_last[:, None], -torch.inf))
+            finished = self._add_finished(replace(beams, finished=finished), cut, 0)
+            is_open = is_open & ~is_last
+        is_open = is_open & ~self._is_done(finished, chosen.log_prob, length, limits)
         tokens = self._all_rows(beams, beams.tokens)
-        if self._first_rows is None or len(self._first_rows) != len(beams.is_open):
+        if len(self._first_rows) != len(is_open):
             self._first_rows = torch.arange(0, len(tokens), self.width, device=tokens.device)[
                 :, None
             ]
-        rows = (extended.parent + self._first_rows).flatten()
-        tokens = torch.cat([tokens.index_select(0, rows), extended.token.view(-1, 1)], dim=1)
-        log_prob, parent = extended.log_prob, extended.parent
-        return Beams(tokens, log_prob, choice.memory, parent, is_open, best_open, finished, length)
+        rows = (chosen.parent + self._first_rows).flatten()
+        tokens = torch.cat([tokens.index_select(0, rows), chosen.token.view(-1, 1)], dim=1)
+        log_prob, parent = chosen.log_prob, chosen.parent
+        return Beams(tokens, log_prob, choice.extra, parent, is_open, best_open, finished, length)
 
-    def cut_off(self, choice: Choice) -> Extensions:
-        """Open hypotheses that may be the result at the length limit."""
-        return choice.is_open
+    def at_limit(self, choice: Choice) -> Extensions:
+        """The open hypotheses that may be results when they have reached the length limit."""
+        return choice.open
 
     def _all_rows(self, beams: Beams, rows: Tensor) -> Shaped[Tensor, "N ..."]:
         """`w` rows for each beam, also in the first step, which has one row for each sentence."""
@@ -218,101 +230,111 @@ class BeamSearch(Search):
         self,
         log_prob: Float[Tensor, "R w"],
         tokens: Int[Tensor, "N k"],
-        parts: Float[Tensor, "N k"],
+        token_log_probs: Float[Tensor, "N k"],
     ) -> Extensions:
-        """Every hypothesis with each of the tokens of its row."""
+        """Every hypothesis extended by each of the `k` tokens of its row."""
         num_beams, width = log_prob.shape
         count = tokens.shape[1]
         if count not in self._parents:
             rows = torch.arange(width, device=tokens.device)
             self._parents[count] = rows.repeat_interleave(count)
-        part = parts.to(log_prob.dtype).view(num_beams, width, -1)
-        total = (part + log_prob[..., None]).flatten(1)
+        by_row = token_log_probs.to(log_prob.dtype).view(num_beams, width, -1)
+        total = (by_row + log_prob[..., None]).flatten(1)
         token = tokens.reshape(num_beams, -1)
         parent = self._parents[count].expand(num_beams, -1)
-        return Extensions(parent, token, part.flatten(1), total)
+        return Extensions(parent, token, by_row.flatten(1), total)
 
     def _best_open(
         self, candidates: Extensions, keys: Float[Tensor, "R X"]
     ) -> tuple[Extensions, Float[Tensor, "R w"]]:
-        """The `width` best by key that do not end, with their keys."""
-        best = keys.masked_fill(self._is_end(candidates.token), -torch.inf)
-        key, places = best.sort(dim=1, descending=True, stable=True)
-        key, places = key[:, : self.width], places[:, : self.width]
-        return self._opened(candidates, key, places), key
+        """The `width` candidates of the highest keys among those that do not end, and the keys."""
+        keys = keys.masked_fill(self._is_eos(candidates.token), -torch.inf)
+        key, indices = keys.sort(dim=1, descending=True, stable=True)
+        key, indices = key[:, : self.width], indices[:, : self.width]
+        return self._take_open(candidates, key, indices), key
 
-    def _opened(
-        self, candidates: Extensions, key: Float[Tensor, "R w"], places: Int[Tensor, "R w"]
+    def _take_open(
+        self, candidates: Extensions, key: Float[Tensor, "R w"], indices: Int[Tensor, "R w"]
     ) -> Extensions:
-        """The candidates at some places; where the key is -inf the first one, with -inf."""
-        is_empty = key == -torch.inf
-        extended = candidates.take(torch.where(is_empty, places[:, :1], places))
-        return extended._replace(log_prob=extended.log_prob.masked_fill(is_empty, -torch.inf))
+        """The candidates at `indices`; where the key is -inf the first one again, with -inf."""
+        is_missing = key == -torch.inf
+        best = candidates.take(torch.where(is_missing, indices[:, :1], indices))
+        return best._replace(log_prob=best.log_prob.masked_fill(is_missing, -torch.inf))
 
-    def _ends(
+    def _endings(
         self,
         candidates: Extensions,
         keys: Float[Tensor, "R X"],
         rows: Float[Tensor, "R w V"],
         log_prob: Float[Tensor, "R w"],
     ) -> Extensions:
-        """What ends: under `optimal` each hypothesis with each EOS, else those that are among the
-        `width` best candidates; others have -inf."""
-        if self.stop == "optimal":
-            parts = rows.index_select(2, self._eos).flatten(0, 1)
-            return self._candidates(log_prob, self._eos.expand(len(parts), -1), parts)
-        best = keys.sort(dim=1, descending=True, stable=True).indices[:, : self.width]
-        ends = candidates.take(best)
-        is_end = self._is_end(ends.token)
-        return ends._replace(log_prob=ends.log_prob.masked_fill(~is_end, -torch.inf))
+        """Hypotheses that end in this step; others have a log-probability of -inf.
 
-    def _is_end(self, tokens: Int[Tensor, "R X"]) -> Bool[Tensor, "R X"]:
+        With the stop rule `optimal` each hypothesis ends with each EOS; with the others, those of
+        the `width` candidates of the highest keys end whose token is an EOS.
+        """
+        if self.stop == "optimal":
+            values = rows.index_select(2, self._eos).flatten(0, 1)
+            return self._candidates(log_prob, self._eos.expand(len(values), -1), values)
+        best = keys.sort(dim=1, descending=True, stable=True).indices[:, : self.width]
+        endings = candidates.take(best)
+        is_eos = self._is_eos(endings.token)
+        return endings._replace(log_prob=endings.log_prob.masked_fill(~is_eos, -torch.inf))
+
+    def _is_eos(self, tokens: Int[Tensor, "R X"]) -> Bool[Tensor, "R X"]:
         return tokens == self._eos if len(self._eos) == 1 else torch.isin(tokens, self._eos)
 
-    def _finished(self, beams: Beams, ends: Extensions, place: int) -> Finished:
-        """With hypotheses that end at the places from `place` on, where their beam is open."""
+    def _add_finished(self, beams: Beams, endings: Extensions, first_entry: int) -> BestFinished:
+        """The best finished hypotheses with these endings of beams that are open.
+
+        Args:
+            first_entry: index of the first ending among the entries of the step.
+        """
         length = beams.length + 1
-        scores = self.score(ends.log_prob, length)
+        scores = self.score(endings.log_prob, length)
         if self.penalties is not None:
-            of_rows = self._by_beam(beams, self.penalties().to(scores.dtype))
-            scores = scores + of_rows.gather(1, ends.parent)
+            penalties = self._by_beam(beams, self.penalties().to(scores.dtype))
+            scores = scores + penalties.gather(1, endings.parent)
         scores = scores.masked_fill(~beams.is_open[:, None], -torch.inf)
-        ref = beams.length * self._num_places + place
-        return beams.finished.add(scores, ref, first_come=self.stop == "beam_full")
+        first_ref = beams.length * self._num_entries + first_entry
+        return beams.finished.add(scores, first_ref, keep_earlier=self.stop == "beam_full")
 
     def _is_done(
         self,
-        finished: Finished,
+        finished: BestFinished,
         log_prob: Float[Tensor, "R w"],
         length: int,
-        longest: list[int],
+        limits: list[int],
     ) -> Bool[Tensor, "R"]:
-        """Which beams are done, by what has finished and the log-probabilities still open.
+        """Beams that are done by the stop rule.
 
-        No further token raises a log-probability, and for a fixed one the score is monotone in the
-        length, so the best score still possible lies at the shortest or the longest length; what
-        penalties take of it is not known yet.
+        For `optimal` this compares with an upper bound of the scores that open hypotheses can
+        reach: no further token raises a log-probability, and for a fixed one the score is monotone
+        in the length, so that the bound is the score at the shortest or at the longest length.
+        Penalties, which only lower a score, are left out of it.
         """
-        worst = finished.score[:, -1]  # -inf where there is room
+        worst = finished.score[:, -1]  # -inf while there are free entries
         if self.stop == "beam_full":
             return worst > -torch.inf
         best_open = log_prob.amax(dim=1)
         if self.stop == "heuristic":
             return self.score(best_open, length) <= worst
-        least = [
-            self.request.min_new_tokens[s] for s in self.sentences for _ in range(self.num_groups)
-        ]
-        shortest = [max(number, length + 1) for number in least]
+        minima = self._per_beam(self.request.min_new_tokens)
+        shortest = [max(minimum, length + 1) for minimum in minima]
         at_shortest = best_open / self._divisors(shortest, best_open)
-        return torch.maximum(at_shortest, best_open / self._divisors(longest, best_open)) <= worst
+        return torch.maximum(at_shortest, best_open / self._divisors(limits, best_open)) <= worst
+
+    def _per_beam(self, numbers: list[int]) -> list[int]:
+        """A number of each sentence of the request, for each beam of the batch."""
+        return [numbers[sentence] for sentence in self.sentences for _ in range(self.num_groups)]
 
     def _divisors(self, lengths: list[int], like: Tensor) -> float | Float[Tensor, "R"]:
-        """The score's divisor for each beam, or the one of all."""
+        """The score's divisor for each beam, or one number if all are equal."""
         numbers = [self.score.divisor(length) for length in lengths]
         return numbers[0] if len(set(numbers)) == 1 else like.new_tensor(numbers)
 
-    def _follow(self, beams: Beams) -> None:
-        """Move the rows of the state as those of the beams moved."""
+    def _reorder_state(self, beams: Beams) -> None:
+        """Reorder the rows of the state as the last step reordered the hypotheses."""
         if self.state is None or not self.sentences or self.width * self.num_groups == 1:
             return
         parents = beams.parent
@@ -324,30 +346,35 @@ class BeamSearch(Search):
 
     # --- the result -----------------------------------------------------------------------------
 
-    def _numbers(self, sentences: list[int]) -> list[int]:
-        """The numbers of the beams of some sentences."""
+    def _beams_of(self, sentences: list[int]) -> list[int]:
+        """The indices of the beams of these sentences."""
         size = self.num_groups
-        return [number for s in sentences for number in range(s * size, (s + 1) * size)]
+        return [beam for s in sentences for beam in range(s * size, (s + 1) * size)]
 
     def _results(
         self, beams: Beams, history: BackPointers, numbers: list[int]
     ) -> list[list[Hypothesis]]:
-        """The hypotheses found by some beams, best first; else the best open prefix of each."""
-        on_host = history.on_host()
+        """The finished hypotheses of each beam, best first; without any, its best open prefix.
+
+        Args:
+            numbers: the index of each beam in the request.
+        """
         scores, refs = beams.finished.score.tolist(), beams.finished.ref.tolist()
-        prefixes = beams.best_open.tolist()
+        ranked: list[list[tuple[float, int]]] = []
+        for beam, best_open in enumerate(beams.best_open.tolist()):
+            pairs = [p for p in zip(scores[beam], refs[beam], strict=True) if p[0] > -torch.inf]
+            ranked.append(sorted(pairs, key=lambda pair: -pair[0]) or [(-torch.inf, best_open)])
+        paths = history.paths([[ref for _, ref in pairs] for pairs in ranked])
         results = []
-        for beam, number in enumerate(numbers):
-            pairs = zip(scores[beam], refs[beam], strict=True)
-            found = sorted((p for p in pairs if p[0] > -torch.inf), key=lambda pair: -pair[0])
+        for pairs, beam_paths, number in zip(ranked, paths, numbers, strict=True):
             last_step = self.request.max_new_tokens[number // self.num_groups] - 1
             hypotheses = []
-            for score, ref in found or [(-torch.inf, prefixes[beam])]:
-                step, place = divmod(ref, self._num_places)
+            for (score, ref), path in zip(pairs, beam_paths, strict=True):
+                step, entry = divmod(ref, self._num_entries)
                 is_forced = self.request.force_eos and step == last_step
-                path = history.path(on_host, beam, ref)
-                made = self.score.hypothesis(*path, place >= self.width and not is_forced)
-                has_penalty = self.penalties is not None and score > -torch.inf
-                hypotheses.append(replace(made, score=score) if has_penalty else made)
+                hypothesis = self.score.hypothesis(*path, entry >= self.width and not is_forced)
+                if self.penalties is not None and score > -torch.inf:
+                    hypothesis = replace(hypothesis, score=score)
+                hypotheses.append(hypothesis)
             results.append(hypotheses)
         return results

@@ -1,4 +1,4 @@
-"""Beam search for outputs that hold some phrases, wherever they stand."""
+"""Beam search for outputs that must contain phrases, at any position."""
 
 import math
 from collections.abc import Sequence
@@ -32,52 +32,54 @@ def constrained_beam_search(
     state: State | None = None,
     **options: Any,
 ) -> list[list[Hypothesis]]:
-    """For each start up to `num_return` outputs that hold every phrase, best first.
+    """For each start up to `num_return` outputs that contain every phrase, best first.
 
-    Dynamic beam allocation (Post and Vilar 2018, sec. 3), which divides one beam among the banks of
-    grid beam search (Hokamp and Liu 2017): hypotheses with equally many tokens of the phrases form
-    a bank, and each step tries, beside the likeliest tokens, those that the phrases want next.
+    Dynamic beam allocation (Post and Vilar 2018, sec. 3) divides one beam among the banks of grid
+    beam search (Hokamp and Liu 2017): hypotheses with equally many tokens of the phrases form a
+    bank. In each step the candidates are the most probable tokens, and those that begin or extend
+    a phrase.
 
-    Nothing ends before it holds all. The search ends when nothing open can beat what it found, as
-    under `optimal`; with a beam as large as the space the result is the true optimum. Where nothing
-    with all phrases is found, the best prefix with the most of their tokens is returned, not
-    finished.
+    No hypothesis ends before it contains all phrases. The stop rule is `optimal`: with a beam as
+    large as the space the result is the optimum. If no hypothesis with all phrases is found, the
+    best prefix with the most of their tokens is returned, not finished.
 
     Args:
-        phrases: ids of each; they may overlap in an output, and may be equal.
+        phrases: ids of each phrase; phrases may overlap in an output, and may be equal.
         start, state, options: as of `beam_search`.
 
     Raises:
-        UserError: as `beam_search`; phrases that are empty or longer than an output may be.
+        UserError: as `beam_search`; a phrase that is empty, contains an EOS, or does not fit.
     """
     if not 1 <= num_return <= beam_size:
         raise UserError(f"num_return must be from 1 to beam_size = {beam_size}, not {num_return}")
     request = SearchRequest.from_options(start, **options)
-    shortest_limit = min(request.max_new_tokens, default=math.inf)
+    limit = min(request.max_new_tokens, default=math.inf)
     for phrase in phrases:
-        if not phrase or len(phrase) >= shortest_limit:
+        if not phrase or len(phrase) >= limit:
             raise UserError(
-                f"a required phrase has {len(phrase)} tokens, but an output may have "
-                f"{shortest_limit} with its end; leave it out, or allow more"
+                f"a required phrase has {len(phrase)} tokens, but an output has at most {limit} "
+                "with its EOS; leave the phrase out, or increase max_new_tokens"
             )
         if set(phrase) & set(request.eos_ids):
-            raise UserError("a required phrase holds an end of text, after which nothing comes")
+            raise UserError("a required phrase holds an EOS id, after which no token can follow")
+    if phrases:
+        largest = max(int(token) for phrase in phrases for token in phrase)
+        request = replace(request, largest_id=max(largest, request.largest_id))
     score = LengthScore(normalization, length_penalty)
     arguments = next_log_probs, state, request, "optimal", score, beam_size, num_return
-    wanted = [tuple(map(int, phrase)) for phrase in phrases]
     search = BeamSearch(*arguments)
-    if wanted:
-        search = ConstrainedBeamSearch(*arguments, phrases=wanted)
+    if phrases:
+        ids = [tuple(map(int, phrase)) for phrase in phrases]
+        search = ConstrainedBeamSearch(*arguments, phrases=ids)
     with torch.no_grad():
         return search.run()
 
 
 @dataclass
 class ConstrainedBeamSearch(BeamSearch):
-    """A beam search by the stop rule `optimal` in which no hypothesis ends before it holds all
-    phrases.
+    """A beam search with the stop rule `optimal`, in which only hypotheses with all phrases end.
 
-    The memory of a hypothesis is a state for each of `F` phrases, see `PhraseStates`.
+    `Beams.extra` is a state for each of `F` phrases, see `PhraseStates`.
     """
 
     phrases: list[tuple[int, ...]] = field(default_factory=list)
@@ -89,76 +91,84 @@ class ConstrainedBeamSearch(BeamSearch):
         self._quota = self.width // (sum(map(len, self.phrases)) + 1)  # of each bank
 
     def init(self) -> Beams:
-        """The beams of `BeamSearch.init` without any token of a phrase."""
+        """The beams of `BeamSearch.init`, without any token of a phrase."""
         beams = super().init()
-        return replace(beams, memory=self._states.start.expand(*beams.parent.shape, -1))
+        return replace(beams, extra=self._states.start.expand(*beams.parent.shape, -1))
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
-        """Divide the beam among the candidates by how many tokens of the phrases they have."""
-        states, memory = self._states, beams.memory
+        """Divide the beam among the candidates by the number of tokens of phrases that they have.
+
+        The candidates of each row are its most probable tokens, then all tokens of the phrases;
+        those that do not count have a key of -inf.
+        """
+        phrases, states = self._states, beams.extra
         values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
         num_best = tokens.shape[1]
-        # The likeliest tokens of each row, then all tokens of the phrases.
-        tokens = torch.cat([tokens, states.alphabet.expand(len(tokens), -1)], dim=1)
-        parts = torch.cat([values, rows.index_select(2, states.alphabet).flatten(0, 1)], dim=1)
-        candidates = self._candidates(beams.log_prob, tokens, parts)
-        letter = states.letters(candidates.token, rows.shape[2])
+        tokens = torch.cat([tokens, phrases.alphabet.expand(len(tokens), -1)], dim=1)
+        of_phrases = rows.index_select(2, phrases.alphabet).flatten(0, 1)
+        candidates = self._candidates(
+            beams.log_prob, tokens, torch.cat([values, of_phrases], dim=1)
+        )
+        letter = phrases.letters(candidates.token, rows.shape[2])
         by_row = letter.view(*beams.log_prob.shape, -1)
-        is_next, num_met = states.extensions(memory)
-        is_excluded = self._is_unlikely(candidates.log_prob, num_best)
-        is_excluded |= is_next.gather(2, by_row[..., :num_best])  # which are candidates already
-        is_excluded = torch.cat([is_excluded, ~is_next[..., : len(states.alphabet)]], dim=2)
+        is_next, num_met = phrases.extensions(states)
+        is_excluded = self._is_improbable(candidates.log_prob, num_best)
+        is_excluded |= is_next.gather(2, by_row[..., :num_best])  # EOS, or a duplicate
+        is_excluded = torch.cat([is_excluded, ~is_next[..., : len(phrases.alphabet)]], dim=2)
         key = candidates.log_prob.masked_fill(is_excluded.flatten(1), -torch.inf)
-        places = self._allocate(key, num_met.gather(2, by_row).flatten(1))
-        is_open = self._opened(candidates, key.gather(1, places), places)
-        parent = is_open.parent[..., None].expand(-1, -1, memory.shape[2])
-        after = states.after[memory.gather(1, parent), letter.gather(1, places)[..., None]]
-        log_prob = beams.log_prob.masked_fill(states.are_incomplete(memory), -torch.inf)
-        ends = self._ends(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(is_open, after, ends, values.amax(), tied)
+        indices = self._allocate(key, num_met.gather(2, by_row).flatten(1))
+        best = self._take_open(candidates, key.gather(1, indices), indices)
+        parent = best.parent[..., None].expand(-1, -1, states.shape[2])
+        after = phrases.after[states.gather(1, parent), letter.gather(1, indices)[..., None]]
+        log_prob = beams.log_prob.masked_fill(phrases.are_incomplete(states), -torch.inf)
+        endings = self._endings(candidates, candidates.log_prob, rows, log_prob)
+        return Choice(best, after, endings, values.amax(), tied)
 
-    def cut_off(self, choice: Choice) -> Extensions:
-        """Open hypotheses with all phrases."""
-        is_incomplete = self._states.are_incomplete(choice.memory)
-        log_prob = choice.is_open.log_prob.masked_fill(is_incomplete, -torch.inf)
-        return choice.is_open._replace(log_prob=log_prob)
+    def at_limit(self, choice: Choice) -> Extensions:
+        """The open hypotheses with all phrases."""
+        is_incomplete = self._states.are_incomplete(choice.extra)
+        log_prob = choice.open.log_prob.masked_fill(is_incomplete, -torch.inf)
+        return choice.open._replace(log_prob=log_prob)
 
-    def _is_unlikely(
+    def _is_improbable(
         self, log_prob: Float[Tensor, "R X"], num_best: int
     ) -> Bool[Tensor, "R w best"]:
-        """Which of the first `num_best` candidates of each row are neither among the likeliest of
-        the beam (enough that `width` do not end) nor the likeliest of their row."""
+        """For the first `num_best` candidates of each row: the candidate is neither the most
+        probable of its row nor among the most probable of the beam, as many of them as are needed
+        for `width` that do not end."""
         by_row = log_prob.view(len(log_prob), self.width, -1)[..., :num_best]
         count = min(self.width * (1 + len(self._eos)), self.width * num_best)
         least = by_row.flatten(1).topk(count, dim=1).values[:, -1:, None]
         return by_row < torch.minimum(by_row.amax(dim=2, keepdim=True), least)
 
     def _allocate(
-        self, log_prob: Float[Tensor, "R X"], num_met: Int[Tensor, "R X"]
+        self, key: Float[Tensor, "R X"], num_met: Int[Tensor, "R X"]
     ) -> Int[Tensor, "R w"]:
-        """Places of the candidates that stay open: an equal part of the beam for each number of
-        met tokens; the remainder goes to those with the most. Those come first."""
-        log_prob, order = log_prob.sort(dim=1, descending=True, stable=True)
-        bank = num_met.gather(1, order).masked_fill_(log_prob == -torch.inf, -1)
-        bank, of_order = bank.sort(dim=1, descending=True, stable=True)
-        order = order.gather(1, of_order)
+        """Indices of the candidates that stay open: the best of each bank, an equal number of
+        each, then the best of the others; those with the most tokens of phrases first."""
+        key, order = key.sort(dim=1, descending=True, stable=True)
+        bank = num_met.gather(1, order).masked_fill_(key == -torch.inf, -1)
+        bank, by_bank = bank.sort(dim=1, descending=True, stable=True)
+        order = order.gather(1, by_bank)
         if self._quota:
-            # A candidate is among the first of its bank unless the one `quota` before is in it.
-            is_first = torch.ones_like(bank, dtype=torch.bool)
-            is_first[:, self._quota :] = bank[:, self._quota :] != bank[:, : -self._quota]
-            is_first &= bank >= 0
-            chosen = is_first.byte().sort(dim=1, descending=True, stable=True).indices
-            order = order.gather(1, chosen)
+            # A candidate exceeds the quota if the one `quota` before it is of the same bank.
+            is_within = torch.ones_like(bank, dtype=torch.bool)
+            is_within[:, self._quota :] = bank[:, self._quota :] != bank[:, : -self._quota]
+            is_within &= bank >= 0
+            order = order.gather(
+                1, is_within.byte().sort(dim=1, descending=True, stable=True).indices
+            )
         return order[:, : self.width]
 
 
 class PhraseStates:
-    """How many tokens of each phrase an output has, as states of one automaton for each phrase.
+    """The progress of outputs in `F` phrases: one automaton for each phrase, as tensors.
 
-    Phrase `f` has the states from `start[f]` to `end[f]`: state `start[f] + n` for outputs that end
-    in the first `n` tokens of the phrase and no more, `end[f]` for outputs that hold the phrase
-    (Knuth, Morris and Pratt 1977). There are `S` states in all. Letters are the indices of tokens
-    in `alphabet`, the `A` tokens of the phrases; letter `A` is an EOS, `A + 1` any other token.
+    Phrase `f` has the states from `start[f]` to `end[f]`, `S` in all phrases. An output is in state
+    `start[f] + n` if it ends in the first `n` tokens of the phrase and no more, and in `end[f]` if
+    it contains the phrase (Knuth, Morris and Pratt 1977). Letters are the indices of tokens in
+    `alphabet`, the `A` different tokens of the phrases; letter `A` is any EOS, letter `A + 1` any
+    other token.
     """
 
     start: Int[Tensor, "F"]
@@ -187,8 +197,8 @@ class PhraseStates:
         self.end = torch.tensor([*start[1:], len(after)], device=device) - 1
         self.alphabet = torch.tensor(alphabet, device=device)
         self.after = torch.tensor(after, device=device)
-        # By state and letter: is it a next token or an EOS; tokens met of an incomplete phrase; of
-        # a complete one.
+        # For each state and letter: it is a next token or an EOS; the tokens of the phrase in the
+        # output after it, if the phrase is incomplete then; the same if it is complete.
         self._numbers = torch.tensor(numbers, device=device)
         self._eos_ids = torch.tensor(eos_ids, device=device)
         self._letters: Tensor | None = None
@@ -205,15 +215,15 @@ class PhraseStates:
     def extensions(
         self, states: Int[Tensor, "R w F"]
     ) -> tuple[Bool[Tensor, "R w letters"], Int[Tensor, "R w letters"]]:
-        """Each output with one more letter: whether the letter is an EOS, or begins or extends an
-        incomplete phrase; and how many tokens of phrases are met after it (all of complete phrases,
-        the most of an incomplete one)."""
+        """For each output and next letter: the letter is an EOS, or begins or extends an incomplete
+        phrase; and the number of tokens of phrases after it: those of complete phrases, and of the
+        incomplete phrase with the most."""
         numbers = self._numbers[states]
         is_next, most = numbers[..., :2, :].amax(dim=2).unbind(dim=2)
         return is_next > 0, numbers[..., 2, :].sum(dim=2) + most
 
     def are_incomplete(self, states: Int[Tensor, "R w F"]) -> Bool[Tensor, "R w"]:
-        """Which outputs lack a phrase."""
+        """True for outputs that lack a phrase."""
         return (states != self.end).any(dim=2)
 
 

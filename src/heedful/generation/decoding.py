@@ -1,4 +1,4 @@
-"""The decoding step shared by all searches, and the sentences of a batch that are still decoded."""
+"""The decoding step that all searches share: log-probabilities under the rules of a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,30 +10,30 @@ from torch import Tensor
 from heedful.errors import UserError
 from heedful.generation.context import Context
 from heedful.generation.request import SearchRequest
-from heedful.generation.rules import apply_rules, keep_forbidden
+from heedful.generation.rules import apply_rules, bans_are_final
 from heedful.generation.state import NextLogProbs, State, check_largest, sentences_to_keep
 
-_NO_NEGATIVE = "a beam search cannot rank values above 0, so take no negative penalty"
+_NO_NEGATIVE = "a beam search cannot rank values above 0, so use no negative penalty"
 
 
 @dataclass
 class DecodingStep:
-    """Checks next-token log-probabilities and applies the rules of a request to them.
+    """Applies the rules of a request to next-token log-probabilities, and checks both.
 
     Attributes:
-        source: what gives the log-probabilities, for errors.
-        can_overwrite: nobody else uses the given tensors, so rules may write to them.
+        source: the name of the model in errors.
+        can_overwrite: rules may write to the model's tensors.
     """
 
     request: SearchRequest
     source: str = "next_log_probs"
     can_overwrite: bool = False
-    memory: dict[object, Tensor] = field(default_factory=dict, init=False)
-    _rows: tuple[list[int], Tensor] | None = field(default=None, init=False)  # of the last step
+    memory: dict[object, Tensor] = field(default_factory=dict, init=False)  # see `Context`
+    _rows: tuple[list[int], Tensor] | None = field(default=None, init=False)
 
     def __call__(
         self,
-        given: Float[Tensor, "N V"],
+        model_log_probs: Float[Tensor, "N V"],
         generated: Int[Tensor, "N t"],
         sentences: list[int],
         is_open: Sequence[bool] | None = None,
@@ -41,30 +41,34 @@ class DecodingStep:
         """The log-probabilities under all rules.
 
         Args:
-            given: log-probabilities before any rule.
+            model_log_probs: log-probabilities before any rule.
             generated: the new tokens of each row.
-            sentences: those of the batch; each has equally many rows, which are adjacent.
-            is_open: which rows have not ended; None: all.
+            sentences: indices of the sentences; each has equally many rows, which are adjacent.
+            is_open: False for rows that have ended; None: all are open.
         """
-        if self.request.largest_id >= given.shape[1]:
+        if self.request.largest_id >= model_log_probs.shape[1]:
             raise UserError(
                 f"token id {self.request.largest_id} (prompt, EOS or forced) is outside the "
-                f"vocabulary: {self.source} gives {given.shape[1]} log-probabilities"
+                f"vocabulary: {self.source} gives {model_log_probs.shape[1]} log-probabilities"
             )
         rules = self.request.rules
         if not rules:
-            return given
-        sentence = self._sentence_of_rows(sentences, generated)
-        in_place = self.can_overwrite and keep_forbidden(rules, generated.shape[1])
+            return model_log_probs
         context = Context(
-            self.request.prompts, generated, sentence, self.memory, given, is_open, in_place
+            self.request.prompts,
+            generated,
+            self._sentence_of_rows(sentences, generated),
+            self.memory,
+            model_log_probs,
+            is_open,
+            in_place=self.can_overwrite and bans_are_final(rules, generated.shape[1]),
         )
-        return apply_rules(rules, given, context)
+        return apply_rules(rules, model_log_probs, context)
 
     def _sentence_of_rows(
         self, sentences: list[int], generated: Int[Tensor, "N t"]
     ) -> Int[Tensor, "N"]:
-        """The sentence of each row, formed again only where rows have come or gone."""
+        """The sentence of each row; computed again only when the rows have changed."""
         if self._rows is None or self._rows[0] != sentences or len(self._rows[1]) != len(generated):
             copies = len(generated) // len(sentences)
             sentence = torch.tensor(sentences, device=generated.device)
@@ -72,41 +76,47 @@ class DecodingStep:
         return self._rows[1]
 
     @property
-    def checks_given(self) -> bool:
-        """Whether given values are checked apart from ruled ones: not where rules overwrite."""
+    def checks_model(self) -> bool:
+        """True if the model's values are checked as well as those under the rules.
+
+        They cannot be if the rules overwrite them, and need not be if there are no rules.
+        """
         return bool(self.request.rules) and not self.can_overwrite
 
-    def check_not_nan(self, given: float, ruled: float, step: int) -> None:
-        """As `check_rankable`, but values under the rules may be above 0."""
-        if self.checks_given or not self.request.rules:
-            check_largest(given, step, self.source)
-        if ruled != ruled:
-            raise UserError(f"{self._ruled_source} gave NaN at step {step}")
+    def check_not_nan(self, of_model: float, under_rules: float, step: int) -> None:
+        """Like `check_rankable`, but rules may raise values above 0."""
+        if self.checks_model or not self.request.rules:
+            check_largest(of_model, step, self.source)
+        if under_rules != under_rules:
+            raise UserError(f"{self._rule_source} gave NaN at step {step}")
 
-    def check_rankable(self, given: float, ruled: float, step: int) -> None:
-        """Refuse log-probabilities that a beam search cannot rank: NaN, or above 0.
+    def check_rankable(self, of_model: float, under_rules: float, step: int) -> None:
+        """Raise UserError for log-probabilities that a beam search cannot rank: NaN, or above 0.
 
         Args:
-            given: the largest before the rules, used only where `checks_given`.
-            ruled: the largest under the rules.
+            of_model: the largest before the rules; read only if `checks_model`.
+            under_rules: the largest under the rules.
         """
-        if self.checks_given:
-            check_largest(given, step, self.source)
+        if self.checks_model:
+            check_largest(of_model, step, self.source)
         if self.request.rules:
-            check_largest(ruled, step, self._ruled_source, _NO_NEGATIVE)
+            check_largest(under_rules, step, self._rule_source, _NO_NEGATIVE)
         else:
-            check_largest(ruled, step, self.source)
+            check_largest(under_rules, step, self.source)
 
     @property
-    def _ruled_source(self) -> str:
+    def _rule_source(self) -> str:
         return f"{self.source} or a rule" if self.can_overwrite else "a rule"
 
 
 @dataclass
 class Search:
-    """A next-token function, its state, and the sentences of a request that are not done.
+    """Base of the batched searches: a next-token function, its state, and the sentences to decode.
 
-    Every batched search is a way to choose from the log-probabilities of `next_step`.
+    Every search chooses from the log-probabilities of `next_step`.
+
+    Attributes:
+        sentences: indices of the sentences in the batch, without those that have left it.
     """
 
     next_log_probs: NextLogProbs
@@ -122,24 +132,31 @@ class Search:
     def next_step(
         self, tokens: Int[Tensor, "N all"], length: int, is_open: Sequence[bool] | None = None
     ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "N V"]]:
-        """The log-probabilities after each row, given and under all rules.
+        """The log-probabilities after each row: the model's, and those under all rules.
 
-        The rows of each sentence are adjacent; `length` of their tokens are new.
+        Args:
+            tokens: rows of start and new tokens; the rows of each sentence are adjacent.
+            length: the number of new tokens.
+            is_open: see `DecodingStep`.
         """
         arguments = (tokens,) if self.state is None else (tokens, self.state)
-        given: Tensor = self.next_log_probs(*arguments)
-        check_shape(given, len(tokens))
+        model_log_probs: Tensor = self.next_log_probs(*arguments)
+        check_shape(model_log_probs, len(tokens))
         generated = tokens[:, tokens.shape[1] - length :]
-        return given, self.step(given, generated, self.sentences, is_open)
+        return model_log_probs, self.step(model_log_probs, generated, self.sentences, is_open)
 
     def drop_done(self, is_open: Sequence[bool], at_once: bool = False) -> list[int] | None:
-        """Drop sentences that are done, where enough are: the places of those kept, else None.
+        """Remove sentences that are done, and their rows of the state.
 
-        The state follows; tensors with a row for each sentence are the caller's to select from.
+        Returns the indices, in the batch, of the sentences that stay, from which the caller selects
+        its tensors; or None, and nothing is removed, while few sentences are done.
+
+        Args:
+            at_once: also remove a few.
         """
         keep = sentences_to_keep(is_open, at_once)
         if keep is not None:
-            self.sentences = [self.sentences[place] for place in keep]
+            self.sentences = [self.sentences[index] for index in keep]
             if self.state is not None and keep:
                 device = self.request.start.device
                 self.state.select(torch.tensor(keep, dtype=torch.long, device=device))
@@ -147,11 +164,11 @@ class Search:
 
 
 def check_shape(
-    given: Tensor, num_rows: int, source: str = "next_log_probs", rows: str = "prefixes"
+    log_probs: Tensor, num_rows: int, source: str = "next_log_probs", rows: str = "prefixes"
 ) -> None:
-    """Refuse what is not one row of log-probabilities for each prefix."""
-    if given.ndim != 2 or len(given) != num_rows:
+    """Raise UserError unless there is one row of log-probabilities for each prefix."""
+    if log_probs.ndim != 2 or len(log_probs) != num_rows:
         raise UserError(
-            f"{source} gave shape {tuple(given.shape)} for {num_rows} {rows}: "
+            f"{source} gave shape {tuple(log_probs.shape)} for {num_rows} {rows}: "
             f"it must give ({num_rows}, vocabulary size)"
         )

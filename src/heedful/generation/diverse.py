@@ -1,4 +1,4 @@
-"""Diverse beam search: groups of hypotheses that are charged for likeness to earlier groups.
+"""Diverse beam search: groups of hypotheses, which pay for tokens that earlier groups chose.
 
 Vijayakumar et al. 2018, "Diverse Beam Search", algorithm 1 with Hamming diversity.
 """
@@ -19,63 +19,69 @@ from heedful.generation.topk import top_k
 class DiverseBeamSearch(BeamSearch):
     """A beam search with `num_groups` beams for each sentence.
 
-    They choose one after the other: a token costs a later group `diversity_penalty` nats for every
-    hypothesis of an earlier one that takes it in the same step. As in the authors' code the charge
-    stays with a hypothesis and ranks it within its group, while log-probabilities and scores are
-    the model's own, so that groups compare. Endings charge nobody.
+    The groups choose one after the other. In each step a token costs a later group
+    `diversity_penalty` nats for every hypothesis of an earlier group that it extends. As in the
+    authors' code the penalties of a hypothesis add up, and rank it within its group, while
+    log-probabilities and scores are the model's, so that groups can be compared. A hypothesis that
+    ends costs later groups nothing.
+
+    `Beams.extra` is the log-probability of each hypothesis minus its penalties.
     """
 
     diversity_penalty: float = 0.0
 
     def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
-        """As `BeamSearch.choose`, with the charges."""
+        """The best extensions of each beam by log-probability minus penalties."""
         rows, log_prob, key = (
             values.unflatten(0, (-1, self.num_groups))
-            for values in (rows, beams.log_prob, beams.memory)
+            for values in (rows, beams.log_prob, beams.extra)
         )
         is_open = beams.is_open.unflatten(0, (-1, self.num_groups))
-        taken = torch.zeros_like(rows[:, 0, 0])  # how often earlier groups take each token
+        counts = torch.zeros_like(rows[:, 0, 0])  # hypotheses of earlier groups, by token
         groups = [self._choose_best(rows[:, 0], log_prob[:, 0], exact)]
         for group in range(1, self.num_groups):
             earlier = groups[-1]
-            is_real = (earlier.memory > -torch.inf) & is_open[:, group - 1, None]
-            taken = taken.scatter_add(1, earlier.is_open.token, is_real.to(taken.dtype))
-            of_group = rows[:, group], log_prob[:, group], key[:, group]
-            groups.append(self._choose_charged(*of_group, self.diversity_penalty * taken, exact))
+            is_counted = (earlier.extra > -torch.inf) & is_open[:, group - 1, None]
+            counts = counts.scatter_add(1, earlier.open.token, is_counted.to(counts.dtype))
+            group_values = rows[:, group], log_prob[:, group], key[:, group]
+            penalty = self.diversity_penalty * counts
+            groups.append(self._choose_penalized(*group_values, penalty, exact))
         return Choice(
-            _interleaved([choice.is_open for choice in groups]),
-            torch.stack([choice.memory for choice in groups], dim=1).flatten(0, 1),
-            _interleaved([choice.ends for choice in groups]),
+            _interleave([choice.open for choice in groups]),
+            torch.stack([choice.extra for choice in groups], dim=1).flatten(0, 1),
+            _interleave([choice.endings for choice in groups]),
             torch.stack([choice.largest for choice in groups]).amax(),
             torch.stack([choice.is_tied for choice in groups]).any(),
         )
 
-    def _choose_charged(
+    def _choose_penalized(
         self,
         rows: Float[Tensor, "B w V"],
         log_prob: Float[Tensor, "B w"],
         key: Float[Tensor, "B w"],
-        charge: Float[Tensor, "B V"],
+        penalty: Float[Tensor, "B V"],
         exact: bool,
     ) -> Choice:
-        """The best extensions of one group, ranked with the charges."""
-        charged = (rows - charge[:, None]).flatten(0, 1)
-        values, tokens, tied = top_k(charged, self._num_best, exact=exact)
+        """The best extensions of one group, ranked by `key` minus the penalty of the token."""
+        penalized = (rows - penalty[:, None]).flatten(0, 1)
+        values, tokens, tied = top_k(penalized, self._num_best, exact=exact)
         candidates = self._candidates(log_prob, tokens, rows.flatten(0, 1).gather(1, tokens))
-        ranks = values.to(key.dtype).unflatten(0, key.shape)
-        keys = (ranks + key[..., None]).flatten(1)
-        is_open, key = self._best_open(candidates, keys)
-        ends = self._ends(candidates, keys, rows, log_prob)
-        return Choice(is_open, key, ends, values.amax(), tied)
+        by_row = values.to(key.dtype).unflatten(0, key.shape)
+        keys = (by_row + key[..., None]).flatten(1)
+        best, key = self._best_open(candidates, keys)
+        endings = self._endings(candidates, keys, rows, log_prob)
+        return Choice(best, key, endings, values.amax(), tied)
 
     def merge(self, groups: list[list[Hypothesis]]) -> list[Hypothesis]:
-        """The hypotheses of all groups, best first; what two groups found counts once."""
-        different: dict[tuple[int, ...], Hypothesis] = {}
-        for hypothesis in (one for group in groups for one in group):
-            different.setdefault(tuple(hypothesis.ids), hypothesis)
-        return sorted(different.values(), key=lambda hypothesis: -hypothesis.score)
+        """The hypotheses of all groups, best first, without duplicates."""
+        by_ids: dict[tuple[int, ...], Hypothesis] = {}
+        for group in groups:
+            for hypothesis in group:
+                by_ids.setdefault(tuple(hypothesis.ids), hypothesis)
+        return sorted(by_ids.values(), key=lambda hypothesis: -hypothesis.score)
 
 
-def _interleaved(groups: list[Extensions]) -> Extensions:
-    """Those of all groups, the groups of a sentence adjacent."""
-    return Extensions(*(torch.stack(of, dim=1).flatten(0, 1) for of in zip(*groups, strict=True)))
+def _interleave(groups: list[Extensions]) -> Extensions:
+    """The extensions of all groups; the groups of a sentence are adjacent."""
+    values = zip(*groups, strict=True)
+    return Extensions(*(torch.stack(of_groups, dim=1).flatten(0, 1) for of_groups in values))

@@ -29,8 +29,8 @@ def apply_rules(
     rules: Sequence[Rule], log_probs: Float[Tensor, "N V"], context: Context
 ) -> Float[Tensor, "N V"]:
     """The log-probabilities under all rules, the first one first."""
-    if context.given is None:
-        context = replace(context, given=log_probs)
+    if context.model_log_probs is None:
+        context = replace(context, model_log_probs=log_probs)
     for rule in rules:
         shape = log_probs.shape
         log_probs = rule(log_probs, context)
@@ -41,7 +41,7 @@ def apply_rules(
     return log_probs
 
 
-def keep_forbidden(rules: Sequence[Rule], length: int) -> bool:
+def bans_are_final(rules: Sequence[Rule], length: int) -> bool:
     """Whether a token that one of the rules forbids after `length` new tokens stays forbidden.
 
     Its log-probability then does not matter any more, so that rules may write in place. Forced

@@ -1,12 +1,12 @@
-"""Greedy decoding and sampling from any next-token function: whole, or step by step.
+"""Greedy decoding and sampling from any next-token function: complete outputs, or step by step.
 
-The device only chooses; which rows have ended the host works out whenever it looks at what was
-chosen: each step where looking is free or asked for, else every few steps.
+The device chooses the tokens. The host finds the rows that have ended when it reads the tokens:
+after each step on a CPU, and after several steps on a device that it would have to wait for.
 """
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,15 +21,18 @@ from heedful.generation.state import NextLogProbs, State, sum_dtype
 from heedful.generation.token_rules import PrefixFunction
 from heedful.generation.topk import first_largest
 
-STEPS_BETWEEN_LOOKS = 8  # on a device whose answers must be waited for
+STEPS_PER_READ = 8  # on a device that the host would have to wait for
 
 
 @dataclass(frozen=True)
 class SampledStep:
-    """What one step gave: entry i of the lists is one new token of one row.
+    """The new tokens of one step; entry i of each list belongs to one row.
 
-    `rows` are the places in what `sample` returns, `sentences` the sentences that they belong to.
-    `ended` says which rows ended in this step, and why; one at a dead end gets no token.
+    Attributes:
+        rows: indices of the rows in the result of `sample`.
+        sentences: the sentence of each row.
+        token_log_probs: the model's log-probabilities, before any rule.
+        ended: the rows that end in this step, and why; a row at a dead end has no token.
     """
 
     rows: list[int]
@@ -46,24 +49,27 @@ def sample(
     score: LengthScore | None = None,
     **options: Any,
 ) -> list[Hypothesis]:
-    """`num_samples` hypotheses for each start, those of one sentence adjacent.
+    """`num_samples` hypotheses for each start; those of one sentence are adjacent.
 
-    Each token is drawn from the distribution that the rules leave; `log_prob` and the other
-    numbers of a hypothesis are the model's, before any rule. `score` says how the reported score
-    follows from them; default: the mean a token. Options are those of `sample_steps`.
+    Tokens are sampled from the distribution under the rules; `log_prob`, `token_log_probs` and
+    `score` of a hypothesis are computed from the model's, before any rule.
+
+    Args:
+        score: computes the score; None: the mean log-probability of a token.
+        options: those of `sample_steps`.
     """
-    rows: dict[int, tuple[list[int], list[float]]] = {}
+    outputs: dict[int, tuple[list[int], list[float]]] = {}
     ended: dict[int, EndReason] = {}
     for step in sample_steps(next_log_probs, start, **options):
         ended |= step.ended
-        for row, token, part in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
-            ids, parts = rows.setdefault(row, ([], []))
+        for row, token, value in zip(step.rows, step.tokens, step.token_log_probs, strict=True):
+            ids, log_probs = outputs.setdefault(row, ([], []))
             ids.append(token)
-            parts.append(part)
-    of_score = score or LengthScore()
+            log_probs.append(value)
+    length_score = score or LengthScore()
     return [
-        of_score.hypothesis(*rows.get(row, ([], [])), end in ("eos", "stop"))
-        for row, end in sorted(ended.items())
+        length_score.hypothesis(*outputs.get(row, ([], [])), reason in ("eos", "stop"))
+        for row, reason in sorted(ended.items())
     ]
 
 
@@ -75,30 +81,29 @@ def sample_steps(
     num_samples: int = 1,
     stop: StopFunction | None = None,
     state: State | None = None,
-    look_every: int | None = None,
+    steps_per_read: int | None = None,
     **options: Any,
 ) -> Iterator[SampledStep]:
-    """What `sample` gives, step by step, for output that is shown as it comes.
+    """The tokens of `sample`, step by step, for output that is shown while it is generated.
 
-    Each row has a generator of its own and takes one number from it for each token, by the inverse
-    of the cumulative distribution over the ids in their order: a sample depends on its seed and
-    its sentence, not on its batch, nor on how many other samples there are. Arguments are checked
-    at the call, not at the first step.
+    Each row has a generator and takes one number of it for each token, by inverse transform
+    sampling over the ids in order. So a sample depends on its seed and its sentence, but not on its
+    batch or on the number of samples. Arguments are checked at the call, not at the first step.
 
     Args:
-        next_log_probs: called first with one row a sentence, then with one for each sample, in the
-            order of the results. Samples that have ended leave with the last of their sentence, in
-            large batches some at a time. With a state it may look at `prefixes[:, -1:]` alone (all
-            of `start` at the first call).
+        next_log_probs: called first with one row for each sentence, then with one for each sample,
+            in the order of the results. Samples that have ended leave the batch with the last of
+            their sentence, and in large batches several sentences at a time. A function with a
+            state needs to read `prefixes[:, -1:]` only (at the first call, all of `start`).
         start, options: `eos_id`, `max_new_tokens` and more, see `SearchRequest.from_options`.
             Before `min_new_tokens` neither EOS nor `stop` ends a row, but a forced EOS does.
-        seeds: from 0, one for each sentence. None: no sampling; the likeliest token under the
-            rules each time, the lowest id of equals.
-        stop: asked after each token other than EOS; where it says yes the row is finished.
-        state: given to `next_log_probs`; told between two calls how rows moved.
-        look_every: after how many steps the host looks at what was chosen. Default: each step
-            where there is no state, on the CPU, or with a function to ask (`stop`,
-            `PrefixFunction`); else `STEPS_BETWEEN_LOOKS`.
+        seeds: one for each sentence, 0 or more. None: greedy decoding, which takes the most
+            probable token under the rules, of equal ones the lowest id.
+        stop: called after each token other than EOS; where it returns True the row is finished.
+        state: passed to `next_log_probs`, and reordered and selected between two calls.
+        steps_per_read: steps after which the host reads the tokens. None: 1 without a state, on a
+            CPU, or with a function that needs the tokens (`stop`, `PrefixFunction`); otherwise
+            `STEPS_PER_READ`.
 
     Raises:
         UserError: an argument out of range, or log-probabilities that are NaN, above 0 or of a
@@ -110,136 +115,134 @@ def sample_steps(
     if seeds is None and num_samples > 1:
         raise UserError(f"num_samples = {num_samples} without seeds would all be the same")
     generators = None if seeds is None else _generators(seeds, request.batch, num_samples)
-    numbers = num_samples, stop, look_every
-    return Sampler(next_log_probs, state, request, generators, *numbers).steps()
+    settings = generators, num_samples, stop, steps_per_read
+    return Sampler(next_log_probs, state, request, *settings).steps()
 
 
 @dataclass
 class Sampler(Search):
-    """The loop of `sample`; without generators it is greedy."""
+    """The loop of `sample_steps`; without generators it decodes greedily."""
 
     generators: list[random.Random] | None = None
     num_samples: int = 1
     stop: StopFunction | None = None
-    look_every: int | None = None
+    steps_per_read: int | None = None
+    _ids: list[list[int]] = field(default_factory=list, init=False)  # of each row of the result
+    _ended: set[int] = field(default_factory=set, init=False)  # rows of the result
 
     def steps(self) -> Iterator[SampledStep]:
-        """Until every row has ended."""
-        asks_host = any(isinstance(rule, PrefixFunction) for rule in self.request.rules)
-        looks_each = asks_host or self.stop is not None or self.state is None
-        looks_each = looks_each or self.request.start.device.type == "cpu"
-        every = self.look_every or (1 if looks_each else STEPS_BETWEEN_LOOKS)
-        ids: list[list[int]] = [[] for _ in range(self.request.batch * self.num_samples)]
-        ended: dict[int, EndReason] = {}
+        """Decode until every row has ended."""
+        needs_tokens = any(isinstance(rule, PrefixFunction) for rule in self.request.rules)
+        reads_each = needs_tokens or self.stop is not None or self.state is None
+        reads_each = reads_each or self.request.start.device.type == "cpu"
+        count = self.steps_per_read or (1 if reads_each else STEPS_PER_READ)
+        rows = self._rows_of(self.sentences)
+        self._ids = [[] for _ in rows]
         tokens, length = self.request.start, 0
         while self.sentences:
-            longest = max(self.request.max_new_tokens[sentence] for sentence in self.sentences)
+            limit = max(self.request.max_new_tokens[sentence] for sentence in self.sentences)
             with torch.no_grad():
-                tokens, looks = self._run(tokens, length, min(every, longest - length), ended)
-                seen = looks.tolist()
-            rows = self._rows(self.sentences)
-            for of_step in seen:
+                tokens, values = self._run(tokens, length, min(count, limit - length), rows)
+                steps = values.tolist()
+            for step in steps:
                 length += 1
-                yield self._read(length, rows, of_step, ids, ended)
-            is_open = [not all(row in ended for row in self._rows([s])) for s in self.sentences]
-            keep = self.drop_done(is_open, at_once=asks_host or not any(is_open))
+                yield self._read(length, rows, step)
+            if not self._ended:
+                continue
+            has_open = [
+                any(row not in self._ended for row in rows[first : first + self.num_samples])
+                for first in range(0, len(rows), self.num_samples)
+            ]
+            keep = self.drop_done(has_open, at_once=needs_tokens or not any(has_open))
             if keep is not None:
                 tokens = tokens.unflatten(0, (-1, self.num_samples))[keep].flatten(0, 1)
+                rows = self._rows_of(self.sentences)
 
     def _run(
-        self,
-        tokens: Int[Tensor, "N all"],
-        length: int,
-        count: int,
-        ended: dict[int, EndReason],
-    ) -> tuple[Int[Tensor, "rows more"], Float[Tensor, "count seen rows"]]:
-        """Some steps in which nothing waits for the device: the rows, and what is to be seen.
+        self, tokens: Int[Tensor, "N all"], length: int, count: int, rows: list[int]
+    ) -> tuple[Int[Tensor, "rows more"], Float[Tensor, "count 4 rows"]]:
+        """The rows after `count` steps in which the host does not wait for the device.
 
-        For each step and row that is the token, its log-probability, the largest value given and
-        the largest under the rules.
+        Also returns four values for each step and row: the token, its log-probability, the largest
+        log-probability of the model and the largest under the rules.
         """
         device, dtype = tokens.device, sum_dtype(tokens.device)
-        numbers = self._numbers(count, device)
-        is_open = [row not in ended for row in self._rows(self.sentences)] if ended else None
-        looks = []
-        for number in range(count):
-            given, ruled = self.next_step(tokens, length + number, is_open)
-            if length + number == 0 and self.num_samples > 1:
-                tokens, given, ruled = (
-                    of.repeat_interleave(self.num_samples, dim=0) for of in (tokens, given, ruled)
+        numbers = self._random_numbers(count, rows, device)
+        is_open = [row not in self._ended for row in rows] if self._ended else None
+        values = []
+        for step in range(count):
+            model_log_probs, log_probs = self.next_step(tokens, length + step, is_open)
+            if length + step == 0 and self.num_samples > 1:
+                tokens, model_log_probs, log_probs = (
+                    of_sentences.repeat_interleave(self.num_samples, dim=0)
+                    for of_sentences in (tokens, model_log_probs, log_probs)
                 )
                 if self.state is not None:
                     self.state.reorder(tokens.new_zeros(len(self.sentences), self.num_samples))
-            best, token = first_largest(ruled)
+            best, token = first_largest(log_probs)
             if numbers is not None:
-                token = inverse_cdf(ruled, numbers[:, number])[:, None]
-            largest = given.amax(dim=1) if self.step.checks_given else best[:, 0]
-            look = (token[:, 0], given.gather(1, token)[:, 0], largest, best[:, 0])
-            looks.append(torch.stack([part.to(dtype) for part in look]))
+                token = inverse_cdf(log_probs, numbers[:, step])[:, None]
+            largest = model_log_probs.amax(dim=1, keepdim=True) if self.step.checks_model else best
+            values += [token.to(dtype), model_log_probs.gather(1, token), largest, best]
             tokens = torch.cat([tokens, token], dim=1)
-        return tokens, torch.stack(looks)
+        return tokens, torch.cat(values, dim=1).T.unflatten(0, (count, 4))
 
-    def _read(
-        self,
-        length: int,
-        rows: list[int],
-        seen: list[list[float]],
-        ids: list[list[int]],
-        ended: dict[int, EndReason],
-    ) -> SampledStep:
-        """What one step gave the rows that had not ended; those that end with it are added."""
+    def _read(self, length: int, rows: list[int], values: list[list[float]]) -> SampledStep:
+        """The new tokens of the open rows from the values of `_run`; some of the rows end."""
         step = SampledStep([], [], [], [], {})
-        for row, token, part, largest, best in zip(rows, *seen, strict=True):
-            if row in ended:
+        for row, token, log_prob, largest, best in zip(rows, *values, strict=True):
+            if row in self._ended:
                 continue
             self.step.check_not_nan(largest, best, length)
             if best == -torch.inf:
                 step.ended[row] = "dead_end"
                 continue
-            sentence = row // self.num_samples
-            ids[row].append(int(token))
+            sentence, ids = row // self.num_samples, self._ids[row]
+            ids.append(int(token))
             step.rows.append(row)
             step.sentences.append(sentence)
             step.tokens.append(int(token))
-            step.token_log_probs.append(part)
-            end = self.request.end_reason(sentence, ids[row], self.stop)
-            if end is not None:
-                step.ended[row] = end
-        ended |= step.ended
+            step.token_log_probs.append(log_prob)
+            reason = self.request.end_reason(sentence, ids, self.stop)
+            if reason is not None:
+                step.ended[row] = reason
+        self._ended.update(step.ended)
         return step
 
-    def _rows(self, sentences: list[int]) -> list[int]:
-        """The numbers of the sentences' rows among the results."""
+    def _rows_of(self, sentences: list[int]) -> list[int]:
+        """The rows of these sentences in the result."""
         size = self.num_samples
         return [row for s in sentences for row in range(s * size, (s + 1) * size)]
 
-    def _numbers(self, count: int, device: torch.device) -> Float[Tensor, "rows count"] | None:
-        """Each row's next numbers from [0, 1); None where nothing is drawn."""
+    def _random_numbers(
+        self, count: int, rows: list[int], device: torch.device
+    ) -> Float[Tensor, "rows count"] | None:
+        """The next numbers of each row from [0, 1); None for greedy decoding."""
         if self.generators is None:
             return None
-        rows = [self.generators[row] for row in self._rows(self.sentences)]
-        numbers = [[row.random() for _ in range(count)] for row in rows]
-        drawn = torch.tensor(numbers, dtype=torch.float64)
-        return drawn if sum_dtype(device) != torch.float64 else drawn.to(device)
+        generators = [self.generators[row] for row in rows]
+        numbers = [[generator.random() for _ in range(count)] for generator in generators]
+        uniform = torch.tensor(numbers, dtype=torch.float64)
+        return uniform if sum_dtype(device) != torch.float64 else uniform.to(device)
 
 
 def inverse_cdf(log_weights: Float[Tensor, "N V"], uniform: Float[Tensor, "N"]) -> Int[Tensor, "N"]:
     """The id in whose part of the cumulative distribution each number from [0, 1) falls.
 
-    The weights need not sum to 1. Ids are in their order; one of weight zero is never picked.
+    The weights need not sum to 1. Ids of weight zero are never returned.
     """
     device = log_weights.device
-    # Where there is no double precision, on the CPU: a number rounded up to 1 would fall outside.
-    near = log_weights if sum_dtype(device) == torch.float64 else log_weights.cpu()
-    weights = near.double()
+    # On a device without double precision the CPU does it: a number rounded up to 1 is no index.
+    values = log_weights if sum_dtype(device) == torch.float64 else log_weights.cpu()
+    weights = values.double()
     weights = (weights - weights.amax(dim=1, keepdim=True)).exp()
     sums = weights.cumsum(dim=1)
-    picked = torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0]
-    return picked.clamp(max=weights.shape[1] - 1).to(device)  # beyond the last: no weight at all
+    ids = torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0]
+    return ids.clamp(max=weights.shape[1] - 1).to(device)  # V: all weights are zero or NaN
 
 
 def _generators(seeds: Sequence[int], batch: int, num_samples: int) -> list[random.Random]:
-    """One a row; the first sample of a sentence has its seed itself."""
+    """A generator for each row; that of the first sample of a sentence has the sentence's seed."""
     if len(seeds) != batch:
         raise UserError(f"seeds has {len(seeds)} seeds for {batch} sentences")
     if min(seeds, default=0) < 0:

@@ -132,7 +132,9 @@ class ForcedTokens:
             table = torch.tensor(here, device=log_probs.device)
             token = table[context.sentence, None]
         index = token.clamp(min=0)
-        value = (log_probs if context.given is None else context.given).gather(1, index)
+        value = (log_probs if context.model_log_probs is None else context.model_log_probs).gather(
+            1, index
+        )
         only = torch.full_like(log_probs, -torch.inf)
         if self.certain:
             value = torch.zeros_like(value)

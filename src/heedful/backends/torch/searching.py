@@ -75,7 +75,7 @@ class Searcher:
                 state=state,
                 seeds=request.seeds,
                 stop=_stop(request),
-                look_every=1,
+                steps_per_read=1,
                 **self._arguments([row], request),
             )
         for step in self._in_inference_mode(steps):
