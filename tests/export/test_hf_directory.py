@@ -127,7 +127,7 @@ def test_a_missing_or_truncated_shard_is_named(tmp_path: Path) -> None:
     path = shards(tmp_path / "m")
     shard = path / "two.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    refuses(path, r"two\.safetensors is no whole safetensors file")
+    refuses(path, r"two\.safetensors is not a complete safetensors file")
     shard.unlink()
     refuses(path, r"lacks the shard two\.safetensors, which holds 2 tensors")
 
@@ -192,7 +192,7 @@ def test_no_weights_or_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     refuses(tmp_path, r"holds neither a model\.safetensors nor a model\.safetensors\.index\.json")
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    refuses(tmp_path, r"model\.safetensors is no whole safetensors file")
+    refuses(tmp_path, r"model\.safetensors is not a complete safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path, name: str) -> None:
     assert "safe_serialization=True" in message
     assert not (tmp_path / "opened").exists()
     (tmp_path / name).rename(tmp_path / "model.safetensors")  # nor under a trusted name
-    refuses(tmp_path, "is no whole safetensors file")
+    refuses(tmp_path, "is not a complete safetensors file")
     assert not (tmp_path / "opened").exists()
 
 

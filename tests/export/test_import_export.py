@@ -422,7 +422,7 @@ def test_a_new_head_has_the_names_of_transformers(
         directories["bert"], tmp_path / "out", say=said.append, head="classify", num_labels=4
     )
     assert model.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
-    assert any("left as initialised" in line for line in said)
+    assert any("left as initialized" in line for line in said)
 
 
 def test_a_head_for_another_problem_is_told(directories: dict[str, Path], tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_a_head_for_another_problem_is_told(directories: dict[str, Path], tmp_pa
 WEIGHT = "transformer.h.1.mlp.c_fc.weight"
 # What must be said of a directory with other tensors, or with a file of this content.
 OTHER_TENSORS: dict[str, dict[str, torch.Tensor | None]] = {
-    "no place for: transformer.stray": {"transformer.stray": torch.zeros(2)},
+    "not in the model: transformer.stray": {"transformer.stray": torch.zeros(2)},
     f"lacks the tensor {WEIGHT}": {WEIGHT: None},
     f"{WEIGHT} is (3, 4)": {WEIGHT: torch.zeros(3, 4)},
 }

@@ -114,9 +114,9 @@ class EncoderLaws(Laws):
         found = imported(model, tmp_path, head="classify", num_labels=3)
         assert_same_encoder(found.net, imported(model, tmp_path).net)
         out, left = found.notices
-        assert f"no place for: {self.case.mlm_tensors}" in out
+        assert f"not in the model: {self.case.mlm_tensors}" in out
         lacks = self.case.new_in_classifier
-        assert left.endswith(f"has nothing for {lacks}: left as initialised")
+        assert left.endswith(f"lacks {lacks}: left as initialized")
         assert found.net.head.labels.weight.shape == (3, 8)
         assert 0 < found.net.head.labels.weight.abs().max() < 0.1
         assert not found.net.head.labels.bias.any()
@@ -197,7 +197,7 @@ class BertLaws(EncoderLaws):
         found = imported(model, tmp_path)
         (notice,) = found.notices
         pooler = ["pooler.dense.bias", "pooler.dense.weight"]
-        assert notice.endswith(f"left out what the model has no place for: {', '.join(pooler)}")
+        assert notice.endswith(f"ignored tensors that are not in the model: {', '.join(pooler)}")
         back = exported(found, tmp_path / "exported", self.pooled(), missing=set(pooler))
         ids = torch.stack(self.case.rows(model, [9, 9]))
         torch.testing.assert_close(output(back, ids), output(model, ids), **CLOSE)

@@ -205,7 +205,7 @@ class Laws:
         refused(f"file lacks the tensor {min(needed)} (and {len(needed) - 1} more)", needed)
         layer = {name: tensor for name, tensor in tensors.items() if ".0." in name}
         another = {name.replace(".0.", ".9.", 1): tensor for name, tensor in layer.items()}
-        refused(f"no place for: {min(another)} (and {len(another) - 1} more)", another)
+        refused(f"not in the model: {min(another)} (and {len(another) - 1} more)", another)
         for name, tensor in tensors.items():
             if name in layer or not re.search(r"\.\d+\.", name):
                 longer = torch.cat([tensor, tensor[:1]])
@@ -240,7 +240,9 @@ class Laws:
 
     def test_another_class_is_refused_by_its_name(self) -> None:
         known = ", ".join(self.case.format.config.classes)
-        with pytest.raises(UserError, match=f"{self.case.other_class}; known here: {known}$"):
+        with pytest.raises(
+            UserError, match=f"{self.case.other_class} is not supported; supported: {known}$"
+        ):
             self.case.read(architectures=[self.case.other_class])
 
     def test_what_a_file_leaves_out_is_their_default(self) -> None:

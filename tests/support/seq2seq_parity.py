@@ -89,7 +89,7 @@ class BartLaws(Seq2SeqLaws):
         model.final_logits_bias.zero_()
         tensors = {k: v for k, v in model.state_dict().items() if k != "final_logits_bias"}
         found = net_from_hf(HfDirectory(model.config.to_dict(), {}, tensors), "here")
-        assert found.notices == ["here has nothing for head.out.bias: left as initialised"]
+        assert found.notices == ["here lacks head.out.bias: left as initialized"]
         assert not found.net.head.out.bias.any()
         assert_same_logits(model, found.net)
 

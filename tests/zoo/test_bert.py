@@ -100,9 +100,7 @@ def test_a_base_model_opened_as_a_classifier_keeps_its_pooler(tmp_path: Path) ->
     model = BERT.model(transformers.BertModel)
     found = imported(model, tmp_path, head="classify", num_labels=2)
     (left,) = found.notices
-    assert left.endswith(
-        "has nothing for head.labels.bias, head.labels.weight: left as initialised"
-    )
+    assert left.endswith("lacks head.labels.bias, head.labels.weight: left as initialized")
     assert torch.equal(found.net.head.dense.weight, model.pooler.dense.weight)
 
 

@@ -59,10 +59,10 @@ GEMMA3 = DecoderCase(
     | {"d_ff": 9216, "max_length": 131072, "window": 4096},
     not_built=by_key(hidden_activation="tanh", use_bidirectional_attention=True)
     | {
-        "layer_types is full_attention, sliding_attention, but here every k-th": {
+        "layer_types is full_attention, sliding_attention, but every k-th": {
             "layer_types": ["full_attention", "sliding_attention"]
         },
-        "rope_theta of rope_parameters is not known": {"rope_parameters": {"rope_theta": 5.0}},
+        "rope_theta of rope_parameters is not supported": {"rope_parameters": {"rope_theta": 5.0}},
         "rope_type of sliding_attention is linear": {
             "rope_parameters": {"sliding_attention": LINEAR}
         },

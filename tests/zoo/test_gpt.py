@@ -21,8 +21,8 @@ GPT = DecoderCase(
     lengths=(7, 3, 11, 1),
     ours={"vocab_size": 19, "d_model": 12, "num_heads": 3, "num_layers": 2, "max_length": 16},
     not_built={
-        "afn is 'tanh'; known here: 'gelu', 'relu'": {"afn": "tanh"},
-        "resid_pdrop is 0.1 and embd_pdrop 0.0, for": {"resid_pdrop": 0.1, "embd_pdrop": 0.0},
+        "afn is 'tanh'; supported: 'gelu', 'relu'": {"afn": "tanh"},
+        "resid_pdrop is 0.1 and embd_pdrop is 0.0, but": {"resid_pdrop": 0.1, "embd_pdrop": 0.0},
     },
     other_class="OpenAIGPTDoubleHeadsModel",
     published={"base": 116_534_784},

@@ -31,8 +31,8 @@ GPT2 = DecoderCase(
         activation_function="tanh",
     )
     | {  # what a file leaves out is 0.1
-        "resid_pdrop is 0.1 and attn_pdrop 0.0, for": {"embd_pdrop": 0.1, "attn_pdrop": 0.0},
-        "resid_pdrop is 0.0 and embd_pdrop 0.1, for": {"resid_pdrop": 0.0, "attn_pdrop": 0.0},
+        "resid_pdrop is 0.1 and attn_pdrop is 0.0, but": {"embd_pdrop": 0.1, "attn_pdrop": 0.0},
+        "resid_pdrop is 0.0 and embd_pdrop is 0.1, but": {"resid_pdrop": 0.0, "attn_pdrop": 0.0},
     },
     other_class="GPT2DoubleHeadsModel",
     published={

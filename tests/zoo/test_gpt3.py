@@ -73,7 +73,7 @@ GPT3 = DecoderCase(
     kept=("attention_layers",),
     left_out=NEO | {"d_model": 2048, "num_heads": 16, "num_layers": 24},
     not_built=by_key(activation_function="tanh")
-    | {"resid_dropout is 0.0 and attention_dropout 0.5, for": {"attention_dropout": 0.5}}
+    | {"resid_dropout is 0.0 and attention_dropout is 0.5, but": {"attention_dropout": 0.5}}
     | {
         f"attention_types is {types}, but heedful's gpt3 is built for {layers} layers": {
             "num_layers": layers,

@@ -85,17 +85,15 @@ LLAMA = DecoderCase(
     left_out={"d_ff": 11008},
     not_built=by_key(hidden_act="tanh", partial_rotary_factor=0.5)
     | {
-        "'dynamic'; it changes with the text's length": {
-            "rope_scaling": {"type": "dynamic", "factor": 2.0}
-        },
-        "'longrope'; it changes with the text's length": {
+        "'dynamic'; it depends on the length": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "'longrope'; it depends on the length": {
             "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}
         },
-        "'proportional'; known here: default, linear, llama3, yarn": {
+        "'proportional'; supported: default, linear, llama3, yarn": {
             "rope_parameters": {"rope_type": "proportional"}
         },
         "facto of rope_scaling": {"rope_scaling": {"type": "linear", "facto": 2.0}},
-        "factor of rope_parameters is not known here for default": {
+        "factor of rope_parameters is not supported for default": {
             "rope_parameters": {"rope_theta": 5.0, "factor": 2.0}
         },
         "full_attention of rope_parameters": {

@@ -53,7 +53,7 @@ MODERNBERT = EncoderCase(
     shrinks=True,
     not_built=by_key(hidden_activation="tanh", norm_bias=True, mlp_bias=True, decoder_bias=False)
     | {
-        "embedding_dropout is 0.0 and mlp_dropout 0.5, for": {"mlp_dropout": 0.5},
+        "embedding_dropout is 0.0 and mlp_dropout is 0.5, but": {"mlp_dropout": 0.5},
         "layer_types is sliding_attention, full_attention": {
             "layer_types": ["sliding_attention", "full_attention"]
         },

@@ -112,24 +112,24 @@ Q = "base.h.1.q"
 STRANGE = "base.h.0.ln.wieght"
 WRONG: dict[str, dict[str, Tensor | None]] = {
     rf"lacks the tensor {Q}.bias \(and 1 more\)$": {f"{Q}.weight": None, f"{Q}.bias": None},
-    f"no place for: {STRANGE}; the nearest known name is base.h.0.ln.weight$": {
+    f"not in the model: {STRANGE}; the nearest known name is base.h.0.ln.weight$": {
         "base.h.0.ln.weight": None,
         STRANGE: torch.ones(WIDTH),
     },
-    # Weights that were quantised.
+    # Weights that were quantized.
     **{
-        f"base.h.0.o.weight is {str(dtype)[6:]}, .* quantised": {
+        f"base.h.0.o.weight is {str(dtype)[6:]}, .* quantized": {
             "base.h.0.o.weight": torch.ones(4, 6).to(dtype)
         }
         for dtype in (torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn)
     },
-    "base.h.0.o.qweight is int32, .* quantised": {
+    "base.h.0.o.qweight is int32, .* quantized": {
         "base.h.0.o.qweight": torch.zeros(1, dtype=torch.int32)
     },
     "holds base.h.0.gate both with and without base": {"h.0.gate": torch.ones(6, 5)},
     # A pattern of buffers matches whole names only; older endings count where a map has them.
-    "no place for: base.h.0.mask_of_weight": {"base.h.0.mask_of_weight": torch.ones(2)},
-    "no place for: base.h.0.ln.gamma": {"base.h.0.ln.gamma": torch.ones(WIDTH)},
+    "not in the model: base.h.0.mask_of_weight": {"base.h.0.mask_of_weight": torch.ones(2)},
+    "not in the model: base.h.0.ln.gamma": {"base.h.0.ln.gamma": torch.ones(WIDTH)},
     r"lm_head.weight is \(6, 6\), but the model's head.weight needs": {
         "lm_head.weight": torch.ones(WIDTH, WIDTH)
     },
@@ -156,7 +156,7 @@ def test_joined_parts_must_each_fit() -> None:
 def test_unused_weights_are_left_out_with_a_notice() -> None:
     file = {**file_of(), **{f"pooler.{i}": torch.ones(1) for i in range(5)}}
     assert from_hf(Net(), file, NAMES, "file") == [
-        "file: left out what the model has no place for: pooler.0, pooler.1, pooler.2 and 2 more"
+        "file: ignored tensors that are not in the model: pooler.0, pooler.1, pooler.2 and 2 more"
     ]
 
 
@@ -166,9 +166,7 @@ def test_an_optional_weight_is_left_as_initialised_with_a_notice() -> None:
     file = to_hf(source, NAMES)
     bias = net.head.bias.detach().clone()
     del file["final_logits_bias"]
-    assert from_hf(net, file, names, "file") == [
-        "file has nothing for head.bias: left as initialised"
-    ]
+    assert from_hf(net, file, names, "file") == ["file lacks head.bias: left as initialized"]
     assert torch.equal(net.head.bias, bias)
     assert torch.equal(net.embedding.weight, source.embedding.weight)
     drawn = Net()
@@ -183,7 +181,7 @@ def test_an_optional_weight_is_left_as_initialised_with_a_notice() -> None:
 ZEROS = replace(
     NAMES,
     names=[
-        replace(name, zero_bias=name.ours == "layers.{i}.attention.out") for name in NAMES.names
+        replace(name, zero_bias=name.path == "layers.{i}.attention.out") for name in NAMES.names
     ],
 )
 
@@ -192,7 +190,7 @@ ZEROS = replace(
 def test_what_should_be_zero_and_is_not_is_refused(value: float) -> None:
     name, file = "base.h.1.o.bias", to_hf(Net(), ZEROS)
     other = torch.tensor([0.0, 0, value, 0, 0, 0])
-    refuses({**file, name: other}, f"{name} should be zeros .* has nothing", ZEROS)
+    refuses({**file, name: other}, f"{name} should be zeros .* does not have it", ZEROS)
     longer = torch.zeros(WIDTH + 1)
     refuses({**file, name: longer}, rf"{name} should be zeros \(6,\)", ZEROS)
 
@@ -203,14 +201,14 @@ def test_what_should_be_zero_and_is_not_is_refused(value: float) -> None:
 MISTAKES: dict[str, dict[str, Name | None]] = {
     "no name for .*layers.0.norm.weight": {"layers.{i}.norm": None},
     "the name of two parameters": {"head.bias": Name("head.bias", "base.wte.weight")},
-    "head.bias is 7 rows": {"head.bias": Name("head.bias", "{a,b}")},
+    "head.bias has 7 rows": {"head.bias": Name("head.bias", "{a,b}")},
 }
 
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_a_mistake_in_a_map_is_ours(message: str) -> None:
     net, changes = Net(), MISTAKES[message]
-    names = [changes.get(name.ours, name) for name in NAMES.names]
+    names = [changes.get(name.path, name) for name in NAMES.names]
     kept = [name for name in names if name is not None]
     with pytest.raises(AssertionError, match=message):
         from_hf(net, to_hf(net, NAMES), replace(NAMES, names=kept), "file")

@@ -154,7 +154,7 @@ def test_a_file_of_transformers_4_is_read(tmp_path: Path) -> None:
     tensors[unused] = torch.zeros(32, 3)
     write_hf_directory(tmp_path / "old", content, tensors)
     found = net_from_hf(read_hf_directory(tmp_path / "old"), "old", max_length=12)
-    assert found.notices == [f"old: left out what the model has no place for: {unused}"]
+    assert found.notices == [f"old: ignored tensors that are not in the model: {unused}"]
     assert_same_logits(model, found.net)
 
 
@@ -165,7 +165,7 @@ def test_an_output_that_transformers_5_tied_but_does_not_scale_is_read(tmp_path:
     model = random_hf(transformers.T5ForConditionalGeneration, config)
     assert model.lm_head.weight is model.shared.weight
     found = imported(model, tmp_path)
-    assert found.notices == [f"{tmp_path} lacks lm_head.weight: shared.weight is taken for it"]
+    assert found.notices == [f"{tmp_path} lacks lm_head.weight: shared.weight is used instead"]
     assert not found.config.tie_embeddings
     assert_same_logits(model, found.net)
     assert_round_trips(model, found, tmp_path, transformers.T5ForConditionalGeneration)

@@ -1,4 +1,18 @@
-"""Published models, one file a paper, each of which defines its `ARCHITECTURE`."""
+"""Published models, one file per paper: each defines a `Config`, `build` and its `ARCHITECTURE`.
+
+Encoder-decoder
+    `vaswani2017`, `bart`, `marian`, `pegasus`, `t5`
+Decoder-only
+    `gpt`, `gpt2`, `gpt3`, `llama`, `mistral`, `mixtral`, `qwen3`, `gemma3`
+Encoder-only
+    `bert`, `roberta`, `distilbert`, `modernbert`
+
+`architecture(name)` returns the `Architecture` of a name, also one of a plugin: for example
+`architecture("gpt2").build(architecture("gpt2").config(num_layers=2))` builds a small GPT-2 with
+initialized weights. `ARCHITECTURES` lists the names.
+
+Names are imported on first use, so that `import heedful.zoo` alone imports no torch.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -7,6 +21,8 @@ from heedful.lazy import lazily
 
 if TYPE_CHECKING:
     from heedful.zoo.architectures import Architecture
+
+__all__ = ["ARCHITECTURES", "Architecture", "architecture"]
 
 ARCHITECTURES = (
     "vaswani2017",
@@ -31,9 +47,13 @@ plugins.architecture.declare({name: f"heedful.zoo.{name}:ARCHITECTURE" for name 
 
 
 def architecture(name: str) -> "Architecture":
-    """The architecture of a name, also a plugin's; raises UserError naming the nearest."""
-    found: Architecture = plugins.architecture.get(name)
-    return found
+    """The architecture of a name, also of a plugin; raises UserError with the nearest name."""
+    result: Architecture = plugins.architecture.get(name)
+    return result
 
 
-__getattr__ = lazily(__name__, {})
+__getattr__ = lazily(__name__, {"architectures": ("Architecture",)})
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

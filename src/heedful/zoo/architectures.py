@@ -1,4 +1,4 @@
-"""An architecture: its Config, its net, its published sizes, and its files of other programs."""
+"""`Architecture`: Config, build function, published sizes and file formats of a model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ FormatName = Literal["hf"]
 
 @dataclass(frozen=True)
 class Format:
-    """The files of another program that hold models of an architecture.
+    """A file format of another library for models of an architecture.
 
     Args:
-        config: translates its configuration file both ways; None: such files are written as
-            `export_as` says and never read as this architecture.
-        names: its names of the tensors of a Config's net; raises UserError where it has none.
-        export_as: the architecture's name, Config and net that are written in place of a Config
-            and its net, where another architecture gives the same outputs; raises UserError where
-            none does. Default: the same ones.
+        config: conversion of the configuration file; None: files are written with `export_as`, and
+            never read as this architecture.
+        names: tensor names of the net of a Config; raises UserError for an unsupported Config.
+        export_as: name of the architecture, Config and net to write instead of a Config and its
+            net, if another architecture computes the same; raises UserError if none does. Default:
+            they are written as they are.
     """
 
     config: HfConfig | None = None
@@ -32,14 +32,14 @@ class Format:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of model that recipes and saved models name.
+    """A published model, which recipes and saved models refer to by name.
 
     Args:
-        name: as in recipes and in `config.json`.
-        config: a frozen dataclass of the sizes and choices.
-        build: a net of a Config, its weights drawn from torch's generator.
+        name: name in recipes and in `config.json`.
+        config: frozen dataclass of the sizes and choices.
+        build: makes the net of a Config, with weights initialized from torch's random generator.
         sizes: keys of the Config for each published size.
-        formats: files of other programs.
+        formats: file formats of other libraries.
     """
 
     name: str
@@ -49,5 +49,5 @@ class Architecture:
     formats: Mapping[FormatName, Format] = field(default_factory=dict)
 
     def has_key(self, key: str) -> bool:
-        """Whether the Config has a key."""
+        """True if the Config has this key."""
         return key in self.config.__dataclass_fields__

@@ -1,4 +1,4 @@
-"""Keys of a Config and of `config.json` in the Hugging Face format, translated both ways."""
+"""Conversion between the keys of a Config and `config.json` of the Hugging Face format."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from heedful.errors import UserError
 from heedful.parts.feedforward import Activation, Gate
 
 Keys = dict[str, Any]
-# Of several names for one of ours the first is written.
+# Hugging Face name -> our name; of several for one of ours, the first is written.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -29,14 +29,15 @@ GATES: dict[str, Gate] = {
 
 
 class Hf:
-    """Annotates a Config's field with its key there.
+    """Annotation of a field of a Config: its keys in `config.json`.
 
-    A subclass that declares the field again without one keeps it.
+    A subclass that declares the field again without an annotation inherits it.
 
     Args:
-        keys: all are written; in a file they must be equal, the default being that of one left out.
-        values: their value -> ours, where they differ; any other is refused.
-        like: the field of ours whose value None stands for, which they write out.
+        keys: keys in `config.json`: all are written; in a file that is read they must be equal,
+            where a missing key has the default.
+        values: Hugging Face value -> our value, if they differ; other values are refused.
+        like: the field whose value is meant by None, and is then written.
     """
 
     def __init__(
@@ -47,86 +48,93 @@ class Hf:
         self.like = like
 
     def read(self, content: Mapping[str, Any], default: Any, where: str) -> Any:
-        """Our value of theirs; raises UserError where there is none, or there are several."""
+        """The value of the field; raises UserError if it is unsupported or the keys differ."""
         value = content.get(self.keys[0], default)
         for key in self.keys[1:]:
             if (other := content.get(key, default)) != value:
                 raise UserError(
-                    f"{where}: {self.keys[0]} is {value!r} and {key} {other!r}, for which heedful "
-                    "has one value; make them equal"
+                    f"{where}: {self.keys[0]} is {value!r} and {key} is {other!r}, but heedful has "
+                    "one value for both; make them equal"
                 )
         if self.values is None:
             return value
-        for theirs, ours in self.values.items():
-            if theirs == value:
-                return ours
+        for hf_value, our_value in self.values.items():
+            if hf_value == value:
+                return our_value
         known = ", ".join(map(repr, self.values))
-        raise UserError(f"{where}: {self.keys[0]} is {value!r}; known here: {known}")
+        raise UserError(f"{where}: {self.keys[0]} is {value!r}; supported: {known}")
 
     def write(self, value: Any) -> dict[str, Any]:
-        """Their keys with our value."""
+        """The keys of `config.json` for a value of the field."""
         if self.values is not None:
-            value = next(theirs for theirs, ours in self.values.items() if ours == value)
+            value = next(hf_value for hf_value, ours in self.values.items() if ours == value)
         return dict.fromkeys(self.keys, value)
 
 
 @dataclass(frozen=True)
 class HfConfig:
-    """How `config.json` of one model type and an architecture's `Config` say the same.
+    """Conversion between `config.json` of one model type and the Config of an architecture.
 
     Args:
         model_type: as in `config.json`.
-        classes: their class -> keys of our config that it implies (its head). On export the first
-            class is taken whose keys are our config's.
-        fixed: their key -> the value that we build. Any other is refused on import; it is written
-            on export.
-        defaults: our key -> its value where a file leaves it out, if that is not our default.
-        read, write: what is beyond annotations: our keys from their whole content and from what is
-            known of ours (defaults included), and theirs from our config; they win.
+        classes: Hugging Face class -> keys of the Config that it implies (its head). On export the
+            first class with matching keys is used.
+        fixed: key of `config.json` -> the only supported value. Other values are refused on import;
+            it is written on export.
+        defaults: key of the Config -> its value if a file lacks it, if not the default of the
+            Config.
+        read: further keys of the Config, from the content of `config.json` and the keys read so far
+            (with defaults); they override those.
+        write: further keys of `config.json`, from a Config; they override the others.
     """
 
     model_type: str
     classes: Mapping[str, Mapping[str, Any]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    read: Callable[[Keys, Keys], dict[str, Any]] = lambda content, ours: {}
+    read: Callable[[Keys, Keys], dict[str, Any]] = lambda content, keys: {}
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
 def config_keys_from_hf(
     format: HfConfig, config: type[Any], content: Mapping[str, Any], where: str
 ) -> dict[str, object]:
-    """Keys of `config`, our Config, whose fields are annotated with `Hf`.
+    """Keys of a Config from the content of `config.json`.
 
-    Raises UserError for what the architecture does not build.
+    Args:
+        config: the Config, whose fields are annotated with `Hf`.
+        where: the file, for messages.
+
+    Raises:
+        UserError: a class or a value that the architecture does not support.
     """
     for key, built in format.fixed.items():
         if content.get(key, built) != built:
             raise UserError(
-                f"{where}: {key} is {content[key]!r}, but heedful's {format.model_type} is built "
-                f"for {built!r} alone"
+                f"{where}: {key} is {content[key]!r}, but heedful's {format.model_type} supports "
+                f"{built!r} only"
             )
     names = content.get("architectures") or [next(iter(format.classes))]
     if names[0] not in format.classes:
         known = ", ".join(format.classes)
-        raise UserError(f"{where}: no place for the class {names[0]}; known here: {known}")
+        raise UserError(f"{where}: class {names[0]} is not supported; supported: {known}")
     ours = {**format.defaults, **format.classes[names[0]]}
-    usual = {each.name: each.default for each in fields(config)}
-    if "num_labels" in usual:  # they leave the names of two classes out
+    defaults = {field.name: field.default for field in fields(config)}
+    if "num_labels" in defaults:  # the labels of two classes are not written
         ours["num_labels"] = len(content.get("id2label") or ()) or content.get("num_labels") or 2
     for name, hf in _annotated(config).items():
         if not content.keys().isdisjoint(hf.keys):
-            ours[name] = hf.read(content, ours.get(name, usual[name]), where)
+            ours[name] = hf.read(content, ours.get(name, defaults[name]), where)
         if hf.like is not None and ours[name] == ours[hf.like]:
             ours[name] = None
-    return ours | format.read(dict(content), usual | ours)
+    return ours | format.read(dict(content), defaults | ours)
 
 
 def config_to_hf(format: HfConfig, config: Any) -> dict[str, Any]:
-    """What `config.json` says of our config."""
+    """The content of `config.json` for a Config."""
     ours = asdict(config)
     classes = format.classes.items()
-    name = next(name for name, said in classes if said.items() <= ours.items())
+    name = next(name for name, keys in classes if keys.items() <= ours.items())
     content: dict[str, Any] = {"architectures": [name], "model_type": format.model_type}
     content |= format.fixed
     for key, hf in _annotated(type(config)).items():
@@ -134,23 +142,23 @@ def config_to_hf(format: HfConfig, config: Any) -> dict[str, Any]:
         if value is None and hf.like is not None:
             value = ours[hf.like]
         content |= hf.write(value)
-    if ours.get("num_labels", 2) != 2:  # the names alone say how many classes there are
+    if ours.get("num_labels", 2) != 2:  # `config.json` has the labels, not their number
         content |= labels_to_hf([f"LABEL_{label}" for label in range(ours["num_labels"])])
     return content | format.write(config)
 
 
 def labels_to_hf(labels: Sequence[str]) -> dict[str, Any]:
-    """What `config.json` says of the classes' names."""
+    """The keys of `config.json` for the labels of a classifier."""
     names = {str(number): label for number, label in enumerate(labels)}
     return {"id2label": names, "label2id": {label: int(number) for number, label in names.items()}}
 
 
 def _annotated(config: type[Any]) -> dict[str, Hf]:
-    """The annotation of each field, its own or that of the class it comes from."""
+    """The annotation of each field, possibly inherited."""
     return {
-        name: mark
+        name: annotation
         for cls in reversed(config.__mro__)
         for name, hint in inspect.get_annotations(cls).items()
-        for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Hf)
+        for annotation in getattr(hint, "__metadata__", ())
+        if isinstance(annotation, Hf)
     }

@@ -1,4 +1,4 @@
-"""What the Hugging Face formats of BERT and its descendants share: classes and tensor names."""
+"""Shared by the Hugging Face formats of BERT and its descendants: classes and tensor names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ EMBEDDINGS = {
     "types": "token_type_embeddings",
     "norm": "LayerNorm",
 }
-# Keys of `config.json` whose other values are not built, for BERT and RoBERTa.
+# Keys of `config.json` with one supported value, for BERT and RoBERTa.
 FIXED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -28,19 +28,19 @@ HF_LAYER = {
 
 
 def encoder_classes(name: str) -> dict[str, dict[str, Any]]:
-    """Their classes of a model, and the head of each."""
+    """Hugging Face classes of a model, with their heads."""
     ends = {"ForMaskedLM": "mlm", "ForSequenceClassification": "classify", "Model": "none"}
     return {f"{name}{end}": {"head": head} for end, head in ends.items()}
 
 
-def output_names(config: Any, theirs: str) -> dict[str, str]:
-    """Of the output matrix and its bias.
+def output_names(config: Any, hf_name: str) -> dict[str, str]:
+    """Names of the output matrix and its bias.
 
-    They keep the bias twice. Tied, both are one; untied, the one beside the matrix is added, and
-    the other is a weight that nothing reads.
+    Files hold the bias twice. With tied embeddings both are one tensor; otherwise the model adds
+    the one next to the matrix, and the other is unused.
     """
-    first = {"head.out.bias": f"{theirs}.bias"} if config.tie_embeddings else {}
-    return first | {"head.out": f"{theirs}.decoder"}
+    first = {"head.out.bias": f"{hf_name}.bias"} if config.tie_embeddings else {}
+    return first | {"head.out": f"{hf_name}.decoder"}
 
 
 def encoder_names(
@@ -54,17 +54,18 @@ def encoder_names(
     """The names of BERT and its descendants.
 
     Args:
-        layer: their name of a layer, and those of its modules.
-        heads: for each head the names of its modules.
-        unused: what modules of other heads match.
-        embeddings: the names of their modules.
+        prefix: prefix of the base model.
+        layer: Hugging Face name of a layer, and the names of its modules.
+        heads: for each head, the names of its modules.
+        unused: regular expression of the modules of other heads.
+        embeddings: names of the modules of the embeddings.
     """
     return Names(
         layer_names("embedding", f"{prefix}.embeddings", embeddings)
         + layer_names("encoder.blocks.{i}", f"{prefix}.{layer[0]}", layer[1])
         + [Name(*pair) for pair in heads.get(config.head, {}).items()],
         prefix=f"{prefix}.",
-        # The first release's names, which published files still have.
+        # Names of the first release, which published files still have.
         endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
         buffers=rf"{prefix}\.embeddings\.position_ids",
         unused=rf"({unused})\.(weight|bias|gamma|beta)",

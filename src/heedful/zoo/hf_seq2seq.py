@@ -1,4 +1,4 @@
-"""Hugging Face formats of two stacks: what BART's and Marian's share, and T5's."""
+"""Hugging Face formats of encoder-decoder models: of BART, Marian and PEGASUS, and of T5."""
 
 from typing import Any, get_args
 
@@ -24,8 +24,8 @@ HF_LAYER = {
     "feedforward.sublayer.down": "fc2",
     "feedforward.norm": "final_layer_norm",
 }
-# Keys of `config.json` whose other values are not built, for BART, Marian and PEGASUS: those from
-# `normalize_before` on are of transformers 3 or before, where one class was all of them.
+# Keys of `config.json` with one supported value, for BART, Marian and PEGASUS; those from
+# `normalize_before` on are from transformers 3 and before, where one class was all three.
 FIXED: dict[str, Any] = {
     "is_encoder_decoder": True,
     "is_decoder": False,
@@ -35,7 +35,7 @@ FIXED: dict[str, Any] = {
     "add_final_layer_norm": False,
     "static_position_embeddings": False,
 }
-# Keys of the Config where such a file leaves theirs out: BART large.
+# Keys of the Config for keys that a file lacks: the values of BART large.
 DEFAULTS: dict[str, Any] = {
     "d_model": 1024,
     "num_heads": 16,
@@ -53,7 +53,7 @@ T5_FEEDFORWARDS: dict[str, Activation | Gate] = {
     "gelu_new": "gelu_tanh",
     "silu": "silu",
     "gated-relu": "reglu",
-    "gated-gelu": "geglu_tanh",  # there this is the approximation
+    "gated-gelu": "geglu_tanh",  # in transformers this is the approximation
     "gated-gelu_new": "geglu_tanh",
     "gated-gelu_python": "geglu",
     "gated-silu": "swiglu",
@@ -61,13 +61,13 @@ T5_FEEDFORWARDS: dict[str, Activation | Gate] = {
 
 
 def bart_names(*, shared: bool) -> Names:
-    """Hugging Face tensor names; `shared`: source and target have one matrix."""
+    """Hugging Face tensor names; `shared`: source and target share one embedding."""
     names = [Name("src_embedding.tokens", "model.shared")] if shared else []
     names.append(Name("head.out.bias", "final_logits_bias", row=True))
     for side, embedding in SIDES.items():
-        theirs = f"model.{side}"
-        names += layer_names(embedding, theirs, HF_EMBEDDING)
-        names += layer_names(f"{side}.blocks.{{i}}", f"{theirs}.layers.{{i}}", HF_LAYER)
+        stack = f"model.{side}"
+        names += layer_names(embedding, stack, HF_EMBEDDING)
+        names += layer_names(f"{side}.blocks.{{i}}", f"{stack}.layers.{{i}}", HF_LAYER)
     names.append(Name("head.out.weight", "lm_head.weight"))
     return Names(
         names,
@@ -77,31 +77,32 @@ def bart_names(*, shared: bool) -> Names:
     )
 
 
-def read_t5(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Transformers 5 says by `scale_decoder_outputs` what older files say by `tie_word_embeddings`.
+def read_t5(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the Config that depend on the version of transformers; raises UserError.
 
-    It writes that all matrices are tied, whatever they are; only the tensors tell (`hf_names`).
-    Newer files repeat what `feed_forward_proj` says, and transformers goes by the repetition.
+    Transformers 5 has `scale_decoder_outputs` in place of `tie_word_embeddings`, and writes the
+    latter as true in any case; only the tensors show which matrices are tied (`t5_names`). Newer
+    files repeat `feed_forward_proj` in two other keys, which transformers reads.
     """
-    said = content.get("feed_forward_proj", "relu")
-    gate, _, name = said.rpartition("-")
+    projection = content.get("feed_forward_proj", "relu")
+    gate, _, name = projection.rpartition("-")
     repeated = {
-        "dense_act_fn": "gelu_new" if said == "gated-gelu" else name,
+        "dense_act_fn": "gelu_new" if projection == "gated-gelu" else name,
         "is_gated_act": gate == "gated",
     }
     for key, value in repeated.items():
         if content.get(key, value) != value:
             raise UserError(
-                f"config.json: {key} is {content[key]!r}, which feed_forward_proj {said!r} is not"
+                f"config.json: {key} is {content[key]!r}, but feed_forward_proj is {projection!r}"
             )
     tied = content.get("tie_word_embeddings") is not False
     scaled = content.get("scale_decoder_outputs", tied)
     if scaled and not tied:
         raise UserError(
-            "config.json: scale_decoder_outputs is True where tie_word_embeddings is False; "
-            "heedful's t5 scales the output of one shared matrix alone"
+            "config.json: scale_decoder_outputs is True and tie_word_embeddings False; heedful's "
+            "t5 scales the outputs of a tied matrix only"
         )
-    layers = content.get("num_decoder_layers") or ours["num_encoder_layers"]
+    layers = content.get("num_decoder_layers") or keys["num_encoder_layers"]
     return {"num_decoder_layers": layers, "tie_embeddings": scaled}
 
 
@@ -133,6 +134,6 @@ def t5_names(config: Any) -> Names:
     return Names(
         [*names, Name("head.out", "lm_head")],
         copies={} if config.tie_embeddings else {"lm_head.weight": "shared.weight"},
-        # In the first files; no version of the model looks at it.
+        # In the first files; no version of the model uses it.
         unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     )

@@ -76,7 +76,7 @@ def hf_names(config: Config) -> Names:
     for number in range(config.num_experts):
         expert = {"up": "{w1,w3}", "down": "w2"}
         names = layer_names(f"{ours}.experts.{number}", f"{theirs}.experts.{number}", expert)
-        layer |= {name.ours: name.theirs for name in names}
+        layer |= {name.path: name.hf_name for name in names}
     return rotary_decoder.hf_names(config, layer)
 
 

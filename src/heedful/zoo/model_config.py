@@ -1,4 +1,4 @@
-"""A Config of a published model: a frozen dataclass that checks its own sizes."""
+"""Decorator for the Config of a published model: a frozen dataclass that checks its values."""
 
 import math
 from dataclasses import fields
@@ -13,20 +13,21 @@ _MOST_MODULES, _MOST = 1_024, 2**31 - 1  # DeepNet had 1,000 layers
 
 @dataclass_transform(frozen_default=True)
 def model_config(cls: type[T]) -> type[T]:
-    """A frozen dataclass without unknown keys that checks its sizes, and by its own `check()`."""
+    """A frozen dataclass that refuses unknown keys and wrong sizes; `check()` may add rules."""
     cls.__post_init__ = _check  # type: ignore[attr-defined]
-    made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
-    return cast(type[T], made)
+    result: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    return cast(type[T], result)
 
 
 def _check(config: Any) -> None:
-    """Refuse what no model can have; raises ValueError naming the key.
+    """Check values that hold for all models; raises ValueError naming the key.
 
-    Whole numbers must be at least 1 and below 2³¹, numbers of layers and of experts at most 1,024,
-    dropouts in [0, 1), epsilons and bases above 0;
-    heads must divide the width (unless `head_dim` is given) and be divided by `num_kv_heads`, and
-    rotary positions need an even width of a head. One matrix for source and target, which is there
-    unless `tie_embeddings` says none or decoder, needs one vocabulary.
+    * Integers are at least 1 and below 2³¹, numbers of layers and experts at most 1,024; dropouts
+      are in [0, 1); other floats are positive and finite.
+    * num_heads divides d_model (unless `head_dim` is given), and num_kv_heads divides num_heads.
+    * Rotary positions need an even width of a head.
+    * One matrix for source and target (any `tie_embeddings` but none and decoder) needs
+      vocabularies of equal size.
     """
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     for name, value in values.items():
@@ -61,7 +62,7 @@ def _check(config: Any) -> None:
 
 
 def check_one_vocabulary(config: Any) -> None:
-    """Refuse two vocabularies where one matrix serves both; raises ValueError with both sizes."""
+    """Raise ValueError if source and target share a matrix but not the size of the vocabulary."""
     if config.src_vocab_size != config.tgt_vocab_size:
         raise ValueError(
             "one matrix for source and target needs one vocabulary, but src_vocab_size is "

@@ -1,4 +1,4 @@
-"""Rotary positions of a Config and its layers, and what the Hugging Face format says of them."""
+"""Rotary positions from a Config, and their keys in the Hugging Face format."""
 
 import copy
 import math
@@ -14,22 +14,22 @@ from heedful.parts.attention import Attention
 from heedful.parts.rotary import NtkScaling, RotaryPositions
 
 AnyConfig = TypeVar("AnyConfig")
-GLOBAL, LOCAL = "full_attention", "sliding_attention"  # layers, as they are called there
+GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of layers in `config.json`
 
 
 def head_width(config: Any) -> int:
-    """E: `head_dim`, or what the heads leave each other of `d_model`."""
+    """E: `head_dim`, or d_model / num_heads."""
     width: int = getattr(config, "head_dim", None) or config.d_model // config.num_heads
     return width
 
 
 def rotary_module(config: Any) -> RotaryPositions:
-    """That all layers share, of a Config with `rope_base`, `rope_layout` and `rope_scaling`."""
+    """The rotary module that all layers share, from `rope_base`, `rope_layout`, `rope_scaling`."""
     scheme = (config.rope_base, config.rope_layout, config.rope_scaling)
     return RotaryPositions(head_width(config), *scheme)
 
 
-# For each of their types their keys and ours. What is not here is refused.
+# Supported types of `rope_scaling`: Hugging Face key -> argument of our class.
 HF_SCALINGS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
@@ -50,74 +50,74 @@ HF_SCALINGS: dict[str, dict[str, str]] = {
 }
 _BY_LENGTH = ("dynamic", "longrope")
 _ORIGINAL = "original_max_position_embeddings"
-# Beside the table: the base, the type's names, whether all of a head is turned, how YaRN's
-# attention factor follows from two others, and a remark of the first YaRN models.
-_BESIDE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
-_BESIDE_YARN = {"mscale", "mscale_all_dim", "finetuned"}
+# Further known keys: the base, names of the type, the rotated fraction of a head; for YaRN two keys
+# that determine the attention factor, and one that the first YaRN models have.
+_OTHER_KEYS = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+_OTHER_YARN_KEYS = {"mscale", "mscale_all_dim", "finetuned"}
 
 
-def rope_from_hf(given: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Our rope keys from `config.json` of a model; raises UserError for what we do not build.
+def rope_from_hf(content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_base` and `rope_scaling` from `config.json`; raises UserError if it is unsupported.
 
-    Old files have the base and `rope_scaling`, those of transformers 5 `rope_parameters`, which
-    holds the base too.
+    Old files have `rope_theta` and `rope_scaling`, those of transformers 5 `rope_parameters`, which
+    includes the base.
 
     Args:
-        ours: what is known of our config: `max_length`, and the base of an old file.
+        content: of `config.json`.
+        keys: keys of the Config read so far: `max_length`, and `rope_base` from an old file.
     """
-    max_length = ours["max_length"]
-    place = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
-    inner = given.get(place) or {}
-    base = inner.get("rope_theta", ours["rope_base"])
+    max_length = keys["max_length"]
+    section = "rope_scaling" if content.get("rope_scaling") else "rope_parameters"
+    inner = content.get(section) or {}
+    base = inner.get("rope_theta", keys["rope_base"])
     kind = inner.get("rope_type", inner.get("type", "default"))
     if kind not in HF_SCALINGS:
-        reason = f"known here: {', '.join(HF_SCALINGS)}"
+        reason = f"supported: {', '.join(HF_SCALINGS)}"
         if kind in _BY_LENGTH:
-            reason = "it changes with the text's length, so that keys in a cache no longer fit"
-        raise UserError(f"config.json: the rope_type of {place} is {kind!r}; {reason}")
+            reason = "it depends on the length of the text, which a cache of keys does not support"
+        raise UserError(f"config.json: the rope_type of {section} is {kind!r}; {reason}")
     table = HF_SCALINGS[kind]
     for key in inner:
-        if key not in table.keys() | _BESIDE | (_BESIDE_YARN if kind == "yarn" else set()):
-            raise UserError(f"config.json: {key} of {place} is not known here for {kind}")
-    for partial in (inner.get("partial_rotary_factor"), given.get("partial_rotary_factor")):
+        if key not in table.keys() | _OTHER_KEYS | (_OTHER_YARN_KEYS if kind == "yarn" else set()):
+            raise UserError(f"config.json: {key} of {section} is not supported for {kind}")
+    for partial in (inner.get("partial_rotary_factor"), content.get("partial_rotary_factor")):
         if partial not in (None, 1):
             raise UserError(
-                f"config.json: partial_rotary_factor is {partial}, but here all of a head is turned"
+                f"config.json: partial_rotary_factor is {partial}, but heedful rotates all "
+                "dimensions of a head"
             )
     if kind == "default":
         return {"rope_base": base, "rope_scaling": None}
-    said = {key: inner[key] for key in table if inner.get(key) is not None}
+    values = {key: inner[key] for key in table if inner.get(key) is not None}
     if _ORIGINAL in table:
-        # In this order: it once stood beside the scaling, and is left out where nothing changed.
-        said[_ORIGINAL] = given.get(_ORIGINAL) or said.get(_ORIGINAL) or max_length
+        # Older files have it outside of the section; without it the length did not change.
+        values[_ORIGINAL] = content.get(_ORIGINAL) or values.get(_ORIGINAL) or max_length
     if kind == "yarn":
-        said |= _yarn_from_hf(inner, said, max_length)
+        values |= _yarn_from_hf(inner, values, max_length)
     for key in ("factor", "low_freq_factor", "high_freq_factor"):
-        if key in table and key not in said:
-            raise UserError(f"config.json: {place} of type {kind} lacks {key}")
-    keys = {table[key]: value for key, value in said.items()}
-    return {"rope_base": base, "rope_scaling": {"type": kind, **keys}}
+        if key in table and key not in values:
+            raise UserError(f"config.json: {section} of type {kind} lacks {key}")
+    scaling = {table[key]: value for key, value in values.items()}
+    return {"rope_base": base, "rope_scaling": {"type": kind, **scaling}}
 
 
 def _yarn_from_hf(
-    inner: Mapping[str, Any], said: Mapping[str, Any], max_length: int
+    inner: Mapping[str, Any], values: Mapping[str, Any], max_length: int
 ) -> dict[str, Any]:
-    """What YaRN's keys follow from where they are left out."""
-    factor = said.get("factor") or max_length / said[_ORIGINAL]
-    over, under = inner.get("mscale"), inner.get("mscale_all_dim")
-    if "attention_factor" in said or not (over and under):
+    """Keys of YaRN that a file may lack, computed from others."""
+    factor = values.get("factor") or max_length / values[_ORIGINAL]
+    mscale, mscale_all_dim = inner.get("mscale"), inner.get("mscale_all_dim")
+    if "attention_factor" in values or not (mscale and mscale_all_dim):
         return {"factor": factor}
-    grown = math.log(factor) if factor > 1 else 0.0
-    return {
-        "factor": factor,
-        "attention_factor": (0.1 * over * grown + 1) / (0.1 * under * grown + 1),
-    }
+    log_factor = math.log(factor) if factor > 1 else 0.0
+    ratio = (0.1 * mscale * log_factor + 1) / (0.1 * mscale_all_dim * log_factor + 1)
+    return {"factor": factor, "attention_factor": ratio}
 
 
 def rope_to_hf(config: Any) -> dict[str, Any]:
-    """What `config.json` says of our rope keys, in the old style, which all versions read.
+    """Keys of `config.json` for rotary positions, in the old style, which all versions read.
 
-    There is no NTK over there, but it is no more than a larger base.
+    The format has no NTK scaling; it is written as the equivalent larger base.
     """
     scaling = config.rope_scaling
     if isinstance(scaling, NtkScaling):
@@ -126,16 +126,16 @@ def rope_to_hf(config: Any) -> dict[str, Any]:
     if scaling is None:
         return {"rope_scaling": None}
     ours, table = asdict(scaling), HF_SCALINGS[scaling.type]
-    said = {key: ours[name] for key, name in table.items() if ours[name] is not None}
-    return {"rope_scaling": {"rope_type": scaling.type, **said}}
+    values = {key: ours[name] for key, name in table.items() if ours[name] is not None}
+    return {"rope_scaling": {"rope_type": scaling.type, **values}}
 
 
 @dataclass(frozen=True)
 class LocalLayers:
-    """Layers of which every k-th, k being the Config's `global_every`, sees the whole text.
+    """Layers with a window, except for every k-th (`global_every` of the Config).
 
     Args:
-        counted_from: the number of the first layer, 0 or 1; the multiples of k are global.
+        counted_from: number of the first layer, 0 or 1; multiples of k are global.
     """
 
     counted_from: int
@@ -144,39 +144,42 @@ class LocalLayers:
         """`GLOBAL` or `LOCAL` for each layer."""
         return self._types(config.global_every, config.num_layers)
 
-    def read(self, content: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-        """Our `global_every`, `rope_base`, `rope_scaling` and `local_rope_base`.
+    def read(self, content: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+        """`global_every`, `rope_base`, `rope_scaling` and `local_rope_base` from `config.json`.
 
-        Raises UserError for layers without such a rule, and as `rope_from_hf`; old files have bases
-        and `rope_scaling`, those of transformers 5 `rope_parameters` for each type of layers.
+        Old files have bases and `rope_scaling`, those of transformers 5 `rope_parameters` for each
+        type of layers.
+
+        Raises:
+            UserError: layers that do not follow such a rule, and as `rope_from_hf`.
         """
-        given = content.get("rope_parameters") or {}
-        if unknown := given.keys() - {GLOBAL, LOCAL}:
+        sections = content.get("rope_parameters") or {}
+        if unknown := sections.keys() - {GLOBAL, LOCAL}:
             raise UserError(
-                f"config.json: {min(unknown)} of rope_parameters is not known here; it holds those "
-                f"of {GLOBAL} and {LOCAL}"
+                f"config.json: {min(unknown)} of rope_parameters is not supported; it may hold "
+                f"{GLOBAL} and {LOCAL}"
             )
-        far = rope_from_hf({**content, "rope_parameters": given.get(GLOBAL)}, ours)
-        local = {**content, "rope_parameters": given.get(LOCAL), "rope_scaling": None}
-        near = rope_from_hf(local, {**ours, "rope_base": ours["local_rope_base"]})
-        if near["rope_scaling"] is not None:
+        global_rope = rope_from_hf({**content, "rope_parameters": sections.get(GLOBAL)}, keys)
+        local = {**content, "rope_parameters": sections.get(LOCAL), "rope_scaling": None}
+        local_rope = rope_from_hf(local, {**keys, "rope_base": keys["local_rope_base"]})
+        if local_rope["rope_scaling"] is not None:
             raise UserError(
-                f"config.json: rope_type of {LOCAL} is {near['rope_scaling']['type']}, but here "
-                "only the positions of global layers are stretched"
+                f"config.json: rope_type of {LOCAL} is {local_rope['rope_scaling']['type']}, but "
+                "only global layers may scale their positions"
             )
-        every, types = ours["global_every"], content.get("layer_types")
+        every, types = keys["global_every"], content.get("layer_types")
         if types is not None:
             known = (every, *range(1, len(types) + 2))
             every = next((k for k in known if [*types] == self._types(k, len(types))), None)
             if every is None:
                 raise UserError(
-                    f"config.json: layer_types is {', '.join(types)}, but here every k-th layer is "
-                    f"{GLOBAL} and the others are {LOCAL}"
+                    f"config.json: layer_types is {', '.join(types)}, but every k-th layer must be "
+                    f"{GLOBAL} and the others {LOCAL}"
                 )
-        return {"global_every": every, "local_rope_base": near["rope_base"], **far}
+        return {"global_every": every, "local_rope_base": local_rope["rope_base"], **global_rope}
 
     def write(self, config: Any) -> dict[str, Any]:
-        """Their key of the type of each layer."""
+        """The key of `config.json` for the types of the layers."""
         return {"layer_types": self.types(config)}
 
     def _types(self, every: int, count: int) -> list[str]:
@@ -186,11 +189,11 @@ class LocalLayers:
 
 @torch.no_grad()
 def to_half_layout(net: DecoderOnly, config: AnyConfig) -> tuple[DecoderOnly, AnyConfig]:
-    """A copy whose rotary layout is half, and its Config; what is half already comes back itself.
+    """A copy of a net with the rotary layout `half`, and its Config; logits do not change.
 
-    The rows of each head's query and key change places: dimensions 2i and 2i + 1, which the
-    interleaved layout pairs, become i and i + E/2. Scores, and so logits, stay what they were.
-    Works for every net with `rope_layout` in its Config.
+    The query and key rows of each head are permuted: dimensions 2i and 2i + 1, which the
+    interleaved layout pairs, are moved to i and i + E/2. A net with this layout is returned as it
+    is. Works for every net with `rope_layout` in its Config.
     """
     if config.rope_layout == "half":  # type: ignore[attr-defined]
         return net, config

@@ -1,4 +1,4 @@
-"""LLaMA and its descendants: their sizes, how they are put together, and their names."""
+"""Shared by LLaMA and its descendants: Config, block, and Hugging Face keys and names."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -25,14 +25,14 @@ class Base:
         head_dim: width of a head; None: d_model / num_heads.
         d_ff: width of the hidden units; None: 8/3 · d_model (sec. 2.2), rounded up to a multiple of
             256 as in the authors' code.
-        max_length: longest text that we accept, in tokens.
-        dropout: on embeddings and sub-layers' outputs.
+        max_length: longest text, in tokens.
+        dropout: on embeddings and on outputs of sub-layers.
         attention_dropout: on the attention weights.
-        activation: the gate of the feed-forward.
-        rope_base: of the rotary frequencies.
-        rope_layout: half as in the Hugging Face format, interleaved as the authors released it.
-        rope_scaling: how the rotary positions are stretched over longer texts: `type` (linear, ntk,
-            yarn, llama3) and the arguments of that class in `parts/rotary.py`; None: they are not.
+        activation: gate of the feed-forward.
+        rope_base: base of the rotary frequencies.
+        rope_layout: half, as in the Hugging Face format, or interleaved, as in the authors' files.
+        rope_scaling: scaling of the rotary positions for longer texts: `type` (linear, ntk, yarn,
+            llama3) and the arguments of that class in `parts/rotary.py`; None: no scaling.
         tie_embeddings: one matrix for input and output.
     """
 
@@ -76,22 +76,20 @@ def rotary_block(
 
 
 def _hidden(config: Base) -> int:
-    """d_ff, given or by the authors' rule."""
+    """`d_ff`, or its default by the authors' rule."""
     return config.d_ff or -(-(8 * config.d_model // 3) // 256) * 256
 
 
-def read_rotary(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Rotary keys of layers that are all alike; raises UserError where they are not."""
-    kind = "sliding_attention" if ours.get("window") else "full_attention"
+def read_rotary(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Rotary keys from `config.json`; raises UserError unless all layers are of one type."""
+    kind = "sliding_attention" if keys.get("window") else "full_attention"
     if other := set(content.get("layer_types") or ()) - {kind}:
-        raise UserError(
-            f"config.json: layer_types has {min(other)}, but here all layers are alike: {kind}"
-        )
-    return rope_from_hf(content, ours)
+        raise UserError(f"config.json: layer_types has {min(other)}, but all layers must be {kind}")
+    return rope_from_hf(content, keys)
 
 
 def sizes_to_hf(config: Base) -> dict[str, Any]:
-    """Sizes that we may leave to a rule, and the rotary keys. `dropout` has no place there."""
+    """Keys of `config.json` for sizes with a default rule, and for rotary positions."""
     return {
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
         "head_dim": head_width(config),
@@ -101,11 +99,11 @@ def sizes_to_hf(config: Base) -> dict[str, Any]:
 
 
 def divided_sizes_to_hf(config: Base) -> dict[str, Any]:
-    """The same where their Config refuses heads that do not divide the width; raises UserError."""
+    """`sizes_to_hf` for formats in which num_heads must divide d_model; raises UserError."""
     if config.d_model % config.num_heads:
         raise UserError(
             f"d_model {config.d_model} is not divisible by num_heads {config.num_heads}, which "
-            "the Hugging Face format of this architecture demands even where head_dim is given"
+            "the Hugging Face format of this architecture requires even if head_dim is given"
         )
     return sizes_to_hf(config)
 
@@ -123,7 +121,7 @@ HF_LAYER = {
 
 
 def hf_names(config: Base, layer: dict[str, str] = HF_LAYER) -> Names:
-    """Hugging Face tensor names; raises UserError for another layout."""
+    """Hugging Face tensor names; raises UserError for the interleaved layout."""
     if config.rope_layout != "half":
         raise UserError(
             f"the Hugging Face format has no rope_layout {config.rope_layout}; convert the net by "

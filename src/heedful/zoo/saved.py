@@ -1,4 +1,4 @@
-"""A net on disk: its configuration as JSON, its weights as safetensors; nothing is unpickled."""
+"""A net on disk: its Config as JSON, its weights as safetensors; nothing is unpickled."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,18 +21,18 @@ from heedful.zoo.names import FLOATS, few, weights_of
 from heedful.zoo.sizes import check_memory, meta_net, sizes_of
 
 WEIGHTS = "model.safetensors"
-LOCK = ".lock"  # stands beside them while a run works there, or after it was killed
-# Numbers that parameters and tables may hold however few the file has.
+LOCK = ".lock"  # next to the weights during a training run, and after it was killed
+# Numbers of parameters, and of table elements, that are allowed for files of any size.
 _SMALL, _LARGE = 1 << 24, 1 << 28
-# Names of tensors with a row for each entry of the vocabulary.
+# Names of tensors with one row per vocabulary entry.
 VOCABULARY_TENSORS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
 
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:
-    """The frozen Config of an architecture from plain keys; raises UserError naming a wrong one."""
+    """The Config of an architecture from a mapping; raises UserError naming a wrong key."""
     config = architecture(name).config
     known = [field.name for field in fields(config)]
-    # A recipe's section is the beginning of its keys, a file stands in front of all.
+    # Keys of a recipe are shown with their section, keys of a file after its name.
     front, section = ("", "model.") if where == "model" else (f"{where}: ", "")
     for key in keys:
         if key not in known:
@@ -49,7 +49,7 @@ def make_config(name: str, keys: dict[str, object], where: str = "model") -> obj
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors to one safetensors file, whole or not at all."""
+    """Write tensors to one safetensors file, completely or not at all."""
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replace_whole(path) as beside, scratch_folder(path) as folder:
         file = folder / path.name
@@ -57,100 +57,109 @@ def save_tensors(
             save_file(content, file, metadata=metadata)
         except SafetensorError as error:
             raise OSError(str(error)) from None
-        file.chmod(0o644)  # the library makes files that only their owner can read
+        file.chmod(0o644)  # safetensors creates files that only their owner can read
         file.replace(beside)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The facts on their training that are stored with weights; empty where there are none."""
+    """The training metadata in a file of weights; empty if it has none."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["training"])
+            metadata = json.loads((file.metadata() or {})["training"])
     except (SafetensorError, OSError, KeyError, ValueError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def read_step(path: Path) -> int | None:
-    """The step of training that a file's weights are of, where it says one."""
+    """The training step of the weights in a file; None if it is not stored."""
     step = read_metadata(path).get("step")
     return step if isinstance(step, int) else None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; raises UserError where it is missing, truncated or foreign."""
+    """Read a safetensors file; raises UserError if it is missing, truncated or not safetensors."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; a model directory holds a {WEIGHTS}")
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{path} is no whole safetensors file (truncated, or another format): {error}"
+            f"{path} is not a complete safetensors file (truncated, or another format): {error}"
         ) from None
 
 
-class _Undrawn(TorchFunctionMode):
-    """New weights are zeros where others would be drawn, which takes longer."""
+class _ZeroInitialization(TorchFunctionMode):
+    """Random initializations write zeros, which is faster."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
-            drawn = args[0] if args else kwargs["tensor"]
-            drawn.detach().zero_()
-            return drawn
+            tensor = args[0] if args else kwargs["tensor"]
+            tensor.detach().zero_()
+            return tensor
         return func(*args, **(kwargs or {}))
 
 
 def uninitialized_net(
     name: str, config: Any, tensors: Mapping[str, Tensor], where: Path | str
 ) -> nn.Module:
-    """A net of an architecture whose weights are yet to be set, from `tensors` read at `where`.
+    """A net of an architecture for weights that will be copied into it; tables and buffers are set.
 
-    Tables and buffers are there. Raises UserError where the config's sizes are not the tensors', or
-    these hold NaN or infinity.
+    Args:
+        tensors: the weights, by any names; only numbers and values are checked.
+        where: their file, for messages.
+
+    Raises:
+        UserError: sizes in the Config do not fit the tensors, or a tensor holds NaN or infinity.
     """
     _check_sizes(name, config, tensors, where)
     for key, tensor in tensors.items():
         if tensor.dtype in FLOATS and not tensor.sum(dtype=torch.float64).isfinite():
             raise UserError(f"{where}: {key} holds NaN or infinity; the model is damaged")
-    with _Undrawn():
+    with _ZeroInitialization():
         return architecture(name).build(config)
 
 
 def initialized_net(name: str, config: Any, device: torch.device | None = None) -> nn.Module:
-    """A new net with weights as drawn; raises UserError where training it needs more memory.
+    """A new net with initialized weights.
 
-    `device`: where it will be trained; default: the CPU.
+    Args:
+        device: device that will train it; default: the CPU.
+
+    Raises:
+        UserError: the device has too little memory to train it.
     """
     check_memory(name, config, device or torch.device("cpu"))
     return architecture(name).build(config)
 
 
 def _check_sizes(name: str, config: Any, tensors: Mapping[str, Tensor], where: Path | str) -> None:
-    """Refuse sizes that the tensors cannot have, before a net of these sizes is made.
+    """Raise UserError for sizes that cannot be those of the tensors, before a net is built.
 
-    Shapes are compared when the tensors are copied; here it is enough that a net without its head,
-    which may be new, has no more numbers than the tensors, and that tables fit into memory.
+    Shapes are compared when the tensors are copied. Here the net may not have more parameters than
+    the tensors have elements (with a margin for a new head), and tables must fit into memory.
     """
     count, numbers = len(tensors), sum(tensor.numel() for tensor in tensors.values())
     layers = sum(value for key, value in asdict(config).items() if key.endswith("layers"))
-    blame = f"its {count:,} tensors of {numbers:,} numbers; its config.json is damaged or of"
+    held = f"its {count:,} tensors of {numbers:,} numbers; its config.json is damaged or of"
     if layers * getattr(config, "num_experts", 1) > count:
-        raise UserError(f"{where}: {layers:,} layers are more than {blame} another model")
+        raise UserError(f"{where}: {layers:,} layers are more than {held} another model")
     parameters, tables = sizes_of(name, config, str(where))
     if parameters > max(2 * numbers, _SMALL) or tables > max(numbers, _LARGE):
         raise UserError(
             f"{where}: a net of {parameters:,} parameters and tables of {tables:,} numbers is more "
-            f"than {blame} another model"
+            f"than {held} another model"
         )
 
 
 def check_parameters(name: str, config: Any, weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights that a net of the architecture could not be loaded from.
+    """Check that a net of the architecture can be loaded from these weights.
 
-    Raises UserError with the tensors that are not its own, by name or shape, as those of a linear
-    that was wrapped; and with those that are missing.
+    Raises:
+        UserError: tensors of other names or shapes (for example of a wrapped linear layer), or
+            missing ones; the message lists them.
     """
     own = weights_of(meta_net(name, config, "model"))
     shapes = {key: tensor.shape for key, tensor in own.items()}
@@ -161,7 +170,7 @@ def check_parameters(name: str, config: Any, weights: Mapping[str, Tensor]) -> N
         needed = few(missing) if missing else "the shapes"
         raise UserError(
             f"cannot save the model: its net {problem} {needed} of a {name} with its "
-            "configuration; merge or unwrap the modules that were changed"
+            "Config; merge or unwrap the modules that were changed"
         )
 
 
@@ -169,14 +178,18 @@ def check_parameters(name: str, config: Any, weights: Mapping[str, Tensor]) -> N
 def copy_matching(
     net: nn.Module, source: nn.Module, origin: Callable[[str], str] = str
 ) -> tuple[list[str], list[str], list[str]]:
-    """Copy what has the same name and shape in both: names loaded, left as drawn, and unused.
+    """Copy the parameters that have the same name and shape in both nets.
 
-    `origin`: what the source calls a tensor of the net; one that it lacks is not copied.
+    Args:
+        origin: name in `source` of a parameter of `net`; unknown names are not copied.
+
+    Returns:
+        Names of `net` that were copied, names of `net` that were not, unused names of `source`.
     """
-    own, given = weights_of(net), weights_of(source)
-    origins = {name: its for name in sorted(own) if (its := origin(name)) in given}
-    loaded = [name for name, its in origins.items() if own[name].shape == given[its].shape]
+    own, others = weights_of(net), weights_of(source)
+    origins = {name: other for name in sorted(own) if (other := origin(name)) in others}
+    loaded = [name for name, other in origins.items() if own[name].shape == others[other].shape]
     for name in loaded:
-        own[name].copy_(given[origins[name]])
-    unused = given.keys() - {origins[name] for name in loaded}
+        own[name].copy_(others[origins[name]])
+    unused = others.keys() - {origins[name] for name in loaded}
     return loaded, sorted(own.keys() - set(loaded)), sorted(unused)

@@ -1,4 +1,4 @@
-"""The size of a net before it is made, and whether there is memory for it."""
+"""The size of a net before it is built, and a check that the memory is large enough."""
 
 import os
 from pathlib import Path
@@ -14,16 +14,16 @@ from heedful.zoo import architecture
 
 
 class Sizes(NamedTuple):
-    """Numbers that a net holds: in its parameters, each shared one once, and in its tables."""
+    """Numbers of elements of a net: parameters (shared ones once) and tables (buffers)."""
 
     parameters: int
     tables: int
 
 
 def meta_net(name: str, config: Any, where: str) -> nn.Module:
-    """A net of an architecture on torch's meta device, which allocates nothing.
+    """A net of an architecture on torch's meta device, which allocates no memory.
 
-    Raises UserError, which begins with `where`, for a tensor of more bytes than 64 bits count.
+    Raises UserError, starting with `where`, for a tensor whose size in bytes exceeds 64 bits.
     """
     try:
         with torch.device("meta"), _OnMeta():
@@ -31,38 +31,38 @@ def meta_net(name: str, config: Any, where: str) -> nn.Module:
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
-        raise UserError(f"{where}: no memory holds such sizes: {error}") from None
+        raise UserError(f"{where}: the sizes exceed any memory: {error}") from None
     return net
 
 
 def sizes_of(name: str, config: Any, where: str) -> Sizes:
-    """The size of a net of an architecture; raises UserError as `meta_net`."""
+    """The numbers of elements of a net of an architecture; raises UserError as `meta_net`."""
     net = meta_net(name, config, where)
     parameters = sum(parameter.numel() for parameter in net.parameters())
     return Sizes(parameters, sum(buffer.numel() for buffer in net.buffers()))
 
 
 def check_memory(name: str, config: Any, device: torch.device) -> None:
-    """Refuse a net that the machine cannot train on a device; raises UserError with both sizes."""
+    """Raise UserError, with both sizes, if the memory is too small to train a net on a device."""
     parameters, tables = sizes_of(name, config, "model")
     weights, all_states = 4 * (parameters + tables), 4 * (4 * parameters + tables)
     is_cuda = device.type == "cuda"
     bounds = [(weights if is_cuda else all_states, _host_memory(), "machine")]
     if is_cuda:
         bounds.append((all_states, torch.cuda.mem_get_info(device)[1], "GPU"))
-    for needed, available, place in bounds:
+    for needed, available, owner in bounds:
         if needed > available:
             raise UserError(
                 f"model: {parameters:,} parameters need {needed / 2**30:,.0f} GiB to be trained, "
-                f"and this {place} has {available / 2**30:,.0f}; make it smaller"
+                f"and this {owner} has {available / 2**30:,.0f}; make it smaller"
             )
 
 
 def _host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Bytes of memory that the process may have: the host's, or fewer in a container.
+    """Bytes of memory available to the process: of the host, or the limit of its container.
 
     Args:
-        limit: the file with the limit of the control group; "max" where there is none.
+        limit: file with the limit of the control group ("max": no limit).
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
@@ -78,9 +78,9 @@ _ELEMENTWISE = frozenset(
 
 
 class _OnMeta(TorchFunctionMode):
-    """Only shapes are computed where torch would first import its compiler, which takes a second.
+    """Compute shapes without meta functions of torch, whose import takes a second.
 
-    Any function that is not named here goes to torch, and gives the same.
+    Functions that are not handled here are called as usual.
     """
 
     def __torch_function__(
@@ -94,6 +94,6 @@ class _OnMeta(TorchFunctionMode):
         if func is torch.arange:
             return torch.empty(len(range(*args)))
         if name in _ELEMENTWISE or func is torch.empty_like:
-            shapes = [each.shape for each in args if isinstance(each, torch.Tensor)]
+            shapes = [arg.shape for arg in args if isinstance(arg, torch.Tensor)]
             return torch.empty(np.broadcast_shapes(*shapes))
         return func(*args, **kwargs)
