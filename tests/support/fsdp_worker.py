@@ -72,6 +72,7 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
     losses._LEAST_ROWS, losses._CHUNK_ELEMENTS = 2, 2 * VOCAB  # several chunks
+    losses._whole_loss = None  # all logits at once are never formed
     distributed.init_process_group(
         "gloo",
         init_method=(folder / "store").as_uri(),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -107,20 +108,27 @@ def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_head_that_is_sharded_by_itself_has_the_same_loss(tmp_path, name, monkeypatch):
-    """Its logits are formed at once, whatever the loss is; so are those of a compiled step."""
+    """Whatever the loss is: in chunks within one call of the head, or at once if a part of it is a
+    unit; so are those of a compiled step."""
     run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
     step = train_step(run).eval()
     batch = run.load_batch(run.plan_epoch(0)[0])
     found = []
-    for is_sharded in (False, True):
-        monkeypatch.setattr(losses, "_is_sharded", lambda head, answer=is_sharded: answer)
+    for count in (0, 1, 2):
+        units = partial(_first_modules, count=count)
+        monkeypatch.setattr(losses, "_sharded_units", units)
         step.zero_grad()
         sums = step(batch)
         sums.loss.backward()
         found.append([sums.loss, sums.nll, *(p.grad for p in step.net.parameters())])
-    for chunked, whole in zip(*found, strict=True):
+    for chunked, within, whole in zip(*found, strict=True):
         if chunked is not None:
+            torch.testing.assert_close(within, chunked, rtol=0, atol=0)
             torch.testing.assert_close(whole, chunked, rtol=1e-5, atol=1e-6)
+
+
+def _first_modules(head, count):
+    return [*head.modules()][:count]
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,6 +1,7 @@
 """Output heads: hidden states to logits of tokens or of classes."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import FUNCTIONS, Activation
+
+LogitsFunction = Callable[[Float[Tensor, "... D"]], Float[Tensor, "... V"]]
 
 
 class Scale(nn.Module):
@@ -64,7 +67,19 @@ class OutputHead(nn.Module):
         self.out = out
         self.softcap = softcap
 
-    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+    def forward(
+        self,
+        x: Float[Tensor, "... D"],
+        reduce: Callable[[LogitsFunction, Tensor], Any] | None = None,
+    ) -> Any:
+        """Logits (…, V) of all states, or the result of `reduce`, which computes them itself.
+
+        Args:
+            reduce: function of a function from states to logits, and of the states. It is part of
+                one call of the module, during which FSDP2 holds the whole matrix.
+        """
+        if reduce is not None:
+            return reduce(self.forward, x)
         return self.logits(self.transform(x))
 
     def restrict_vocabulary(self, ids: Int[Tensor, "U"]) -> "OutputHead":

@@ -12,6 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful.parts.heads import LogitsFunction, OutputHead
+
 # Logits per chunk, and least rows per chunk: each chunk reads the whole matrix of the head and
 # writes its whole gradient.
 _CHUNK_ELEMENTS = 5_000_000
@@ -124,47 +126,66 @@ def chunked_loss(
     of it or of its matrix (LoRA, FSDP2) apply. Under autocast the head runs in the autocast type,
     the loss in fp32.
 
-    All logits are computed at once in a compiled step, and if FSDP2 shards the head separately: its
-    weights are gathered for one call and for the backward pass of the step, not in between. A head
-    that is sharded with the root module is called in chunks.
+    If FSDP2 shards an `OutputHead` as a unit, it is called once and the chunks are computed within
+    the call: its weights are gathered for one call and for the backward pass of the step, not in
+    between. All logits are computed at once in a compiled step, and if FSDP2 shards a part of the
+    head, or a head of another class.
 
     Args:
         states: (N, D), or (P, N, D) from P forward passes with the same targets.
         chunk_loss: function of logits (…, n, V) in fp32, targets (n,), and a bool: the gradient
             with respect to the logits is required.
     """
-    if torch.compiler.is_compiling() or _is_sharded(head):
+    units = [] if torch.compiler.is_compiling() else _sharded_units(head)
+    is_called_once = isinstance(head, OutputHead) and units == [head]
+    if torch.compiler.is_compiling() or (units and not is_called_once):
         return _whole_loss(head(states), targets, chunk_loss)
-    sums = torch.float32 if states.device.type == "mps" else torch.float64
-    loss, nll = states.new_zeros(2, dtype=sums)
-    correct: Tensor | None = None
     needs_grad = torch.is_grad_enabled() and (
         states.requires_grad or any(p.requires_grad for p in head.parameters())
     )
-    gradients = _Gradients(states)
-    rows = _rows_at_once(head, states)
-    for x, target in zip(states.detach().split(rows, -2), targets.split(rows), strict=True):
-        with torch.set_grad_enabled(needs_grad):
-            out = head(x.requires_grad_(needs_grad))
-        grad = torch.empty_like(out) if needs_grad else out
-        passes = states.shape[:-2].numel()
-        block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1)))
-        block = block if out.device.type == "cpu" else rows
-        blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
-        for logits, labels, logits_grad in zip(*blocks, strict=True):
-            result = chunk_loss(logits.float(), labels, needs_grad)
-            loss += result.loss
-            nll += result.nll
-            if result.correct is not None:
-                correct = result.correct if correct is None else correct + result.correct
-            if result.grad is not None:
-                logits_grad.copy_(result.grad)
+    chunks = _Chunks(targets, chunk_loss, _rows_at_once(head), needs_grad)
+    result: LossSum = head(states, chunks.loss) if is_called_once else chunks.loss(head, states)
+    return result
+
+
+class _Chunks(NamedTuple):
+    """A loss that is computed for chunks of `rows` rows."""
+
+    targets: Int[Tensor, "N"]
+    chunk_loss: ChunkLossFunction
+    rows: int
+    needs_grad: bool
+
+    def loss(self, logits_of: LogitsFunction, states: Float[Tensor, "... N D"]) -> LossSum:
+        """The loss of states, whose logits are formed chunk by chunk."""
+        needs_grad, rows = self.needs_grad, self.rows
+        sums = torch.float32 if states.device.type == "mps" else torch.float64
+        loss, nll = states.new_zeros(2, dtype=sums)
+        correct: Tensor | None = None
+        gradients = _Gradients(states)
+        chunks = zip(states.detach().split(rows, -2), self.targets.split(rows), strict=True)
+        for x, target in chunks:
+            with torch.set_grad_enabled(needs_grad):
+                out = logits_of(x.requires_grad_(needs_grad))
+            grad = torch.empty_like(out) if needs_grad else out
+            passes = states.shape[:-2].numel()
+            block = max(1, _BLOCK_ELEMENTS // (passes * out.size(-1)))
+            block = block if out.device.type == "cpu" else rows
+            blocks = (out.detach().split(block, -2), target.split(block), grad.split(block, -2))
+            for logits, labels, logits_grad in zip(*blocks, strict=True):
+                result = self.chunk_loss(logits.float(), labels, needs_grad)
+                loss += result.loss
+                nll += result.nll
+                if result.correct is not None:
+                    correct = result.correct if correct is None else correct + result.correct
+                if result.grad is not None:
+                    logits_grad.copy_(result.grad)
+            if needs_grad:
+                gradients.add(x, out, grad)
+        total = loss.float()
         if needs_grad:
-            gradients.add(x, out, grad)
-    total = loss.float()
-    if needs_grad:
-        total = gradients.attach_to(total)
-    return LossSum(total, nll.float(), correct, targets.numel())
+            total = gradients.attach_to(total)
+        return LossSum(total, nll.float(), correct, self.targets.numel())
 
 
 def _whole_loss(
@@ -178,13 +199,13 @@ def _whole_loss(
     return LossSum(loss, result.nll.float(), result.correct, targets.numel())
 
 
-def _is_sharded(head: nn.Module) -> bool:
-    """True if FSDP2 shards a head, or a part of it, as a separate unit."""
+def _sharded_units(head: nn.Module) -> list[nn.Module]:
+    """The head and parts of it that FSDP2 shards as units; none if they belong to the root unit."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, nothing is sharded
-    return fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in head.modules())
+    return [] if fsdp is None else [m for m in head.modules() if isinstance(m, fsdp.FSDPModule)]
 
 
-def _rows_at_once(head: nn.Module, states: Tensor) -> int:
+def _rows_at_once(head: nn.Module) -> int:
     """Rows per chunk, from the number of logits per row."""
     vocab = getattr(getattr(head, "out", head), "out_features", 10_000)  # wrappers may lack it
     return max(_LEAST_ROWS, _CHUNK_ELEMENTS // vocab)
