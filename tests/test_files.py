@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_written_is_told_before(tmp_path: Path) -> None:
         ("[-Infinity]", "Infinity"),
         ('"\\ud800"', "surrogate"),
         ('{"\\udfff": 1}', "surrogate"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
     ],
 )
 def test_what_json_may_not_be(text: str, problem: str) -> None:

@@ -120,10 +120,10 @@ WRONG = {
         "'higher_is_better'"
     ),
     "from heedful import plugins\n@plugins.metric('bleu', higher_is_better=True)\ndef f(): ...": (
-        ", line 2: there is a metric bleu already (of heedful itself); rename yours"
+        ", line 2: the metric bleu is registered already (by heedful itself); rename yours"
     ),
     "from heedful import plugins\nplugins.task('new_one')(1)\nplugins.task('copy')(1)": (
-        ", line 3: there is a task copy already"
+        ", line 3: the task copy is registered already"
     ),
 }
 

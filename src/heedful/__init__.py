@@ -1,6 +1,6 @@
-"""heedful: Transformers put together from one small set of parts, right and fast.
+"""heedful: Transformers composed of one small set of parts, correct and fast.
 
-The public names are handed out lazily, so that `import heedful` costs nothing and imports no torch.
+Public names are imported on first access, so that `import heedful` is fast and imports no torch.
 """
 
 from typing import TYPE_CHECKING

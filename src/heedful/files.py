@@ -1,4 +1,4 @@
-"""Writing so that nothing which was saved is ever lost: beside, synced, then renamed."""
+"""Atomic writes: a temporary file or directory beside the target, synced, then renamed."""
 
 import ctypes
 import glob
@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 from heedful.errors import UserError
 
-# All that a model's directory holds, ours, Hugging Face's or CTranslate2's; what has more is no
-# model alone.
+# Names of all files of a model directory in heedful's, Hugging Face's or CTranslate2's format; a
+# directory with other entries is never replaced.
 MODEL_FILES = frozenset(
     (
         *("config.json", "generation_config.json", "model.safetensors", "model.bin", "head.npz"),
@@ -27,33 +27,36 @@ MODEL_FILES = frozenset(
         *("backends", "example.py"),
     )
 )
-_WEIGHTS = {"model.safetensors", "model.bin"}  # of which every model has one
-LARGEST_TEXT = 512 << 20  # bytes of a file of settings: the largest tokenizers have a tenth
+_WEIGHTS = {"model.safetensors", "model.bin"}  # every model has one of them
+LARGEST_TEXT = 512 << 20  # bytes; the largest tokenizers have a tenth
 _MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _LEFTOVER = re.compile(r"\..*\.\d+\.tmp")
-_AT_CWD, _EXCHANGE = -100, 2  # of renameat2(2)
+_AT_CWD, _EXCHANGE = -100, 2  # constants of renameat2(2)
 
 
 @contextmanager
 def replace_whole(named: Path) -> Iterator[Path]:
-    """A path beside `named`, where the block makes a file or a directory: synced, then renamed.
+    """Replace a file or directory atomically: the block writes to the path that is yielded.
 
-    Whoever reads `named` sees the old content or all of the new. Raises UserError (a full disk, no
-    permission, a directory in the way), and then leaves nothing behind.
+    The path is a temporary one beside `named`, synced and renamed after the block, so that readers
+    see either the old content or the whole new one.
+
+    Raises:
+        UserError: a full disk, no permission, a directory in the way; nothing is left behind.
     """
     if named.exists() and not named.is_file() and not named.is_dir():
         with _copied_into(named) as scratch:
             yield scratch
         return
-    path = Path(os.path.realpath(named))  # what a link leads to is replaced, not the link
+    path = Path(os.path.realpath(named))  # the target of a link is replaced, not the link
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    made = missing_folders(path.parent)
+    new_folders = missing_folders(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path)
         yield beside
-        for each in (*beside.rglob("*"), beside):
-            _sync(each)
+        for entry in (*beside.rglob("*"), beside):
+            _sync(entry)
         if beside.is_dir() and path.exists():
             _exchange(beside, path)
         else:
@@ -63,15 +66,15 @@ def replace_whole(named: Path) -> Iterator[Path]:
         raise cannot_write(path, error) from None
     finally:
         remove(beside)
-        remove_empty(made)
+        remove_empty(new_folders)
 
 
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, for a library that writes temporary files of its own.
+    """A temporary folder beside `path`, for a library that writes temporary files.
 
-    Their names are not ours, so that a killed process would leave them behind; the folder's name
-    is, and `remove_unfinished` and the next writer of `path` remove it with all that it holds.
+    Its name is one that `remove_unfinished` and the next writer of `path` recognize, so that the
+    library's files of a killed process are removed with it.
     """
     path = Path(os.path.realpath(path))
     folder = path.with_name(f".{path.name}.folder.{os.getpid()}.tmp")
@@ -84,10 +87,10 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """An open binary file that takes the place of `path` once the block has ended without error.
+    """An open binary file that replaces `path` when the block ends without error.
 
-    As `replace_whole`, for content that comes bit by bit. What an interruption (Ctrl-C, SIGTERM,
-    SIGHUP) leaves unfinished is kept as `path` with `.partial` behind its name.
+    As `replace_whole`, for content that is written in parts. After an interruption (Ctrl-C,
+    SIGTERM, SIGHUP) the unfinished file is kept, named `path` and `.partial`.
     """
     with replace_whole(path) as beside, beside.open("wb") as file:
         try:
@@ -100,7 +103,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def partial_of(path: Path) -> Path:
-    """Where an interruption leaves what was to be written to a file."""
+    """The path of the unfinished file that an interrupted write of `path` leaves."""
     path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
 
@@ -118,7 +121,7 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def user_errors(verb: str, path: Path) -> Iterator[None]:
-    """What the system refuses in the block, as a user's error: cannot `verb` the path, and why."""
+    """Turn an OSError of the block into a UserError: cannot `verb` the path, and why."""
     try:
         yield
     except OSError as error:
@@ -126,19 +129,19 @@ def user_errors(verb: str, path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> BufferedReader:
-    """A file's bytes. Raises UserError for a device, as some have no end, and OSError as `open`."""
+    """Open a file for reading bytes; raises UserError for a device, which may be endless."""
     if path.is_char_device():
         raise UserError(f"{path} is a device, not a file; name a text file")
     return path.open("rb")
 
 
 def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
-    """All of a UTF-8 file of settings; raises UserError where it cannot be, or is no such file."""
+    """Read a UTF-8 file of at most `most` bytes; raises UserError where that fails."""
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
         if len(data) > most:
-            raise UserError(f"{path} is larger than {most >> 20} MiB, which no such file is")
+            raise UserError(f"{path} is larger than {most >> 20} MiB, the limit of such files")
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 at byte {error.start + 1}; convert it") from None
@@ -148,12 +151,12 @@ def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Raises UserError where the file is missing or no JSON."""
+    """Parse a JSON file; raises UserError where it is missing or not JSON."""
     return parse_json(read_text(path), str(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """As `read_json`, of a file that must hold an object."""
+    """Parse a JSON file that must hold an object; raises UserError where it does not."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(content).__name__}")
@@ -161,10 +164,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The content of JSON by its standard: no NaN, no half of a surrogate pair, no bottomless nest.
+    """Parse standard JSON: no NaN, no lone surrogates, limited nesting.
 
     Raises:
-        UserError: it is none; `where` says what was read.
+        UserError: the text is not JSON; the message begins with `where`.
     """
     try:
         content = json.loads(text, parse_constant=_no_number)
@@ -172,25 +175,25 @@ def parse_json(text: str, where: str) -> Any:
             json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{where} holds half of a surrogate pair, which is no character; remove it"
+            f"{where} holds half of a surrogate pair, which is not a character; remove it"
         ) from None
     except RecursionError:
-        raise UserError(f"{where} is no JSON of ours: nested too deep") from None
+        raise UserError(f"{where} is not JSON: nested too deep") from None
     except ValueError as error:
         reason = str(error).partition(";")[0]
-        raise UserError(f"{where} is no JSON (truncated or foreign?): {reason}") from None
+        raise UserError(f"{where} is not JSON (truncated, or another format?): {reason}") from None
     return content
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def plain_name(name: object, where: object) -> str:
-    """The name of a file beside `where`, which names it: never a path that leads elsewhere.
+    """Check a file name that the file `where` gives of a file in the same folder.
 
     Raises:
-        UserError: it is absolute, leads up or down, or is no name at all.
+        UserError: the name is a path, empty or not text.
     """
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\:\0"):
         raise UserError(f"{where} must name a file beside it, not {name!r}; correct it")
@@ -198,10 +201,10 @@ def plain_name(name: object, where: object) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before anything is done for it.
+    """Refuse a path that cannot be written as a file, before long work starts.
 
     Raises:
-        UserError: a directory, a link to nowhere, a name that cannot be, no permission.
+        UserError: a directory, a broken link, an invalid name, no permission.
     """
     real = Path(os.path.realpath(path))
     try:
@@ -214,7 +217,7 @@ def check_writable(path: Path) -> None:
         raise cannot_write(path, "Is a directory")
     place = real
     if not is_there or real.is_file():  # a device or a pipe is written to, not replaced
-        place = next(each for each in real.parents if each.exists())
+        place = next(parent for parent in real.parents if parent.exists())
         if not place.is_dir():
             raise cannot_write(path, "Not a directory")
     if not os.access(place, os.W_OK):
@@ -228,16 +231,16 @@ def check_new(
     owns: Collection[str] = (),
     source: Path | None = None,
 ) -> None:
-    """Refuse a directory to be written where something is, but an empty one.
+    """Refuse an output directory that exists, unless it is empty or may be overwritten.
 
     Args:
-        overwrite: what is there may be replaced,
-        owns: where it holds nothing but entries of these names, and where they are those of a
-            model, a model's weights.
-        source: what is read, and must never be replaced by what is made of it.
+        overwrite: an existing directory may be replaced if all its entries are in `owns`.
+        owns: names of entries; with `MODEL_FILES` the directory must also hold weights.
+        source: input of the command, which must not be inside `path`.
 
     Raises:
-        UserError: it is a file, or holds anything (else); it has no name of its own.
+        UserError: a file, a directory with entries that must not be replaced, a path without a
+            name.
     """
     if not path.name or path.name == "..":
         raise UserError(f"{path} cannot be a new directory; name one")
@@ -256,8 +259,8 @@ def check_new(
     others = [entry for entry in entries if entry not in owns]
     if others:
         raise UserError(
-            f"{path} holds {others[0]}, which is no part of such a directory, so it is not"
-            " replaced; name another place"
+            f"{path} holds {others[0]}, which does not belong to such a directory, so it is"
+            " not replaced; name another place"
         )
     if entries and owns is MODEL_FILES and not _WEIGHTS.intersection(entries):
         raise UserError(f"{path} holds no model, so it is not replaced; name another place")
@@ -266,16 +269,15 @@ def check_new(
 def write_directory(
     path: Path, fill: Callable[[Path], None], owns: Collection[str] = MODEL_FILES
 ) -> None:
-    """Let `fill` make a directory beside `path`, sync it, and put it in the place of `path`.
+    """Replace a directory atomically with one that `fill` writes (`replace_whole`).
 
-    Whoever looks finds the old directory or the new one whole. What killed processes left beside it
-    is removed first. A link at `path` stays one.
+    Leftovers of killed processes are removed first. A link at `path` stays a link.
 
     Args:
-        owns: names of all that an old directory there may hold.
+        owns: names of all entries that an old directory may hold.
 
     Raises:
-        UserError: it holds more; no room, or no permission.
+        UserError: the old directory holds other entries; a full disk, no permission.
     """
     check_new(path, overwrite=True, owns=owns)
     with replace_whole(path) as beside:
@@ -284,7 +286,7 @@ def write_directory(
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what writers of `path` that were killed left beside it."""
+    """Remove temporary files that killed writers of `path` left beside it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         process = left.name.removesuffix(".tmp").rpartition(".")[2]
         if process.isdecimal() and not _is_alive(int(process)):
@@ -292,31 +294,31 @@ def remove_leftovers(path: Path) -> None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what killed processes left half-written in a directory of ours, at any depth."""
+    """Remove temporary files that killed processes left in a directory, at any depth."""
     for entry in [*directory.rglob(".*.*.tmp")]:
         if is_leftover(entry.name):
             remove(entry)
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a name is that of a temporary file or directory of `replace_whole`."""
+    """True for the name of a temporary file or directory of `replace_whole`."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """The folder and those above it that are not there, the innermost first."""
-    return [one for one in (folder, *folder.parents) if not one.exists()]
+    """The folder and its parents, as far as they do not exist, innermost first."""
+    return [each for each in (folder, *folder.parents) if not each.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders that are empty, in this order; others, and those that are gone, stay so."""
+    """Remove those of the folders that are empty, in this order."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def remove(entry: Path) -> None:
-    """Remove a file, a link, or a directory with all that is in it, as far as that can be done."""
+    """Remove a file, a link or a whole directory, ignoring errors."""
     if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry, ignore_errors=True)
     else:
@@ -335,7 +337,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Let two directories change places, in one step where the system can (Linux)."""
+    """Exchange two directories, in one atomic step on Linux."""
     names = [_AT_CWD, os.fsencode(new), _AT_CWD, os.fsencode(old), _EXCHANGE]
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is not None and renameat2(*names) == 0:
@@ -348,7 +350,7 @@ def _exchange(new: Path, old: Path) -> None:
 
 @contextmanager
 def _copied_into(device: Path) -> Iterator[Path]:
-    """For a pipe or a device, which must be written to: a rename would put a file in its place."""
+    """A temporary file whose content is then written to a pipe or device, never renamed."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory) / "content"
         yield scratch
@@ -360,8 +362,8 @@ def _copied_into(device: Path) -> Iterator[Path]:
 
 
 def cannot_write(path: Path, why: OSError | ValueError | str) -> UserError:
-    """The error of a path that is not to be written, by what the system says or in words."""
-    # A file where the path has a folder is "File exists" to mkdir.
+    """The error for a path that cannot be written, with the system's reason or one in words."""
+    # mkdir says "File exists" where a parent of the path is a file.
     in_the_way = isinstance(why, FileExistsError)
     reason = "Not a directory" if in_the_way else getattr(why, "strerror", None) or str(why)
     return UserError(f"cannot write {path}: {reason}; make room, or name another place")

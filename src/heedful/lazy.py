@@ -1,4 +1,4 @@
-"""Packages that hand out their names when these are asked for, so that importing one is cheap."""
+"""Packages whose names are imported on first access, so that importing a package is cheap."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def lazily(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """A `__getattr__` for a package (PEP 562): its modules, and names that they have.
+    """A `__getattr__` for a package (PEP 562) that imports its modules and names on first access.
 
     Args:
-        names: by the module of the package that has them.
+        names: public names by the module of the package that defines them.
     """
-    homes = {name: f"{package}.{home}" for home, found in names.items() for name in found}
+    homes = {name: f"{package}.{home}" for home, public in names.items() for name in public}
 
     def __getattr__(name: str) -> Any:
         if name in homes:

@@ -16,7 +16,7 @@ class Key(NamedTuple):
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """All keys of a model, each section before its own keys."""
+    """All keys of a model, each section before the keys in it."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         section = isinstance(kind, type) and issubclass(kind, BaseModel)
@@ -26,7 +26,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 
 
 def set_keys(section: BaseModel, prefix: str = "") -> Iterator[str]:
-    """The keys that were set, not left to their defaults."""
+    """Dotted names of the keys that were set explicitly."""
     for name in type(section).model_fields:
         if name in section.model_fields_set:
             value = getattr(section, name)
@@ -49,7 +49,7 @@ def flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def set_key(content: dict[str, Any], name: str, value: Any) -> None:
-    """Set a key by its dotted name; a value in place of a section is replaced by a section."""
+    """Set a key by its dotted name; a value where a section is needed is replaced by one."""
     *parents, last = name.split(".")
     for parent in parents:
         if not isinstance(content.get(parent), dict):

@@ -1,8 +1,8 @@
-"""Tasks, architectures, metrics and schedules by name: the package's own, and those from outside.
+"""Registries of tasks, architectures, metrics and schedules by name, and plugins that add some.
 
-A plugin is a Python file that registers under new names when it is executed. It is named in a
-recipe (`plugins: [file.py]`) or in the variable HEEDFUL_PLUGINS (files, parted as in PATH), or it
-is a module that an installed package names as an entry point of the group `heedful`.
+A plugin is a Python file that registers new names when it is executed. It is named in a recipe
+(`plugins: [file.py]`) or in the environment variable HEEDFUL_PLUGINS (paths separated as in PATH),
+or is a module that an installed package declares as an entry point of the group `heedful`.
 """
 
 import difflib
@@ -22,37 +22,39 @@ from heedful.errors import UserError
 
 Entry = TypeVar("Entry")
 VARIABLE = "HEEDFUL_PLUGINS"
-SHIPPED = "shipped:"  # before the name of a file that comes with heedful
+SHIPPED = "shipped:"  # prefix of the name of a file that is shipped with heedful
 
-_loaded: dict[str, str] = {}  # name of each plugin -> its file or module; also while it executes
-_loading: list[str] = []  # names of the plugins that are executing, the innermost last
+_loaded: dict[str, str] = {}  # plugin name -> its file or module, from the start of its execution
+_loading: list[str] = []  # names of executing plugins, innermost last
 
 
 class Registry:
-    """Entries of one kind by name. `package` declares the built-in ones."""
+    """Entries of one kind by name; `package` declares the built-in ones."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self.package = package
         self._entries: dict[str, Any] = {}
-        self._plugins: dict[str, str] = {}  # what each entry from outside came with
+        self._plugins: dict[str, str] = {}  # entry name -> plugin that registered it
 
     def declare(self, entries: dict[str, Any]) -> None:
-        """The built-in entries; a text is "module:name", imported when it is asked for."""
+        """Add the built-in entries; a str "module:name" is imported on first access."""
         self._entries = entries | self._entries
 
     def __call__(self, name: str) -> Callable[[Entry], Entry]:
-        """A decorator that registers what it stands on as `name`.
+        """A decorator that registers a class or function as `name`.
 
         Raises:
-            UserError: there is one of that name already.
+            UserError: the name is registered already.
         """
 
         def register(entry: Entry) -> Entry:
             import_module(self.package)
             if name in self._entries:
                 home = self._plugins.get(name, "heedful itself")
-                raise UserError(f"there is a {self.kind} {name} already (of {home}); rename yours")
+                raise UserError(
+                    f"the {self.kind} {name} is registered already (by {home}); rename yours"
+                )
             self._entries[name] = entry
             if _loading:
                 self._plugins[name] = _loading[-1]
@@ -61,13 +63,13 @@ class Registry:
         return register
 
     def names(self) -> list[str]:
-        """All that are known, plugins included."""
+        """All registered names, including those of plugins."""
         import_module(self.package)
         _load_from_outside()
         return [*self._entries]
 
     def get(self, name: str) -> Any:
-        """The entry of a name; raises UserError naming the nearest."""
+        """The entry of a name; raises UserError with the nearest name."""
         import_module(self.package)
         if name not in self._entries and name not in self.names():
             raise UserError(f"no {self.kind} {name}; {nearest(name, self.names())}")
@@ -81,11 +83,11 @@ class Registry:
         return self._entries[name]
 
     def plugin_of(self, name: str) -> str | None:
-        """The plugin that an entry came with; None for a built-in one."""
+        """Name of the plugin that registered an entry; None for a built-in one."""
         return self._plugins.get(name)
 
     def forget(self, plugin: str) -> None:
-        """Remove what a plugin registered before it failed."""
+        """Remove the entries of a plugin that failed."""
         for name in [name for name, home in self._plugins.items() if home == plugin]:
             del self._entries[name], self._plugins[name]
 
@@ -98,7 +100,7 @@ class Metric(NamedTuple):
 
 
 class Metrics(Registry):
-    """Metrics by name, of which each says whether higher is better."""
+    """Metrics by name, each with its direction."""
 
     def __call__(  # type: ignore[override]
         self, name: str, *, higher_is_better: bool
@@ -106,7 +108,7 @@ class Metrics(Registry):
         """A decorator that registers a function as the metric `name`.
 
         Raises:
-            UserError: there is one of that name already.
+            UserError: the name is registered already.
         """
         register = super().__call__(name)
 
@@ -118,13 +120,13 @@ class Metrics(Registry):
 
 
 class Architectures(Registry):
-    """Architectures under their own names."""
+    """Architectures by their attribute `name`."""
 
     def __call__(self, entry: Entry) -> Entry:  # type: ignore[override]
         """Register a `heedful.zoo.architectures.Architecture`.
 
         Raises:
-            UserError: it is none, or there is one of its name already.
+            UserError: another kind of object, or a name that is registered already.
         """
         kind = resolve_name("heedful.zoo.architectures:Architecture")
         if not isinstance(entry, kind):
@@ -143,13 +145,13 @@ _REGISTRIES = (task, architecture, metric, schedule)
 
 
 def load_plugin(path: str | Path) -> None:
-    """Execute a plugin's file, once in a process; `shipped:NAME` is one of heedful's examples.
+    """Execute a plugin's file once per process; `shipped:NAME` is a file of `heedful.examples`.
 
-    A plugin may load others, ask for names, and load itself, which does nothing.
+    A plugin may load other plugins and read registries; loading itself has no effect.
 
     Raises:
-        UserError: no such file; it does not run (with its line), or redefines a name; another
-            plugin has the same file name, by which models remember what they need.
+        UserError: no such file; an error in the file (with its line), or a name that is registered
+            already; another plugin with the same file name, which models refer to.
     """
     if str(path).startswith(SHIPPED):
         name = str(path)
@@ -165,7 +167,7 @@ def load_plugin(path: str | Path) -> None:
         raise UserError(f"plugin {path}: no such file; plugins are Python files")
     spec = spec_from_file_location(f"heedful_plugin_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise UserError(f"plugin {path} is no Python file; name it .py")
+        raise UserError(f"plugin {path} is not a Python file; its name must end in .py")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
     loader = spec.loader
@@ -173,10 +175,10 @@ def load_plugin(path: str | Path) -> None:
 
 
 def require(names: Iterable[str], where: str) -> None:
-    """See that plugins are loaded that a model needs. Nothing that a model names is executed.
+    """Check that the plugins that a model needs are loaded; executes none of them.
 
     Raises:
-        UserError: one is not; the message says how to load it.
+        UserError: a plugin that is not loaded, with the way to load it.
     """
     for name in names:
         if name not in _loaded:
@@ -189,7 +191,7 @@ def require(names: Iterable[str], where: str) -> None:
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest right one, or all of them."""
+    """A hint for an unknown name: the nearest known one, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
@@ -205,7 +207,7 @@ def _load_from_outside() -> None:
 
 
 def _execute(name: str, home: str, run: Callable[[], object]) -> None:
-    """Run a plugin unless it has run or is running: it may itself ask for names of plugins."""
+    """Run a plugin unless it has run or is running; plugins may read registries recursively."""
     if name in _loaded:
         return
     _loaded[name] = home
@@ -224,7 +226,7 @@ def _execute(name: str, home: str, run: Callable[[], object]) -> None:
 
 
 def _described(entry: object) -> str:
-    """A value in an error: a class by its name, another by its type."""
+    """A value in an error message: a class by its name, an object by its type."""
     return f"the class {entry.__name__}" if isinstance(entry, type) else f"a {type(entry).__name__}"
 
 

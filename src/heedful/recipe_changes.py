@@ -1,4 +1,4 @@
-"""Differences between two recipes of one run, and which of them a resumed run may have."""
+"""Differences between two recipes of one run, and the changes that a resumed run accepts."""
 
 import json
 from collections.abc import Collection
@@ -9,8 +9,8 @@ from heedful.errors import UserError
 from heedful.nested_keys import flatten
 from heedful.task_keys import MAY_CHANGE
 
-# Keys that a resumed run may change where that is asked for; its other steps stay as they were.
-# What a checkpoint or its place in the data depends on (sizes, text, batches, seed) is not of them.
+# Keys that a resumed run changes if they are set explicitly; earlier steps stay as they were.
+# Checkpoints and their position in the data depend on all other keys: sizes, text, batches, seed.
 CHANGES_STEPS = (
     "training.device",
     "training.precision",
@@ -33,13 +33,13 @@ CHANGES_STEPS = (
 
 
 def check_changes(before: Recipe, now: Recipe, asked: Collection[str], where: str) -> None:
-    """Refuse a recipe that a run in `where` cannot go on with.
+    """Refuse a recipe that the run in `where` cannot be resumed with.
 
     Args:
-        asked: keys, or sections of keys, that are to be changed.
+        asked: keys, or sections of keys, that were set explicitly for the resumed run.
 
     Raises:
-        UserError: a changed key on which steps depend and which was not asked for, or cannot be
+        UserError: a changed key that steps depend on and that was not set explicitly or cannot be
             changed.
     """
     refused, may_be_asked = [], True
@@ -65,7 +65,7 @@ def check_started(started: dict[str, Any], now: Recipe, where: str) -> None:
     """Refuse a recipe.yaml that was edited since the run in `where` began.
 
     Args:
-        started: the recipe as JSON with which the run was last started.
+        started: the recipe of the run's last start, as JSON.
 
     Raises:
         UserError: a changed key that no resumed run may change.
@@ -81,12 +81,12 @@ def check_started(started: dict[str, Any], now: Recipe, where: str) -> None:
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The changes on which steps depend between two recipes as JSON."""
+    """The changes between two recipes as JSON that optimizer steps depend on."""
     return [c for c in changed_values(before, now) if name_of(c) not in MAY_CHANGE]
 
 
 def name_of(change: str) -> str:
-    """The key of one of `changed_keys`."""
+    """The key of an entry of `changed_keys`."""
     return change.partition(" ")[0]
 
 

@@ -1,8 +1,7 @@
-"""Recipes as files: YAML in and out, overrides, and one line for whatever is wrong in one.
+"""Recipes as files: reading YAML, bases and overrides, with one line for each mistake.
 
-The YAML is that of version 1.2: `no` and `on` are words. An unknown key is an error that names the
-nearest right one; a value of the wrong kind is an error that names its key. The whole recipe is
-saved with a run, so that the run can be repeated from its folder alone.
+The YAML is version 1.2, where `no` and `on` are text. A run saves its whole recipe, so that it can
+be repeated from its folder alone.
 """
 
 import os
@@ -28,7 +27,7 @@ _NULLABLE = {key.name for key in keys_of(Recipe) if NoneType in get_args(key.fie
 
 
 class _Yaml12(yaml.SafeLoader):
-    """YAML 1.2: only true and false are truth values, and a date is text."""
+    """YAML 1.2: only true and false are booleans, and a date is text."""
 
 
 _Yaml12.yaml_implicit_resolvers = {
@@ -65,7 +64,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] | Mapping[str, Any]
         where = "--set"
         settings = [read_setting(each, "training.max_steps=100") for each in overrides]
     if any(key == "init_from" and value for key, value in settings):
-        # The sizes of the model that a run starts from hold, but for what the overrides say.
+        # The model that the run starts from has its sizes, except for overrides.
         model = content.get("model") or {}
         content["model"] = {key: model[key] for key in model if "dropout" in str(key)}
     keys = [key for key, _ in settings]
@@ -122,7 +121,7 @@ def _merge(content: dict[str, Any], changes: dict[str, Any], prefix: str = "") -
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """The recipe with paths that mean the same files whatever the current folder is."""
+    """A copy whose paths do not depend on the current folder."""
 
     def absolute(paths: Any) -> Any:
         if isinstance(paths, list):
@@ -134,7 +133,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     def changed(section: BaseModel, *keys: str) -> Any:
         values = {key: getattr(section, key) for key in keys}
         update = {key: absolute(value) for key, value in values.items()}
-        # What is as it was stays unset where it is a default.
+        # A default that does not change stays unset.
         return section.model_copy(update={k: v for k, v in update.items() if v != values[k]})
 
     data = recipe.data
@@ -155,10 +154,10 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The content of YAML 1.2, whose aliases may not make much of little.
+    """Parse YAML 1.2 of limited size with all aliases expanded.
 
     Raises:
-        UserError: it is none; `where` says what was read.
+        UserError: invalid YAML; the message begins with `where`.
     """
     try:
         loader = _Yaml12(text)
@@ -181,9 +180,9 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes there are with every alias written out; endless ones are beyond any limit."""
+    """The number of nodes with all aliases expanded; recursive ones exceed any limit."""
     if id(node) not in known:
-        known[id(node)] = _MOST_NODES + 1  # met again before it is counted: it contains itself
+        known[id(node)] = _MOST_NODES + 1  # found again before it is counted: recursive
         inside = node.value if isinstance(node, yaml.CollectionNode) else []
         parts = (each for part in inside for each in (part if isinstance(part, tuple) else [part]))
         if isinstance(node, yaml.ScalarNode):
@@ -211,12 +210,12 @@ def recipe_path(recipe: str | Path, folder: Path = Path()) -> Path:
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the recipes that come with heedful."""
+    """Names of the shipped recipes."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def read_setting(setting: str, example: str) -> tuple[str, Any]:
-    """The key and the value of `KEY=VALUE`; raises UserError, with an example, where it is none."""
+    """Parse `KEY=VALUE`; raises UserError with an example where it is malformed."""
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
         raise UserError(f"--set {setting}: write key=value, for example {example}")

@@ -1,4 +1,4 @@
-"""Which keys of a recipe each task reads, and the defaults that suit it; imports no task."""
+"""Keys of a recipe by task: those that it reads, and its defaults; imports no task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-# Keys on which no step depends: when a run ends, and how it is shown and saved.
+# Keys that no optimizer step depends on: the end of a run, its display and its checkpoints.
 MAY_CHANGE = (
     "training.max_steps",
     "training.max_epochs",
@@ -19,7 +19,7 @@ MAY_CHANGE = (
     "training.activation_checkpointing",
     "evaluation.num_samples",
 )
-# Keys by which the validation loss at a step does not change.
+# Keys that the validation loss at a step does not depend on.
 KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
 # Keys that serve the same purpose in different tasks.
 _SAME_PURPOSE = (
@@ -36,27 +36,28 @@ class TaskKeys:
     """The keys of a recipe that a task reads; setting any other key is an error.
 
     Attributes:
-        names: dotted names. The name of a section stands for all of its keys, and a key of
-            `data.train` also for the same key of `data.valid` and `data.test`.
-        defaults: by dotted name, as JSON, the defaults that are not those of `heedful.config`.
+        names: dotted names. The name of a section includes all its keys, and a key of `data.train`
+            the same key of `data.valid` and `data.test`.
+        defaults: JSON values by dotted name where the task's default differs from that of
+            `heedful.config`.
     """
 
     names: frozenset[str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def plus(self, *names: str, defaults: Mapping[str, Any] | None = None) -> "TaskKeys":
-        """These keys and more."""
+        """A copy with more keys and defaults."""
         return replace(
             self, names=self.names | {*names}, defaults={**self.defaults, **(defaults or {})}
         )
 
     def includes(self, name: str) -> bool:
-        """Whether the task reads a key."""
+        """True if the task reads the key."""
         parts = _of_train(name).split(".")
         return any(".".join(parts[:size]) in self.names for size in range(1, len(parts) + 1))
 
     def refusal(self, name: str, task: str) -> str:
-        """The message for a key that is set but not read, with the task's own key for it."""
+        """The error message for a key that is set but not read, with the key to use instead."""
         group = next((group for group in _SAME_PURPOSE if _of_train(name) in group), ())
         section = name.rpartition(".")[0]
         own = [
@@ -77,7 +78,7 @@ class TaskKeys:
                 inner = section.get(parent, {})
                 if isinstance(inner, BaseModel):
                     inner = {key: getattr(inner, key) for key in inner.model_fields_set}
-                if not isinstance(inner, Mapping):  # refused later, as a value of the wrong type
+                if not isinstance(inner, Mapping):  # a wrong type, refused later
                     break
                 section[parent] = dict(inner)
                 section = section[parent]
@@ -166,7 +167,7 @@ MASKED_LM = TEXTS.plus(
 CLASSIFICATION = ALL.plus(
     *("data.folder", "data.valid_size", "data.train.file", "data.train.text_field"),
     *("data.train.label_field", "data.train.pair_field", *_WORD_DISTILLATION),
-    # Those of torch and of Hugging Face's Trainer.
+    # As in torch and Hugging Face's Trainer.
     defaults={
         "training.label_smoothing": 0.0,
         "training.optimizer.betas": [0.9, 0.999],

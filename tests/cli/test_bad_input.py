@@ -383,7 +383,7 @@ def test_foreign_descriptions_and_tokenizers(commands, model):
     config, tokenizer = model / "config.json", model / "tokenizer.json"
     content, whole = json.loads(config.read_text()), tokenizer.read_text()
     for text, part in (
-        (config.read_text()[:50], "no JSON"),
+        (config.read_text()[:50], "not JSON"),
         ("[]", "must hold a JSON object"),
         ("{}", "not written by heedful"),
         (json.dumps(content | {"architecture": "gpt9"}), "no architecture gpt9"),

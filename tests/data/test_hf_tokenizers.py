@@ -485,7 +485,7 @@ def test_no_tokenizer_files_are_none(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"tokenizer.json": "{}"}, r"tokenizer\.json is damaged"),
-        ({"tokenizer.json": "{"}, r"tokenizer\.json is no JSON"),
+        ({"tokenizer.json": "{"}, r"tokenizer\.json is not JSON"),
         ({"tokenizer.json": "[1]"}, r"tokenizer\.json is damaged"),
         ({"vocab.txt": "a\nb\n"}, r"vocab\.txt is damaged .* has no \[UNK\]"),
         ({"vocab.txt": "[UNK]\n[CLS]"}, r"the vocabulary has no \[SEP\]"),

@@ -170,8 +170,8 @@ def test_no_directory_no_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
-        ("", "is no JSON"),
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
         ("[1]", "must hold a JSON object, not list"),
         ("{}", "has no model_type"),
         ('{"model_type": 3}', "has no model_type"),

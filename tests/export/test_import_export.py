@@ -447,7 +447,7 @@ OTHER_TENSORS: dict[str, dict[str, torch.Tensor | None]] = {
 }
 OTHER_FILES = {
     "the model type mamba is not known": ("config.json", {"model_type": "mamba"}),
-    "tokenizer.json is no JSON": ("tokenizer.json", None),
+    "tokenizer.json is not JSON": ("tokenizer.json", None),
     "tokenizer.json is damaged": ("tokenizer.json", {"version": "1.0", "model": {"type": "BPE"}}),
 }
 

@@ -1,4 +1,4 @@
-"""What all sections of a recipe share: their strict base class and common types."""
+"""The strict base class of a recipe's sections, and types that they share."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The sections `data` and `tokenizer`: where the examples are read and how text becomes ids."""
+"""The sections `data` and `tokenizer`: sources of the examples, conversion of text to ids."""
 
 from typing import Annotated, Literal
 
@@ -92,7 +92,7 @@ ValidSize = Annotated[int | float | None, AfterValidator(_check_size)]
 
 
 class Data(Strict):
-    """Where the examples come from and which of them are used."""
+    """Files or generated examples of the splits, and the selection among them."""
 
     folder: str | None = Field(
         None,
@@ -149,7 +149,7 @@ class Data(Strict):
 
 
 class TokenizerRecipe(Strict):
-    """How text becomes ids: a tokenizer trained on the training split, or an existing one."""
+    """Tokenizer of the run: trained on the training split, or an existing one."""
 
     path: str | None = Field(
         None,

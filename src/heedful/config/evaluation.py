@@ -14,7 +14,7 @@ MetricName = Annotated[str, AfterValidator(registered_in(plugins.metric, *OWN_ME
 
 
 class Evaluation(Strict):
-    """How a run is scored."""
+    """Scores of a run."""
 
     metric: MetricName = Field(
         "loss",

@@ -32,7 +32,7 @@ _OF_TYPE = ("_type", "_parsing", "literal_error", "int_from_float")  # kinds of 
 
 
 def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "") -> tuple[str, str]:
-    """The first wrong key, and one line on what is wrong with it.
+    """The first wrong key, and one line on its problem.
 
     Args:
         model: the recipe, or its section with the dotted name `section`.
@@ -43,7 +43,9 @@ def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "")
     keys, problems = next(iter(by_key.items()))
     key = ".".join([section, *keys] if section else keys)
     more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
-    first = next((each for each in problems if not each["type"].endswith(_OF_TYPE)), problems[0])
+    first = next(
+        (problem for problem in problems if not problem["type"].endswith(_OF_TYPE)), problems[0]
+    )
     if first["type"] == "extra_forbidden":
         known = _fields_at(keys[:-1], model)
         new_name = RENAMED.get(key, "")

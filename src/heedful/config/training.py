@@ -59,7 +59,7 @@ class Schedule(Strict):
 
 
 class Training(Strict):
-    """How steps are taken, how often the run is evaluated and saved, and when it ends."""
+    """Optimizer steps, evaluations, checkpoints and the end of a run."""
 
     seed: Seed = Field(1, description="Random seed of weights, dropout and the order of the data.")
     device: str = Field(
