@@ -73,6 +73,9 @@ def test_a_decoder_may_have_heads_and_hidden_units_of_its_own():
     config = bart.Config(d_model=4, num_heads=4, num_encoder_layers=1, num_decoder_layers=2)
     encoder, decoder = two_stacks(config, BLOCK)
     assert (encoder.blocks, decoder.blocks) == ([BLOCK], [BLOCK, BLOCK])
-    encoder, decoder = two_stacks(replace(config, num_decoder_heads=1, decoder_d_ff=16), BLOCK)
+    assert bart.decoder_block(config, BLOCK) == BLOCK
+    config = replace(config, num_decoder_heads=1, decoder_d_ff=16)
+    own = bart.decoder_block(config, BLOCK)
+    encoder, decoder = two_stacks(config, BLOCK, decoder_block=own)
     found = [(one.attention.num_heads, one.feedforward.d_ff) for one in decoder.blocks]
     assert (encoder.blocks, found) == ([BLOCK], [(1, 16), (1, 16)])

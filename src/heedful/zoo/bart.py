@@ -11,6 +11,7 @@ output share one matrix. The bias on the logits is that of the Hugging Face form
 in the authors' own models; it is not in the figures above.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -69,6 +70,16 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def decoder_block(config: Config, block: BlockSpec) -> BlockSpec:
+    """The encoder's block with the heads and the feed-forward width of the decoder."""
+    heads, d_ff = config.num_decoder_heads, config.decoder_d_ff
+    return replace(
+        block,
+        attention=replace(block.attention, num_heads=heads or block.attention.num_heads),
+        feedforward=replace(block.feedforward, d_ff=d_ff or block.feedforward.d_ff),
+    )
+
+
 def build(config: Config) -> EncoderDecoder:
     """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
     block = BlockSpec(
@@ -80,7 +91,7 @@ def build(config: Config) -> EncoderDecoder:
     )
     return encoder_decoder(
         config,
-        *two_stacks(config, block),
+        *two_stacks(config, block, decoder_block=decoder_block(config, block)),
         tie="all",
         scaled=config.scale_embeddings,
         positions=partial(LearnedTable, offset=OFFSET),

@@ -6,7 +6,7 @@ modules of `parts/` and `models/`. A Config calls its sizes alike in every paper
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -185,22 +185,21 @@ class StackSpec:
 
 
 def two_stacks(
-    config: Any, block: BlockSpec, final_norm: Norm | None = None
+    config: Any,
+    block: BlockSpec,
+    final_norm: Norm | None = None,
+    *,
+    decoder_block: BlockSpec | None = None,
 ) -> tuple[StackSpec, StackSpec]:
-    """The encoder and the decoder, whose heads and `d_ff` the Config may set apart.
+    """The encoder and the decoder.
 
-    `block`: of the encoder.
+    Args:
+        block: of each layer of the encoder.
+        decoder_block: of each layer of the decoder; default: `block`.
     """
-    heads = getattr(config, "num_decoder_heads", None) or block.attention.num_heads
-    d_ff = getattr(config, "decoder_d_ff", None) or block.feedforward.d_ff
-    decoder = replace(
-        block,
-        attention=replace(block.attention, num_heads=heads),
-        feedforward=replace(block.feedforward, d_ff=d_ff),
-    )
     return (
         StackSpec(config.d_model, [block] * config.num_encoder_layers, final_norm),
-        StackSpec(config.d_model, [decoder] * config.num_decoder_layers, final_norm),
+        StackSpec(config.d_model, [decoder_block or block] * config.num_decoder_layers, final_norm),
     )
 
 

@@ -78,7 +78,7 @@ def build(config: Config) -> EncoderDecoder:
     )
     return encoder_decoder(
         config,
-        *two_stacks(config, block),
+        *two_stacks(config, block, decoder_block=bart.decoder_block(config, block)),
         tie=config.tie_embeddings,
         scaled=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),

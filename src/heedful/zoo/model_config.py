@@ -2,13 +2,21 @@
 
 import math
 from dataclasses import fields
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, Protocol, TypeVar, cast, dataclass_transform, runtime_checkable
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 T = TypeVar("T")
 _MOST_MODULES, _MOST = 1_024, 2**31 - 1  # DeepNet had 1,000 layers
+
+
+@runtime_checkable
+class HasCheck(Protocol):
+    """A Config with a rule that only its architecture has."""
+
+    def check(self) -> None:
+        """Raises ValueError for what the architecture cannot have."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -57,7 +65,7 @@ def _check(config: Any) -> None:
         raise ValueError(f"rotary positions need an even head_dim, not {head_dim}")
     if "src_vocab_size" in values and values.get("tie_embeddings") not in ("none", "decoder"):
         check_one_vocabulary(config)
-    if hasattr(config, "check"):
+    if isinstance(config, HasCheck):
         config.check()
 
 

@@ -75,7 +75,9 @@ def build(config: Config) -> EncoderDecoder:
     )
     return encoder_decoder(
         config,
-        *two_stacks(config, block, final_norm=nn.LayerNorm),
+        *two_stacks(
+            config, block, final_norm=nn.LayerNorm, decoder_block=bart.decoder_block(config, block)
+        ),
         tie=config.tie_embeddings,
         scaled=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),

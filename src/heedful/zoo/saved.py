@@ -142,9 +142,10 @@ def _check_sizes(name: str, config: Any, tensors: Mapping[str, Tensor], where: P
     the tensors have elements (with a margin for a new head), and tables must fit into memory.
     """
     count, numbers = len(tensors), sum(tensor.numel() for tensor in tensors.values())
-    layers = sum(value for key, value in asdict(config).items() if key.endswith("layers"))
+    keys = asdict(config)
+    layers = sum(value for key, value in keys.items() if key.endswith("layers"))
     held = f"its {count:,} tensors of {numbers:,} numbers; its config.json is damaged or of"
-    if layers * getattr(config, "num_experts", 1) > count:
+    if layers * keys.get("num_experts", 1) > count:
         raise UserError(f"{where}: {layers:,} layers are more than {held} another model")
     parameters, tables = sizes_of(name, config, str(where))
     if parameters > max(2 * numbers, _SMALL) or tables > max(numbers, _LARGE):
