@@ -167,7 +167,7 @@ def test_all_sections_and_main_figures_are_there(tmp_path: Path) -> None:
         "recipe.yaml, beside this page, has every key",
         "step 50: smoothed loss 1.800 is within 1 to 2",
         "the training loss falls: 0.400 at first, 0.040 at last",
-        "the held-out loss at step 100, 0.030 nats a target, is below 6.000",
+        "the held-out loss at step 100, 0.030 nats per target, is below 6.000",
         f"heedful verify {tmp_path / 'new'}",
     ):
         assert expected in page.text, expected

@@ -1,4 +1,4 @@
-"""The weights of a run averaged over its steps."""
+"""An exponential moving average of the weights over the steps of a run."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,15 +8,14 @@ from torch import Tensor, nn
 
 from heedful.zoo.names import trainable
 
-_PREFIX = "average."  # of its tensors in a checkpoint
+_PREFIX = "average."  # of the tensor names in a checkpoint
 
 
 class MovingAverage:
     """The exponential moving average of trained weights: w̄ ← d · w̄ + (1 - d) · w after a step.
 
-    Polyak and Juditsky 1992 average all iterates alike; Tarvainen and Valpola 2017, eq. 1, so that
-    later ones count more. d is `decay`, and less in the first steps, (1 + n) / (10 + n) after n of
-    them, so that the weights that the run began with are soon forgotten.
+    Tarvainen and Valpola 2017, eq. 1; Polyak and Juditsky 1992 weight all steps equally. After n
+    steps d is min(`decay`, (1 + n) / (10 + n)), so that the initial weights soon have no influence.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -26,13 +25,13 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after a step, counted from 1; waits for no device."""
+        """Update by the weights after `step`, counted from 1; does not wait for the device."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_([*self._means.values()], [*self._weights.values()], 1 - decay)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """The net has the average for its weights; afterwards its own again, bit for bit."""
+    def swapped_in(self) -> Iterator[None]:
+        """In the block the net has the average as its weights; then they are restored exactly."""
         self._exchange()
         try:
             yield
@@ -40,17 +39,17 @@ class MovingAverage:
             self._exchange()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average, to be part of a checkpoint."""
+        """The average, as tensors of a checkpoint."""
         return {f"{_PREFIX}{name}": mean for name, mean in self._means.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
+        """Restore the result of `tensors`."""
         for name, mean in self._means.items():
             mean.copy_(tensors[f"{_PREFIX}{name}"])
 
     @torch.no_grad()
     def _exchange(self) -> None:
         for name, weight in self._weights.items():
-            own = weight.clone()
+            current = weight.clone()
             weight.copy_(self._means[name])
-            self._means[name].copy_(own)
+            self._means[name].copy_(current)

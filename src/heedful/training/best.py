@@ -1,4 +1,4 @@
-"""The best model of a run so far, stored apart from the model that is used."""
+"""The best weights of a run so far, stored besides the model that users load."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from heedful.zoo.saved import WEIGHTS, load_tensors, read_metadata, save_tensors
 
 
 class BestModel:
-    """The weights with the highest value of the evaluation metric, of one step or a mean.
+    """The weights with the highest value of the evaluation metric: of one step, or an average.
 
-    They are in `checkpoints/best.safetensors` of the run's folder, with their value and a text
-    that says which weights they are. `model.safetensors` has the same content while the run is not
-    finished, as a hard link where the file system has these.
+    They are in `checkpoints/best.safetensors` of the run's folder, with their value and a
+    description. Until the run is finished `model.safetensors` has the same content, as a hard link
+    where the file system supports these.
     """
 
     def __init__(self, run: Path) -> None:
@@ -27,25 +27,25 @@ class BestModel:
 
     @property
     def value(self) -> float:
-        """The value of the stored weights, higher is better; the lowest number without any."""
+        """The value of the stored weights, higher is better; the lowest float if there are none."""
         return float(read_metadata(self.path).get("value", -sys.float_info.max))
 
     def save(self, weights: Mapping[str, Tensor], *, value: float, step: int, source: str) -> None:
         """Store weights, unless the stored ones have a higher value.
 
         Args:
-            step: the step of training at which they were made.
-            source: which weights they are, for a report.
+            step: the training step of the weights.
+            source: a description of the weights, for the report.
         """
         if value < self.value:
             return
         facts = {"step": step, "value": value, "source": source}
-        # One entry: the library writes several in no fixed order.
+        # One entry, because safetensors writes several in no fixed order.
         save_tensors(self.path, weights, metadata={"training": json.dumps(facts)})
         self.publish()
 
     def publish(self) -> None:
-        """Make the stored weights the model that is used, with the step that they are of."""
+        """Make the stored weights `model.safetensors`, with their step in its metadata."""
         with replace_whole(self._model) as beside:
             try:
                 os.link(self.path, beside)
@@ -53,10 +53,10 @@ class BestModel:
                 shutil.copyfile(self.path, beside)
 
     def write_final(self) -> tuple[dict[str, Tensor], str]:
-        """Write the final model: the weights alone, as of a model that is saved again.
+        """Write the final `model.safetensors`: the stored weights without metadata.
 
         Returns:
-            The weights, and the text that says which they are.
+            The weights and their description.
 
         Raises:
             UserError: the stored weights are missing or damaged.

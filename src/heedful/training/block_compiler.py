@@ -1,4 +1,4 @@
-"""Compilation of a training step: each block of the net by `torch.compile`, once a batch shape."""
+"""Compilation of training steps: the blocks of a net by `torch.compile`, once per batch shape."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +14,17 @@ from heedful.errors import UserError
 from heedful.models.stack import Stack, call_block
 from heedful.progress import track
 
-# Graphs of one shape at most: of encoder and decoder, local and global layers, packed rows or not.
+# Upper bound of graphs per shape: encoder and decoder, local and global layers, packed or not.
 _BLOCK_KINDS = 8
 _TURN_OFF = "set training.compile to false"
 
 
 class BlockCompiler:
-    """Compiles the blocks of a net's stacks for training; evaluation calls the blocks themselves.
+    """Compiles the blocks of a net's stacks for training; evaluation runs them uncompiled.
 
-    Each block is one graph of fixed shapes (`fullgraph`, not dynamic), which equal blocks of a
-    stack share. What is outside the blocks runs as it is: embeddings, masks, and the head with its
-    loss in chunks, whose logits a graph would form all at once (`heedful.parts.losses`).
+    Each block is one graph of fixed shapes (`fullgraph`, not dynamic), shared by equal blocks of a
+    stack. Embeddings, masks, and the head with its chunked loss stay uncompiled: a graph would form
+    the logits of all chunks at once (`heedful.parts.losses`).
 
     Args:
         backend: of `torch.compile`.
@@ -36,7 +36,7 @@ class BlockCompiler:
     def __init__(self, net: nn.Module, backend: str = "inductor") -> None:
         if backend == "inductor" and next(net.parameters()).device.type == "cpu":
             _check_cpp_compiler()
-        # Of all graphs of `call_block` in the process, those of other nets counted.
+        # Limits on all graphs of `call_block` in the process, those of other nets included.
         config: Any = torch._dynamo.config
         config.recompile_limit += MAX_SHAPES * _BLOCK_KINDS
         config.accumulated_recompile_limit += MAX_SHAPES * _BLOCK_KINDS
@@ -48,7 +48,7 @@ class BlockCompiler:
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """Around the forward and backward pass of a batch, whose shape may be new.
+        """A context for the forward and backward pass of a batch; a new shape is compiled in it.
 
         Raises:
             UserError: torch cannot compile the net.

@@ -1,7 +1,8 @@
-"""Charts over training steps, drawn by matplotlib as SVG of a page's colours.
+"""Charts over training steps: SVG by matplotlib, in the colors of an HTML page.
 
-The drawing is made in stand-in colours, each of which becomes a variable of the page's style, so
-that one drawing serves light and dark. Over each step lies a strip with a tooltip of its values.
+Matplotlib draws in placeholder colors, which are replaced by CSS variables of the page, so that
+one drawing serves the light and the dark theme. An invisible strip over each step has a tooltip
+with its values.
 """
 
 import io
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 560, 288
 PLOT = (70 / WIDTH, 52 / HEIGHT, 474 / WIDTH, 222 / HEIGHT)  # left, bottom, width, height
-MAX_POINTS = 240  # of one curve: more than that cannot be told apart at this width
-MARKED = 40  # a curve with up to so many points shows each of them
-SMALLEST = 1e-300  # below it floats lose digits, and a range its ticks
+MAX_POINTS = 240  # of one curve; more are indistinguishable at this width
+MAX_MARKERS = 40  # a curve with at most this many points has a marker at each
+SMALLEST = 1e-300  # least value on a log axis; below it are subnormal floats
 SOFT, LINE, CARD, CURVES = "#a00001", "#a00002", "#a00003", ("#a00004", "#a00005")
 VARIABLES = {SOFT: "soft", LINE: "line", CARD: "card", CURVES[0]: "s0", CURVES[1]: "s1"}
 NOT_FOR_A_PAGE = (
@@ -34,7 +35,7 @@ NOT_FOR_A_PAGE = (
 
 
 def number(value: float) -> str:
-    """A number short enough for an axis: 12,000 or 0.25 or 3e-05."""
+    """A number as a short axis label: 12,000 or 0.25 or 3e-05."""
     if value == 0:
         return "0"
     if abs(value) < 0.001:
@@ -45,9 +46,12 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: (step, value) pairs in order of step. `best_step` is ringed.
+    """One curve.
 
-    `color` is the number of its colour: one for one meaning on the whole page.
+    Attributes:
+        points: (step, value) in the order of steps.
+        color: index into `CURVES`; it has the same meaning in all charts of a page.
+        best_step: the step that is marked by a ring.
     """
 
     label: str
@@ -60,7 +64,10 @@ class Series:
 class Chart:
     """Curves that share their axes.
 
-    `show` writes a value; the y axis begins `from_zero` or is logarithmic (`log`) when told so.
+    Attributes:
+        show: formats a value.
+        log: the y axis is logarithmic.
+        from_zero: the y axis starts at 0.
     """
 
     title: str
@@ -70,48 +77,51 @@ class Chart:
     from_zero: bool = False
 
     def drawable(self) -> "Chart":
-        """Only finite values (on a log scale positive ones), and no more than can be seen."""
+        """The chart with finite values only (on a log axis positive ones), downsampled."""
         smallest = SMALLEST if self.log else -math.inf
-        kept = []
-        for one in self.series:
-            points = [(s, y) for s, y in one.points if math.isfinite(y) and y >= smallest]
+        curves = []
+        for curve in self.series:
+            points = [(s, y) for s, y in curve.points if math.isfinite(y) and y >= smallest]
             if points:
-                kept.append(replace(one, points=_thinned(points)))
-        return replace(self, series=kept)
+                curves.append(replace(curve, points=_downsample(points)))
+        return replace(self, series=curves)
 
 
 def draw(chart: Chart) -> str:
-    """The `<svg>` of a chart that is `drawable` and has a curve."""
+    """The `<svg>` element of a chart from `drawable` that has at least one curve."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of its cache
-    own = {"svg.fonttype": "none", "svg.hashsalt": "report", "path.simplify": False}
-    # After matplotlib's defaults: a user's matplotlibrc does not change a report.
-    with style.context(["default", own]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that its own font lacks, which the page's has
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # no notes on its cache
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "report", "path.simplify": False}
+    # Based on matplotlib's defaults, so that a user's matplotlibrc does not change a report.
+    with style.context(["default", settings]), warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # glyphs missing in matplotlib's font; the page sets another
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
         figure.patch.set_visible(False)
         axes = figure.add_axes(PLOT)
-        for one in chart.series:
-            color, mark = CURVES[one.color], "o-" if len(one.points) <= MARKED else "-"
-            axes.plot(*zip(*one.points, strict=True), mark, ms=5, lw=2, color=color, clip_on=False)
-            for point in one.points:
-                if point[0] == one.best_step:
+        for curve in chart.series:
+            color, mark = CURVES[curve.color], "o-" if len(curve.points) <= MAX_MARKERS else "-"
+            x, y = zip(*curve.points, strict=True)
+            axes.plot(x, y, mark, ms=5, lw=2, color=color, clip_on=False)
+            for point in curve.points:
+                if point[0] == curve.best_step:
                     axes.plot(*point, "o", ms=9, mfc=CARD, mec=color, mew=2.5, clip_on=False)
         _lay_out_axes(axes, chart)
         tips = _add_tips(axes, chart)
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg")
-    return _for_page(drawn.getvalue(), f"{chart.title} by step", tips)
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg")
+    return _for_page(svg.getvalue(), f"{chart.title} by step", tips)
 
 
 def _lay_out_axes(axes: "Axes", chart: Chart) -> None:
-    """Ranges and ticks: from step 0 and from a value of 0 where that costs little."""
+    """Set ranges and ticks; axes start at 0 if the data then still fill most of the chart."""
     from matplotlib import ticker
 
-    steps = [step for one in chart.series for step, _ in one.points]
-    values = [value for one in chart.series for _, value in one.points]
+    steps = [step for curve in chart.series for step, _ in curve.points]
+    values = [value for curve in chart.series for _, value in curve.points]
     first = 0 if min(steps) < 0.5 * max(steps) else min(steps)
     axes.set_xlim(first, max(*steps, first + 1))
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
@@ -136,39 +146,39 @@ def _lay_out_axes(axes: "Axes", chart: Chart) -> None:
 
 
 def _add_tips(axes: "Axes", chart: Chart) -> list[str]:
-    """Strips "tip-0", "tip-1", ... over the steps, each as wide as its share; their texts."""
-    at: dict[int, list[str]] = {}
-    for one in chart.series:
-        for step, value in one.points:
-            best = " (best)" if step == one.best_step else ""
-            at.setdefault(step, []).append(f"{one.label}: {chart.show(value)}{best}")
-    steps = sorted(at)
+    """Add strips with ids "tip-0", "tip-1", ... over the steps, and return their tooltips."""
+    lines: dict[int, list[str]] = {}
+    for curve in chart.series:
+        for step, value in curve.points:
+            best = " (best)" if step == curve.best_step else ""
+            lines.setdefault(step, []).append(f"{curve.label}: {chart.show(value)}{best}")
+    steps = sorted(lines)
     low, high = axes.get_xlim()
     edges = [low, *((a + b) / 2 for a, b in pairwise(steps)), high]
     for index, (left, right) in enumerate(pairwise(edges)):
         strip = axes.axvspan(left, right, facecolor=SOFT, edgecolor="none", clip_on=False, zorder=9)
         strip.set_gid(f"tip-{index}")
-    return ["\n".join([f"step {step:,}", *at[step]]) for step in steps]
+    return ["\n".join([f"step {step:,}", *lines[step]]) for step in steps]
 
 
 def _for_page(svg: str, label: str, tips: list[str]) -> str:
-    """Without what a page does not need, in the page's font and colours, and with tooltips."""
+    """The SVG for an HTML page: in its font and colors, with tooltips, without metadata."""
     svg = svg[svg.index("<svg") :]
     for pattern in NOT_FOR_A_PAGE:
         svg = re.sub(pattern, "", svg, flags=re.DOTALL)
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}"'
     svg = re.sub(r"<svg[^>]*>", f"<svg {box}>", svg)
     for index, tip in enumerate(tips):
-        found = f'<g id="tip-{index}">'
-        svg = svg.replace(found, f'<g class="tip"><title>{escape(tip)}</title>')
+        group = f'<g id="tip-{index}">'
+        svg = svg.replace(group, f'<g class="tip"><title>{escape(tip)}</title>')
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     for color, variable in VARIABLES.items():
         svg = svg.replace(color, f"var(--{variable})")
     return svg
 
 
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `MAX_POINTS` points: means of equal groups, each at its group's last step."""
+def _downsample(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most `MAX_POINTS` points: means over groups of equal size, at each group's last step."""
     size = math.ceil(len(points) / MAX_POINTS)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]

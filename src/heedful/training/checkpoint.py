@@ -1,9 +1,9 @@
-"""A run's checkpoints: everything that the next step depends on, and the weights to average.
+"""The checkpoints of a run: all state that the next step depends on, and weights to average.
 
-`step-N/` holds the weights and, in the newest, the state of optimizer, random numbers and place in
-the data. The last few, or the best, are kept for averaging. `interim-N/` is written between two
-regular checkpoints, when a run is interrupted or as often as its recipe says, and removed once the
-next checkpoint stands: it is there to resume from, and never averaged.
+`step-N/` holds the weights and, in the newest one, the state of optimizer, random number generators
+and position in the data. The last few, or the best few, are kept for averaging. `interim-N/` is
+written between two of these, when the run is interrupted or as often as its recipe sets; it is
+never averaged, and removed once the next checkpoint is complete.
 """
 
 import re
@@ -29,10 +29,13 @@ _NAME = re.compile(r"(step|interim)-\d{8,}")
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run in `directory`; the weights of `keep` of them stay.
+    """The checkpoints of a run.
 
-    Those are the last, or with `best` those of the highest `value` in their state, of equals the
-    older.
+    Args:
+        directory: their folder.
+        keep: number of regular checkpoints whose weights are kept.
+        best: keep those with the highest `value` in their state, the older of equal ones; default:
+            keep the last.
     """
 
     directory: Path
@@ -48,7 +51,7 @@ class Checkpoints:
         *,
         interim: bool = False,
     ) -> Path:
-        """Write one; those that it makes superfluous are removed only once it stands."""
+        """Write a checkpoint, and then remove those that are no longer needed."""
         path = self.directory / f"{'interim' if interim else 'step'}-{step:08d}"
 
         def fill(directory: Path) -> None:
@@ -56,7 +59,7 @@ class Checkpoints:
             save_tensors(directory / _TRAINING, tensors)
             write_json(directory / _STATE, state)
 
-        if not (path / _TRAINING).is_file():  # else saved again before the next step
+        if not (path / _TRAINING).is_file():  # otherwise saved before, at the same step
             write_directory(path, fill, owns=(WEIGHTS, _TRAINING, _STATE))
         self._prune(path)
         return path
@@ -66,24 +69,24 @@ class Checkpoints:
         return [path for path in self._all() if path.name.startswith("step")]
 
     def to_average(self) -> list[Path]:
-        """Those of the regular ones that stay when more come, oldest first."""
+        """The regular checkpoints whose weights are averaged, oldest first."""
         if not self.best:
             return self.regular()[-self.keep :]
         ranked = sorted(self.regular(), key=lambda path: -float(read_json(path / _STATE)["value"]))
         return sorted(ranked[: self.keep])
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint that a run can go on from."""
-        whole = [path for path in self._all() if (path / _TRAINING).is_file()]
-        return max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
+        """The newest complete checkpoint that a run can resume from."""
+        complete = [path for path in self._all() if (path / _TRAINING).is_file()]
+        return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
 
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-        """Weights, training tensors and state of one."""
+        """Weights, training tensors and state of a checkpoint."""
         state = read_object(path / _STATE)
         return load_tensors(path / WEIGHTS), load_tensors(path / _TRAINING), state
 
     def clean(self) -> None:
-        """Remove what a killed run left half-written, or was about to remove."""
+        """Remove incomplete checkpoints of a killed run, and those that are no longer needed."""
         if self.directory.is_dir():
             remove_unfinished(self.directory)
         newest = self.newest()
@@ -91,7 +94,7 @@ class Checkpoints:
             self._prune(newest)
 
     def _prune(self, newest: Path) -> None:
-        """Remove what the newest checkpoint makes superfluous."""
+        """Remove the checkpoints, and the training state of others, that `newest` replaces."""
         for other in self._all():
             if other == newest:
                 continue
@@ -99,25 +102,26 @@ class Checkpoints:
                 shutil.rmtree(other)
             else:
                 (other / _TRAINING).unlink(missing_ok=True)
-        kept = {newest, *self.to_average()}  # a run goes on from the newest, however good
+        needed = {newest, *self.to_average()}
         for old in self.regular():
-            if old not in kept:
+            if old not in needed:
                 shutil.rmtree(old)
 
     def _all(self) -> list[Path]:
-        """Those that a run wrote: a copy under another name is none."""
+        """All checkpoints by name; folders with other names, such as copies, are ignored."""
         return sorted(p for p in self.directory.glob("*-*") if _NAME.fullmatch(p.name))
 
 
 def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of each tensor over safetensors files (Vaswani et al. 2017, sec. 6.1).
 
-    Summed in fp64, in the first file's types.
+    Sums are in fp64; the means have the dtypes of the first file.
 
-    Raises UserError where the files do not hold the same tensors.
+    Raises:
+        UserError: no files; files with different tensors.
     """
     if not files:
-        raise UserError("there is nothing to average: give at least one checkpoint")
+        raise UserError("no checkpoints to average; give at least one")
     first = load_weights(files[0])
     total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
     for file in files[1:]:
@@ -126,7 +130,7 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
             shapes = [tuple(t[name].shape) if name in t else "absent" for t in (total, tensors)]
             if shapes[0] != shapes[1]:
                 raise UserError(
-                    f"{files[0]} and {file} are not of one model: {name} is "
+                    f"{files[0]} and {file} are of different models: {name} is "
                     f"{shapes[0]} and {shapes[1]}"
                 )
             total[name] += tensors[name].to(torch.float64)
@@ -134,7 +138,7 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """The random numbers to come, of the CPU and of the run's device."""
+    """The states of the random number generators of the CPU and of the run's device."""
     states = {"generator.cpu": torch.get_rng_state()}
     if device.type != "cpu":
         index = [device] if device.type == "cuda" else []
@@ -143,9 +147,9 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_generators(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what `generator_states` gave.
+    """Restore the result of `generator_states`.
 
-    On a device of another kind than the run was on, its numbers begin anew from the CPU's.
+    On a device of another type, its generator is seeded by the CPU's initial seed instead.
     """
     torch.set_rng_state(states["generator.cpu"])
     if device.type == "cpu":

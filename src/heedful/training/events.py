@@ -1,6 +1,6 @@
-"""What happens in a run, as events: the trainer sends them, listeners show, log and report them.
+"""The events of a run: emitted by the trainer, and displayed, logged and reported by listeners.
 
-An event is a frozen dataclass and one line of JSON; a run's log is the list of its events.
+An event is a frozen dataclass, and one line of JSON in the run's log.
 """
 
 import math
@@ -16,12 +16,15 @@ from heedful.errors import UserError
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A session of a run begins; `resumed_from` is the step that it goes on from.
+    """The start of a session of a run.
 
-    `changes` are settings on which steps depend that differ from those before `resumed_from`, as
-    "key (old -> new)": the steps are then not those of one recipe.
-    `unit` is what `num_train` and `num_valid` count. `unigram_entropy` is that of the training
-    targets, in nats a target: the loss of a model that knows their frequencies alone.
+    Attributes:
+        resumed_from: the step of the checkpoint that the session resumes from.
+        changes: settings that later steps depend on and that differ from those of the session
+            before, as "key (old -> new)".
+        unit: the noun for what `num_train` and `num_valid` count.
+        unigram_entropy: the entropy of the training targets in nats per target: the loss of a
+            model that predicts each target by its frequency.
     """
 
     recipe: dict[str, Any]
@@ -39,13 +42,17 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class StepDone:
-    """Optimizer steps up to and with `step` are done.
+    """The optimizer steps since the last such event, the last of which is `step`.
 
-    `loss` is the training criterion (label smoothing included) and `nll` the negative
-    log-likelihood, both in nats per target token. `num_tokens` are the target tokens since the
-    last such event, `seconds` the training time since the run began, earlier sessions included.
-    `num_skipped` are steps since the last such event that were not taken, because the scaled
-    gradient overflowed fp16; `grad_norm` is the mean over the others, NaN where there is none.
+    Attributes:
+        loss: the training criterion, label smoothing included, in nats per target token.
+        nll: the negative log-likelihood in nats per target token.
+        grad_norm: the mean gradient norm before clipping, over the steps that were not skipped;
+            NaN if all were skipped.
+        num_tokens: the number of target tokens.
+        seconds: training time since the start of the run, earlier sessions included.
+        num_skipped: the number of steps that were skipped because a scaled gradient overflowed
+            fp16.
     """
 
     step: int
@@ -63,7 +70,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class Sample:
-    """One held-out example: what went in, what should come out, what came out."""
+    """A held-out example: its input, its reference, and the output of the model."""
 
     source: str
     reference: str
@@ -72,10 +79,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The held-out set was evaluated after `step`.
+    """An evaluation on the validation set after `step`.
 
-    `loss` is the same criterion as `StepDone.loss`; `perplexity` is made without label smoothing;
-    `token_accuracy` is a share from 0 to 1; `scores` are of decoded text, by metric name.
+    Attributes:
+        loss: the criterion of `StepDone.loss`, in nats per target.
+        perplexity: exp of the negative log-likelihood per target, without label smoothing.
+        token_accuracy: from 0 to 1.
+        scores: of decoded text or of predicted labels, by metric name.
     """
 
     step: int
@@ -96,13 +106,17 @@ class Evaluated:
 
     @property
     def is_of_labels(self) -> bool:
-        """Whether the targets are labels of texts, of which a perplexity says nothing."""
+        """True for classification, where perplexity and token accuracy are not displayed."""
         return "accuracy" in self.scores
 
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint of `step` is whole on disk: "regular", saved by an evaluation, or "interim"."""
+    """A checkpoint of `step` is complete on disk.
+
+    Attributes:
+        kind: "regular", saved by an evaluation, or "interim".
+    """
 
     step: int
     path: str
@@ -115,9 +129,12 @@ StopReason = Literal["max_steps", "max_epochs", "early_stopping", "time_limit", 
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The session ends for `reason`; `best` and `scores` are metric name to value.
+    """The end of a session.
 
-    `scored` says of which text, and of which weights, the `scores` are.
+    Attributes:
+        best: the values of the best evaluation, by metric name.
+        scores: the values of the final model, by metric name.
+        scored: the split and the weights that `scores` are measured with, as text.
     """
 
     step: int
@@ -132,7 +149,7 @@ class RunFinished:
 Event: TypeAlias = Annotated[
     RunStarted | StepDone | Evaluated | CheckpointSaved | RunFinished, Field(discriminator="event")
 ]
-_READER: TypeAdapter[Event] = TypeAdapter(Event)  # made once: a log has many lines
+_READER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 class Listener(Protocol):
@@ -160,17 +177,18 @@ class EventCallback:
 
 
 def to_json(event: Event) -> str:
-    """The event as one line of strict JSON; "event" names its kind.
+    """The event as one line of strict JSON, with its kind under "event".
 
-    JSON has no NaN or infinity: such numbers become the strings "NaN", "Infinity", "-Infinity".
+    NaN and infinities, which JSON lacks, become the strings "NaN", "Infinity" and "-Infinity".
     """
     return dump(event, inf_nan_mode="strings").decode()
 
 
 def from_json(line: bytes | str) -> Event:
-    """The event that `to_json` wrote.
+    """Parse a line written by `to_json`.
 
-    Raises `UserError` when the line is not JSON, names no known kind, or lacks a field.
+    Raises:
+        UserError: the line is not JSON, names no known kind of event, or lacks a field.
     """
     try:
         return _READER.validate_json(line)
@@ -184,7 +202,7 @@ SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1")
 
 
 def format_score(name: str, value: float) -> str:
-    """A score as people read it: shares (exact match, token accuracy) in per cent, others as is."""
+    """A score as text: metrics from 0 to 1 (`SHARES`) in per cent, others with two decimals."""
     if name == "step":
         return f"{value:,.0f}"
     if name == "loss":
@@ -193,7 +211,7 @@ def format_score(name: str, value: float) -> str:
 
 
 def score_label(name: str) -> str:
-    """A metric's name as people write it: "bleu" is "BLEU", "exact_match" is "exact match"."""
+    """The display name of a metric: "BLEU" for "bleu", "exact match" for "exact_match"."""
     labels = {
         "bleu": "BLEU",
         "chrf": "chrF2",
@@ -206,15 +224,16 @@ def score_label(name: str) -> str:
 
 
 def criterion(recipe: Mapping[str, Any], *, held_out: bool = False) -> str:
-    """What a recipe's loss has beside the likelihood of the targets, "" where nothing.
+    """A description of the terms that a recipe's loss has besides the likelihood, or "".
 
-    The loss of a held-out text has no terms but the task's own.
+    Args:
+        held_out: describe the loss on held-out text, which has no term of a teacher or of R-Drop.
     """
     training, distillation = recipe.get("training", {}), recipe.get("distillation", {})
-    taught = distillation.get("teacher") and distillation.get("level") == "word"
+    has_teacher = distillation.get("teacher") and distillation.get("level") == "word"
     parts = {
         "smoothed": training.get("label_smoothing"),
-        "with the teacher's part": taught and not held_out,
+        "with the teacher's part": has_teacher and not held_out,
         "with R-Drop": training.get("r_drop") and not held_out,
     }
-    return ", ".join(name for name, is_there in parts.items() if is_there)
+    return ", ".join(name for name, is_used in parts.items() if is_used)

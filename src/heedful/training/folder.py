@@ -1,4 +1,4 @@
-"""A run's folder: marked by the run that made it, and locked while a process works in it."""
+"""The folder of a run: marked as one by a file, and locked while a process trains in it."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -25,8 +25,8 @@ from heedful.training.checkpoint import Checkpoints
 from heedful.zoo.saved import LOCK, WEIGHTS, read_step
 
 MARKER = "run.json"  # written first into the empty folder of a new run
-# Entries that a start writes, as patterns; nothing else is ever removed.
-_OWN = (
+# Patterns of the files that a start writes; no others are ever removed.
+_WRITTEN_AT_START = (
     MARKER,
     "recipe.yaml",
     "config.json",
@@ -41,24 +41,24 @@ _OWN = (
     "tensorboard/events.out.tfevents.*",
     "data/*.jsonl",
 )
-_SUBFOLDERS = ("checkpoints", "tensorboard", "data")  # removed where they are empty
+_SUBFOLDERS = ("checkpoints", "tensorboard", "data")  # removed if they are empty
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run made this folder."""
+    """True if the folder is that of a run."""
     return (path / MARKER).is_file()
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts that a run notes in its folder, to go on from them.
+    """The content of `run.json`: facts that are needed to resume the run.
 
     Attributes:
-        heedful: the version that began it.
-        precision: of its steps, `auto` resolved.
-        data: the name of the folder of its prepared data.
-        outputs: the name of the folder of a teacher's outputs, where it learns from these.
-        start_id: what a decoder of two stacks reads first.
+        heedful: the version of heedful that started the run.
+        precision: the precision of steps, with `auto` resolved.
+        data: the name of the folder of prepared data in the cache.
+        outputs: the name of the folder of teacher outputs, for sequence-level distillation.
+        start_id: the decoder's start token, for an encoder-decoder.
     """
 
     heedful: str
@@ -69,7 +69,7 @@ class RunFacts:
 
 
 def facts_of_run(path: Path) -> RunFacts:
-    """The facts of the run in a folder; raises UserError where they are missing or damaged."""
+    """The facts of the run in a folder; raises UserError if they are missing or damaged."""
     try:
         return TypeAdapter(RunFacts).validate_python(read_object(path / MARKER))
     except ValidationError as error:
@@ -78,18 +78,18 @@ def facts_of_run(path: Path) -> RunFacts:
 
 
 class RunFolder:
-    """The folder of a run, made if it is missing, and locked until the block ends.
+    """A context in which the folder of a run exists and is locked.
 
-    The operating system holds the lock and frees it when the process ends, so the lock file of a
-    killed run does not block later runs.
+    The lock belongs to the process and ends with it, so the lock file of a killed run does not
+    block later runs.
 
     Args:
         resume: the folder must be that of a run; otherwise it must be missing, empty, or that of
             a run.
 
     Raises:
-        UserError: the folder holds files that no run wrote, or no run to resume; another process
-            works there; it cannot be made. Nothing in it has changed then.
+        UserError: the folder contains files of another origin, or no run to resume; another
+            process trains in it; it cannot be created. The folder is unchanged then.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
@@ -102,7 +102,7 @@ class RunFolder:
         self._check_content()
 
     def _check_content(self) -> None:
-        """Refuse a folder with files in it that no run made."""
+        """Raise UserError for a folder with files that no run wrote."""
         if is_run(self.path) or not self.path.is_dir():
             return
         for name in sorted(os.listdir(self.path)):
@@ -128,7 +128,7 @@ class RunFolder:
         except OSError as error:
             remove_empty(self._made)
             raise cannot_write(self.path, error) from None
-        self._before = self._own()
+        self._before = self._files()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -139,39 +139,42 @@ class RunFolder:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """A start that fails removes what it wrote, so that the corrected command can be used."""
+        """Remove the files written in the block if it raises, so that a new run can start."""
         try:
             yield
         except BaseException:
-            self._remove(self._own() - self._before)
+            self._remove(self._files() - self._before)
             raise
 
     def claim(self, precision: str) -> None:
-        """Mark the folder as that of a new run, of which `auto` precision was resolved so.
+        """Mark the folder as that of a new run.
 
-        Where an earlier run was killed before it had anything to go on from, what it wrote is
-        removed, but for `recipe.yaml`, which may be the recipe that was read.
+        Files of an earlier run that was killed before its first checkpoint are removed, except
+        `recipe.yaml`, which may be the recipe of the new run.
+
+        Args:
+            precision: the precision of steps, with `auto` resolved.
 
         Raises:
-            UserError: there is a run to go on with, or a finished one.
+            UserError: the folder contains a run that can be resumed, or a finished one.
         """
         is_finished = (self.path / WEIGHTS).exists() and read_step(self.path / WEIGHTS) is None
         if is_finished or Checkpoints(self.path / "checkpoints", keep=1).newest():
             raise UserError(
                 f"{self.path} already holds a run; go on with --resume, or give another --out"
             )
-        self._remove(self._own() - {self.path / "recipe.yaml", self.path / MARKER})
+        self._remove(self._files() - {self.path / "recipe.yaml", self.path / MARKER})
         facts = RunFacts(heedful.__version__, precision)
         write_json(self.path / MARKER, asdict(facts))
 
     def note(self, **facts: Any) -> None:
-        """Write down some fields of the run's `RunFacts`."""
+        """Update some fields of the run's `RunFacts`."""
         write_json(self.path / MARKER, asdict(replace(facts_of_run(self.path), **facts)))
 
-    def _own(self) -> set[Path]:
-        return {path for pattern in _OWN for path in self.path.glob(pattern)}
+    def _files(self) -> set[Path]:
+        return {path for pattern in _WRITTEN_AT_START for path in self.path.glob(pattern)}
 
-    def _remove(self, own: Iterable[Path]) -> None:
-        for path in own:
+    def _remove(self, files: Iterable[Path]) -> None:
+        for path in files:
             remove(path)
         remove_empty([self.path / name for name in _SUBFOLDERS])

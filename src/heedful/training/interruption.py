@@ -1,4 +1,4 @@
-"""Signals that end a run: after its step, or at once where it evaluates."""
+"""Signals that end a run: after the current step, or at once during an evaluation."""
 
 import signal
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from types import FrameType
 
 
 class EvaluationInterrupted(BaseException):
-    """A signal arrived in an evaluation; no `Exception`, so that nothing else handles it."""
+    """A signal during an evaluation; not an `Exception`, so that no other code catches it."""
 
 
 class Interruption:
-    """Whether Ctrl-C, SIGTERM or SIGHUP has asked a run to end.
+    """Turns SIGINT (Ctrl-C), SIGTERM and SIGHUP into a flag that ends a run.
 
-    A second signal ends the process at once, as without this class.
+    A second signal raises KeyboardInterrupt at once.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Interruption:
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Handle the signals in the block, but for those that the caller ignores (nohup)."""
+        """Handle the signals in the block, except those that the process ignores (nohup)."""
 
         def request(number: int, frame: FrameType | None) -> None:
             if self.is_requested:
@@ -33,9 +33,9 @@ class Interruption:
 
         try:
             signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            handled = [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
-            before = {each: signal.signal(each, request) for each in handled}
-        except ValueError:  # not in the main thread: there the caller decides
+            handled = [s for s in signals if signal.getsignal(s) is not signal.SIG_IGN]
+            before = {number: signal.signal(number, request) for number in handled}
+        except ValueError:  # handlers can be set in the main thread only
             before = {}
         try:
             yield
@@ -45,7 +45,7 @@ class Interruption:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A signal before or in the block raises EvaluationInterrupted in it."""
+        """In the block, a signal before or during it raises EvaluationInterrupted."""
         self._in_evaluation = True
         try:
             if self.is_requested:

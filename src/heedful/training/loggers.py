@@ -1,4 +1,4 @@
-"""Listeners that write a run's events down: JSON lines, TensorBoard."""
+"""Listeners that write the events of a run to files: JSON lines and TensorBoard."""
 
 import json
 import textwrap
@@ -19,41 +19,43 @@ from heedful.training.events import (
 
 
 class JsonlLog:
-    """Writes one JSON object a line, each line flushed as it happens.
+    """Writes each event as a line of JSON, and flushes it.
 
-    With `resume_step` the log goes on from that step: events of later steps are dropped, as they
-    will happen again, and so are the ends of earlier sessions and a last line torn by a kill. The
-    shortened log replaces the old one in one move, so that no crash leaves half a log. Events of
-    `resume_step` itself stay: save a step's checkpoint after its evaluation. Without
-    `resume_step` the log starts empty.
+    Args:
+        resume_step: the step that the run resumes from. Events of later steps, which will be
+            repeated, ends of earlier sessions and an incomplete last line are removed from an
+            existing log, which is replaced atomically. Events of `resume_step` itself stay, as its
+            checkpoint was saved after its evaluation. Default: the log starts empty.
 
-    Raises `UserError` when the file cannot be read or written, or a line of it is broken.
+    Raises:
+        UserError: the file cannot be read or written, or a line of it is damaged.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
         self.path = path
-        kept: list[Event] = []
+        events: list[Event] = []
         if resume_step is not None and path.exists():
-            kept = [event for event in read_log(path) if _is_before(event, resume_step)]
-        write_text(path, "".join(to_json(event) + "\n" for event in kept))
+            events = [event for event in read_log(path) if _is_before(event, resume_step)]
+        write_text(path, "".join(to_json(event) + "\n" for event in events))
         with user_errors("write", path):
             self._file: TextIO = path.open("a", encoding="utf-8")
 
     def on(self, event: Event) -> None:
-        """Appends the event."""
+        """Append the event."""
         with user_errors("write", self.path):
             self._file.write(to_json(event) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
 def read_log(path: Path) -> list[Event]:
-    """The events of a log, oldest first. A last line without its newline is a torn one: left out.
+    """The events of a log, oldest first; an incomplete last line is ignored.
 
-    Raises `UserError` when the file cannot be read or another line is broken, with its number.
+    Raises:
+        UserError: the file cannot be read; another line is damaged (with its number).
     """
     with user_errors("read", path):
         data = path.read_bytes()
@@ -69,9 +71,13 @@ def read_log(path: Path) -> list[Event]:
 
 
 class TensorBoardLog:
-    """Writes scalars for TensorBoard into `directory`; on resume later steps are purged from view.
+    """Writes scalars for TensorBoard into a folder.
 
-    Raises `UserError` when the optional package is missing.
+    Args:
+        resume_step: the step that the run resumes from; events of later steps are hidden.
+
+    Raises:
+        UserError: the package tensorboard is not installed.
     """
 
     def __init__(self, directory: Path, *, resume_step: int | None = None) -> None:
@@ -87,18 +93,18 @@ class TensorBoardLog:
             self._writer = SummaryWriter(str(directory), purge_step=purge_step)
 
     def on(self, event: Event) -> None:
-        """Writes the event's numbers, and of the start the recipe."""
+        """Write the scalars of the event; of `RunStarted`, the recipe as text."""
         if isinstance(event, RunStarted):
             recipe = json.dumps(event.recipe, indent=2, ensure_ascii=False)
             step = event.resumed_from or 0
-            # Markdown's indented block: TensorBoard would else fold the lines.
+            # An indented block of Markdown, in which TensorBoard keeps the line breaks.
             self._writer.add_text("recipe", textwrap.indent(recipe, "    "), step)
         for name, value in _scalars(event).items():
             assert isinstance(event, StepDone | Evaluated)
             self._writer.add_scalar(name, value, event.step)
 
     def close(self) -> None:
-        """Flushes and closes the files."""
+        """Flush and close the files."""
         self._writer.close()
 
 
@@ -114,7 +120,7 @@ def _scalars(event: Event) -> dict[str, float]:
 
 
 def _is_before(event: Event, resume_step: int) -> bool:
-    """Whether the event still holds for a run that goes on from `resume_step`."""
+    """True for an event that stays in the log of a run resumed from `resume_step`."""
     if isinstance(event, RunFinished):
         return False
     if isinstance(event, RunStarted):

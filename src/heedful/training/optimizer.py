@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from heedful.config import Optimizer
 from heedful.zoo.names import trainable
 
-_MOMENTUM = 0.95  # of Muon; Nesterov's
+_MOMENTUM = 0.95  # Nesterov momentum of Muon
 
 
 def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """Adam or AdamW over trained parameters; AdamW decays matrices only, not biases and norms.
+    """The optimizer of the trainable parameters: Adam, AdamW or Muon.
 
-    Muon is for the matrices of the blocks' linears, beside AdamW for all else. The learning rate is
-    set before every step by the trainer, from its schedule.
+    AdamW decays matrices only, not biases and norms. Muon updates the matrices of linears in
+    blocks, and AdamW all other parameters. The trainer sets the learning rate before every step.
     """
     parameters = [*trainable(net).values()]
     if settings.name == "adam":
@@ -38,13 +38,13 @@ def make_optimizer(net: nn.Module, settings: Optimizer) -> torch.optim.Optimizer
 class MuonBesideAdamW(torch.optim.Optimizer):
     """Muon for some matrices and AdamW for the other parameters, as one optimizer.
 
-    Muon steps along the gradient's momentum with all its singular values made alike (Jordan et al.
-    2024, "Muon: An optimizer for hidden layers in neural networks"; not for embeddings, output,
-    biases and norms). Its steps are scaled to the size of AdamW's (Liu et al. 2025, "Muon is
+    The update of Muon is the orthogonalized momentum of the gradient (Jordan et al. 2024, "Muon: An
+    optimizer for hidden layers in neural networks"; not for embeddings, output layer, biases and
+    norms). It is scaled to the root mean square of AdamW's updates (Liu et al. 2025, "Muon is
     Scalable for LLM Training", sec. 2.2), so that both share one learning rate.
 
-    Where `found_inf` is 1 a step changes neither weights nor state, as in torch's fused optimizers.
-    `torch.optim.Muon`, whose results these are, has no such flag.
+    If `found_inf` is 1, a step changes neither weights nor state, as in torch's fused optimizers.
+    `torch.optim.Muon` has the same results, but no such flag.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class MuonBesideAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of both; waits for no device."""
+        """One step of both optimizers; does not wait for the device."""
         self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()
         group, skipped = self.param_groups[0], self.found_inf > 0
-        rate, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
+        lr, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
         momentum_weight = torch.where(skipped, 0.0, 1 - _MOMENTUM)
-        kept_share = torch.where(skipped, 1.0, decay)
+        decay_factor = torch.where(skipped, 1.0, decay)
         for matrix in group["params"]:
             if matrix.grad is None:
                 continue
@@ -75,16 +75,16 @@ class MuonBesideAdamW(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(gradient)
             momentum = state["momentum_buffer"].lerp_(gradient, momentum_weight)
             update = _orthogonal(gradient.lerp(momentum, _MOMENTUM)).masked_fill_(skipped, 0.0)
-            matrix.mul_(kept_share)
-            matrix.add_(update, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
+            matrix.mul_(decay_factor)
+            matrix.add_(update, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:
-    """U Vᵀ of a matrix U S Vᵀ, roughly and in bf16: five Newton-Schulz steps (Jordan et al.)."""
+    """U Vᵀ of a matrix U S Vᵀ, approximated by five Newton-Schulz steps in bf16 (Jordan et al.)."""
     wide = matrix.bfloat16()
     if matrix.size(0) > matrix.size(1):
         wide = wide.T
-    wide = wide / wide.norm().clamp(min=1e-7)  # its singular values are at most 1
+    wide = wide / wide.norm().clamp(min=1e-7)  # singular values of at most 1
     for _ in range(5):
         gram = wide @ wide.T
         wide = torch.addmm(
@@ -102,7 +102,7 @@ def _linears_of_blocks(net: nn.Module) -> list[Tensor]:
 
 
 def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Its state, each tensor named by its parameter: `weight.exp_avg` and so on."""
+    """The optimizer's state, each tensor named by its parameter, such as `weight.exp_avg`."""
     return {
         f"{name}.{key}": value
         for name, parameter in trainable(net).items()
@@ -113,7 +113,7 @@ def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def load_optimizer_tensors(
     net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` gave."""
+    """Restore the result of `optimizer_tensors`."""
     for name, parameter in trainable(net).items():
         prefix = f"{name}."
         optimizer.state[parameter] = {

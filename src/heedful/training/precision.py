@@ -1,4 +1,4 @@
-"""The arithmetic of training steps: the precisions of a device, and the scaling of fp16's loss."""
+"""The precision of training steps: autocast types, and the state of the fp16 loss scaler."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ _SCALER = {"scale": "scaler.scale", "_growth_tracker": "scaler.growth_tracker"}
 def resolve_precision(precision: str, device: torch.device) -> str:
     """The precision of steps on a device: fp32, bf16 or fp16.
 
-    `auto` is bf16 where the device computes in it natively, else fp16 on a GPU and fp32 elsewhere.
+    `auto` is bf16 if the device supports it natively, else fp16 on a GPU and fp32 elsewhere.
 
     Raises:
-        UserError: the device cannot compute in the precision.
+        UserError: a precision that is unknown or that the device does not support.
     """
     has_bf16 = _has_native_bf16(device)
     if precision == "auto":
@@ -27,11 +27,11 @@ def resolve_precision(precision: str, device: torch.device) -> str:
         return "bf16" if has_bf16 else without_bf16
     if precision == "bf16" and device.type == "cuda" and not has_bf16:
         raise UserError(
-            "this GPU has no bf16 arithmetic; add --set training.precision=fp16 (or fp32)"
+            "this GPU does not support bf16; add --set training.precision=fp16 (or fp32)"
         )
     if precision == "fp16" and device.type not in ("cuda", "cpu"):
         raise UserError(
-            f"fp16 is for CUDA devices and the CPU, not {device.type}; add "
+            f"fp16 is supported on CUDA devices and the CPU, not on {device.type}; add "
             "--set training.precision=fp32"
         )
     if precision not in AUTOCAST:
@@ -42,19 +42,19 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 def _has_native_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # torch has no public function for the CPU's instructions in the versions that we support.
+    # The supported versions of torch have no public function for the CPU's instruction sets.
     flags = Path("/proc/cpuinfo")
     return device.type == "cpu" and flags.is_file() and "avx512_bf16" in flags.read_text()
 
 
 def scaler_tensors(scaler: GradScaler) -> dict[str, Tensor]:
-    """The scale of the loss and the steps since it last changed; none of a scaler that is off."""
+    """The loss scale and the steps since it last changed; empty for a disabled scaler."""
     state = scaler.state_dict()
     return {name: torch.tensor(state[key]) for key, name in _SCALER.items() if key in state}
 
 
 def load_scaler_tensors(scaler: GradScaler, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `scaler_tensors` gave; without such tensors the scale begins anew."""
+    """Restore the result of `scaler_tensors`; without such tensors the initial scale stays."""
     saved = {key: tensors[name].item() for key, name in _SCALER.items() if name in tensors}
     if saved:
         scaler.load_state_dict(scaler.state_dict() | saved)

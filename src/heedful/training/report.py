@@ -1,7 +1,7 @@
-"""The report of a run: one HTML file without scripts or anything loaded, readable offline.
+"""The report of a run: one HTML file without scripts or external resources.
 
-What the page says comes from the events of the run, its recipe, its facts and its final scores;
-how it is laid out stands in `report.html.j2`, how it looks in `report.css`.
+Its content are the events of the run, its recipe, facts and final scores; its layout is
+`report.html.j2`, its style `report.css`.
 """
 
 import math
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_SAMPLES = 20
-MAX_LABELS = 12  # of a table of errors that is shown
-# What the three texts of a sample are, by task.
+MAX_LABELS = 12  # of a confusion matrix that is shown
+# The headings of the three texts of a sample, by task.
 SAMPLES = {
     "language_modelling": ("prompt", "", "goes on"),
     "masked_lm": ("masked", "original", "filled in"),
@@ -46,7 +46,7 @@ SAMPLES = {
     "classification": ("text", "label", "said"),
 }
 Kind = TypeVar("Kind")
-Part = tuple[str, bool]  # a piece of a text, and whether only this text has it
+Part = tuple[str, bool]  # a part of a text, and True if the other text lacks it
 
 
 def write_report(
@@ -60,15 +60,18 @@ def write_report(
     labels: Sequence[str] = (),
     confusion: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Writes the report of a run to `out`, whole or not at all.
+    """Write the report of a run to `out`, atomically.
 
-    `events` may stop anywhere. `facts` are names and texts (versions, machine, command).
-    `recipe_yaml` is what the recipe has of its own; all of it stands beside the page.
-    `final_scores` are by metric, each a number or a mapping with "score" and, where known, "name",
-    "signature" and BLEU's "precisions" and "brevity_penalty". `confusion` has a row for each of
-    `labels`, and in it how many of its texts were taken for each.
+    Args:
+        events: the log, which may be incomplete.
+        recipe_yaml: the recipe's differences from the defaults.
+        facts: texts by name, such as versions, machine and command.
+        final_scores: by metric a number, or a mapping with "score" and optionally "name",
+            "signature" and BLEU's "precisions" and "brevity_penalty".
+        confusion: the number of texts of label i (row) that were classified as label j (column).
 
-    Raises `UserError` when the file cannot be written.
+    Raises:
+        UserError: the file cannot be written.
     """
     run = _Run(events)
     samples = run.sampled.samples[:MAX_SAMPLES] if run.sampled else []
@@ -107,7 +110,7 @@ def write_report(
 
 @cache
 def pages() -> "Environment":
-    """Where the page's template is, with what it writes values by; read once."""
+    """The Jinja environment with the page's template and filters."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -135,7 +138,7 @@ def pages() -> "Environment":
 
 
 class _Run:
-    """The events by kind."""
+    """The events of a run by kind."""
 
     def __init__(self, events: list[Event]) -> None:
         self.timed = [e for e in events if isinstance(e, StepDone | Evaluated | RunFinished)]
@@ -145,7 +148,7 @@ class _Run:
         self.start = _last(self.starts)
         self.end = _last([e for e in self.timed if isinstance(e, RunFinished)])
         self.best = _last([e for e in evaluations if e.is_best] or evaluations)
-        # Whose samples are shown: the best, or the last that has any.
+        # The evaluation with the samples that are shown: the best, or the last with samples.
         has_any = self.best is not None and bool(self.best.samples)
         self.sampled = self.best if has_any else _last([e for e in evaluations if e.samples])
         self.metrics = list(dict.fromkeys(name for e in evaluations for name in e.scores))
@@ -153,12 +156,14 @@ class _Run:
 
     @property
     def own_scores(self) -> dict[str, float]:
-        """The best evaluation's figures, by name, those that say nothing of its task left out."""
+        """The scores of the best evaluation by name, without those of tokens for classification."""
         if self.best is None:
             return {}
-        own = {} if self.of_labels else {"perplexity": self.best.perplexity}
-        own |= {} if self.of_labels else {"token_accuracy": self.best.token_accuracy}
-        return self.best.scores | own | {"loss": self.best.nll}
+        of_tokens: dict[str, float] = {}
+        if not self.of_labels:
+            of_tokens["perplexity"] = self.best.perplexity
+            of_tokens["token_accuracy"] = self.best.token_accuracy
+        return self.best.scores | of_tokens | {"loss": self.best.nll}
 
 
 def _charts(run: _Run) -> list[Chart]:
@@ -195,18 +200,18 @@ def _charts(run: _Run) -> list[Chart]:
 
 
 def differences(reference: str, output: str) -> tuple[list[Part], list[Part]]:
-    """Both texts in pieces, each with whether only that text has it.
+    """Both texts in parts, each with a flag for parts that the other text lacks.
 
-    Texts are compared by word, or by character where neither has a space (dates, Chinese).
+    Texts are compared by word, or by character if neither has a space (dates, Chinese).
     """
     by_word = " " in reference or " " in output
     pattern = r"\w+|\s+|." if by_word else r"."
     first, second = (re.findall(pattern, text, re.DOTALL) for text in (reference, output))
     pieces: tuple[list[Part], list[Part]] = ([], [])
     for kind, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
-        for found, part in zip(pieces, (first[a:b], second[c:d]), strict=True):
+        for parts, part in zip(pieces, (first[a:b], second[c:d]), strict=True):
             if part:
-                found.append(("".join(part), kind != "equal"))
+                parts.append(("".join(part), kind != "equal"))
     return pieces
 
 
@@ -218,8 +223,8 @@ def _highlight(recipe_yaml: str) -> str:
     return highlight(recipe_yaml, YamlLexer(), HtmlFormatter(nowrap=True)).rstrip()
 
 
-def _last(found: Sequence[Kind]) -> Kind | None:
-    return found[-1] if found else None
+def _last(items: Sequence[Kind]) -> Kind | None:
+    return items[-1] if items else None
 
 
 def _axis_of(name: str) -> Callable[[float], str]:
@@ -235,13 +240,13 @@ def _title(name: str) -> str:
 
 
 def _is_wide(series: Series, factor: float) -> bool:
-    """Whether the values go over more than `factor`, so that a log scale shows more."""
+    """True if the values span more than `factor`, so that a log axis is used."""
     values = [value for _, value in series.points if 0 < value < math.inf]
     return bool(values) and max(values) > factor * min(values)
 
 
 def _compact(count: int) -> str:
-    """A count in three digits: 2.10M."""
+    """A count with three significant digits: 2.10M."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
         if count >= size:
             unit = 1e3 if letter == "k" else size

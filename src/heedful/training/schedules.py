@@ -1,4 +1,4 @@
-"""The learning rate at every step: the one place that decides it."""
+"""Learning rate schedules."""
 
 import math
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from heedful import plugins
 from heedful.config import Schedule, Training
 from heedful.errors import UserError
 
-LearningRate = Callable[[int], float]
+LearningRate = Callable[[int], float]  # from the step, counted from 1
 
 
 class MakeSchedule(Protocol):
-    """What a schedule's name stands for, also a plugin's: the rate by the step, from 1."""
+    """A registered schedule, which returns the learning rate as a function of the step."""
 
     def __call__(
         self, settings: Schedule, *, d_model: int, max_steps: int | None
@@ -20,27 +20,31 @@ class MakeSchedule(Protocol):
 
 
 def make_schedule(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
-    """A function from the step, counted from 1, to the learning rate.
+    """The learning rate as a function of the step, counted from 1.
 
-    All but `noam` rise linearly to `learning_rate` over `warmup_steps`, and then
+    All schedules except `noam` rise linearly to `learning_rate` over `warmup_steps`, and then
 
     * `inverse_sqrt`: fall with 1/√step;
     * `cosine`: fall along half a cosine to `min_lr_ratio` of it at the last step (Loshchilov and
       Hutter 2017, without restarts);
-    * `linear`: fall in a line to `min_lr_ratio` of it at the last step;
-    * `constant`: stay.
+    * `linear`: fall linearly to `min_lr_ratio` of it at the last step;
+    * `constant`: stay constant.
 
     `noam` is Vaswani et al. 2017, eq. 3: d_model^-0.5 · min(step^-0.5, step · warmup_steps^-1.5).
-    It sets its own height, so a learning rate beside it is refused.
+    It has no peak learning rate, so that `learning_rate` must be null.
+
+    Raises:
+        UserError: an unknown schedule, or one with missing or superfluous settings.
     """
     make: MakeSchedule = plugins.schedule.get(settings.name)
     return make(settings, d_model=d_model, max_steps=max_steps)
 
 
 def total_steps(settings: Training, num_batches: int) -> int | None:
-    """Steps to the first of `max_steps` and `max_epochs`; None where neither is set.
+    """The number of steps until `max_steps` or `max_epochs`, whichever is first; else None.
 
-    Epochs are taken to have as many batches as the first.
+    Args:
+        num_batches: batches of the first epoch, assumed for all epochs.
     """
     per_epoch = math.ceil(num_batches / settings.gradient_accumulation)
     by_epochs = None if settings.max_epochs is None else settings.max_epochs * per_epoch
@@ -51,7 +55,7 @@ def _noam(settings: Schedule, *, d_model: int, max_steps: int | None) -> Learnin
     warmup = settings.warmup_steps
     if settings.learning_rate is not None:
         raise UserError(
-            "training.schedule: noam sets the rate from d_model and warmup_steps; set "
+            "training.schedule: noam computes the rate from d_model and warmup_steps; set "
             "learning_rate to null, or use inverse_sqrt, which rises to a learning_rate"
         )
     if warmup < 1:
@@ -60,34 +64,40 @@ def _noam(settings: Schedule, *, d_model: int, max_steps: int | None) -> Learnin
 
 
 def _after_warmup(shape: Callable[[Schedule, int, float], float]) -> MakeSchedule:
-    """A schedule whose height after the warm-up is `shape(settings, step, progress)`."""
+    """A schedule with linear warm-up, and then `learning_rate` · shape(settings, step, progress).
+
+    `progress` rises from 0 after the warm-up to 1 at the last step.
+    """
 
     def make(settings: Schedule, *, d_model: int, max_steps: int | None) -> LearningRate:
         peak, warmup, end = settings.learning_rate, settings.warmup_steps, max_steps or 0
         if peak is None:
             raise UserError(f"training.schedule: {settings.name} needs a learning_rate")
 
-        def rate(step: int) -> float:
+        def learning_rate(step: int) -> float:
             if step < warmup:
                 return peak * (step / warmup)
             progress = min(1.0, (step - warmup) / max(1, end - warmup))
             return peak * shape(settings, step, progress)
 
-        return rate
+        return learning_rate
 
     return make
 
 
-def _falling(settings: Schedule, share: float) -> float:
-    return settings.min_lr_ratio + (1 - settings.min_lr_ratio) * share
+def _falling(settings: Schedule, fraction: float) -> float:
+    """A factor that falls from 1 to `min_lr_ratio` as `fraction` falls from 1 to 0."""
+    return settings.min_lr_ratio + (1 - settings.min_lr_ratio) * fraction
 
 
 plugins.schedule.declare(
     {
         "noam": _noam,
         "inverse_sqrt": _after_warmup(lambda s, step, _: math.sqrt(max(1, s.warmup_steps) / step)),
-        "cosine": _after_warmup(lambda s, _, done: _falling(s, (1 + math.cos(math.pi * done)) / 2)),
-        "linear": _after_warmup(lambda s, _, done: _falling(s, 1 - done)),
-        "constant": _after_warmup(lambda s, step, done: 1.0),
+        "cosine": _after_warmup(
+            lambda s, _, progress: _falling(s, (1 + math.cos(math.pi * progress)) / 2)
+        ),
+        "linear": _after_warmup(lambda s, _, t: _falling(s, 1 - t)),
+        "constant": _after_warmup(lambda s, step, t: 1.0),
     }
 )

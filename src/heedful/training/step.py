@@ -1,4 +1,4 @@
-"""A net with the loss that it is trained on, as one module."""
+"""A net and its training loss as one module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,15 @@ LossFunction = Callable[[Any, Batch], LossSum]
 
 
 class TrainStep(nn.Module):
-    """A net and what it is trained on: what DDP, FSDP2 and `torch.compile` wrap.
+    """A net and its training loss: the module that DDP, FSDP2 and `torch.compile` wrap.
 
-    Where the net has experts, their balance loss is added: a mean over the batch's tokens, so once
-    for each target, by whose number the sum is divided.
+    For a net with experts, their load-balancing loss is added. It is a mean over the tokens of the
+    batch, multiplied by the number of targets, since the trainer divides the sum by that number.
 
     Args:
-        loss: (net, batch) -> sums over the batch's targets, differentiable.
-        activation_checkpointing: keep the input of each block, and compute its activations again
-            in the backward pass.
+        loss: (net, batch) -> sums over the targets of the batch, differentiable.
+        activation_checkpointing: store only the input of each block, and compute its activations
+            again in the backward pass.
     """
 
     def __init__(
@@ -31,18 +31,18 @@ class TrainStep(nn.Module):
         super().__init__()
         self.net = net
         self.loss = loss
-        experts = [each for each in net.modules() if isinstance(each, Experts)]
         for module in net.modules():
             if isinstance(module, Stack):
                 module.activation_checkpointing = activation_checkpointing
-        self._balanced = [each for each in experts if each.balance_weight]
+        experts = [module for module in net.modules() if isinstance(module, Experts)]
+        self._balanced = [module for module in experts if module.balance_weight]
 
     def forward(self, batch: Batch) -> LossSum:
-        """Sums over the targets of a batch, which is on the net's device."""
+        """Sums over the targets of a batch on the net's device."""
         if not self._balanced:
             return self.loss(self.net, batch)
         with record_router_logits(self._balanced) as logits:
-            found = self.loss(self.net, batch)
-        like = self._balanced[0]
-        balance = like.balance_weight * balance_loss(logits, like.top_k, batch.tokens.real)
-        return found._replace(loss=found.loss + found.tokens * balance)
+            sums = self.loss(self.net, batch)
+        experts = self._balanced[0]
+        balance = experts.balance_weight * balance_loss(logits, experts.top_k, batch.tokens.real)
+        return sums._replace(loss=sums.loss + sums.tokens * balance)

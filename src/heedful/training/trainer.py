@@ -1,7 +1,7 @@
-"""The training loop: steps, evaluations, checkpoints, and going on after an interruption.
+"""The training loop: optimizer steps, evaluations, checkpoints, and resuming from a checkpoint.
 
-The trainer knows neither text nor search: how a batch is made, what its loss is and how the model
-is evaluated are handed to it.
+The trainer does not depend on text or on search: batches, loss and evaluation are passed to it as
+functions.
 """
 
 import math
@@ -44,7 +44,15 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found. `value` is what the best model is chosen by; higher is better."""
+    """The results of an evaluation on the validation set.
+
+    Attributes:
+        loss: the training criterion without dropout, in nats per target.
+        perplexity: exp of the negative log-likelihood per target, without label smoothing.
+        token_accuracy: from 0 to 1.
+        scores: further metrics, by name.
+        value: the criterion of model selection; higher is better.
+    """
 
     loss: float
     perplexity: float
@@ -56,14 +64,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """What is learnt, as the trainer sees it.
+    """The functions of a run that the trainer calls.
 
     Attributes:
-        plan_epoch: the batches of an epoch by its number. A pure function, so that a run's position
-            in the data is two integers.
-        load_batch: a planned batch as tensors on the net's device.
-        evaluate: what the net is worth now; must draw no random numbers.
-        save_best: the net is the best so far, or the first: save it.
+        plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
+            position in the data is two integers.
+        load_batch: returns a planned batch as tensors on the net's device.
+        evaluate: evaluates the net; must not use torch's random number generators.
+        save_best: saves the net, which is the best so far or the first.
     """
 
     plan_epoch: Callable[[int], Sequence[Any]]
@@ -75,26 +83,27 @@ class TrainingHooks:
 @with_config(ConfigDict(extra="forbid"))
 @dataclass
 class State:
-    """Where a run stands; with weights, optimizer and random numbers all that steps depend on."""
+    """The progress of a run: with weights, optimizer state and random number generators, all that
+    later steps depend on."""
 
     step: Count = 0
     epoch: Count = 0
     batch: Count = 0
     seconds: float = 0.0
     evaluated_step: int = -1
-    value: float = -sys.float_info.max  # of the evaluation at that step
+    value: float = -sys.float_info.max  # `Evaluation.value` at `evaluated_step`
     best_step: int = -1
     best: dict[str, float] = field(default_factory=dict)
-    best_value: float = -sys.float_info.max  # as JSON it is a number
+    best_value: float = -sys.float_info.max  # not -inf, which JSON lacks
     evaluations_since_best: int = 0
 
 
 @dataclass(eq=False)
 class Trainer:
-    """One run, from wherever it stands to its end.
+    """Trains a net, from its current state to the end of the run.
 
     Args:
-        precision: of the products in a step: fp32, bf16, or fp16 with a scaled loss.
+        precision: of matrix products in a step: fp32, bf16, or fp16 with a scaled loss.
         compiler: of the net's blocks; default: they are not compiled.
         extra_evaluation_steps: steps with an evaluation that selects no model and ends no run.
     """
@@ -121,14 +130,14 @@ class Trainer:
         self._plan: tuple[int, Sequence[Any]] = (-1, [])
         self.interruption = Interruption()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        # 1 from the first step on that ends the run.
+        # On the device: 1 from the first step with a loss or gradient that is not finite.
         self._has_failed = torch.zeros((), device=self.device)
-        # Fused optimizers read it: where it is 1, the step changes nothing.
+        # Read by fused optimizers: their step changes nothing where it is 1.
         self._is_skipped = torch.zeros((), device=self.device)
         self.optimizer.found_inf = self._is_skipped  # type: ignore[attr-defined]
 
     def resume(self) -> int | None:
-        """Go back to the newest whole checkpoint; its step, or None where there is none."""
+        """Load the newest complete checkpoint, and return its step; None if there is none."""
         self.checkpoints.clean()
         path = self.checkpoints.newest()
         if path is None:
@@ -145,13 +154,13 @@ class Trainer:
                 self.average.load(tensors)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise UserError(
-                f"{path} is damaged, or of another version of heedful: {error}; remove it, and the "
-                "run goes on from the one before"
+                f"{path} is damaged, or of another version of heedful: {error}; remove it to "
+                "resume from the checkpoint before"
             ) from None
         return self.state.step
 
     def run(self) -> StopReason:
-        """Train until an end is reached or the run is interrupted; says which."""
+        """Train until the run ends or is interrupted, and return the reason."""
         with self.interruption.handle_signals():
             self._begin_window()
             self._saved_at = time.perf_counter()
@@ -160,20 +169,20 @@ class Trainer:
             except EvaluationInterrupted:
                 reason = "interrupted"
             if reason == "interrupted":
-                if self.state.best_step < 0:  # no evaluation yet: the newest
+                if self.state.best_step < 0:  # no evaluation yet: save the newest weights
                     self._report_steps()
                     self._save_best()
                 self._save_interim()
         return reason
 
     def _train(self) -> StopReason:
-        """Steps, evaluations and checkpoints up to an end."""
+        """Steps, evaluations and checkpoints, until `_stop_reason`."""
         settings, state = self.settings, self.state
         if state.step and state.step % settings.evaluate_every == 0 and not self._is_evaluated():
-            self._evaluate()  # an interruption has left it
+            self._evaluate()  # the evaluation that an interruption ended
         while (reason := self._stop_reason()) is None:
             self._step()
-            if state.step == 1:  # from now on there is a model to use
+            if state.step == 1:  # so that the run has a model from now on
                 self._save_best()
             if state.step % settings.log_every == 0:
                 self._report_steps()
@@ -198,12 +207,12 @@ class Trainer:
         return minutes is not None and time.perf_counter() - self._saved_at >= 60 * minutes
 
     def _save_best(self) -> None:
-        """Write the weights down as the model."""
+        """Save the weights, or their average, as the best model."""
         with self._evaluation_weights():
             self.hooks.save_best()
 
     def emit(self, event: Event) -> None:
-        """Tell the listeners."""
+        """Pass an event to the listeners."""
         for listener in self.listeners:
             listener.on(event)
 
@@ -221,12 +230,13 @@ class Trainer:
         return "interrupted" if self.interruption.is_requested else None
 
     def _step(self) -> None:
-        """One optimizer step over some batches, normalised by the targets of all.
+        """One optimizer step over the accumulated batches; their summed loss is divided by the
+        number of targets in all of them.
 
-        Nothing here waits for the device. A step whose loss or gradient is not finite is not
-        taken, nor is any after it: the optimizer sees a flag on the device. The next report reads
-        what was found, and ends the run. In fp16 a scaled gradient that overflows skips its step
-        alone, and halves the scale.
+        The step does not wait for the device. If loss or gradient is not finite, this step and all
+        later ones change nothing, by a flag that the optimizer reads on the device; the next
+        report finds it and ends the run. In fp16, an overflow of the scaled gradient skips one
+        step and halves the scale.
         """
         self.net.train()
         batches = self._next_batches()
@@ -237,13 +247,13 @@ class Trainer:
                 with torch.autocast(
                     self.device.type, AUTOCAST[self.precision], enabled=self.precision != "fp32"
                 ):
-                    found = self.step(batch)
-                self.scaler.scale(found.loss / targets).backward()
-            total += torch.stack([found.loss.detach(), found.nll])
+                    sums = self.step(batch)
+                self.scaler.scale(sums.loss / targets).backward()
+            total += torch.stack([sums.loss.detach(), sums.nll])
         self.scaler.unscale_(self.optimizer)
         norm = self._clip()
-        sums = torch.cat([total, norm[None]])
-        must_be_finite = total if self.scaler.is_enabled() else sums
+        statistics = torch.cat([total, norm[None]])  # (3,): loss, nll, gradient norm
+        must_be_finite = total if self.scaler.is_enabled() else statistics
         self._has_failed.logical_or_(~must_be_finite.isfinite().all())
         self._is_skipped.copy_(self._has_failed.logical_or(~norm.isfinite()))
         lr = self.schedule(self.state.step + 1)
@@ -255,10 +265,10 @@ class Trainer:
         self.state.step += 1
         if self.average is not None:
             self.average.update(self.state.step)
-        self._steps.append((sums, targets, sum(batch.num_tokens for batch in batches)))
+        self._steps.append((statistics, targets, sum(batch.num_tokens for batch in batches)))
 
     def _clip(self) -> Tensor:
-        """The norm of the whole gradient before it is clipped."""
+        """Clip the gradient, and return its norm over all parameters before clipping."""
         parameters = [p for p in trainable(self.net).values() if p.grad is not None]
         if self.settings.clip_norm is not None:
             return nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
@@ -269,25 +279,25 @@ class Trainer:
         if self._plan[0] != state.epoch:
             self._plan = (state.epoch, self.hooks.plan_epoch(state.epoch))
         plan = self._plan[1]
-        chosen = plan[state.batch : state.batch + self.settings.gradient_accumulation]
-        state.batch += len(chosen)
+        items = plan[state.batch : state.batch + self.settings.gradient_accumulation]
+        state.batch += len(items)
         if state.batch >= len(plan):
             state.epoch, state.batch = state.epoch + 1, 0
-        return [self.hooks.load_batch(item) for item in chosen]
+        return [self.hooks.load_batch(item) for item in items]
 
     def _report_steps(self) -> None:
-        """Tell of the steps since the last report; waits for the device."""
+        """Emit the means over the steps since the last report; waits for the device."""
         if not self._steps:
             return
         state = self.state
-        sums, targets, tokens = zip(*self._steps, strict=True)
-        rows = torch.stack(sums).tolist()
+        statistics, targets, tokens = zip(*self._steps, strict=True)
+        rows = torch.stack(statistics).tolist()
         may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         for index, (loss, _, norm) in enumerate(rows):
             if not math.isfinite(loss) or not (math.isfinite(norm) or may_overflow):
                 raise self._divergence_error(
                     f"step {state.step - len(rows) + 1 + index}: the loss is "
-                    f"{loss / targets[index]:.4g} and the gradient's norm {norm:.4g}, so the step "
+                    f"{loss / targets[index]:.4g} and the gradient norm {norm:.4g}, so the step "
                     "was not taken"
                 )
         loss, nll, _ = (sum(column) for column in zip(*rows, strict=True))
@@ -309,57 +319,62 @@ class Trainer:
         self._begin_window()
 
     def _begin_window(self) -> None:
-        # Of each step: the sums of loss and likelihood with the gradient's norm; targets, tokens.
+        # For each step since the last report: the tensor (loss, nll, gradient norm) of sums over
+        # its targets, the number of targets, and the number of tokens.
         self._steps: list[tuple[Tensor, int, int]] = []
         self._began = self._since = time.perf_counter()
 
     def _evaluate_now(self) -> Evaluation:
+        """Evaluate the net in eval mode; raises UserError for a loss that is not finite."""
         self._report_steps()
         self._count_time()
         self.net.eval()
         with self.interruption.evaluating():
-            found = self.hooks.evaluate()
-        if not math.isfinite(found.loss):
+            evaluation = self.hooks.evaluate()
+        if not math.isfinite(evaluation.loss):
             raise self._divergence_error(
-                f"step {self.state.step}: the held-out loss is {found.loss:.4g}"
+                f"step {self.state.step}: the held-out loss is {evaluation.loss:.4g}"
             )
-        return found
+        return evaluation
 
     def _evaluate_without_selection(self) -> None:
-        """Evaluate for the listeners alone; not made again where an interruption leaves it."""
+        """Evaluate only to emit the results; not repeated if an interruption ends it."""
         with self._evaluation_weights():
             self._emit_evaluated(self._evaluate_now(), is_best=False)
         self._begin_window()
 
     def _evaluation_weights(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.average is None else self.average.in_use()
+        """In the block the net has the averaged weights, if the run keeps an average."""
+        return nullcontext() if self.average is None else self.average.swapped_in()
 
     def _evaluate(self) -> None:
+        """Evaluate, save the net if it is the best so far, and write a checkpoint."""
         state = self.state
         with self._evaluation_weights():
-            found = self._evaluate_now()
-            state.evaluated_step, state.value = state.step, found.value
-            is_best = found.value > state.best_value
+            evaluation = self._evaluate_now()
+            state.evaluated_step, state.value = state.step, evaluation.value
+            is_best = evaluation.value > state.best_value
             if is_best:
-                state.best_step, state.best_value = state.step, found.value
+                state.best_step, state.best_value = state.step, evaluation.value
                 state.evaluations_since_best = 0
-                own = {} if "accuracy" in found.scores else {"perplexity": found.perplexity}
-                state.best = {"step": state.step, **own, **found.scores}
+                is_of_labels = "accuracy" in evaluation.scores
+                perplexity = {} if is_of_labels else {"perplexity": evaluation.perplexity}
+                state.best = {"step": state.step, **perplexity, **evaluation.scores}
                 self.hooks.save_best()
             else:
                 state.evaluations_since_best += 1
-        self._emit_evaluated(found, is_best)
+        self._emit_evaluated(evaluation, is_best)
         self._save()
         self._begin_window()
 
-    def _emit_evaluated(self, found: Evaluation, is_best: bool) -> None:
+    def _emit_evaluated(self, evaluation: Evaluation, is_best: bool) -> None:
         self._count_time()
-        state, values = self.state, {**vars(found)}
+        state, values = self.state, {**vars(evaluation)}
         del values["value"]
         self.emit(Evaluated(state.step, state.epoch, state.seconds, **values, is_best=is_best))
 
     def _save_interim(self) -> None:
-        """Save a checkpoint between two evaluations, to go on from; not one to average."""
+        """Save a checkpoint to resume from between two evaluations; it is never averaged."""
         self._report_steps()
         self._save(interim=True)
         self._begin_window()
@@ -384,6 +399,7 @@ class Trainer:
         self._since = time.perf_counter()
 
     def _divergence_error(self, problem: str) -> UserError:
+        """The error for a loss that is not finite, with a command that resumes more carefully."""
         path, settings = self.checkpoints.newest(), self.settings
         schedule, changes = settings.schedule, []
         if schedule.learning_rate is None:
@@ -397,5 +413,5 @@ class Trainer:
         command = ["heedful", "train", str(self.checkpoints.directory.parent)]
         command += ["--resume"] if path else []
         command += [word for change in changes for word in ("--set", change)]
-        kept = f"the last good checkpoint is {path}" if path else "no checkpoint was written yet"
-        return UserError(f"{problem}; {kept}; try: {shlex.join(command)}")
+        last = f"the last good checkpoint is {path}" if path else "no checkpoint was written yet"
+        return UserError(f"{problem}; {last}; try: {shlex.join(command)}")

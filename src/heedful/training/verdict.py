@@ -1,7 +1,8 @@
-"""Is my run right? What its events say of that, in sentences.
+"""Checks of a run by its events, in sentences.
 
-Bands of the loss are of a recipe with the data that it names. What holds for any data: the training
-loss falls, and the held-out loss is below the entropy of the targets' frequencies.
+A recipe may have bands for the held-out loss, which hold for the data that it names. Two checks
+hold for any data: the training loss falls, and the held-out loss is below the unigram entropy of
+the targets.
 """
 
 import math
@@ -15,16 +16,15 @@ from heedful.config import Expectation
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone, criterion
 
 QUESTION = "is it right?"
-# A fall counts where it is this many standard errors of the difference of the two means.
-_ERRORS = 3.0
-# By which the median of second differences of normal noise is larger than its standard deviation.
-_OF_SECOND_DIFFERENCES = 0.6745 * math.sqrt(6)
-_ENOUGH = 8  # of them, to tell scatter from a bend
+_STANDARD_ERRORS = 3.0  # least fall of the loss, in standard errors of a difference of two means
+# Median of the absolute second differences of normal noise, for a standard deviation of 1.
+_MEDIAN_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
+_MIN_SECOND_DIFFERENCES = 8  # needed to estimate the noise
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One sentence; `good` is None where it is a hint."""
+    """The result of a check as a sentence; `good` is None for a hint."""
 
     good: bool | None
     text: str
@@ -34,14 +34,14 @@ class Verdict:
 
 
 class ExpectationListener:
-    """A listener that says, at the steps that a recipe names, whether the loss is as it should be.
+    """A listener that compares the held-out loss with a recipe's bands, at their steps.
 
-    The bands are of the recipe as it is shipped, with the data that it names; a run with other
-    settings may rightly leave them, and one whose settings changed on its way is not compared.
+    The bands hold for the recipe's settings and data. A run whose settings changed between its
+    sessions is not compared.
     """
 
     def __init__(self, expected: Sequence[Expectation], print_line: Callable[[str], None]) -> None:
-        self._by_step = {one.step: one for one in expected}
+        self._by_step = {band.step: band for band in expected}
         self._print_line = print_line
         self._kind = ""
 
@@ -55,40 +55,38 @@ class ExpectationListener:
             self._print_line(str(_in_band(self._by_step[event.step], event, self._kind)))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there is nothing to release."""
 
 
 def verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
-    """All that can be said of a run in `folder`: its bands, then what holds for any data."""
+    """All checks of the run in `folder`: its recipe's bands, then those for any data."""
     starts = [event for event in events if isinstance(event, RunStarted)]
     recipe = starts[-1].recipe if starts else {}
     is_of_one_recipe = not any(start.changes for start in starts)
     expected = recipe.get("expect", []) if is_of_one_recipe else []
-    bands = {one["step"]: Expectation(**one) for one in expected}
-    found = [
+    bands = {band["step"]: Expectation(**band) for band in expected}
+    results = [
         _in_band(bands[event.step], event, criterion(recipe, held_out=True))
         for event in events
         if isinstance(event, Evaluated) and event.step in bands
     ]
-    return found + general_verdicts(events, folder)
+    return results + general_verdicts(events, folder)
 
 
 def general_verdicts(events: Sequence[Event], folder: Path) -> list[Verdict]:
-    """What can be said of a run whatever its data are, and how to look further."""
+    """The checks of a run that hold for any data, and a hint at `heedful verify`."""
     steps = [event for event in events if isinstance(event, StepDone)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
     entropies = [event.unigram_entropy for event in events if isinstance(event, RunStarted)]
-    found = [_falling([event.nll for event in steps])] if len(steps) > 1 else []
+    results = [_falling([event.nll for event in steps])] if len(steps) > 1 else []
     if evaluations and entropies and entropies[-1] is not None:
         best = min(evaluations, key=lambda event: event.perplexity)
-        found.append(_above_frequencies(best, entropies[-1]))
-    if found:
+        results.append(_above_frequencies(best, entropies[-1]))
+    if results:
         command = f"`heedful verify {shlex.quote(str(folder))}`"
-        hint = (
-            "tells whether a copy of the model overfits one batch, and checks masks and gradients"
-        )
-        found.append(Verdict(None, f"{command} {hint}"))
-    return found
+        hint = "checks masks and gradients, and that a copy of the model overfits one batch"
+        results.append(Verdict(None, f"{command} {hint}"))
+    return results
 
 
 def _in_band(expected: Expectation, event: Evaluated, kind: str) -> Verdict:
@@ -99,38 +97,42 @@ def _in_band(expected: Expectation, event: Evaluated, kind: str) -> Verdict:
     side = "below" if event.loss < expected.low else "above"
     return Verdict(
         False,
-        f"{loss} is {side} {band}, where the recipe as shipped is; other settings may rightly be "
-        "elsewhere, else `heedful verify` looks for what is wrong",
+        f"{loss} is {side} {band}, the band of the recipe as shipped; this is expected with other "
+        "settings, and otherwise `heedful verify` searches for the error",
     )
 
 
 def _falling(losses: Sequence[float]) -> Verdict:
-    """Whether the mean of the first tenth is clearly above that of the last.
+    """Check that the mean of the first tenth of the losses is clearly above that of the last.
 
-    How much losses scatter is read from second differences, to which a steady fall adds nothing. Of
-    a few losses nothing can be said of it, and any fall counts.
+    The noise is estimated by second differences, which a linear fall does not affect. For too few
+    losses it is taken as 0, so that any fall counts.
     """
     count = max(1, len(losses) // 10)
     first, last = statistics.fmean(losses[:count]), statistics.fmean(losses[-count:])
-    bends = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
-    scatter = statistics.median(bends) / _OF_SECOND_DIFFERENCES if len(bends) >= _ENOUGH else 0.0
+    second_differences = [
+        abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)
+    ]
+    noise = 0.0
+    if len(second_differences) >= _MIN_SECOND_DIFFERENCES:
+        noise = statistics.median(second_differences) / _MEDIAN_SECOND_DIFFERENCE
     numbers = f"{first:.3f} at first, {last:.3f} at last"
-    if first - last > _ERRORS * scatter * math.sqrt(2 / count):
+    if first - last > _STANDARD_ERRORS * noise * math.sqrt(2 / count):
         return Verdict(True, f"the training loss falls: {numbers}")
     return Verdict(
         False,
         f"the training loss does not fall: {numbers}; try another training.schedule.learning_rate, "
-        "and see whether each target belongs to its text",
+        "and check that each target belongs to its text",
     )
 
 
 def _above_frequencies(best: Evaluated, entropy: float) -> Verdict:
-    what = f"the held-out loss at step {best.step:,}, {best.nll:.3f} nats a target,"
-    bound = f"{entropy:.3f}, that of knowing how frequent each target is and no more"
+    loss = f"the held-out loss at step {best.step:,}, {best.nll:.3f} nats per target,"
+    bound = f"{entropy:.3f}, the unigram entropy of the targets"
     if best.nll < entropy:
-        return Verdict(True, f"{what} is below {bound}")
+        return Verdict(True, f"{loss} is below {bound}")
     return Verdict(
         False,
-        f"{what} is not below {bound}; train longer, or see whether the held-out text is of the "
-        "same kind as the training text",
+        f"{loss} is not below {bound}; train longer, or check that the held-out text is of "
+        "the same kind as the training text",
     )
