@@ -36,7 +36,7 @@ def said(loss: float, step: int = 4) -> list[str]:
 )
 def test_a_loss_is_within_a_band_or_on_a_side_of_it(loss: float, word: str) -> None:
     (line,) = said(loss)
-    assert line.startswith(f"is it right? step 4: loss {loss:.3f} is {word} 1.5 to 2")
+    assert line.startswith(f"check: step 4: loss {loss:.3f} is {word} 1.5 to 2")
     assert ("heedful verify" in line) == (word != "within")
     assert said(loss, step=2) == []
 
@@ -70,12 +70,12 @@ def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
         if isinstance(event, Evaluated)
     }
     assert set(found) == {3, 5, 6, 9, 12}
-    about = [line for line in lines if line.startswith("is it right? step")]
-    assert [line.split(";")[0].split(", where")[0] for line in about] == [
-        f"is it right? step 3: smoothed loss {found[3]:.3f} is within 0 to 50",
-        f"is it right? step 5: smoothed loss {found[5]:.3f} is within 0 to 50",
-        f"is it right? step 6: smoothed loss {found[6]:.3f} is below 40 to 50",
-        f"is it right? step 9: smoothed loss {found[9]:.3f} is above 0 to 1e-06",
+    about = [line for line in lines if line.startswith("check: step")]
+    assert [line.split(";")[0].split(", the band")[0] for line in about] == [
+        f"check: step 3: smoothed loss {found[3]:.3f} is within 0 to 50",
+        f"check: step 5: smoothed loss {found[5]:.3f} is within 0 to 50",
+        f"check: step 6: smoothed loss {found[6]:.3f} is below 40 to 50",
+        f"check: step 9: smoothed loss {found[9]:.3f} is above 0 to 1e-06",
     ]
 
 
@@ -92,7 +92,7 @@ def test_a_run_without_bands_says_what_holds_for_any_data(tmp_path: Path) -> Non
     lines: list[str] = []
     recipe = parse_recipe(tiny(training__max_steps=3, training__log_every=1))
     train(recipe, tmp_path / "run", print_line=lines.append)
-    about = [line for line in lines if line.startswith("is it right?")]
+    about = [line for line in lines if line.startswith("check:")]
     parts = ("the training loss", "the held-out loss at step 3", f"`heedful verify {tmp_path}/run`")
     assert [part in line for part, line in zip(parts, about, strict=True)] == [True] * 3
     start = next(e for e in read_log(tmp_path / "run/log.jsonl") if isinstance(e, RunStarted))

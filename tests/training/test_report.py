@@ -27,7 +27,7 @@ from heedful.training.events import Evaluated, Event, RunFinished, RunStarted, S
 from heedful.training.report import MAX_LABELS, differences, write_report
 
 pytestmark = pytest.mark.whole
-SECTIONS = ["summary", "right", "scores", "curves", "samples", "recipe", "facts"]
+SECTIONS = ["summary", "checks", "scores", "curves", "samples", "recipe", "facts"]
 VOID = {"meta", "wbr"}
 NASTY = "<script>alert('x')</script>\"&"
 
@@ -230,12 +230,12 @@ def test_a_classifier_has_its_own_figures(tmp_path: Path) -> None:
     tables = {"labels": ("no", "yes"), "confusion": [[1234, 1], [2, 4]], "final_scores": scores}
     text, page = report(tmp_path, events, **tables)
     assert not re.search("perplexity|token accuracy", page.text, re.IGNORECASE)
-    assert [t for tag, t in page.texts if tag == "dt"][1:] == ["label", "said"]
+    assert [t for tag, t in page.texts if tag == "dt"][1:] == ["label", "prediction"]
     shown = [t for tag, t in page.texts if tag == "td"]
     assert shown.index("1,234") < shown.index("1") < shown.index("2") < shown.index("4")
     heads = [t for tag, t in page.texts if tag == "th"]
     assert heads.count("no") == 3
-    assert "label / said" in heads
+    assert "label / prediction" in heads
     cells = text[text.index('id="labels"') : text.index('id="curves"')]
     for share in (1234 / 1236, 1234 / 1235, 4 / 5, 4 / 6):  # precision and recall of both
         assert f"{share:.2%}" in cells

@@ -121,7 +121,7 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
         UserError: no files; files with different tensors.
     """
     if not files:
-        raise UserError("no checkpoints to average; give at least one")
+        raise UserError("nothing to average: give at least one checkpoint")
     first = load_weights(files[0])
     total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
     for file in files[1:]:

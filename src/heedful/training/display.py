@@ -78,7 +78,7 @@ class RunDisplay(ProgressBars):
         for change in event.changes:
             self.print_line(f"changed from here on: {change}")
         if self._console.is_terminal:
-            completed = step or 0
+            completed = event.resumed_from or 0
             self._task = self._open().add_task(
                 "", total=event.total_steps, completed=completed, name="step"
             )

@@ -40,10 +40,10 @@ MAX_SAMPLES = 20
 MAX_LABELS = 12  # of a confusion matrix that is shown
 # The headings of the three texts of a sample, by task.
 SAMPLES = {
-    "language_modelling": ("prompt", "", "goes on"),
+    "language_modelling": ("prompt", "", "continuation"),
     "masked_lm": ("masked", "original", "filled in"),
     "denoising": ("corrupted", "target", "output"),
-    "classification": ("text", "label", "said"),
+    "classification": ("text", "label", "prediction"),
 }
 Kind = TypeVar("Kind")
 Part = tuple[str, bool]  # a part of a text, and True if the other text lacks it

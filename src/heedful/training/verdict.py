@@ -15,7 +15,7 @@ from pathlib import Path
 from heedful.config import Expectation
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone, criterion
 
-QUESTION = "is it right?"
+PREFIX = "check:"
 _STANDARD_ERRORS = 3.0  # least fall of the loss, in standard errors of a difference of two means
 # Median of the absolute second differences of normal noise, for a standard deviation of 1.
 _MEDIAN_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
@@ -30,7 +30,7 @@ class Verdict:
     text: str
 
     def __str__(self) -> str:
-        return f"{QUESTION} {self.text}"
+        return f"{PREFIX} {self.text}"
 
 
 class ExpectationListener:
