@@ -38,7 +38,7 @@ from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.run_data import Data
 from heedful.tasks.scoring import FinalScores
-from heedful.tasks.start import RunParts, begin, begin_from_folder, loss_of
+from heedful.tasks.start import RunParts, make_loss, new_parts, resume_parts
 from heedful.tasks.task import Task
 from heedful.training.best import BestModel
 from heedful.training.block_compiler import BlockCompiler
@@ -240,9 +240,9 @@ def _start(
     precision = _precision(recipe, out, device, resume)
     _open_folder(recipe, rows, folder, precision, resume)
     if resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None:
-        parts = begin_from_folder(task, out, device, print_line)
+        parts = resume_parts(task, out, device, print_line)
     else:
-        parts = begin(task, out, device, print_line)
+        parts = new_parts(task, out, device, print_line)
         save_description(parts.model, out)
         folder.note(**parts.names)
     parts.model.net.to(device)
@@ -296,7 +296,7 @@ def _make_trainer(
     trainer = Trainer(
         TrainStep(
             model.net,
-            loss_of(task, parts, device),
+            make_loss(task, parts, device),
             activation_checkpointing=training.activation_checkpointing,
         ),
         hooks,

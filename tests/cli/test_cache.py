@@ -15,7 +15,7 @@ from heedful.config import parse_recipe
 from heedful.data.prepared import MANIFEST, Hold, cache_folder, prepare_once
 from heedful.errors import UserError
 from heedful.tasks.preparation import prepare
-from heedful.tasks.run_data import Origin
+from heedful.tasks.run_data import InheritedParts
 
 DAY = 24 * 60 * 60
 
@@ -121,7 +121,7 @@ def test_wrong_names_and_no_choice_are_refused(cache: Path) -> None:
 def test_a_run_holds_its_data_while_it_works(cache: Path) -> None:
     recipe = parse_recipe(tiny())
     task = plugins.task.get(recipe.task)(recipe)
-    data = prepare(task, cache, Origin(), lambda line: None)
+    data = prepare(task, cache, InheritedParts(), lambda line: None)
     assert [entry["in_use"] for entry in listed().values()] == [True]
     del data
     assert [entry["in_use"] for entry in listed().values()] == [False]

@@ -19,7 +19,7 @@ from heedful.run import train
 from heedful.tasks.distillation import DistillationLoss
 from heedful.tasks.preparation import prepare
 from heedful.tasks.rdrop import RDropLoss
-from heedful.tasks.run_data import Origin
+from heedful.tasks.run_data import InheritedParts
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.events import Event, StepDone
 from heedful.training.step import LossFunction, TrainStep
@@ -93,12 +93,16 @@ class Ready:
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, net: str | None = None, origin: Origin | None = None
+        self,
+        recipe: Recipe,
+        folder: Path,
+        net: str | None = None,
+        inherited: InheritedParts | None = None,
     ) -> None:
         self.recipe, self.said = recipe, list[str]()
         self.task = plugins.task.get(recipe.task)(recipe)
         self.task.check()
-        self.data = prepare(self.task, folder, origin or Origin(), self.said.append)
+        self.data = prepare(self.task, folder, inherited or InheritedParts(), self.said.append)
         self.tokenizers, self.tokenizer = self.data.tokenizers, self.data.tokenizer
         self.num_train, self.num_valid = (
             self.task.split_size(self.data, split) for split in ("train", "valid")

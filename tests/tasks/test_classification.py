@@ -16,7 +16,7 @@ from heedful.data.rows import read_rows
 from heedful.errors import UserError
 from heedful.pipelines import Classifier
 from heedful.run import train
-from heedful.tasks.run_data import Origin
+from heedful.tasks.run_data import InheritedParts
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
 
@@ -205,8 +205,8 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
     labels = ("fish", "beast", "bird")
     source = tmp_path / "source"
     saved(source, "bert", TOKENIZER, labels=labels, head="classify", num_labels=3)
-    origin = Origin((TOKENIZER, TOKENIZER), labels=labels)
-    job = Ready(recipe_of(file, source), tmp_path / "data", origin=origin)
+    origin = InheritedParts((TOKENIZER, TOKENIZER), labels=labels)
+    job = Ready(recipe_of(file, source), tmp_path / "data", inherited=origin)
     assert job.data.labels == job.describe_model("bert").labels == labels
     lines = Path(file).read_text().splitlines()
     kept = {line.split("\t")[0]: line.split("\t")[1] for line in lines}

@@ -17,7 +17,7 @@ from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.run import train
 from heedful.tasks.denoising import noise_tokens
-from heedful.tasks.masked_lm import example_rng, shown
+from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.noise import BartNoise, T5Noise
 from heedful.training.events import Evaluated
 from heedful.training.loggers import read_log
@@ -146,7 +146,7 @@ def test_shown_names_masks_and_sentinels():
     the, dog = tokenizer.encode("the dog")
     mask, (first, second) = tokenizer.specials.mask_id, tokenizer.specials.sentinel_ids
     ids = [tokenizer.bos_id, the, mask, dog, first, second, tokenizer.eos_id]
-    assert shown(tokenizer, ids) == "the <mask> dog <extra_0> <extra_1>"
+    assert decode_with_specials(tokenizer, ids) == "the <mask> dog <extra_0> <extra_1>"
 
 
 def test_what_the_vocabulary_lacks_is_named():

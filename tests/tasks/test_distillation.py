@@ -30,7 +30,7 @@ from heedful.tasks.distillation import (
     sequence_distillation,
     soft_target_loss,
 )
-from heedful.tasks.run_data import Origin
+from heedful.tasks.run_data import InheritedParts
 from heedful.zoo import bert, vaswani2017
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import load_tensors
@@ -285,7 +285,9 @@ STEPS = {
 
 def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
     """How far a student's translations' probabilities are from its teacher's, on training pairs."""
-    run = Ready(recipe, folder, origin=Origin((teacher.src_tokenizer, teacher.tgt_tokenizer)))
+    run = Ready(
+        recipe, folder, inherited=InheritedParts((teacher.src_tokenizer, teacher.tgt_tokenizer))
+    )
     batch = run.load_batch(np.arange(40))
     keys = wanted(distillation_weight=1.0, temperature=1.0)
     with torch.no_grad():
@@ -319,7 +321,7 @@ def taught(teachers):
         keys = {"teacher": str(teacher), "level": "sequence", **keys}
         recipe = student_of("translation", folder, teacher, distillation=keys)
         tokenizers = master.src_tokenizer, master.tgt_tokenizer
-        run = Ready(recipe, cache_folder(), origin=Origin(tokenizers))
+        run = Ready(recipe, cache_folder(), inherited=InheritedParts(tokenizers))
         others = others or OtherTeachers()
         cache, print_line = cache_folder(), run.said.append
         return run, sequence_distillation(run.data, run.task, master, others, cache, print_line)

@@ -12,7 +12,7 @@ from heedful import plugins
 from heedful.config import parse_recipe
 from heedful.data.prepared import FORMAT, MANIFEST
 from heedful.tasks import preparation
-from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.run_data import Data, InheritedParts
 
 PAIRS = {side: "".join(f"{side} {n}\n" for n in range(12)) for side in ("src", "tgt")}
 
@@ -20,7 +20,7 @@ PAIRS = {side: "".join(f"{side} {n}\n" for n in range(12)) for side in ("src", "
 def prepare(cache: Path, **changes: Any) -> Data:
     recipe = parse_recipe(tiny(**changes))
     task = plugins.task.get(recipe.task)(recipe)
-    return preparation.prepare(task, cache, Origin(), lambda line: None)
+    return preparation.prepare(task, cache, InheritedParts(), lambda line: None)
 
 
 def of_pairs(cache: Path, folder: Path, ending: str = ".txt", **changes: Any) -> str:
@@ -60,7 +60,7 @@ def test_text_that_is_read_in_another_way_is_prepared_apart(tmp_path: Path) -> N
         recipe["data"] = {"train": {"text": str(path), "text_field": 1}, "text_unit": unit}
         del recipe["evaluation"]
         task = plugins.task.get("language_modelling")(parse_recipe(recipe))
-        data = preparation.prepare(task, tmp_path / "cache", Origin(), lambda line: None)
+        data = preparation.prepare(task, tmp_path / "cache", InheritedParts(), lambda line: None)
         names.add(data.directory.name)
     assert len(names) == 3
 

@@ -50,9 +50,9 @@ def test_the_loss_is_that_of_the_paper(tmp_path, monkeypatch, task, elements):
     dropout = 0.0 if task == "classification" and elements == 50 else 0.3
     net, batch = net_and_batch(task, tmp_path, dropout)
     results = []
-    for loss_of in (by_hand, lambda *each: RDropLoss(ALPHA, SMOOTHING)(*each).loss):
+    for make_loss in (by_hand, lambda *each: RDropLoss(ALPHA, SMOOTHING)(*each).loss):
         torch.manual_seed(3)
-        loss = loss_of(net.train(), batch)
+        loss = make_loss(net.train(), batch)
         results.append((loss.detach(), gradients(net, loss)))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
 

@@ -26,15 +26,15 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import Classifier
 from heedful.progress import track
 from heedful.tasks.inputs import (
-    given_files,
     hold_out_rows,
     joint_tokenizer,
     plan_training,
-    read_given,
-    read_labelled,
+    read_labeled,
+    read_splits,
+    splits_with_files,
 )
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
-from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.run_data import Data, InheritedParts, RawData
 from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
 from heedful.tasks.task import MASK, Task
 from heedful.training.events import Sample
@@ -61,7 +61,7 @@ class Classification(Task):
         super().check()
         check_derived_keys(self.recipe)
         paired = self.recipe.data.train.pair_field is not None
-        for name, files in given_files(self.recipe):
+        for name, files in splits_with_files(self.recipe):
             if (files.pair_field is not None) != paired:
                 raise UserError(
                     f"data.{name}.pair_field and data.train.pair_field must both be given, or "
@@ -69,7 +69,7 @@ class Classification(Task):
                 )
 
     def read_raw_data(self) -> RawData:
-        rows = read_given(self.recipe, read_labelled)
+        rows = read_splits(self.recipe, read_labeled)
         names = label_names(rows["train"])
         for split in rows.values():
             label_ids(split, names)  # an unknown label is refused before the work begins
@@ -82,11 +82,11 @@ class Classification(Task):
         paired = self.recipe.data.train.pair_field is not None
         return {"text": TextColumn(tokenizers[0], ("text", "pair") if paired else ("text",))}
 
-    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
+    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         # In the order of the model that training goes on from, where it has the same classes.
-        names = origin.labels if sorted(origin.labels) == sorted(raw.labels) else raw.labels
+        names = inherited.labels if sorted(inherited.labels) == sorted(raw.labels) else raw.labels
         labels = label_ids(raw.rows[split], names)
-        options = super().encode_options(split, raw, origin)
+        options = super().encode_options(split, raw, inherited)
         if split != "train" and options["truncation"] == "drop":
             options["truncation"] = "truncate"
         return options | {"numbers": {"labels": labels}, "info": {"labels": names}}

@@ -27,10 +27,10 @@ from heedful.files import write_text
 from heedful.parts.losses import LossSum
 from heedful.pipelines import GenerationIds, Limits, ModelMetadata, Translator
 from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
-from heedful.tasks.masked_lm import example_rng, shown
+from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.run_data import Data, Origin, PlannedRows, RawData
+from heedful.tasks.run_data import Data, InheritedParts, PlannedRows, RawData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
 from heedful.tasks.task import HELD_OUT_SEED, Task
 from heedful.training.events import Sample
@@ -94,8 +94,8 @@ class Denoising(Task):
         self.noise.check(noise_tokens(tokenizers[0]), self.recipe.data.max_length)
         return {"text": TextColumn(tokenizers[0], ("text",), "target")}
 
-    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
-        return super().encode_options(split, raw, origin) | {"drop_unknown": True}
+    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
+        return super().encode_options(split, raw, inherited) | {"drop_unknown": True}
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
@@ -185,7 +185,7 @@ class Denoising(Task):
         src, tgt = ([side[i].tolist() for i in range(count)] for side in pairs)
         outputs = [list(best.ids) for best, *_ in model.generations(src, beam_size=1)]
         return [
-            Sample(*(shown(data.tokenizer, ids) for ids in texts))
+            Sample(*(decode_with_specials(data.tokenizer, ids) for ids in texts))
             for texts in zip(src, tgt, outputs, strict=True)
         ]
 

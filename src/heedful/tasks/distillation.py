@@ -31,7 +31,7 @@ from heedful.parts.losses import ChunkLoss, LossSum, chunked_loss, cross_entropy
 from heedful.pipelines import SavedModel, Translator
 from heedful.pipelines.loading import expect, load
 from heedful.progress import PrintLine
-from heedful.tasks.inputs import named_paths
+from heedful.tasks.inputs import resolve_paths
 from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
@@ -84,7 +84,7 @@ class DistillationLoss:
             wanted = target_states(self.teacher, batch)
         settings = self.settings
 
-        def loss_of(logits: Tensor, rows: Tensor, is_learnt: bool) -> ChunkLoss:
+        def make_loss(logits: Tensor, rows: Tensor, is_learnt: bool) -> ChunkLoss:
             with torch.set_grad_enabled(is_learnt):
                 logits.requires_grad_(is_learnt)
                 hard = cross_entropy(logits, targets[rows], label_smoothing=self.label_smoothing)
@@ -98,7 +98,7 @@ class DistillationLoss:
             return ChunkLoss(loss.detach(), hard.nll, hard.correct, grad)
 
         rows = torch.arange(len(targets), device=targets.device)
-        found = chunked_loss(net.head, states, rows, loss_of)
+        found = chunked_loss(net.head, states, rows, make_loss)
         if settings.cosine_weight:
             cosine = settings.cosine_weight * cosine_loss(states, wanted)
             found = found._replace(loss=found.loss + cosine)
@@ -136,7 +136,7 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
             raise UserError(message)
 
 
-def ready_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Data) -> None:
+def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Data) -> None:
     """Put the teacher into eval mode and without gradients.
 
     Raises:
@@ -188,7 +188,7 @@ class OtherTeachers:
                 expect(
                     load(path, device=device, backend="eager"), Translator, f"distillation.{key}"
                 )
-                for path in named_paths(getattr(settings, key))
+                for path in resolve_paths(getattr(settings, key))
             ]
             for key in _MORE
         )
@@ -218,12 +218,12 @@ def sequence_distillation(
         UserError: no translation is left.
     """
     settings, longest = task.recipe.distillation, task.recipe.data.max_length
-    forward = [*named_paths(settings.teacher), *named_paths(settings.more_teachers)]
+    forward = [*resolve_paths(settings.teacher), *resolve_paths(settings.more_teachers)]
     key = {
         "prepared": data.directory.name,
         "models": [
             [content_key([path / WEIGHTS]) for path in side]
-            for side in (forward, named_paths(settings.back_translation_models))
+            for side in (forward, resolve_paths(settings.back_translation_models))
         ],
         "include_references": settings.include_references,
         "beam_size": settings.beam_size,
@@ -234,7 +234,7 @@ def sequence_distillation(
     passes += [Pass("targets")] if settings.include_references else []
     passes += [Pass("backward", model) for model in others.backward]
     total = len(data.splits["train"]) * len(passes)
-    models = [str(path) for path in (*forward, *named_paths(settings.back_translation_models))]
+    models = [str(path) for path in (*forward, *resolve_paths(settings.back_translation_models))]
     about = {"task": f"{task.recipe.task}, outputs of a teacher", "files": models}
     writer = ShardWriter(data, settings, longest, key, about, cache, print_line)
     shards: list[Path] = []
@@ -250,7 +250,7 @@ def sequence_distillation(
             )
         join_columns(directory / "train", parts, DataReport(total, num_kept, noun="pairs"))
 
-    data = data.learning_from(prepare_once(cache, key, fill, about))
+    data = data.with_teacher_outputs(prepare_once(cache, key, fill, about))
     for shard in shards:
         with suppress(OSError):  # one that somebody removed already
             remove_folder(shard)
@@ -260,7 +260,7 @@ def sequence_distillation(
     return data
 
 
-def begin_as_layers(student: SavedModel, teacher: SavedModel, print_line: PrintLine) -> None:
+def initialize_from_layers(student: SavedModel, teacher: SavedModel, print_line: PrintLine) -> None:
     """`copy_layers`, with what was copied said in lines; raises UserError where nothing fits."""
     layers, copied, drawn = copy_layers(student.net, teacher.net)
     num_in_layers = sum(_IN_BLOCK.fullmatch(name) is not None for name in copied)

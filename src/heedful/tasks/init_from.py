@@ -17,7 +17,7 @@ NAMES = "init_from.json"
 _LISTED = 3  # names that a line lists
 
 
-def take_over(
+def load_matching_weights(
     model: SavedModel, source: SavedModel, print_line: PrintLine, name: str, out: Path
 ) -> None:
     """Copy what fits, tables of words only where both have the same words, and say what did.

@@ -42,13 +42,13 @@ def split_files(recipe: Recipe) -> dict[str, Files]:
     for name in SPLITS:
         files: Files = getattr(recipe.data, name)
         named = {
-            key: paths for key in SOURCES if (paths := named_paths(getattr(files, key), folder))
+            key: paths for key in SOURCES if (paths := resolve_paths(getattr(files, key), folder))
         }
         found[name] = files.model_copy(update={k: [*map(str, v)] for k, v in named.items()})
     return found
 
 
-def given_files(recipe: Recipe) -> list[tuple[str, Files]]:
+def splits_with_files(recipe: Recipe) -> list[tuple[str, Files]]:
     """Those that the recipe names, by split."""
     return [
         (name, files)
@@ -59,11 +59,11 @@ def given_files(recipe: Recipe) -> list[tuple[str, Files]]:
 
 def read_texts(files: Files, recipe: Recipe) -> Rows:
     """Texts of plain files, or of files of labelled texts or pairs, each text for itself."""
-    if not named_paths(files.file):
+    if not resolve_paths(files.file):
         return read_rows(
-            named_paths(files.text), {"text": files.text_field}, unit=recipe.data.text_unit
+            resolve_paths(files.text), {"text": files.text_field}, unit=recipe.data.text_unit
         )
-    rows = read_labelled(files)
+    rows = read_labeled(files)
     if "pair" not in rows:
         return Rows({"text": rows["text"]}, rows.report, rows.sources, rows.locations)
     both = [text for pair in zip(rows["text"], rows["pair"], strict=True) for text in pair]
@@ -71,17 +71,17 @@ def read_texts(files: Files, recipe: Recipe) -> Rows:
     return Rows({"text": both}, None, rows.sources, places)
 
 
-def read_labelled(files: Files) -> Rows:
+def read_labeled(files: Files) -> Rows:
     """Texts, or pairs of texts, with a label each."""
     fields = {"text": files.text_field, "label": files.label_field}
     if files.pair_field is not None:
         fields["pair"] = files.pair_field
-    return read_rows(named_paths(files.file), fields)
+    return read_rows(resolve_paths(files.file), fields)
 
 
-def read_given(recipe: Recipe, read_files: Callable[[Files], Rows]) -> dict[str, Rows]:
+def read_splits(recipe: Recipe, read_files: Callable[[Files], Rows]) -> dict[str, Rows]:
     """The rows of each split that the recipe names files for."""
-    return {name: read_files(files) for name, files in given_files(recipe)}
+    return {name: read_files(files) for name, files in splits_with_files(recipe)}
 
 
 def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
@@ -91,23 +91,23 @@ def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
         train, valid = split_random(rows["train"], recipe.data.valid_size)
         rows = rows | {"train": train, "valid": valid}
         summaries["valid"] = f"{len(valid):,} of data.train (data.valid_size)"
-    return RawData(without_held_out(rows), summaries)
+    return RawData(remove_held_out(rows), summaries)
 
 
 def read_text_data(recipe: Recipe) -> RawData:
     """Plain texts; the last ones are held out where the recipe names no files for valid."""
     data = recipe.data
-    rows = read_given(recipe, lambda files: read_texts(files, recipe))
+    rows = read_splits(recipe, lambda files: read_texts(files, recipe))
     summaries = {name: split.report.summary() for name, split in rows.items()}
     if "valid" not in rows:
-        unit = "line" if named_paths(data.train.file) else data.text_unit
+        unit = "line" if resolve_paths(data.train.file) else data.text_unit
         size = 0.1 if data.valid_size is None else data.valid_size
         rows["train"], rows["valid"] = split_tail(rows["train"], size, unit)
     # Whole files stay: a recipe that names one for training and for valid means it (`rhyme`).
-    return RawData(rows if data.text_unit == "file" else without_held_out(rows), summaries)
+    return RawData(rows if data.text_unit == "file" else remove_held_out(rows), summaries)
 
 
-def without_held_out(rows: dict[str, Rows]) -> dict[str, Rows]:
+def remove_held_out(rows: dict[str, Rows]) -> dict[str, Rows]:
     """The rows by split, those of train without the ones that also stand in valid or test."""
     held_out = [rows[name] for name in SPLITS[1:] if name in rows]
     return rows | {"train": drop_held_out(rows["train"], held_out)}
@@ -129,7 +129,7 @@ def make_tokenizer(recipe: Recipe, texts: list[str], **more: Any) -> Tokenizer:
     return train_tokenizer(texts, **settings, **more)
 
 
-def named_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:
+def resolve_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:
     """The files that a recipe names, one or several; `shipped:NAME` comes with heedful."""
     names = [paths] if isinstance(paths, str) else paths or []
     return [

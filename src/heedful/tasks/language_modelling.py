@@ -21,7 +21,7 @@ from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import window_sums
 from heedful.tasks.inputs import joint_tokenizer, read_text_data
-from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.run_data import Data, InheritedParts, RawData
 from heedful.tasks.scoring import FinalScores, make_evaluation, write_scores
 from heedful.tasks.task import ObjectiveSettings, Task
 from heedful.training.events import Sample
@@ -75,7 +75,7 @@ class LanguageModelling(Task):
         adds = self.objective.add_bos_eos
         return {"text": TextColumn(tokenizers[0], ("text",), "document" if adds else "none")}
 
-    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
+    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         return {}
 
     def split_size(self, data: Data, split: str) -> int:

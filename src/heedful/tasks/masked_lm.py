@@ -28,7 +28,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import MaskedLanguageModel
 from heedful.tasks.inputs import joint_tokenizer, plan_training, read_text_data
 from heedful.tasks.net_keys import check_derived_keys, encoder_keys
-from heedful.tasks.run_data import Data, Origin, PlannedRows, RawData
+from heedful.tasks.run_data import Data, InheritedParts, PlannedRows, RawData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation, write_scores
 from heedful.tasks.task import HELD_OUT_SEED, MASK, ObjectiveSettings, Task
 from heedful.training.events import Sample
@@ -97,8 +97,8 @@ class MaskedLm(Task):
         mask_id_of(tokenizers[0])
         return {"text": TextColumn(tokenizers[0], ("text",))}
 
-    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
-        return super().encode_options(split, raw, origin) | {"drop_unknown": True}
+    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
+        return super().encode_options(split, raw, inherited) | {"drop_unknown": True}
 
     def split_size(self, data: Data, split: str) -> int:
         """Rows of batches."""
@@ -166,11 +166,11 @@ class MaskedLm(Task):
             return []
         masking = keys.model_copy(update={"mask_share": 1.0, "random_share": 0.0})
         batch = self._held_out(data, texts, first, masking).to(model.device)
-        filled = fill_in(model.net, batch, tokenizer.special_ids)
+        filled = fill_masks(model.net, batch, tokenizer.special_ids)
         rows = zip(batch.tokens.ids.tolist(), filled.tolist(), texts.lengths.tolist(), strict=False)
         return [
             Sample(
-                shown(tokenizer, ids[:length]),
+                decode_with_specials(tokenizer, ids[:length]),
                 tokenizer.decode(texts[index].tolist()),
                 tokenizer.decode(row[:length]),
             )
@@ -183,7 +183,7 @@ def _packed(texts: Sequences, max_length: int) -> Sequences:
     return Sequences(texts.ids, texts.offsets[pack_rows(texts.lengths, max_length)])
 
 
-def fill_in(net: EncoderOnly, batch: Batch, never: frozenset[int]) -> Int64[Tensor, "B T"]:
+def fill_masks(net: EncoderOnly, batch: Batch, never: frozenset[int]) -> Int64[Tensor, "B T"]:
     """The texts with the likeliest token at each selected place, none of those in `never`."""
     assert net.head is not None
     logits = net.head(target_states(net, batch))
@@ -240,7 +240,7 @@ def mask_id_of(tokenizer: Tokenizer) -> int:
     return tokenizer.specials.mask_id
 
 
-def shown(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"] | list[int]) -> str:
+def decode_with_specials(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"] | list[int]) -> str:
     """A text with the names of its masks and sentinels; other specials are left out."""
     specials = tokenizer.specials
     named = {*specials.sentinel_ids, specials.mask_id}

@@ -14,13 +14,15 @@ from heedful.files import read_object
 from heedful.pipelines import ModelMetadata, SavedModel, Translator, open_net
 from heedful.pipelines.base import CONFIG
 from heedful.tasks.init_from import VOCABULARIES
-from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.run_data import Data, InheritedParts
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
 from heedful.zoo.saved import initialized_net, make_config
 
 
-def origin_of(path: str | None, source: SavedModel | None, teacher: SavedModel | None) -> Origin:
+def inherited_parts(
+    path: str | None, source: SavedModel | None, teacher: SavedModel | None
+) -> InheritedParts:
     """The tokenizers that the data take over: the recipe's own, or those of a model."""
     master = teacher or source
     own = None
@@ -29,7 +31,7 @@ def origin_of(path: str | None, source: SavedModel | None, teacher: SavedModel |
         tgt = open_tokenizer(Path(path), "target")
         own = (src, src if src.content() == tgt.content() else tgt)
     if master is None:
-        return Origin(own)
+        return InheritedParts(own)
     theirs = [master.src_tokenizer.content(), master.tgt_tokenizer.content()]
     if own is not None and [each.content() for each in own] != theirs:
         raise UserError(
@@ -40,14 +42,14 @@ def origin_of(path: str | None, source: SavedModel | None, teacher: SavedModel |
     if isinstance(source, Translator) and _is_imported(source):
         start_id = source.ids.decoder_start_ids[-1]
     tokenizers = master.src_tokenizer, master.tgt_tokenizer
-    return Origin(tokenizers, start_id, tuple(master.metadata.labels))
+    return InheritedParts(tokenizers, start_id, tuple(master.metadata.labels))
 
 
 def _is_imported(source: SavedModel | None) -> bool:
     return source is not None and source.has_tokenizer and source.src_tokenizer.kind == IMPORTED
 
 
-def build(
+def build_model(
     task: Task,
     data: Data,
     source: SavedModel | None,
@@ -67,7 +69,7 @@ def build(
     return open_net(net, config, metadata, *data.tokenizers)
 
 
-def opened_again(directory: Path, data: Data, device: torch.device) -> SavedModel:
+def rebuild_model(directory: Path, data: Data, device: torch.device) -> SavedModel:
     """The model of a run's folder, with weights yet to be set from a checkpoint."""
     content = read_object(directory / CONFIG)
     metadata = ModelMetadata.from_dict(content)

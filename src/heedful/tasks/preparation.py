@@ -17,12 +17,12 @@ from heedful.errors import format_names
 from heedful.files import read_json, write_json, write_text
 from heedful.plugins import SHIPPED
 from heedful.progress import PrintLine
-from heedful.tasks.inputs import SOURCES, SPLITS, named_paths, split_files
-from heedful.tasks.run_data import Data, Origin
+from heedful.tasks.inputs import SOURCES, SPLITS, resolve_paths, split_files
+from heedful.tasks.run_data import Data, InheritedParts
 from heedful.tasks.task import Task
 
 
-def prepare(task: Task, cache: Path, origin: Origin, print_line: PrintLine) -> Data:
+def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: PrintLine) -> Data:
     """The data of a task, made in a folder of `cache` where no run has made them before.
 
     Raises:
@@ -31,15 +31,15 @@ def prepare(task: Task, cache: Path, origin: Origin, print_line: PrintLine) -> D
     recipe = task.recipe
     files = [path for split in split_files(recipe).values() for path in split.paths()]
     about = {"task": recipe.task, "files": files}
-    key = prepared_key(recipe, origin)
-    directory = prepare_once(cache, key, lambda folder: _fill(task, origin, folder), about)
-    data = open_data(directory, origin.start_id)
+    key = prepared_key(recipe, inherited)
+    directory = prepare_once(cache, key, lambda folder: _fill(task, inherited, folder), about)
+    data = open_data(directory, inherited.start_id)
     _describe(data, print_line)
     return data
 
 
 def open_data(directory: Path, start_id: int | None) -> Data:
-    """Open the folder that `prepare` made; `start_id` as of `Origin`."""
+    """Open the folder that `prepare` made; `start_id` as of `InheritedParts`."""
     hold = Hold(directory)
     src = Tokenizer.load(directory / "src.json")
     other = directory / "tgt.json"
@@ -51,9 +51,9 @@ def open_data(directory: Path, start_id: int | None) -> Data:
     return Data(directory, (src, tgt), splits, start_id, holds=(hold,))
 
 
-def prepared_key(recipe: Recipe, origin: Origin) -> dict[str, Any]:
+def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
     """All that prepared data depend on, as JSON: content of files, not their names."""
-    own = [tokenizer.content() for tokenizer in origin.tokenizers or ()]
+    own = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
     given = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
     paths = {split: {*SOURCES} for split in SPLITS}
     return {
@@ -65,24 +65,24 @@ def prepared_key(recipe: Recipe, origin: Origin) -> dict[str, Any]:
         "files": [
             [
                 [format_of(path), *content_key([path])]
-                for path in named_paths(getattr(files, source))
+                for path in resolve_paths(getattr(files, source))
             ]
             for files in split_files(recipe).values()
             for source in SOURCES
         ],
         "tokenizer": given.hexdigest() if own else recipe.tokenizer.model_dump(),
         "objective": recipe.objective,
-        "labels": origin.labels,
+        "labels": inherited.labels,
     }
 
 
-def _fill(task: Task, origin: Origin, directory: Path) -> None:
+def _fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
     """Write the data: ids by split, held-out texts, tokenizers, what was found in the files."""
     raw = task.read_raw_data()
-    tokenizers = origin.tokenizers or task.train_tokenizers(raw.rows["train"])
+    tokenizers = inherited.tokenizers or task.train_tokenizers(raw.rows["train"])
     columns = task.text_columns(tokenizers)
     for split, rows in raw.rows.items():
-        options = task.encode_options(split, raw, origin)
+        options = task.encode_options(split, raw, inherited)
         write_columns(directory / split, encode_rows(rows, columns, **options))
     write_json(directory / "read.json", raw.summaries)
     for split in SPLITS[1:]:

@@ -16,7 +16,7 @@ from heedful.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Origin:
+class InheritedParts:
     """Tokenizers, start id and labels that a run takes over from another model.
 
     Attributes:
@@ -62,7 +62,7 @@ class Data:
     outputs: Path | None = None
     holds: tuple[Hold, ...] = field(default=(), repr=False, compare=False)
 
-    def learning_from(self, outputs: Path | None) -> "Data":
+    def with_teacher_outputs(self, outputs: Path | None) -> "Data":
         """The data with another `train`, where one is prepared in the folder `outputs`."""
         if outputs is None:
             return self

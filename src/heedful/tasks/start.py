@@ -15,12 +15,12 @@ from heedful.progress import PrintLine
 from heedful.tasks.distillation import (
     DistillationLoss,
     OtherTeachers,
-    begin_as_layers,
-    ready_teacher,
+    initialize_from_layers,
+    prepare_teacher,
     sequence_distillation,
 )
-from heedful.tasks.init_from import take_over
-from heedful.tasks.new_model import build, model_config, opened_again, origin_of
+from heedful.tasks.init_from import load_matching_weights
+from heedful.tasks.new_model import build_model, inherited_parts, model_config, rebuild_model
 from heedful.tasks.preparation import open_data, prepare
 from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import Data
@@ -49,26 +49,26 @@ class RunParts:
         }
 
 
-def begin(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
+def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
     """Data and model as a new run has them; errors of the recipe are raised before data are read.
 
     Also for a run that goes on without a checkpoint, or whose prepared data are gone.
     """
     recipe = task.recipe
-    source = _opened(recipe.init_from, "cpu")
-    teacher = _opened(recipe.distillation.teacher, str(device))
+    source = _open_model(recipe.init_from, "cpu")
+    teacher = _open_model(recipe.distillation.teacher, str(device))
     others = OtherTeachers.open(recipe.distillation, str(device))
     model_config(task, None, source, teacher)
-    origin = origin_of(recipe.tokenizer.path, source, teacher)
-    data = prepare(task, cache_folder(), origin, print_line)
+    inherited = inherited_parts(recipe.tokenizer.path, source, teacher)
+    data = prepare(task, cache_folder(), inherited, print_line)
     torch.manual_seed(recipe.training.seed)
-    model = build(task, data, source, teacher, device)
+    model = build_model(task, data, source, teacher, device)
     if source is not None:
-        take_over(model, source, print_line, str(recipe.init_from), out)
+        load_matching_weights(model, source, print_line, str(recipe.init_from), out)
     if teacher is not None:
-        ready_teacher(teacher, model, task, data)
+        prepare_teacher(teacher, model, task, data)
         if recipe.distillation.copy_layers:
-            begin_as_layers(model, teacher, print_line)
+            initialize_from_layers(model, teacher, print_line)
         if recipe.distillation.level == "sequence":
             assert isinstance(teacher, Translator)
             data = sequence_distillation(data, task, teacher, others, cache_folder(), print_line)
@@ -76,14 +76,12 @@ def begin(task: Task, out: Path, device: torch.device, print_line: PrintLine) ->
     return RunParts(data, model, teacher)
 
 
-def begin_from_folder(
-    task: Task, out: Path, device: torch.device, print_line: PrintLine
-) -> RunParts:
+def resume_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
     """Data and model of a run with a checkpoint; prepared data that are gone are made again."""
-    return _reopen(task, out, device) or _begin_again(task, out, device, print_line)
+    return _open_prepared(task, out, device) or _prepare_again(task, out, device, print_line)
 
 
-def _reopen(task: Task, out: Path, device: torch.device) -> RunParts | None:
+def _open_prepared(task: Task, out: Path, device: torch.device) -> RunParts | None:
     """Data and model of a run with a checkpoint, from its folder and its prepared data alone.
 
     None where the prepared data are gone.
@@ -98,22 +96,22 @@ def _reopen(task: Task, out: Path, device: torch.device) -> RunParts | None:
         check_prepared(path)
     directory, *outputs = directories
     data = open_data(directory, facts.start_id)
-    data = data.learning_from(outputs[0] if outputs else None)
-    model = opened_again(out, data, device)
+    data = data.with_teacher_outputs(outputs[0] if outputs else None)
+    model = rebuild_model(out, data, device)
     teacher = None
     if recipe.distillation.level == "word":
-        teacher = _opened(recipe.distillation.teacher, str(device))
+        teacher = _open_model(recipe.distillation.teacher, str(device))
     if teacher is not None:
-        ready_teacher(teacher, model, task, data)
+        prepare_teacher(teacher, model, task, data)
     return RunParts(data, model, teacher)
 
 
-def _begin_again(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
-    """As `begin`, where a run's prepared data are gone; they must become the same."""
+def _prepare_again(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
+    """As `new_parts`, where a run's prepared data are gone; they must become the same."""
     problem = f"cannot resume {out}: its prepared data are gone from {cache_folder()}"
     print_line(f"preparing the data of {out} again, which are gone from {cache_folder()}")
     try:
-        parts = begin(task, out, device, print_line)
+        parts = new_parts(task, out, device, print_line)
     except UserError as error:
         raise UserError(f"{problem} and cannot be made again: {error}") from None
     facts = facts_of_run(out)
@@ -125,7 +123,7 @@ def _begin_again(task: Task, out: Path, device: torch.device, print_line: PrintL
     return parts
 
 
-def loss_of(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
+def make_loss(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
     """The loss of a run: the task's own, that of two passes (R-Drop), or that of a teacher."""
     settings, distillation = task.recipe.training, task.recipe.distillation
     smoothing = settings.label_smoothing
@@ -139,5 +137,5 @@ def loss_of(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
     return loss
 
 
-def _opened(path: str | None, device: str) -> SavedModel | None:
+def _open_model(path: str | None, device: str) -> SavedModel | None:
     return None if path is None else load(path, device=device, backend="eager")

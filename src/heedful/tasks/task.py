@@ -21,7 +21,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
 from heedful.tasks.inputs import check_sources, joint_tokenizer, training_shapes
-from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.run_data import Data, InheritedParts, RawData
 from heedful.tasks.scoring import FinalScores
 from heedful.training.trainer import Evaluation
 
@@ -99,7 +99,7 @@ class Task(ABC):
     def text_columns(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, TextColumn]:
         """The columns of token ids, by name, with the texts of a row that each encodes."""
 
-    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
+    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         """Options of `encode_rows` for a split."""
         data = self.recipe.data
         return {"max_length": data.max_length, "truncation": data.truncation}

@@ -21,17 +21,17 @@ from heedful.plugins import metric
 from heedful.progress import track
 from heedful.tasks.inputs import (
     SPLITS,
-    given_files,
     hold_out_rows,
     joint_tokenizer,
     make_tokenizer,
-    named_paths,
     plan_training,
-    read_given,
-    without_held_out,
+    read_splits,
+    remove_held_out,
+    resolve_paths,
+    splits_with_files,
 )
 from heedful.tasks.net_keys import TWO_STACKS, two_stack_keys
-from heedful.tasks.run_data import Data, Origin, RawData
+from heedful.tasks.run_data import Data, InheritedParts, RawData
 from heedful.tasks.scoring import FinalScores, held_out_loss, make_evaluation
 from heedful.tasks.task import Task
 from heedful.training.events import Sample
@@ -57,15 +57,15 @@ class Translation(Task):
 
     def check(self) -> None:
         super().check()
-        for name, files in given_files(self.recipe):
-            src, tgt = len(named_paths(files.src)), len(named_paths(files.tgt))
+        for name, files in splits_with_files(self.recipe):
+            src, tgt = len(resolve_paths(files.src)), len(resolve_paths(files.tgt))
             if files.file is not None and src + tgt:
                 raise UserError(f"data.{name}: give file, or src and tgt, not both")
             if src != tgt:
                 raise UserError(f"data.{name} names {src} src files but {tgt} tgt files")
 
     def read_raw_data(self) -> RawData:
-        return hold_out_rows(self.recipe, read_given(self.recipe, read_pairs))
+        return hold_out_rows(self.recipe, read_splits(self.recipe, read_pairs))
 
     def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
         if self.recipe.tokenizer.joint:
@@ -78,9 +78,9 @@ class Translation(Task):
             for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True)
         }
 
-    def encode_options(self, split: str, raw: RawData, origin: Origin) -> dict[str, Any]:
+    def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
         # Test sources are cut when they are decoded; none is left out.
-        return {} if split == "test" else super().encode_options(split, raw, origin)
+        return {} if split == "test" else super().encode_options(split, raw, inherited)
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
         return two_stack_keys(self.recipe, data, name)
@@ -184,11 +184,13 @@ class GeneratedPairs(Translation):
             taken |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
-        return RawData(without_held_out(rows))
+        return RawData(remove_held_out(rows))
 
 
 def read_pairs(files: Files) -> Rows:
     """Pairs of two line-parallel files, or of files of both sides."""
     if files.file is not None:
-        return read_rows(named_paths(files.file), {"src": files.src_field, "tgt": files.tgt_field})
-    return read_rows({"src": named_paths(files.src), "tgt": named_paths(files.tgt)})
+        return read_rows(
+            resolve_paths(files.file), {"src": files.src_field, "tgt": files.tgt_field}
+        )
+    return read_rows({"src": resolve_paths(files.src), "tgt": resolve_paths(files.tgt)})
