@@ -212,7 +212,9 @@ def optimise(system: System, run: Path, folder: Path, data: Path) -> None:
 def ours(model: Translator, path: Path, **options: Any) -> list[str]:
     """The lines of a file as `heedful translate` works on them."""
     options = {"scores": False, "too_long": "leave_out"} | options
-    return [found[0].text for found in model.in_turn(input_chunks(path), ahead=1, **options)]
+    return [
+        found[0].text for found in model.iterate_generations(input_chunks(path), ahead=1, **options)
+    ]
 
 
 def by_hand(

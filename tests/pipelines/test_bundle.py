@@ -209,7 +209,7 @@ def test_a_name_that_cannot_be_is_told():
     ("sources", "options", "part"),
     [
         ([[-1, 2]], {}, "token -1 is outside"),
-        ([[10**23]], {}, "outside the model's table"),
+        ([[10**23]], {}, "outside the model's vocabulary"),
         (["a \ud800"], {}, "lone surrogate"),
         (["1"], {"max_new_tokens": 10**20}, "at most 1,000,000"),
         (["1"], {"batch_tokens": 0}, "batch_tokens must be at least 1"),

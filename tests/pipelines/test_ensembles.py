@@ -157,8 +157,8 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
 
 
 COMBINED = {  # what an ensemble does with all of its models
-    "request", "generate", "generations", "in_turn", "score", "stream", "teacher_forced",
-    "translate", "window_sums",
+    "request", "generate", "generations", "iterate_generations", "score", "stream",
+    "teacher_forced", "translate", "window_sums",
 }  # fmt: skip
 SHARED = {  # what all models of an ensemble have alike, or the first has for all
     "batches", "check_ids", "check_lengths", "encode", "end_ids", "has_tokenizer", "ids", "kind",

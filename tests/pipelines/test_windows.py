@@ -72,7 +72,9 @@ def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> No
             yield [sentence(number) for number in range(first, first + 8)]
 
     most = 0
-    for number, outputs in enumerate(islice(model.in_turn(windows(), ahead=ahead), 800)):
+    for number, outputs in enumerate(
+        islice(model.iterate_generations(windows(), ahead=ahead), 800)
+    ):
         assert outputs[0].text == sentence(number)
         most = max(most, drawn - number // 8)
     assert most == ahead + 1
@@ -80,14 +82,14 @@ def test_what_has_no_end_is_held_by_windows(model: Translator, ahead: int) -> No
 
 def test_workers_have_the_next_window_while_the_first_is_read(model: Translator) -> None:
     backend: Any = model.backend
-    found = model.in_turn(iter([["w1"], ["w2"], ["w3"]]), ahead=1)
+    found = model.iterate_generations(iter([["w1"], ["w2"], ["w3"]]), ahead=1)
     next(found)
     assert (backend.batches, backend.waiting) == ([1, 1], 1)
 
 
 def test_what_was_begun_is_given_before_a_later_window_fails(model: Translator) -> None:
     long = " ".join(["w1"] * 40)
-    found = model.in_turn(iter([["w1", "w2"], ["w3", long]]), ahead=1)
+    found = model.iterate_generations(iter([["w1", "w2"], ["w3", long]]), ahead=1)
     assert [next(found)[0].text for _ in range(2)] == ["w1", "w2"]
     with pytest.raises(UserError, match=r"line 4 has 41 tokens"):
         next(found)

@@ -75,7 +75,7 @@ def _write(
         else:
             options |= {"scores": json, "progress": progress}
             chunks, again = tee(chunks)
-            answers = model.in_turn(chunks, ahead=given.ahead, **options)
+            answers = model.iterate_generations(chunks, ahead=given.ahead, **options)
             pairs = zip(answers, chain.from_iterable(again), strict=False)
             for outputs, prompt in pairs:
                 number += 1

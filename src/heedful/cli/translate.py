@@ -56,7 +56,7 @@ def translate(
     cut = 0
     with line_writer(given.output) as write, given.progress("translating") as progress:
         options |= {"scores": scores or json, "progress": progress}
-        for outputs in translator.in_turn(chunks, ahead=given.ahead, **options):
+        for outputs in translator.iterate_generations(chunks, ahead=given.ahead, **options):
             cut += not outputs[0].finished
             if json:
                 write(json_line(outputs=[asdict(output) for output in outputs]))

@@ -1,4 +1,4 @@
-"""What all saved models share: a net, its tokenizers, its metadata, and how they are written."""
+"""The base of all saved models: a net with tokenizers and metadata, and how they are saved."""
 
 import logging
 import math
@@ -20,29 +20,28 @@ from heedful.options import DEFAULTS, TooLong
 from heedful.pipelines.metadata import ModelMetadata
 
 CONFIG = "config.json"
-_TOLD = 10  # texts that are left out
+_NUM_WARNINGS = 10  # of texts that are left out
 SIDES = ("src", "tgt")
 Pooling = Literal["mean", "first", "last"]
 Texts = Sequence[str] | Sequence[Sequence[int]]
 
 
 class SavedModel:
-    """A net with its tokenizers, opened for use.
+    """A net with its tokenizers and metadata.
 
     Args:
-        net: the bare module; None where it is yet to be opened.
-        backend: runs what it supports in place of the net.
-        open_net: gives the net and its Config, called when something needs torch.
+        net: the torch module; None: opened by `open_net` at its first use.
+        backend: runs the requests that it supports in place of the net.
+        open_net: returns the net and its Config.
 
     Attributes:
-        config: its architecture's frozen Config.
-        metadata: what it is for.
-        src_tokenizer, tgt_tokenizer: the same one where there is one side; None where the model
-            came without.
-        shortlist: the target tokens that a source can become; None: all.
-        settings: that the net itself is run with.
-        num_truncated: texts cut to the net's length so far, where that was asked for.
-        num_left_out: texts that have no output (`leave_out`).
+        config: the frozen Config of the architecture.
+        metadata: task, languages and defaults.
+        src_tokenizer, tgt_tokenizer: one object where the model has a single tokenizer.
+        shortlist: the target tokens that each source can become; None: all.
+        settings: of the net as a backend.
+        num_truncated: texts cut to the net's length so far (`too_long="truncate"`).
+        num_left_out: texts without output so far (`too_long="leave_out"`).
     """
 
     kind: ClassVar[str] = "model"
@@ -74,7 +73,7 @@ class SavedModel:
 
     @property
     def net(self) -> Any:
-        """The bare module."""
+        """The torch module."""
         if self._net is None and self._open_net is not None:
             self._net, self.config = self._open_net()
         return self._net
@@ -97,22 +96,22 @@ class SavedModel:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether text can be given; else only ids."""
+        """The model accepts texts; else only ids."""
         return self._src_tokenizer is not None
 
     @property
     def src_tokenizer(self) -> Tokenizer:
-        """The tokenizer of what goes in; raises UserError where the model came without."""
+        """The tokenizer of inputs; raises UserError for a model without tokenizers."""
         return self._or_error(self._src_tokenizer)
 
     @property
     def tgt_tokenizer(self) -> Tokenizer:
-        """The tokenizer of what comes out."""
+        """The tokenizer of outputs."""
         return self._or_error(self._tgt_tokenizer)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of a model of one side."""
+        """The tokenizer of inputs, and the only one of most models."""
         return self.src_tokenizer
 
     def backend_with(self, capability: Capability) -> Any:
@@ -122,13 +121,13 @@ class SavedModel:
 
     @property
     def device(self) -> Any:
-        """Where the net is, as a `torch.device`."""
+        """The `torch.device` of the net."""
         return self.eager.device
 
     def embed(
         self, texts: Texts, *, pooling: Pooling = "mean", batch_tokens: int | None = None
     ) -> Any:
-        """One vector for each text, a tensor (N, D); see `vectors`."""
+        """A tensor (N, D) with one vector for each text; see `vectors`."""
         import torch
 
         return torch.from_numpy(self.vectors(texts, pooling=pooling, batch_tokens=batch_tokens))
@@ -141,43 +140,43 @@ class SavedModel:
         too_long: TooLong = "error",
         batch_tokens: int | None = None,
     ) -> NDArray[np.float32]:
-        """(N, D): a vector for each text, the mean of its tokens' states, or its first or last.
+        """Vectors (N, D) of texts: the mean, first or last of the last layer's states.
 
-        Special tokens that the model expects around a text count as its tokens. Results do not
-        depend on what else is in `texts`. An empty text, and one that is left out, has zeros.
+        The special tokens around a text count as its tokens. A vector does not depend on the other
+        texts. Empty texts and texts that are left out have zeros.
 
         Raises:
-            UserError: an unknown pooling; a text that is longer than the net allows.
+            UserError: an unknown pooling; a text that is too long.
         """
         if pooling not in ("mean", "first", "last"):
             raise UserError(f"pooling must be mean, first or last, not {pooling!r}")
         rows = self.encode(texts, too_long=too_long)
-        runner = self.backend_with("states")
+        backend = self.backend_with("states")
 
-        def pooled(chosen: list[int]) -> list[np.ndarray]:
-            states = runner.states([rows[row] for row in chosen])
+        def pool(indices: list[int]) -> list[np.ndarray]:
+            states = backend.states([rows[index] for index in indices])
             if pooling == "mean":
-                return [of_row.mean(0, dtype=np.float32) for of_row in states]
-            return [of_row[0 if pooling == "first" else -1] for of_row in states]
+                return [row_states.mean(0, dtype=np.float32) for row_states in states]
+            return [row_states[0 if pooling == "first" else -1] for row_states in states]
 
-        return in_batches(runner, rows, self.config.d_model, pooled, batch_tokens)
+        return in_batches(backend, rows, self.config.d_model, pool, batch_tokens)
 
     def encode(self, texts: Texts, *, too_long: TooLong = "error") -> list[list[int]]:
-        """Ids of each text with what the model expects around it; ids stay as they are."""
+        """Ids of each text with the model's special tokens; lists of ids are unchanged."""
         rows = self.rows_of(texts, Tokenizer.add_special_tokens)
         self.check_lengths(rows, "text", too_long)
         return rows
 
     def rows_of(
-        self, texts: Texts, around: Callable[[Tokenizer, list[int]], list[int]]
+        self, texts: Texts, add_special_tokens: Callable[[Tokenizer, list[int]], list[int]]
     ) -> list[list[int]]:
-        """Ids of each text with what `around` puts around them; those given as ids stay."""
+        """Ids of each text after `add_special_tokens`; lists of ids are unchanged."""
         if isinstance(texts, str):
             raise UserError("texts must be a list of strings, or of ids; for one text write [text]")
         words = [text for text in texts if isinstance(text, str)]
         encoded = iter(self.src_tokenizer.encode_batch(words) if words else ())
         rows = [
-            around(self.src_tokenizer, next(encoded))
+            add_special_tokens(self.src_tokenizer, next(encoded))
             if isinstance(text, str)
             else list(map(int, text))
             for text in texts
@@ -186,47 +185,50 @@ class SavedModel:
         return rows
 
     def check_ids(self, rows: Iterable[Sequence[int]], side: Literal["src_", "tgt_"]) -> None:
-        """Refuse ids that the net's table of a side has no place for; raises UserError."""
+        """Raises UserError for ids outside a side's vocabulary."""
         size: Any = getattr(self.config, f"{side}vocab_size", None)
         size = size or getattr(self.config, "vocab_size", None) or math.inf
         for row in rows:
             if row and (min(row) < 0 or max(row) >= size):
                 token = min(row) if min(row) < 0 else max(row)
                 raise UserError(
-                    f"token {token} is outside the model's table of {size:,}: the ids, or its "
-                    "tokenizer, are of another model"
+                    f"token id {token} is outside the model's vocabulary of {size:,}: the ids, or "
+                    "the tokenizer, are of another model"
                 )
 
     def check_lengths(
         self,
         rows: list[list[int]],
-        what: str,
+        noun: str,
         too_long: TooLong,
         first_number: int = 1,
         *,
         longest: int | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Refuse, empty or cut in place what is longer than the net allows.
+        """Check the lengths of rows; cut or empty those that are too long, in place.
 
-        A special token at the end of a row that is cut stays.
+        A special token at the end of a cut row is kept.
 
         Args:
-            longest: most tokens of a row; default: the net's length.
-            tokenizer: of the rows; default: the source's.
+            noun: of a row, in errors.
+            longest: most tokens of a row; None: the net's length.
+            tokenizer: of the rows; None: the source's.
+
+        Raises:
+            UserError: a row that is too long, with `too_long="error"`.
         """
         longest, tokenizer = longest or self.config.max_length, tokenizer or self._src_tokenizer
         for number, ids in enumerate(rows, first_number):
             if len(ids) <= longest:
                 continue
-            told = f"{what} {number} has {len(ids)} tokens, but the model allows {longest}"
+            problem = f"{noun} {number} has {len(ids)} tokens, but the model allows {longest}"
             if too_long == "error":
                 raise UserError(
-                    f"{told}; split it, or ask for it to be cut (--truncate, or "
-                    'too_long="truncate")'
+                    f'{problem}; split it, or let it be cut (--truncate, or too_long="truncate")'
                 )
             if too_long == "leave_out":
-                self.leave_out(told)
+                self.leave_out(problem)
                 ids.clear()
                 continue
             specials = frozenset() if tokenizer is None else tokenizer.special_ids
@@ -235,22 +237,24 @@ class SavedModel:
             self.num_truncated += 1
 
     def leave_out(self, reason: str) -> None:
-        """Count a text that has no output, and tell of each of the first ones."""
+        """Count a text without output, and log a warning for the first ones."""
         self.num_left_out += 1
-        if self.num_left_out <= _TOLD:
+        if self.num_left_out <= _NUM_WARNINGS:
             logging.getLogger("heedful").warning(f"{reason}: left out")
 
     def save(self, directory: str | Path, *, base: str | Path | None = None) -> None:
-        """Write `config.json`, `model.safetensors` and the tokenizers, all of them or nothing.
+        """Write `config.json`, `model.safetensors` and the tokenizers atomically.
 
-        A model that is there is replaced. Raises UserError where the directory holds anything else,
-        or cannot be written, and for a net that could not be loaded again: one whose tensors are
-        not those of its architecture.
+        An existing model is replaced.
 
         Args:
-            base: directory of a model that has the same frozen weights, those that require no
-                gradient: only the others are written, with the base's path and SHA-256. The base
-                must stay where it is, seen from `directory`. Default: all weights are written.
+            base: directory of a model with the same frozen weights (those that require no
+                gradient): only the other weights are written, with the base's path and SHA-256. The
+                path from `directory` to the base must stay the same. None: write all weights.
+
+        Raises:
+            UserError: a directory with other files, or that cannot be written; a net whose tensors
+                are not those of its architecture.
         """
         from heedful.zoo.added_weights import save_added
         from heedful.zoo.names import trainable, weights_of
@@ -279,7 +283,7 @@ class SavedModel:
 
 
 def save_description(model: SavedModel, directory: Path) -> None:
-    """Everything of a model directory but the weights."""
+    """Write a model directory without its weights."""
     files: dict[str, str] = {}
     if model.has_tokenizer:
         joint = model.src_tokenizer is model.tgt_tokenizer
@@ -296,14 +300,14 @@ def save_description(model: SavedModel, directory: Path) -> None:
 
 
 def by_length(rows: Sequence[Sequence[int]], budget: int, workers: int = 1) -> Iterator[list[int]]:
-    """Numbers of rows of similar length together, the longest first; empty rows are left out.
+    """Batches of the indices of rows of similar length, the longest first; without empty rows.
 
-    So the most memory that is needed is known at once. Each of the workers gets a part of every
-    batch (`split_among`), of at most `budget` padded tokens or a single row.
+    The first batch needs the most memory. Each worker gets a part of every batch (`split_among`),
+    of at most `budget` padded tokens or a single row.
     """
     lengths = [len(ids) for ids in rows]
-    real = filter(lengths.__getitem__, range(len(rows)))
-    order = sorted(real, key=lengths.__getitem__, reverse=True)
+    nonempty = filter(lengths.__getitem__, range(len(rows)))
+    order = sorted(nonempty, key=lengths.__getitem__, reverse=True)
     while order:
         count = workers * max(1, budget // lengths[order[0]])
         yield order[:count]
@@ -311,36 +315,38 @@ def by_length(rows: Sequence[Sequence[int]], budget: int, workers: int = 1) -> I
 
 
 def split_among(workers: int, batches: Iterable[list[int]]) -> list[list[int]]:
-    """One batch for each worker out of every batch, its rows taken in turn.
+    """Each batch divided among workers: worker k gets rows k, k + workers and so on.
 
-    Neighbours in a batch of `by_length` are of similar length, so that all workers have equal work
-    and are done together. A batch of fewer rows than there are workers gives as many of one row.
+    Rows of `by_length` are sorted, so that the parts have similar lengths and take equal time.
     """
     return [batch[k::workers] for batch in batches for k in range(min(workers, len(batch)))]
 
 
 def in_batches(
-    runner: Backend,
+    backend: Backend,
     rows: list[list[int]],
     width: int,
-    answers: Callable[[list[int]], list[np.ndarray]],
+    run: Callable[[list[int]], list[np.ndarray]],
     batch_tokens: int | None,
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
-    """(N, D): what `answers(numbers of rows)` gives for each row, by all workers of its runner."""
+    """Results (N, D) of `run(indices of a batch)`, in threads for the backend's workers.
+
+    Rows without result have zeros.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
-    found = np.zeros((len(rows), width), np.float32)
-    workers = runner.settings.workers
-    budget = batch_tokens or runner.settings.batch_tokens or DEFAULTS["batch_tokens"]
+    results = np.zeros((len(rows), width), np.float32)
+    workers = backend.settings.workers
+    budget = batch_tokens or backend.settings.batch_tokens or DEFAULTS["batch_tokens"]
     batches = split_among(workers, by_length(rows, budget, workers))
     pool = ThreadPoolExecutor(workers)
     try:
-        each = pool.map if workers > 1 else map
-        for chosen, answer in zip(batches, each(answers, batches), strict=True):
-            found[chosen] = answer
+        map_batches = pool.map if workers > 1 else map
+        for indices, values in zip(batches, map_batches(run, batches), strict=True):
+            results[indices] = values
             if progress is not None:
-                progress(len(chosen))
+                progress(len(indices))
     finally:
         pool.shutdown(cancel_futures=True)
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""Models that write text: one call for what goes on with a prompt and what answers a source."""
+"""Text generation with a saved model: continuations of prompts, translations of sources."""
 
 import collections.abc
 import logging
@@ -19,16 +19,18 @@ from heedful.pipelines.base import SavedModel, Texts, by_length, split_among
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 
 _SEEDS = 2**31
-_PLAIN = {int, float, str, bool, type(None)}  # whose values are the same where they are equal
+_PLAIN = {int, float, str, bool, type(None)}  # immutable: options of these can be cached
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One output. `finished` is False where the length limit cut it off.
+    """One output.
 
-    `ids` are the new tokens, the end included where it was reached; `log_prob` is the sum of the
-    tokens' natural log-probabilities under the model, `score` what outputs are ranked by; both may
-    be NaN where they were not asked for (`Options.scores`).
+    Attributes:
+        ids: new tokens, with EOS where it was reached.
+        score: outputs are ranked by it (`LengthScore`); NaN without `Options.scores`.
+        log_prob: sum of the tokens' natural log-probabilities; NaN without `Options.scores`.
+        finished: False where the length limit cut the output off.
     """
 
     text: str
@@ -40,116 +42,116 @@ class Generation:
 
 @dataclass(frozen=True)
 class TextScore:
-    """How likely a text is: the sum of its tokens' natural log-probabilities, and their number."""
+    """The sum of a text's natural log-probabilities over its tokens, and their number."""
 
     log_prob: float
     num_tokens: int
 
 
 class Generator(SavedModel):
-    """A model that writes text. Its kinds say how a prompt is read, and how long an output may be.
+    """A model that generates text: an encoder-decoder or a decoder-only net with tokenizers.
 
-    Every call takes the fields of `heedful.options.Options` by keyword; what is not given is as the
-    model's metadata says. A result does not depend on what else is in a batch.
+    All calls accept the fields of `heedful.options.Options` as keywords, whose defaults are those
+    of the model's metadata. A result does not depend on the other prompts of a batch.
     """
 
     kind = "language model"
-    usual: ClassVar[dict[str, Any]] = {}  # options where neither call nor metadata says any
+    usual: ClassVar[dict[str, Any]] = {}  # defaults where the metadata has none
     backend: GenerationBackend | None
     _has_warned = False  # that the backend cannot run everything
-    # Of the last call: what was given, metadata and settings, and what came of them. A small model
-    # answers in the time that it takes to check and to gather them.
+    # The last call's keywords, metadata and settings, and the resulting options. Checking them
+    # takes as long as a small model takes to generate.
     _last: tuple[dict[str, Any], ModelMetadata, Settings | None, Options] | None = None
     _last_request: dict[str, Any] | None = None
 
     @property
     def ids(self) -> GenerationIds:
-        """Tokens that a generation begins and ends with."""
+        """Token ids with a role in generation."""
         return self.metadata.generation
 
     def generate(self, prompts: Texts, **options: Any) -> list[str] | list[list[int]]:
-        """The best output for each prompt, in order: text for text, new ids for lists of ids."""
-        given = {"scores": False} | options
+        """The best output for each prompt: text for text, new ids for lists of ids."""
+        options = {"scores": False} | options
         if len(prompts) and not isinstance(prompts[0], str):
-            self._check_each(prompts, given)
-            found = self._begin(prompts, 0, self._settled_options(given), waits=True)()
-            return [outputs[0].ids for outputs in found]
-        return [outputs[0].text for outputs in self.generations(prompts, **given)]
+            self._check_counts(prompts, options)
+            hypotheses = self._begin(prompts, 0, self._seeded_options(options), waits=True)()
+            return [outputs[0].ids for outputs in hypotheses]
+        return [outputs[0].text for outputs in self.generations(prompts, **options)]
 
     def generations(self, prompts: Texts, **options: Any) -> list[list[Generation]]:
-        """Up to `num_return` outputs for each prompt, best first; samples in their order.
+        """Up to `num_return` outputs for each prompt: the best first, samples in their order.
 
-        Raises UserError for an option out of range, and for a prompt that is too long.
+        Raises:
+            UserError: an option out of range; a prompt that is too long.
         """
-        self._check_each(prompts, options)
-        return [*self.in_turn([prompts], **options)]
+        self._check_counts(prompts, options)
+        return [*self.iterate_generations([prompts], **options)]
 
-    def in_turn(
+    def iterate_generations(
         self, windows: Iterable[Texts], *, ahead: int = 0, **options: Any
     ) -> Iterator[list[Generation]]:
-        """`generations` of prompts that come in windows, one prompt's after the other's.
-
-        Inside a window prompts of similar length are worked on together. What is held is the
-        windows that are begun, so that what comes may have no end.
+        """`generations` of a stream of prompts, which may be endless, in the prompts' order.
 
         Args:
-            ahead: windows that are begun before the outputs of the first are complete, so that an
-                backend with workers always has work; 0 for prompts that wait for their answers.
+            windows: lists of prompts; batches of similar length are formed within each. Only the
+                windows that are in progress are in memory.
+            ahead: windows that are started before the first one is complete, so that the workers
+                of a backend stay busy; 0 for prompts that arrive one after another's answer.
         """
-        chosen = self._settled_options(options)
-        begun: deque[Callable[[], list[list[Hypothesis]]]] = deque()
+        chosen = self._seeded_options(options)
+        started: deque[Callable[[], list[list[Hypothesis]]]] = deque()
         number = 0
 
-        def finished(left: int) -> Iterator[list[Generation]]:
-            while len(begun) > left:
-                for outputs in begun.popleft()():
-                    yield self._read(outputs, chosen.stop)
+        def complete(remaining: int) -> Iterator[list[Generation]]:
+            while len(started) > remaining:
+                for outputs in started.popleft()():
+                    yield self._to_generations(outputs, chosen.stop)
 
         try:
             for prompts in windows:
-                begun.append(self._begin(prompts, number, chosen, waits=not ahead))
+                started.append(self._begin(prompts, number, chosen, waits=not ahead))
                 number += len(prompts)
-                yield from finished(ahead)
-        except UserError:  # of a later window: what came before it is not lost
-            yield from finished(0)
+                yield from complete(ahead)
+        except UserError:  # of a later window: outputs of the former ones are not lost
+            yield from complete(0)
             raise
-        yield from finished(0)
+        yield from complete(0)
 
     def stream(
         self, prompt: str | Sequence[int], **options: Any
     ) -> collections.abc.Generator[str, None, str]:
-        """The text that `generate` gives, in pieces as it is written; no beam search.
+        """The text of `generate` in pieces while it is decoded; not by beam search.
 
-        A piece is text that further tokens leave as it is: characters that are not complete, and
-        what may begin a stop text, come later. The pieces join to the final text wherever the
-        tokenizer's decoder only appends, as those of heedful and of known models do. Where it
-        changes text that was given all the same, the next piece begins with the first changed
-        character. The final text is the generator's return value too.
+        A piece is text that later tokens cannot change: incomplete characters and possible
+        beginnings of a stop text are held back. The pieces join to the final text if the
+        tokenizer's decoder only appends, as those of heedful and of known models do. Where a
+        decoder changes earlier text, the next piece begins with the first changed character. The
+        final text is the generator's return value.
         """
-        chosen = self._settled_options({"beam_size": 1} | options)
+        chosen = self._seeded_options({"beam_size": 1} | options)
         if (chosen.beam_size or 1) > 1 or chosen.num_return > 1:
             raise UserError("only greedy decoding and single samples can be streamed")
         prompts: Any = [prompt]
         [row] = self.prompt_ids(prompts, chosen)
         if not row:
             return ""
-        written: list[int] = []
-        text = shown = ""
+        ids: list[int] = []
+        text = sent = ""
         request = self._request([row], [0], chosen)
         backend = self._backend_for([row], request)
         for tokens, ended in backend.stream_tokens(row, request):
-            written += tokens
-            text = cut(self._decode(written), chosen.stop) if chosen.stop else self._decode(written)
-            safe = text if ended else _settled(text, chosen.stop)
-            if not shown.startswith(safe):
-                pairs = enumerate(zip(shown, safe, strict=False))
-                changed = next((n for n, (old, new) in pairs if old != new), len(shown))
-                yield safe[changed:]
-                shown = safe
+            ids += tokens
+            text = cut(self._decode(ids), chosen.stop) if chosen.stop else self._decode(ids)
+            final = text if ended else _final_part(text, chosen.stop)
+            if not sent.startswith(final):
+                pairs = enumerate(zip(sent, final, strict=False))
+                changed = next((n for n, (old, new) in pairs if old != new), len(sent))
+                yield final[changed:]
+                sent = final
         return text
 
     def options(self, **given: Any) -> Options:
-        """The options given, with the metadata's defaults; raises UserError for an unknown one."""
+        """Options with the model's defaults; raises UserError for an unknown one."""
         last, metadata = self._last, self.metadata
         settings = self.backend.settings if self.backend else self.settings
         is_plain = _PLAIN.issuperset(map(type, given.values()))
@@ -165,7 +167,7 @@ class Generator(SavedModel):
         return chosen
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
-        """Ids of each prompt with what the model expects around it; none: the output is blank."""
+        """Ids of each prompt with the model's special tokens; empty: the output is blank."""
         raise NotImplementedError
 
     def length_limit(self, row: list[int], options: Options) -> int:
@@ -175,29 +177,29 @@ class Generator(SavedModel):
     def batches(
         self, rows: Sequence[Sequence[int]], options: Options, workers: int = 1
     ) -> Iterator[list[int]]:
-        """Numbers of the prompts that all workers have at a time, the longest first."""
+        """Indices of the prompts of each batch, shared by all workers; the longest first."""
         return by_length(rows, options.row_tokens, workers)
 
     def end_ids(self) -> list[int]:
-        """What ends a text; raises UserError for a net without an end mark."""
+        """The EOS ids; raises UserError for a model without any."""
         if self.ids.eos_ids:
             return list(self.ids.eos_ids)
-        raise UserError("this model has no end mark; import it with its generation_config.json")
+        raise UserError("this model has no EOS id; import it with its generation_config.json")
 
     # --- batches --------------------------------------------------------------------------------
 
     @staticmethod
-    def _check_each(prompts: Texts, options: Mapping[str, Any]) -> None:
-        """Raises UserError for options of each prompt that are not as many as the prompts."""
-        for name, what in (("prefixes", "texts"), ("seed", "prompts")):
-            given = options.get(name)
-            if given is not None and isinstance(given, Sequence) and len(given) != len(prompts):
-                noun = "seeds" if name == "seed" else name
-                raise UserError(f"{len(given)} {noun} for {len(prompts)} {what}")
+    def _check_counts(prompts: Texts, options: Mapping[str, Any]) -> None:
+        """Raises UserError for another number of prefixes or seeds than of prompts."""
+        for name, noun in (("prefixes", "texts"), ("seed", "prompts")):
+            values = options.get(name)
+            if values is not None and isinstance(values, Sequence) and len(values) != len(prompts):
+                plural = "seeds" if name == "seed" else name
+                raise UserError(f"{len(values)} {plural} for {len(prompts)} {noun}")
 
-    def _settled_options(self, given: dict[str, Any]) -> Options:
-        """What is asked for, with a seed where something is drawn."""
-        chosen = self.options(**given)
+    def _seeded_options(self, keywords: dict[str, Any]) -> Options:
+        """The options of a call, with a random seed for sampling without one."""
+        chosen = self.options(**keywords)
         if not chosen.samples or chosen.seed is not None:
             return chosen
         torch = sys.modules.get("torch")  # so that torch.manual_seed repeats a sample
@@ -207,9 +209,12 @@ class Generator(SavedModel):
     def _begin(
         self, prompts: Texts, first: int, options: Options, *, waits: bool
     ) -> Callable[[], list[list[Hypothesis]]]:
-        """Give the batches of a window to the backend; outputs in the prompts' order.
+        """Start the batches of a window; the returned function waits for all outputs, in order.
 
-        Where the window `waits` for its outputs and is one batch, nothing runs beside it.
+        Args:
+            first: index of the window's first prompt among all prompts.
+            waits: the caller calls the returned function at once, so that a single batch need not
+                be submitted.
         """
         named = replace(options, first_number=options.first_number + first) if first else options
         rows = self.prompt_ids(prompts, named)
@@ -218,28 +223,28 @@ class Generator(SavedModel):
             batches = [[0]]
         else:
             batches = split_among(workers, self.batches(rows, options, workers))
-        begun: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
-        for places in batches:
-            chosen = [rows[place] for place in places]
-            request = self._request(chosen, [first + place for place in places], options)
-            backend = self._backend_for(chosen, request)
+        started: list[tuple[list[int], Callable[[], list[list[Hypothesis]]]]] = []
+        for indices in batches:
+            batch = [rows[index] for index in indices]
+            request = self._request(batch, [first + index for index in indices], options)
+            backend = self._backend_for(batch, request)
             if waits and len(batches) == 1:
-                begun.append((places, partial(backend.outputs, chosen, request)))
+                started.append((indices, partial(backend.outputs, batch, request)))
             else:
-                begun.append((places, backend.submit(chosen, request)))
+                started.append((indices, backend.submit(batch, request)))
 
-        def finish() -> list[list[Hypothesis]]:
-            found = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
+        def wait_for_all() -> list[list[Hypothesis]]:
+            results = [[] if row else [Hypothesis([], 0.0, True, 0.0, [])] for row in rows]
             if options.progress:
                 options.progress(sum(not row for row in rows))
-            for places, wait in begun:
-                for place, outputs in zip(places, wait(), strict=True):
-                    found[place] = outputs
+            for indices, wait in started:
+                for index, outputs in zip(indices, wait(), strict=True):
+                    results[index] = outputs
                 if options.progress:
-                    options.progress(len(places))
-            return found
+                    options.progress(len(indices))
+            return results
 
-        return finish
+        return wait_for_all
 
     def _backend_for(self, rows: list[list[int]], request: GenerationRequest) -> GenerationBackend:
         """The backend of a call: the net where the model's backend does not support the request,
@@ -261,22 +266,26 @@ class Generator(SavedModel):
     def _request(
         self, rows: list[list[int]], numbers: list[int], options: Options
     ) -> GenerationRequest:
-        """The request of some prompts, by their numbers."""
-        of_all, given = self._last_request, options.prefixes
-        if of_all is None or of_all["options"] is not options:
-            of_all = self._shared_fields(options)
-            self._last_request = of_all if options.draft is None else None  # a draft may be large
-        prefixes = None if given is None else [self.tgt_tokenizer.encode(given[n]) for n in numbers]
+        """The request of a batch.
+
+        Args:
+            numbers: index of each row among all prompts.
+        """
+        shared, texts = self._last_request, options.prefixes
+        if shared is None or shared["options"] is not options:
+            shared = self._shared_fields(options)
+            self._last_request = shared if options.draft is None else None  # a draft may be large
+        prefixes = None if texts is None else [self.tgt_tokenizer.encode(texts[n]) for n in numbers]
         limits = [self.length_limit(row, options) for row in rows]
         if options.min_new_tokens > (shortest := min(limits, default=options.min_new_tokens)):
-            place = limits.index(shortest)
+            index = limits.index(shortest)
             raise UserError(
-                f"prompt {numbers[place] + options.first_number} may have {shortest} new "
+                f"prompt {numbers[index] + options.first_number} may have {shortest} new "
                 f"tokens, but min_new_tokens is {options.min_new_tokens}: ask for fewer, or set "
                 "max_new_tokens"
             )
         return GenerationRequest(
-            **of_all,
+            **shared,
             decode=self._decode,
             max_new_tokens=limits,
             prompt_numbers=numbers,
@@ -291,52 +300,57 @@ class Generator(SavedModel):
         def encode(text: str) -> list[int]:
             return self.tgt_tokenizer.encode(text)
 
-        def forms(banned: Any) -> list[list[int]]:
-            """A text at the beginning of an output, and behind a space."""
+        def encodings(banned: Any) -> list[list[int]]:
+            """The ids of a text at the beginning of an output, and after a space."""
             if not isinstance(banned, str):
                 return [_as_list(banned)]
-            first, behind = encode(banned), encode(f" {banned}")
-            return [first, behind] if behind and behind != first else [first]
+            first, after_space = encode(banned), encode(f" {banned}")
+            has_two = after_space and after_space != first
+            return [first, after_space] if has_two else [first]
 
         required = [encode(p) if isinstance(p, str) else _as_list(p) for p in options.require]
         if required:
             self.check_ids(required, "tgt_")
-        never = ids.suppressed_ids
+        suppressed_ids = ids.suppressed_ids
         if options.no_unknown and self.has_tokenizer and self.tgt_tokenizer.unk_id >= 0:
-            never = (*never, self.tgt_tokenizer.unk_id)
+            suppressed_ids = (*suppressed_ids, self.tgt_tokenizer.unk_id)
         if isinstance(draft, Generator):
             draft = (draft.eager, draft.ids.decoder_start_ids)
         return {
             "options": options,
             "decoder_start_ids": ids.decoder_start_ids,
             "eos_ids": tuple(self.end_ids()),
-            "suppressed_ids": never,
+            "suppressed_ids": suppressed_ids,
             "forced_bos_id": ids.forced_bos_id,
             "forced_eos_id": ids.forced_eos_id,
-            "bad_words_ids": [ids for each in options.banned for ids in forms(each)],
+            "bad_words_ids": [ids for banned in options.banned for ids in encodings(banned)],
             "required_ids": required,
             "max_length": self.config.max_length,
             "draft": draft,
         }
 
     def request(self, rows: list[list[int]], **options: Any) -> GenerationRequest:
-        """The request of prompts that are given as ids."""
-        return self._request(rows, list(range(len(rows))), self._settled_options(options))
+        """The request of one batch of prompts as ids."""
+        return self._request(rows, list(range(len(rows))), self._seeded_options(options))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tgt_tokenizer.decode(list(ids))
 
-    def _read(self, outputs: list[Hypothesis], stop: Sequence[str]) -> list[Generation]:
-        read = []
-        for found in outputs:
-            text = self._decode(found.ids) if self.has_tokenizer else ""
+    def _to_generations(
+        self, hypotheses: list[Hypothesis], stop: Sequence[str]
+    ) -> list[Generation]:
+        generations = []
+        for hypothesis in hypotheses:
+            ids, score = hypothesis.ids, hypothesis.score
+            text = self._decode(ids) if self.has_tokenizer else ""
             text = cut(text, stop) if stop else text
-            read.append(Generation(text, found.ids, found.score, found.log_prob, found.finished))
-        return read
+            generation = Generation(text, ids, score, hypothesis.log_prob, hypothesis.finished)
+            generations.append(generation)
+        return generations
 
 
-def _settled(text: str, stop: Sequence[str]) -> str:
-    """What of a text cannot change any more: not a broken character, nor what may begin a stop."""
+def _final_part(text: str, stop: Sequence[str]) -> str:
+    """The text without incomplete characters and possible beginnings of stop texts at its end."""
     text = text.rstrip("\N{REPLACEMENT CHARACTER}")
     longest = max((len(string) for string in stop), default=0)
     for size in range(min(longest, len(text)), 0, -1):

@@ -1,6 +1,7 @@
-"""Nets as models of CTranslate2: which have a form there, and their tensors in it.
+"""Converts nets to models of CTranslate2, or lists the reasons why it cannot run them.
 
-A net is read by its parts, not by its architecture's name, so that a plugin's nets are taken too.
+A net is examined by its parts, not by the name of its architecture, so that nets of plugins can be
+converted too.
 """
 
 import importlib
@@ -41,47 +42,50 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 def refusals(net: nn.Module) -> list[str]:
-    """Every reason why CTranslate2 cannot run a net; none: it can."""
+    """Every reason why CTranslate2 cannot run a net; empty where it can."""
     if not isinstance(net, EncoderDecoder | DecoderOnly | EncoderOnly):
-        return [f"a net of the type {type(net).__name__} has no form there"]
-    found = [*_of_norms(net), *_of_linears(net)]
+        return [f"a net of the type {type(net).__name__}"]
+    reasons = [*_norm_reasons(net), *_linear_reasons(net)]
     for embedding, stack, causal in _sides(net):
-        found += _of_embedding(embedding, stack)
-        found += _of_stack(stack, causal)
+        reasons += _embedding_reasons(embedding, stack)
+        reasons += _stack_reasons(stack, causal)
     if not isinstance(net, DecoderOnly):
-        found += [
+        reasons += [
             f"a window of {size} keys outside a decoder of one stack" for size in _windows(net)
         ]
     if isinstance(net.head, ClassificationHead):
         if not isinstance(net.head.norm, nn.Identity):
-            found.append("a norm in the head for classes")
+            reasons.append("a norm in the head for classes")
     elif not isinstance(net, EncoderOnly) and not isinstance(
         net.head.transform, nn.Identity | Scale
     ):
-        found.append(f"a {type(net.head.transform).__name__} before the output matrix")
-    return list(dict.fromkeys(found))
+        reasons.append(f"a {type(net.head.transform).__name__} before the output matrix")
+    return list(dict.fromkeys(reasons))
 
 
 def longest_prompt(net: nn.Module) -> int | None:
-    """Tokens that it may read at once where layers have windows, which it keeps to step by step
-    alone: a prompt longer than a window sees more there than here. None: as many as the net."""
+    """Most tokens of a prompt for a net with windows; None: as many as the net has positions.
+
+    CTranslate2 applies windows to new tokens only, so that a prompt longer than the smallest window
+    would be encoded without it.
+    """
     return min(_windows(net), default=None)
 
 
 def embeddings_of(net: nn.Module) -> list[TokenEmbedding]:
-    """Of the source and the target; of one stack, one. Raises UserError for no net of ours."""
+    """The embeddings of source and target, or the only one; raises UserError for other nets."""
     if not isinstance(net, EncoderDecoder | DecoderOnly | EncoderOnly):
         raise UserError(f"CTranslate2 cannot run this model: {refusals(net)[0]}")
     return [embedding for embedding, _, _ in _sides(net)]
 
 
 def write(net: nn.Module, directory: Path, vocabulary: Vocabulary, precision: str) -> None:
-    """Write a directory that CTranslate2 opens, into one that is there.
+    """Write the files of CTranslate2 into an existing directory.
 
-    Raises UserError with every reason where it cannot run the net.
+    Raises UserError with every reason why CTranslate2 cannot run the net.
     """
-    if found := refusals(net):
-        raise UserError(f"CTranslate2 cannot run this model: {'; '.join(found)}")
+    if reasons := refusals(net):
+        raise UserError(f"CTranslate2 cannot run this model: {'; '.join(reasons)}")
     spec = _spec(net, vocabulary)
     spec.validate()
     spec.optimize(quantization=precision)
@@ -89,7 +93,7 @@ def write(net: nn.Module, directory: Path, vocabulary: Vocabulary, precision: st
 
 
 def _sides(net: Any) -> list[tuple[TokenEmbedding, Stack, bool]]:
-    """Embedding, stack, and whether the stack writes."""
+    """Embedding, stack, and True for a decoder."""
     if isinstance(net, EncoderDecoder):
         return [(net.src_embedding, net.encoder, False), (net.tgt_embedding, net.decoder, True)]
     if isinstance(net, DecoderOnly):
@@ -97,10 +101,10 @@ def _sides(net: Any) -> list[tuple[TokenEmbedding, Stack, bool]]:
     return [(net.embedding, net.encoder, False)]
 
 
-# --- What has no form there ---------------------------------------------------------------------
+# --- reasons against a net ----------------------------------------------------------------------
 
 
-def _of_norms(net: nn.Module) -> Iterator[str]:
+def _norm_reasons(net: nn.Module) -> Iterator[str]:
     epsilons = {norm.eps for norm in _norms(net) if hasattr(norm, "eps")}
     if len(epsilons) > 1:
         yield f"norms with more than one epsilon ({', '.join(map(str, sorted(epsilons)))})"
@@ -112,7 +116,7 @@ def _norms(net: nn.Module) -> list[Any]:
     ]
 
 
-def _of_linears(net: nn.Module) -> Iterator[str]:
+def _linear_reasons(net: nn.Module) -> Iterator[str]:
     for module in net.modules():
         if isinstance(module, MultiHead | FeedForward | OutputHead):
             for name, child in module.named_children():
@@ -121,15 +125,15 @@ def _of_linears(net: nn.Module) -> Iterator[str]:
                     yield f"a {type(child).__name__} in place of a linear; merge it first"
 
 
-def _of_embedding(embedding: TokenEmbedding, stack: Stack) -> Iterator[str]:
+def _embedding_reasons(embedding: TokenEmbedding, stack: Stack) -> Iterator[str]:
     table = embedding.positions
     if table is not None and not isinstance(table, PositionTable):
         yield f"positions by a {type(table).__name__}"
-    if table is not None and _in_scores(stack):
+    if table is not None and _has_positions(stack):
         yield "positions both in the embeddings and in attention"
 
 
-def _of_stack(stack: Stack, causal: bool) -> Iterator[str]:
+def _stack_reasons(stack: Stack, causal: bool) -> Iterator[str]:
     side = "decoder" if causal else "encoder"
     for residual in _residuals(stack):
         placement = RESIDUALS.get(type(residual))
@@ -151,10 +155,10 @@ def _of_stack(stack: Stack, causal: bool) -> Iterator[str]:
             yield f"the activation {getattr(network.activation, '__name__', network.activation)}"
     if len({(getattr(n, "is_gated", None), getattr(n, "activation", None)) for n in networks}) > 1:
         yield f"layers of the {side} with different feed-forwards"
-    yield from _of_attention(stack, causal)
+    yield from _attention_reasons(stack, causal)
 
 
-def _of_attention(stack: Stack, causal: bool) -> Iterator[str]:
+def _attention_reasons(stack: Stack, causal: bool) -> Iterator[str]:
     side = "decoder" if causal else "encoder"
     attentions = list(_attentions(stack))
     for attention in attentions:
@@ -176,7 +180,7 @@ def _of_attention(stack: Stack, causal: bool) -> Iterator[str]:
 
 
 def _windows(net: nn.Module) -> list[int]:
-    """Windows that leave anything out of a text, the smallest first."""
+    """Windows that are smaller than the net's length, ascending."""
     longest = max((e.max_length for e in net.modules() if isinstance(e, TokenEmbedding)), default=0)
     sizes = {m.window for m in net.modules() if isinstance(m, MultiHead) and m.window is not None}
     return sorted(size for size in sizes if size < longest)
@@ -198,16 +202,16 @@ def _attentions(stack: Stack) -> Iterator[Any]:
     return (r.sublayer for r in _residuals(stack) if isinstance(r.sublayer, MultiHead))
 
 
-def _in_scores(stack: Stack) -> bool:
-    """Whether attention knows positions by itself."""
+def _has_positions(stack: Stack) -> bool:
+    """Attention has positions of its own type: rotary, relative or ALiBi."""
     return any(attention.position is not None for attention in _attentions(stack))
 
 
-# --- The same in its form -----------------------------------------------------------------------
+# --- the net in the format of CTranslate2 -------------------------------------------------------
 
 
 def _specs() -> Any:
-    """The package's classes, which only those have who installed it."""
+    """The classes of the optional package."""
     return importlib.import_module("ctranslate2.specs")
 
 
@@ -232,13 +236,13 @@ def _spec(net: Any, vocabulary: Vocabulary) -> Any:
 
 def _configure(config: Any, net: nn.Module, vocabulary: Vocabulary) -> None:
     config.layer_norm_epsilon = next(iter(norm.eps for norm in _norms(net)), None)
-    for key, place in (
+    for key, token in (
         ("unk", vocabulary.unknown),
         ("bos", vocabulary.start),
         ("eos", vocabulary.end),
     ):
-        # Its vocabulary must have all three; the first token stands in for one that we lack.
-        setattr(config, f"{key}_token", vocabulary.target[place or 0])
+        # All three are required: the first token is used for one that the model lacks.
+        setattr(config, f"{key}_token", vocabulary.target[token or 0])
     if isinstance(net, EncoderDecoder):
         config.decoder_start_token = vocabulary.target[vocabulary.start or 0]
         config.add_source_eos = vocabulary.adds_end
@@ -271,7 +275,7 @@ def _side(embedding: TokenEmbedding, stack: Stack, causal: bool) -> Any:
         keys["embeddings_merge"] = _specs().common_spec.EmbeddingsMerge.ADD
     kind = getattr(_specs(), f"Transformer{'Decoder' if causal else 'Encoder'}Spec")
     spec = kind(len(stack.blocks), attention.num_heads, **keys)
-    _fill_embedding(spec, embedding, _in_scores(stack))
+    _fill_embedding(spec, embedding, _has_positions(stack))
     if not isinstance(stack.final_norm, nn.Identity):
         _add(spec, layer_norm=_norm(stack.final_norm))
     for layer, block in zip(spec.layer, _blocks(stack), strict=True):
@@ -279,7 +283,7 @@ def _side(embedding: TokenEmbedding, stack: Stack, causal: bool) -> Any:
     return spec
 
 
-def _fill_embedding(spec: Any, embedding: TokenEmbedding, in_scores: bool) -> None:
+def _fill_embedding(spec: Any, embedding: TokenEmbedding, has_positions: bool) -> None:
     tables = spec.embeddings if isinstance(spec.embeddings, list) else [spec.embeddings]
     tables[0].weight = _array(embedding.tokens.weight)
     if embedding.types is not None:
@@ -287,10 +291,10 @@ def _fill_embedding(spec: Any, embedding: TokenEmbedding, in_scores: bool) -> No
     spec.scale_embeddings = float(embedding.scale)
     if not isinstance(embedding.norm, nn.Identity):
         _add(spec, layernorm_embedding=_norm(embedding.norm))
-    if in_scores:
+    if has_positions:
         vars(spec).pop("position_encodings", None)
         return
-    # Always a table: the sinusoids that it makes itself are others, and so would be none at all.
+    # Always a table: CTranslate2's own sinusoids have another layout, and are its default.
     table: Any = embedding.positions
     rows = torch.zeros(embedding.max_length, embedding.tokens.weight.size(1))
     if table is not None:
@@ -335,7 +339,7 @@ def _fill_attention(spec: Any, attention: Any, linears: Iterable[nn.Linear]) -> 
     scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
     position = attention.position
     if isinstance(position, RotaryPositions):
-        scale *= position.factor**2  # there it would stand on queries and on keys
+        scale *= position.factor**2  # heedful scales queries and keys
         _add(spec, **_rotary(position, attention.head_dim))
     elif isinstance(position, RelativePositionBias):
         spec.relative_attention_bias = _array(position.weight)
@@ -348,9 +352,9 @@ def _fill_attention(spec: Any, attention: Any, linears: Iterable[nn.Linear]) -> 
 
 
 def _rotary(position: RotaryPositions, width: int) -> dict[str, Any]:
-    """Our own table of frequencies, whatever stretched it, as what divides the usual one."""
-    usual = 10000.0 ** -(np.arange(0, width, 2, dtype=np.float64) / width)
-    divisors = (usual / position.table.double().cpu().numpy()).astype(np.float32)
+    """The net's frequencies, of any scaling, as divisors of the frequencies of base 10,000."""
+    standard = 10000.0 ** -(np.arange(0, width, 2, dtype=np.float64) / width)
+    divisors = (standard / position.table.double().cpu().numpy()).astype(np.float32)
     return {
         "rotary_dim": np.int32(width),
         "rotary_interleave": position.layout == "interleaved",
@@ -370,7 +374,7 @@ def _fill_head(spec: Any, head: OutputHead) -> None:
 
 
 def _linear(linear: Any, part: int = 0, parts: int = 1) -> Any:
-    """A linear layer, or one of the equal parts that its outputs are of."""
+    """A linear layer, or one of `parts` equal groups of its outputs."""
     spec = _specs().common_spec.LinearSpec()
     spec.weight = _array(linear.weight.chunk(parts)[part])
     if linear.bias is not None:
@@ -379,10 +383,10 @@ def _linear(linear: Any, part: int = 0, parts: int = 1) -> Any:
 
 
 def _norm(norm: Any) -> Any:
-    """A norm without `beta` is an RMSNorm there, so that a LayerNorm without bias gets zeros."""
+    """A norm; a LayerNorm without bias gets zeros, since one without `beta` would be an RMSNorm."""
     spec = _specs().common_spec.LayerNormSpec(rms_norm=not isinstance(norm, nn.LayerNorm))
-    centred = isinstance(norm, ZeroCenteredRMSNorm)
-    spec.gamma = _array(norm.weight.float() + 1 if centred else norm.weight)
+    zero_centered = isinstance(norm, ZeroCenteredRMSNorm)
+    spec.gamma = _array(norm.weight.float() + 1 if zero_centered else norm.weight)
     if isinstance(norm, nn.LayerNorm):
         spec.beta = _array(torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)
     return spec
@@ -393,10 +397,10 @@ def _activation(function: Any) -> Any:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """A copy: its quantisation multiplies where the numbers stand."""
+    """A copy in float32, since quantization works in place."""
     return np.array(tensor.detach().float().cpu().numpy(), order="C")
 
 
 def _add(spec: Any, **attributes: Any) -> None:
-    """Attributes that its classes declare only where their own converters would need them."""
+    """Set attributes that the class declares only for some of CTranslate2's own converters."""
     vars(spec).update(attributes)

@@ -1,4 +1,4 @@
-"""CTranslate2 as a backend: the requests that it can run, and how it is called."""
+"""CTranslate2 as a backend: supported requests, and its calls."""
 
 import json
 import math
@@ -23,10 +23,10 @@ from heedful.options import Options
 
 Family = Literal["encoder_decoder", "decoder_only", "encoder_only"]
 VOCABULARY_MAP = "vmap.txt"  # of a shortlist
-HEAD = "head.npz"  # of a classifier: the matrix of classes, which has no place there
+HEAD = "head.npz"  # the class matrix of a classifier, which the format lacks
 INSTALL = "ctranslate2 is not installed: pip install 'heedful[fast]'"
-# Options that it lacks, and what they are where they change nothing.
-_LACKING: dict[str, tuple[Any, ...]] = {
+# Options that CTranslate2 lacks, with the values that have no effect.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_groups": (1,),
     "coverage_penalty": (0,),
     "min_p": (None, 0),
@@ -41,7 +41,7 @@ _LACKING: dict[str, tuple[Any, ...]] = {
     "require": ((), []),
     "prefixes": (None,),
 }
-_lacking = attrgetter(*_LACKING)
+_unsupported_values = attrgetter(*_UNSUPPORTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +56,17 @@ class CTranslate2Facts(NetFacts):
 
 
 class _Call(NamedTuple):
-    """How calls of the same options are made: what is lacking, and the options in its words."""
+    """Arguments of calls with the same options and ids, and the reasons against such calls."""
 
     options: Options
     ids: tuple[Any, ...]
-    lacking: list[str]
-    keys: dict[str, Any]
+    reasons: list[str]
+    keywords: dict[str, Any]
 
 
 @contextmanager
 def _undamaged(directory: Path) -> Iterator[None]:
-    """Tells what damaged or exchanged files lead to, some of them only when they are used."""
+    """Turn errors of damaged or exchanged files, some only found at use, into UserError."""
     try:
         yield
     except UserError:
@@ -79,13 +79,12 @@ def _undamaged(directory: Path) -> Iterator[None]:
 
 
 class CTranslate2:
-    """A directory that `ctranslate2_spec.write` wrote, opened.
+    """A directory that `heedful.backends.ctranslate2.conversion.write` wrote.
 
-    A beam search ends after as many endings as the beam is wide, whose scores are then compared,
-    as under the stop rule `beam_full`, but an output at the length limit gets no end. What may not
-    be written counts as impossible before probabilities are formed, so that theirs is shared by the
-    others. Of a batch each prompt has its own limit, as everywhere here. By a shortlist a batch may
-    have what any of its sources can become.
+    A beam search ends after `beam_size` finished hypotheses, as by the stop rule `beam_full`, but
+    an output at the length limit gets no EOS. Suppressed tokens are excluded before the softmax, so
+    that the other tokens share their probability. With a shortlist, the allowed tokens are those of
+    all sources of a batch.
 
     Args:
         settings: `threads` of each worker; `workers` run batches side by side.
@@ -123,110 +122,113 @@ class CTranslate2:
         self._target = _vocabulary(directory, stem)
         self._source = _vocabulary(directory, "source_vocabulary")
         self._has_shortlist = (directory / VOCABULARY_MAP).is_file()
-        self._ids = {token: place for place, token in enumerate(self._target)}
+        self._ids = {token: index for index, token in enumerate(self._target)}
         self._last: _Call | None = None
 
-    # --- what writes ----------------------------------------------------------------------------
+    # --- generation -----------------------------------------------------------------------------
 
     def unsupported_reasons(self, rows: list[list[int]], request: GenerationRequest) -> list[str]:
-        """As `Backend.unsupported_reasons`."""
-        found = self._call_of(request).lacking
+        """As `GenerationBackend.unsupported_reasons`."""
+        reasons = self._call(request).reasons
         if self.facts.family == "encoder_decoder":
-            return found
-        found, longest = [*found], self.facts.longest_prompt
+            return reasons
+        reasons, longest = [*reasons], self.facts.longest_prompt
         if longest is not None and max(map(len, rows)) > longest:
-            found.append(f"a prompt is longer than the window of {longest} tokens")
+            reasons.append(f"a prompt is longer than the window of {longest} tokens")
         if any(
             len(r) + n > request.max_length
             for r, n in zip(rows, request.max_new_tokens, strict=True)
         ):
-            found.append(f"a text may outgrow the {request.max_length} tokens of the net")
-        return found
+            longest = request.max_length
+            reasons.append(f"prompt and output may exceed the {longest} tokens of the net")
+        return reasons
 
     def outputs(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
-        """As `Backend.outputs`."""
-        # Not by `submit`: a call that waits for its own answers is done a little sooner.
+        """As `GenerationBackend.outputs`."""
+        # A synchronous call is a little faster than `submit`.
         with _undamaged(self._directory):
-            return self._read(self._begin(rows, request, asynchronous=False), rows, request)
+            return self._read(self._start(rows, request, asynchronous=False), rows, request)
 
     def submit(
         self, rows: list[list[int]], request: GenerationRequest
     ) -> Callable[[], list[list[Hypothesis]]]:
-        """As `Backend.submit`."""
+        """As `GenerationBackend.submit`."""
         with _undamaged(self._directory):
-            begun = self._begin(rows, request, asynchronous=True)
+            futures = self._start(rows, request, asynchronous=True)
 
         def wait() -> list[list[Hypothesis]]:
             with _undamaged(self._directory):
-                return self._read([each.result() for each in begun], rows, request)
+                return self._read([future.result() for future in futures], rows, request)
 
         return wait
 
-    def _begin(
+    def _start(
         self, rows: list[list[int]], request: GenerationRequest, *, asynchronous: bool
     ) -> list[Any]:
-        """What it answers to each row, or what waits for that: in calls that leave each result
-        independent of the other rows.
+        """The result of each row, or its future, by calls in which no row depends on another.
 
-        What a prompt has beyond the shortest of its call is there as if it were written: rules and
-        beams see it, and beside a prompt of a single token it is given back.
+        In one call CTranslate2 treats the part of a prompt beyond the shortest prompt as output:
+        rules and beams see it, and beside a prompt of one token it is returned. So prompts of
+        different lengths are in different calls where that matters.
         """
         options = request.options
         has_prompts = self.facts.family == "decoder_only"
         is_plain = (options.beam_size or 1) == 1 and not options.no_repeat_ngram_size
         groups: dict[tuple[int, int], list[int]] = {}
-        for place, (row, limit) in enumerate(zip(rows, request.max_new_tokens, strict=True)):
+        for index, (row, limit) in enumerate(zip(rows, request.max_new_tokens, strict=True)):
             length = (min(len(row), 2) if is_plain else len(row)) if has_prompts else 0
-            # A sample that is longer than its limit can be cut, but its score is of the whole.
+            # A sample beyond its limit can be cut, but its score is that of the whole.
             own_limit = limit if options.samples and options.scores else 0
-            groups.setdefault((length, own_limit), []).append(place)
+            groups.setdefault((length, own_limit), []).append(index)
         if len(groups) == 1:
-            return self._answers(rows, request, asynchronous)
-        begun: dict[int, Any] = {}
-        for places in groups.values():
-            chosen = [rows[place] for place in places]
-            answers = self._answers(chosen, request.select(places), asynchronous)
-            begun.update(zip(places, answers, strict=True))
-        return [begun[place] for place in range(len(rows))]
+            return self._results(rows, request, asynchronous)
+        results: dict[int, Any] = {}
+        for indices in groups.values():
+            batch = [rows[index] for index in indices]
+            batch_results = self._results(batch, request.select(indices), asynchronous)
+            results.update(zip(indices, batch_results, strict=True))
+        return [results[index] for index in range(len(rows))]
 
     def _read(
-        self, found: list[Any], rows: list[list[int]], request: GenerationRequest
+        self, results: list[Any], rows: list[list[int]], request: GenerationRequest
     ) -> list[list[Hypothesis]]:
-        """Outputs in the rows' order, searched again where one is longer than its own limit.
+        """The outputs of each row, searched again where one exceeds the row's own limit.
 
-        Samples are not drawn again, which would favor those that end early: `_outputs` cuts them,
-        or their call has a single limit.
+        Samples are not repeated, which would favor early ends: `_outputs` cuts them, or their call
+        has a single limit.
         """
         limits = request.max_new_tokens
-        outputs = list(map(self._outputs, found, limits, repeat(request)))
+        outputs = list(map(self._outputs, results, limits, repeat(request)))
         if len({*limits}) == 1:
             return outputs
         long: dict[int, list[int]] = {}
-        for place, (limit, of_row) in enumerate(zip(limits, outputs, strict=True)):
-            if max(len(each.ids) for each in of_row) > limit:
-                long.setdefault(limit, []).append(place)
-        begun = {
-            limit: self._begin([rows[p] for p in places], request.select(places), asynchronous=True)
-            for limit, places in long.items()
+        for index, (limit, hypotheses) in enumerate(zip(limits, outputs, strict=True)):
+            if max(len(hypothesis.ids) for hypothesis in hypotheses) > limit:
+                long.setdefault(limit, []).append(index)
+        futures = {
+            limit: self._start(
+                [rows[i] for i in indices], request.select(indices), asynchronous=True
+            )
+            for limit, indices in long.items()
         }
-        for limit, places in long.items():
-            for place, each in zip(places, begun[limit], strict=True):
-                outputs[place] = self._outputs(each.result(), limit, request)
+        for limit, indices in long.items():
+            for index, future in zip(indices, futures[limit], strict=True):
+                outputs[index] = self._outputs(future.result(), limit, request)
         return outputs
 
     def stream_tokens(
         self, row: list[int], request: GenerationRequest
     ) -> Iterator[tuple[list[int], bool]]:
         """As `GenerationBackend.stream_tokens`."""
-        keys, limit = {**self._call_of(request).keys}, request.max_new_tokens[0]
-        for beside in ("beam_size", "num_hypotheses", "length_penalty", "return_scores"):
-            del keys[beside]
+        keys, limit = {**self._call(request).keywords}, request.max_new_tokens[0]
+        for name in ("beam_size", "num_hypotheses", "length_penalty", "return_scores"):
+            del keys[name]
         del keys["return_end_token"]
         [source] = self._words([row], self._source)
         if keys.pop("include_prompt_in_result", None) is not None:
             steps = self._model.generate_tokens(source, max_length=limit, **keys)
         elif keys.pop("min_decoding_length") > 0 or "use_vmap" in keys:
-            # The first cannot be asked for there, and ids by a shortlist count within it.
+            # The call has no least length, and returns ids within the shortlist.
             [[best]] = self.outputs([row], request)
             yield best.ids, True
             return
@@ -243,75 +245,75 @@ class CTranslate2:
                 return
             count += 1
             at_limit = count == limit and step.token_id not in request.eos_ids
-            last = request.forced_eos_id
-            token = last if at_limit and last is not None else step.token_id
+            forced = request.forced_eos_id
+            token = forced if at_limit and forced is not None else step.token_id
             yield [token], bool(step.is_last)
 
     def log_probs(
         self, rows: list[list[int]], targets: list[list[int]] | None, request: GenerationRequest
     ) -> list[np.ndarray]:
-        """As `Backend.log_probs`."""
+        """As `GenerationBackend.log_probs`."""
         if targets is None:
             sides = [self._words(rows)]
         else:
             sides = [self._words(rows, self._source), self._words(targets)]
         with _undamaged(self._directory):
-            found = self._model.score_batch(*sides, max_input_length=0)
-        return [np.array(each.log_probs, np.float32) for each in found]
+            results = self._model.score_batch(*sides, max_input_length=0)
+        return [np.array(result.log_probs, np.float32) for result in results]
 
-    def _answers(
+    def _results(
         self, rows: list[list[int]], request: GenerationRequest, asynchronous: bool
     ) -> list[Any]:
-        keys, words = self._call_of(request).keys, self._words(rows, self._source)
+        keys, words = self._call(request).keywords, self._words(rows, self._source)
         limit = max(request.max_new_tokens)
         if self.facts.family == "decoder_only":
-            answer, keys = self._model.generate_batch, keys | {"max_length": limit}
+            run, keys = self._model.generate_batch, keys | {"max_length": limit}
         else:
-            answer, keys = self._model.translate_batch, keys | {"max_decoding_length": limit}
+            run, keys = self._model.translate_batch, keys | {"max_decoding_length": limit}
         if "target_prefix" in keys:
             keys["target_prefix"] = keys["target_prefix"] * len(rows)
-        return list(answer(words, asynchronous=asynchronous, **keys))
+        return list(run(words, asynchronous=asynchronous, **keys))
 
-    def _call_of(self, request: GenerationRequest) -> "_Call":
-        """How it is called, looked up where the last call was alike."""
+    def _call(self, request: GenerationRequest) -> "_Call":
+        """The arguments of a request; those of the last call where options and ids are the same."""
         last = self._last
         if last is None or last.options is not request.options or last.ids != _ids(request):
             with _undamaged(self._directory):
-                keys = self._keys(request)
-            last = _Call(request.options, _ids(request), self._unsupported(request), keys)
-            self._last = None if last.lacking else last
+                keywords = self._keywords(request)
+            last = _Call(request.options, _ids(request), self._unsupported(request), keywords)
+            self._last = None if last.reasons else last
         return last
 
     def _unsupported(self, request: GenerationRequest) -> list[str]:
-        """What it lacks for any prompt."""
+        """The reasons against a request for any prompt."""
         options = request.options
-        values = _lacking(options)
-        found = [
+        values = _unsupported_values(options)
+        reasons = [
             f"it has no {name}"
-            for (name, idle), value in zip(_LACKING.items(), values, strict=True)
+            for (name, idle), value in zip(_UNSUPPORTED.items(), values, strict=True)
             if value not in idle
         ]
         if (options.beam_size or 1) > 1:
             if "stop_rule" in options.explicit and options.stop_rule != "beam_full":
-                found.append(f"it has no stop rule {options.stop_rule}")
-            if len(request.eos_ids) > 1:  # it would go on behind one where many rank high
-                found.append("its beams end with one token")
+                reasons.append(f"it has no stop rule {options.stop_rule}")
+            if len(request.eos_ids) > 1:  # it continues after EOS where several rank high
+                reasons.append("its beam search has a single EOS")
             if options.normalization == "gnmt":
-                found.append("it has no normalization gnmt")
+                reasons.append("it has no normalization gnmt")
             if (options.length_penalty or 0) < 0:
-                found.append("it has no length penalty below 0")
+                reasons.append("it has no length penalty below 0")
         if options.samples and "seed" in options.explicit:
-            found.append("what it draws does not follow a seed")
+            reasons.append("its samples do not depend on the seed")
         if self.facts.family == "encoder_decoder" and len(request.decoder_start_ids) != 1:
-            found.append("its decoder starts with one token")
+            reasons.append("its decoder starts with one token")
         if self.facts.family == "decoder_only" and any(
             len(ids) > 1 for ids in request.bad_words_ids
         ):
-            found.append("a banned sequence does not see the prompt")
-        return found
+            reasons.append("its banned sequences do not see the prompt")
+        return reasons
 
-    def _keys(self, request: GenerationRequest) -> dict[str, Any]:
-        """The options in its words, but for the length."""
+    def _keywords(self, request: GenerationRequest) -> dict[str, Any]:
+        """The keywords of a call without the length limit."""
         options = request.options
         keys: dict[str, Any] = {
             "beam_size": options.rows if (options.beam_size or 1) > 1 else 1,
@@ -331,7 +333,7 @@ class CTranslate2:
             keys["sampling_temperature"] = (
                 1.0 if options.temperature is None else options.temperature
             )
-        shortest = max(options.min_new_tokens - 1, 0)  # it does not count the end
+        shortest = max(options.min_new_tokens - 1, 0)  # it does not count EOS
         if self.facts.family == "decoder_only":
             return keys | {"min_length": shortest, "include_prompt_in_result": False}
         if request.forced_bos_id is not None:
@@ -341,67 +343,67 @@ class CTranslate2:
         return keys | {"min_decoding_length": shortest, "max_input_length": 0}
 
     def _outputs(self, result: Any, limit: int, request: GenerationRequest) -> list[Hypothesis]:
-        """Outputs of ours, of its answer for a row whose limit is given."""
-        options, end, last = request.options, request.eos_ids, request.forced_eos_id
+        """The hypotheses of one row's result."""
+        options, forced_eos_id = request.options, request.forced_eos_id
         if self.facts.family == "decoder_only":
-            found = result.sequences_ids
+            sequences = result.sequences_ids
         else:
-            found = [[self._ids[token] for token in words] for words in result.hypotheses]
-        # The limit of a batch may be above the row's own. A score is of the whole output.
+            sequences = [[self._ids[token] for token in words] for words in result.hypotheses]
+        # The limit of a call can be above the row's own; the score is that of the whole output.
         if (options.samples or options.rows == 1) and not options.scores:
-            found = [ids[:limit] for ids in found]
-        scores = result.scores if options.scores else repeat(math.nan, len(found))
+            sequences = [ids[:limit] for ids in sequences]
+        scores = result.scores if options.scores else repeat(math.nan, len(sequences))
         outputs = []
-        for ids, mean in zip(found, scores, strict=True):
-            finished = bool(ids) and ids[-1] in end
-            if not finished and last is not None and len(ids) == limit:
-                ids[-1] = last
-                finished = last in end
+        for ids, mean in zip(sequences, scores, strict=True):
+            finished = bool(ids) and ids[-1] in request.eos_ids
+            if not finished and forced_eos_id is not None and len(ids) == limit:
+                ids[-1] = forced_eos_id
+                finished = forced_eos_id in request.eos_ids
             outputs.append(Hypothesis(ids, mean, finished, mean, []))
         if options.scores:
             score = request.score
-            for each in outputs:
-                each.log_prob *= len(each.ids) ** _power(options)
-                each.score = score(each.log_prob, len(each.ids))
+            for output in outputs:
+                output.log_prob *= len(output.ids) ** _power(options)
+                output.score = score(output.log_prob, len(output.ids))
         return outputs
 
     def _words(self, rows: list[list[int]], tokens: list[str] | None = None) -> list[list[str]]:
         tokens = self._target if tokens is None else tokens
         return [[tokens[token] for token in row] for row in rows]
 
-    # --- what reads -----------------------------------------------------------------------------
+    # --- encoders -------------------------------------------------------------------------------
 
     def states(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `Backend.states`, of an encoder alone."""
-        found = np.array(self._forward(rows, types).last_hidden_state)
-        return [each[: len(row)] for each, row in zip(found, rows, strict=True)]
+        """As `EncoderBackend.states`, for encoders only."""
+        states = np.array(self._forward(rows, types).last_hidden_state)
+        return [of_row[: len(row)] for of_row, row in zip(states, rows, strict=True)]
 
     def logits(
         self, rows: list[list[int]], types: list[list[int]] | None = None
     ) -> list[np.ndarray]:
-        """As `Backend.logits`, of a classifier alone."""
+        """As `EncoderBackend.logits`, for classifiers only."""
         weight, bias = self._labels
         return list(np.array(self._forward(rows, types).pooler_output) @ weight.T + bias)
 
     def _forward(self, rows: list[list[int]], types: list[list[int]] | None) -> Any:
-        last = self.facts.num_types - 1  # RoBERTa has one type alone
+        last = self.facts.num_types - 1  # RoBERTa has a single type
         kinds = None
         if types is not None and last >= 0:
-            kinds = [[min(each, last) for each in row] for row in types]
+            kinds = [[min(type_id, last) for type_id in row] for row in types]
         with _undamaged(self._directory):
             return self._model.forward_batch(rows, token_type_ids=kinds)
 
 
 def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
-    """Put a shortlist into a form; raises UserError for names of tokens with blanks."""
+    """Write a shortlist into a conversion; raises UserError for tokens with blanks."""
     sides = (_vocabulary(directory, f"{side}_vocabulary") for side in ("source", "target"))
     write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))
 
 
 def _ids(request: GenerationRequest) -> tuple[Any, ...]:
-    """What beside the options decides how it is called."""
+    """The ids that the arguments of a call depend on."""
     return (
         request.decoder_start_ids,
         request.eos_ids,
@@ -412,7 +414,7 @@ def _ids(request: GenerationRequest) -> tuple[Any, ...]:
 
 
 def _power(options: Options) -> float:
-    """What it calls the length penalty: the exponent of the length, which beams alone have."""
+    """CTranslate2's length penalty: the exponent of the length, for beam search only."""
     is_plain = (options.beam_size or 1) == 1 or options.normalization == "none"
     return 0.0 if is_plain else float(options.length_penalty or 0)
 
@@ -434,7 +436,7 @@ def _open(directory: Path, family: Family, precision: str, settings: Settings, d
             compute_type=precision,
             inter_threads=settings.workers,
             intra_threads=settings.threads or 0,
-            max_queued_batches=-1,  # who submits bounds what waits
+            max_queued_batches=-1,  # the caller of `submit` limits the queue
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"CTranslate2 cannot open {directory}: {error}") from None

@@ -1,4 +1,4 @@
-"""The tokens of a model as another program names them."""
+"""The vocabulary of a model for CTranslate2."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from heedful.data.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a model by their ids, and those with a role; None: there is none.
+    """The tokens of a model by id, and the ids with a role (None: the model has none).
 
     Attributes:
-        source, target: of one stack, the same.
-        start: what the decoder of two stacks reads first.
-        adds_end: the program puts the end behind each source that it is given.
+        source, target: equal where the model has a single vocabulary.
+        start: first id of an encoder-decoder's target.
+        adds_end: CTranslate2 appends EOS to each source.
     """
 
     source: list[str]
@@ -24,7 +24,7 @@ class Vocabulary:
 
 
 def names_of(tokenizer: Tokenizer | None, count: int) -> list[str]:
-    """A name for each of `count` ids, none of them twice; without a tokenizer their numbers."""
+    """A unique name for each of `count` ids: the tokenizer's piece, or the id as text."""
     pieces = [f"<id{i}>" if tokenizer is None else tokenizer.piece(i) for i in range(count)]
     first: dict[str, int] = {}
     return [p if first.setdefault(p, i) == i else f"{p}<id{i}>" for i, p in enumerate(pieces)]
