@@ -186,13 +186,13 @@ def test_samples_are_drawn_once_whatever_the_limits_of_the_others(
         model.net.head.out.weight.zero_()
     backend = backend_of(model, tmp_path)
     seen = []
-    whole = backend._answers
+    whole = backend._results
 
     def counted(rows: list[list[int]], *rest: Any) -> list[Any]:
         seen.extend(rows)
         return whole(rows, *rest)
 
-    monkeypatch.setattr(backend, "_answers", counted)
+    monkeypatch.setattr(backend, "_results", counted)
     ctranslate2.set_random_seed(0)
     count, limits = 300, (1, 8)
     rows = rows_of((2,)) * (count * len(limits))
@@ -264,7 +264,7 @@ def test_workers_read_texts_side_by_side(
         ({"beam_size": 4, "require": ["dog"]}, "require"),
         ({"beam_size": 4, "stop_rule": "optimal"}, "stop rule optimal"),
         ({"beam_size": 4, "normalization": "gnmt"}, "gnmt"),
-        ({"max_new_tokens": 100}, "outgrow"),
+        ({"max_new_tokens": 100}, "may exceed"),
     ],
 )
 def test_what_it_lacks_is_said_and_runs_eager(

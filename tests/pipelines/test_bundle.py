@@ -208,13 +208,13 @@ def test_a_name_that_cannot_be_is_told():
 @pytest.mark.parametrize(
     ("sources", "options", "part"),
     [
-        ([[-1, 2]], {}, "token -1 is outside"),
+        ([[-1, 2]], {}, "token id -1 is outside"),
         ([[10**23]], {}, "outside the model's vocabulary"),
         (["a \ud800"], {}, "lone surrogate"),
         (["1"], {"max_new_tokens": 10**20}, "at most 1,000,000"),
         (["1"], {"batch_tokens": 0}, "batch_tokens must be at least 1"),
         (["1"], {"banned": ["\ud800"]}, "lone surrogate"),
-        (["1"], {"beam_size": 2, "require": [[10**9]]}, "token 1000000000 is outside"),
+        (["1"], {"beam_size": 2, "require": [[10**9]]}, "token id 1000000000 is outside"),
     ],
 )
 def test_values_that_no_one_should_give(model, sources, options, part):

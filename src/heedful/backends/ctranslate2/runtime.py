@@ -1,6 +1,5 @@
 """CTranslate2 as a backend: supported requests, and its calls."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from heedful.backends.base import Capability, GenerationRequest, Settings
+from heedful.backends.ctranslate2.vocabulary import read_vocabulary
 from heedful.backends.manifest import NetFacts
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
@@ -119,8 +119,8 @@ class CTranslate2:
         self.capabilities = frozenset(capabilities)
         self._model = _open(directory, facts.family, self.precision, self.settings, device)
         stem = {"encoder_decoder": "target_vocabulary"}.get(facts.family, "vocabulary")
-        self._target = _vocabulary(directory, stem)
-        self._source = _vocabulary(directory, "source_vocabulary")
+        self._target = read_vocabulary(directory, stem)
+        self._source = read_vocabulary(directory, "source_vocabulary")
         self._has_shortlist = (directory / VOCABULARY_MAP).is_file()
         self._ids = {token: index for index, token in enumerate(self._target)}
         self._last: _Call | None = None
@@ -398,7 +398,7 @@ class CTranslate2:
 
 def write_vocabulary_map(shortlist: Shortlist, directory: Path) -> None:
     """Write a shortlist into a conversion; raises UserError for tokens with blanks."""
-    sides = (_vocabulary(directory, f"{side}_vocabulary") for side in ("source", "target"))
+    sides = (read_vocabulary(directory, f"{side}_vocabulary") for side in ("source", "target"))
     write_text(directory / VOCABULARY_MAP, "".join(shortlist.vocabulary_map(*sides)))
 
 
@@ -440,12 +440,3 @@ def _open(directory: Path, family: Family, precision: str, settings: Settings, d
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"CTranslate2 cannot open {directory}: {error}") from None
-
-
-def _vocabulary(directory: Path, stem: str) -> list[str]:
-    for name in (stem, "shared_vocabulary", "vocabulary"):
-        path = directory / f"{name}.json"
-        if path.is_file():
-            tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
-            return tokens
-    return []

@@ -1,6 +1,8 @@
 """The vocabulary of a model for CTranslate2."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from heedful.data.tokenizer import Tokenizer
 
@@ -28,3 +30,13 @@ def names_of(tokenizer: Tokenizer | None, count: int) -> list[str]:
     pieces = [f"<id{i}>" if tokenizer is None else tokenizer.piece(i) for i in range(count)]
     first: dict[str, int] = {}
     return [p if first.setdefault(p, i) == i else f"{p}<id{i}>" for i, p in enumerate(pieces)]
+
+
+def read_vocabulary(directory: Path, stem: str) -> list[str]:
+    """The tokens of a converted model by id: of the file `stem`, or of a shared one."""
+    for name in (stem, "shared_vocabulary", "vocabulary"):
+        path = directory / f"{name}.json"
+        if path.is_file():
+            tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
+            return tokens
+    return []
