@@ -25,7 +25,7 @@ LAYERS = [
     {"training", "insight", "pipelines"},
     {"tasks", "deploy"},
     {"export"},
-    {"examples", "run"},
+    {"dry_run", "examples", "run"},
     {"cli"},
 ]
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}

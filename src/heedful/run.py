@@ -33,12 +33,11 @@ from heedful.pipelines import (
 from heedful.progress import PrintLine, has_display, use_display
 from heedful.recipe_changes import changed_settings, check_changes, check_started
 from heedful.recipe_files import load_recipe, with_absolute_paths
-from heedful.tasks.distillation import check_distillation
 from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.in_memory import InMemoryData, TrainingData
 from heedful.tasks.run_data import Data
 from heedful.tasks.scoring import FinalScores
-from heedful.tasks.start import RunParts, make_loss, new_parts, resume_parts
+from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, resume_parts
 from heedful.tasks.task import Task
 from heedful.training.best import BestModel
 from heedful.training.block_compiler import BlockCompiler
@@ -236,7 +235,7 @@ def _start(
 ) -> _Run:
     """Check the recipe, open the folder, prepare data and net; everything before the first step."""
     out = folder.path
-    task = _checked_task(recipe)
+    task = checked_task(recipe)
     precision = _precision(recipe, out, device, resume)
     _open_folder(recipe, rows, folder, precision, resume)
     if resume and Checkpoints(out / "checkpoints", keep=1).newest() is not None:
@@ -256,15 +255,6 @@ def _start(
     if resumed_from is not None:
         best.publish()
     return _Run(task, parts.data, parts.model, trainer, best, resumed_from, steps, entropy)
-
-
-def _checked_task(recipe: Recipe) -> Task:
-    """The recipe's task; raises UserError for errors that show before any data are read."""
-    task: Task = plugins.task.get(recipe.task)(recipe)
-    task.check()
-    check_distillation(recipe, task.distillation_levels)
-    make_schedule(recipe.training.schedule, d_model=1, max_steps=recipe.training.max_steps)
-    return task
 
 
 def _precision(recipe: Recipe, out: Path, device: torch.device, resume: bool) -> str:

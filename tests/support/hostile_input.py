@@ -77,6 +77,8 @@ LINES = [  # commands that work; {w} is the folder of models and files
     "optimize model --shortlist --tolerance 100 --backend eager",
     "import hf {hf} out",
     "recipes ls",
+    "prepare {recipe} --quiet",
+    "train {recipe} --dry-run",
     "list models",
     "list metrics --json",
     "tokenizer train {w}/lines -o out",

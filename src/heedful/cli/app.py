@@ -11,7 +11,7 @@ from heedful.cli.help import new_group
 from heedful.cli.preflight import Debug, add_command
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "Train": ("demo", "train", "distill", "average", "tokenizer"),
+    "Train": ("demo", "train", "distill", "average", "prepare", "tokenizer"),
     "Run a model": ("translate", "generate", "fill", "classify", "embed"),
     "Evaluate": ("evaluate", "score", "verify"),
     "Convert and speed up": ("optimize", "import", "export"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from heedful.cli.estimate import estimate
 from heedful.cli.flags import Json, Out, Quiet, RecipeName, spread
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 from heedful.cli.training_flags import TrainingFlags
@@ -17,6 +18,12 @@ def train(
     out: Out = None,
     resume: bool = typer.Option(
         False, "--resume", help="Continue from the newest checkpoint in the folder."
+    ),
+    dry_run: bool = typer.Option(
+        False,
+        "--dry-run",
+        help="Prepare data and net, measure a few steps, print data, sizes, memory and time, and "
+        "write no run.",
     ),
     quiet: Quiet = False,
     json: Json = False,
@@ -33,6 +40,9 @@ def train(
     """
     from heedful.recipe_files import load_recipe, recipe_path
 
+    if dry_run:
+        estimate(load_recipe(recipe, flags.overrides), quiet=quiet, json=json)
+        return
     folder = out or _default_folder(recipe_path(recipe))
     console = make_console(quiet=quiet or json)
     loaded = load_recipe(recipe, flags.overrides)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from heedful import plugins
+from heedful.config import Recipe
 from heedful.data.prepared import cache_folder, check_prepared
 from heedful.errors import UserError
 from heedful.files import plain_name
@@ -15,6 +17,7 @@ from heedful.progress import PrintLine
 from heedful.tasks.distillation import (
     DistillationLoss,
     OtherTeachers,
+    check_distillation,
     initialize_from_layers,
     prepare_teacher,
     sequence_distillation,
@@ -27,6 +30,7 @@ from heedful.tasks.run_data import Data
 from heedful.tasks.task import Task
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.folder import MARKER, facts_of_run
+from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction
 
 
@@ -49,6 +53,34 @@ class RunParts:
         }
 
 
+def checked_task(recipe: Recipe) -> Task:
+    """The recipe's task; raises UserError for errors that show before any data are read."""
+    task: Task = plugins.task.get(recipe.task)(recipe)
+    task.check()
+    check_distillation(recipe, task.distillation_levels)
+    make_schedule(recipe.training.schedule, d_model=1, max_steps=recipe.training.max_steps)
+    return task
+
+
+def prepare_data(task: Task, print_line: PrintLine) -> Data:
+    """The data of a new run, read, tokenized and stored in the cache, where the run finds them.
+
+    Outputs of a teacher (distillation of level sequence) are not computed.
+    """
+    recipe = task.recipe
+    source = _open_model(recipe.init_from, "cpu")
+    teacher = _open_model(recipe.distillation.teacher, "cpu")
+    return _prepared(task, source, teacher, print_line)
+
+
+def _prepared(
+    task: Task, source: SavedModel | None, teacher: SavedModel | None, print_line: PrintLine
+) -> Data:
+    model_config(task, None, source, teacher)  # refuses a wrong model before data are read
+    inherited = inherited_parts(task.recipe.tokenizer.path, source, teacher)
+    return prepare(task, cache_folder(), inherited, print_line)
+
+
 def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
     """Data and model as a new run has them; errors of the recipe are raised before data are read.
 
@@ -58,9 +90,7 @@ def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine
     source = _open_model(recipe.init_from, "cpu")
     teacher = _open_model(recipe.distillation.teacher, str(device))
     others = OtherTeachers.open(recipe.distillation, str(device))
-    model_config(task, None, source, teacher)
-    inherited = inherited_parts(recipe.tokenizer.path, source, teacher)
-    data = prepare(task, cache_folder(), inherited, print_line)
+    data = _prepared(task, source, teacher, print_line)
     torch.manual_seed(recipe.training.seed)
     model = build_model(task, data, source, teacher, device)
     if source is not None:

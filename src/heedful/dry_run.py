@@ -1,0 +1,167 @@
+"""A run before it begins: its data prepared, and its size, memory and time estimated."""
+
+import resource
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from heedful.config import Recipe
+from heedful.data.collate import Batch
+from heedful.pipelines import choose_device, parameter_count
+from heedful.progress import PrintLine
+from heedful.recipe_files import with_absolute_paths
+from heedful.tasks.epochs import EpochBatches
+from heedful.tasks.run_data import Data
+from heedful.tasks.start import RunParts, checked_task, make_loss, new_parts, prepare_data
+from heedful.tasks.task import Task
+from heedful.training.optimizer import make_optimizer
+from heedful.training.precision import AUTOCAST, resolve_precision
+from heedful.training.schedules import total_steps
+from heedful.training.step import TrainStep
+
+MEASURED = 5  # steps, after one that is not measured
+ENOUGH = 20.0  # seconds, after which no further step is measured
+_RSS_UNIT = 1024  # bytes, of ru_maxrss on Linux
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """The size of a run and its cost.
+
+    Attributes:
+        examples: number by split, in units of `unit`.
+        num_parameters: of the net, and by the name of its parts.
+        steps_per_epoch: optimizer steps.
+        total_steps: at the first of max_steps and max_epochs; None without both.
+        tokens_per_step: mean of the measured steps, padding not counted.
+        state_bytes: weights, gradients, and state of the optimizer.
+        peak_bytes: largest memory in the measured steps: of the GPU, or of the process on a CPU.
+        seconds_per_step: mean of the measured steps, without evaluations.
+        seconds: of all steps, at most max_minutes; None without any end but early stopping.
+    """
+
+    task: str
+    device: str
+    precision: str
+    unit: str
+    examples: dict[str, int]
+    architecture: str
+    num_parameters: dict[str, int]
+    steps_per_epoch: int
+    total_steps: int | None
+    tokens_per_step: float
+    state_bytes: int
+    peak_bytes: int
+    seconds_per_step: float
+    seconds: float | None
+
+
+def prepare_run(recipe: Recipe, print_line: PrintLine) -> Data:
+    """Prepare the data of a run, so that it begins at once; raises UserError as the run does."""
+    return prepare_data(checked_task(with_absolute_paths(recipe)), print_line)
+
+
+def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
+    """Prepare data and net of a run, take a few steps, and return the run's size and cost.
+
+    No folder is written but the cache. Raises UserError as the run does.
+    """
+    recipe = with_absolute_paths(recipe)
+    task = checked_task(recipe)
+    device = choose_device(recipe.training.device)
+    precision = resolve_precision(str(recipe.training.precision), device)
+    parts = new_parts(task, Path(), device, print_line)
+    net = parts.model.net.to(device)
+    epochs = EpochBatches(task, parts.data)
+    plan = epochs.plan_epoch(0)
+    size = recipe.training.gradient_accumulation
+    steps = [plan[start : start + size] for start in range(0, len(plan), size)]
+    batches = ([epochs.load_batch(item).to(device) for item in items] for items in steps)
+    cost = _measure(task, parts, batches, device, precision)
+    total = total_steps(recipe.training, len(plan))
+    ends = [] if total is None else [total * cost.seconds]
+    ends += [] if recipe.training.max_minutes is None else [60 * recipe.training.max_minutes]
+    by_part = {name: parameter_count(part) for name, part in net.named_children()}
+    return RunEstimate(
+        task=recipe.task,
+        device=str(device),
+        precision=precision,
+        unit=task.unit,
+        examples={name: task.split_size(parts.data, name) for name in parts.data.splits},
+        architecture=parts.model.metadata.architecture,
+        num_parameters={"total": parameter_count(net), **by_part},
+        steps_per_epoch=len(steps),
+        total_steps=total,
+        tokens_per_step=cost.tokens,
+        state_bytes=cost.state_bytes,
+        peak_bytes=_peak_bytes(device),
+        seconds_per_step=cost.seconds,
+        seconds=min(ends, default=None),
+    )
+
+
+@dataclass(frozen=True)
+class _StepCost:
+    seconds: float
+    tokens: float
+    state_bytes: int
+
+
+def _measure(
+    task: Task,
+    parts: RunParts,
+    steps: Iterable[list[Batch]],
+    device: torch.device,
+    precision: str,
+) -> _StepCost:
+    """Means over some steps, each of one or more batches; the first is not counted."""
+    settings, net = task.recipe.training, parts.model.net
+    step = TrainStep(
+        net,
+        make_loss(task, parts, device),
+        activation_checkpointing=settings.activation_checkpointing,
+    ).train()
+    optimizer = make_optimizer(net, settings.optimizer)
+    seconds: list[float] = []
+    tokens: list[int] = []
+    state_bytes = 0
+    for batches in islice(steps, MEASURED + 1):
+        began = time.perf_counter()
+        for batch in batches:
+            with torch.autocast(device.type, AUTOCAST[precision], enabled=precision != "fp32"):
+                sums = step(batch)
+            (sums.loss / max(1, batch.num_targets)).backward()
+        optimizer.step()
+        state_bytes = _state_bytes(net, optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+        tokens.append(sum(batch.num_tokens for batch in batches))
+        if sum(seconds) > ENOUGH:
+            break
+    measured = slice(1, None) if len(seconds) > 1 else slice(None)
+    times, counts = seconds[measured], tokens[measured]
+    return _StepCost(sum(times) / len(times), sum(counts) / len(counts), state_bytes)
+
+
+def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    gradients = [each.grad for each in net.parameters() if each.grad is not None]
+    state = [
+        value
+        for values in optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, Tensor)
+    ]
+    return sum(each.nbytes for each in [*net.parameters(), *gradients, *state])
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
