@@ -301,3 +301,19 @@ def test_nothing_is_forgotten_that_may_be_taken_back(name: str) -> None:
     found = decoding.feed(ids[7:12])
     expected = net(ids[None, :12])[0, 7:].log_softmax(-1)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_first_tokens_of_a_cache_attend_as_a_sequence_does() -> None:
+    """By the kernel's own causality, and by blocks of a window; later and padded ones do not."""
+    net, ids = tiny("gemma3"), torch.randint(VOCAB, (2, 4))
+    real = torch.tensor([[True] * 4, [False, *[True] * 3]])
+    for beams, padded in ((1, False), (3, False), (1, True)):
+        cache = net.start(2, capacity=32, beams=beams)
+        found = []
+        for step in range(2):
+            cache.reserve(4, forgets=True)
+            at = torch.arange(4)[None] + 4 * step
+            _, seen, _ = cache.begin(Tokens(ids, at, real if padded else None))
+            found.append({spec.is_sequence for spec in seen})
+        assert found == [{not padded}, {False}]

@@ -90,6 +90,8 @@ class LayerGroup:
                 seen = self.seen[:, :, : self.limit]
                 allowed = seen if length == 1 else seen.repeat_interleave(length, 1)
         held = Span(self.positions[:, : self.limit])
+        if self.limit == slots.size(1) and new.real is None and allowed is None:
+            held = new  # the first tokens, in their order: kernels know such a mask
         first = torch.arange(texts, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
         return flat, MaskSpec(new, held, causal=True, allowed=allowed)
