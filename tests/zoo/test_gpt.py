@@ -41,7 +41,7 @@ class TestLaws(DecoderLaws):
 
 def test_a_width_that_their_format_has_no_key_for_is_not_exported() -> None:
     net, config = random_net("gpt", **GPT.ours, d_ff=7)
-    with pytest.raises(UserError, match=r"d_ff is 7, .* 4 · d_model \(48\) alone"):
+    with pytest.raises(UserError, match=r"d_ff is 7, .* 4 · d_model \(48\) only"):
         net_to_hf("gpt", config, net)
     net, config = random_net("gpt", **GPT.ours, d_ff=48)
     assert net_to_hf("gpt", config, net)[0]["n_embd"] == 12

@@ -75,7 +75,7 @@ GPT3 = DecoderCase(
     not_built=by_key(activation_function="tanh")
     | {"resid_dropout is 0.0 and attention_dropout is 0.5, but": {"attention_dropout": 0.5}}
     | {
-        f"attention_types is {types}, but heedful's gpt3 is built for {layers} layers": {
+        f"attention_types is {types}, but heedful's gpt3 supports {layers} layers": {
             "num_layers": layers,
             "attention_types": types,
         }
@@ -116,7 +116,7 @@ def test_layers_may_be_listed_one_by_one_or_left_out() -> None:
     listed = GPT3.read(num_layers=2, attention_types=[[["global"], 1], [["local"], 1]])
     assert listed.window == 256
     assert GPT3.read(window_size=9).window == 9
-    with pytest.raises(UserError, match="built for 12 layers"):
+    with pytest.raises(UserError, match="supports 12 layers"):
         GPT3.read(num_layers=12)
 
 
@@ -153,7 +153,7 @@ def test_a_head_width_that_their_format_has_no_key_for_is_not_exported() -> None
         with pytest.raises(UserError):
             net_to_hf("gpt3", config, net)
     net, config = random_net("gpt3", **TINY | NEO | {"head_dim": 6})
-    with pytest.raises(UserError, match=r"head_dim is 6, .* d_model / num_heads \(4\) alone"):
+    with pytest.raises(UserError, match=r"head_dim is 6, .* d_model / num_heads \(4\) only"):
         net_to_hf("gpt3", config, net)
     net, config = random_net("gpt3", **TINY | NEO | {"head_dim": 4})
     assert net_to_hf("gpt3", config, net)[0]["model_type"] == "gpt_neo"

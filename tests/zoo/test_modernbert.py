@@ -61,7 +61,7 @@ MODERNBERT = EncoderCase(
             "classifier_pooling": "mean",
             "architectures": ["ModernBertForSequenceClassification"],
         },
-        "does not stretch": {
+        "does not support rope_scaling": {
             "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}
         },
         "rope_type of sliding_attention is linear": {

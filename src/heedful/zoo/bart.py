@@ -5,10 +5,10 @@
 | base           | 6                 | 768     | 12                 | 139M                    |
 | large          | 12                | 1024    | 16                 | 406M                    |
 
-The Transformer of 2017 with exact GELUs and weights from N(0, 0.02²) (sec. 2.1); in their code
-positions are trained, and a norm stands over the embeddings of either side. Source, target and
-output share one matrix. The bias on the logits is that of the Hugging Face format, where it is zero
-in the authors' own models; it is not in the figures above.
+The Transformer of 2017 with exact GELUs and weights N(0, 0.02²) (sec. 2.1); in the authors' code,
+positions are learned and both embeddings have a norm. Source, target and output share one matrix.
+The bias of the logits comes from the Hugging Face format, where it is zero in the published models;
+it is not counted above.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ from heedful.zoo.hf_seq2seq import DEFAULTS, FIXED, bart_names
 from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Names
 
-OFFSET = 2  # rows of the position tables that stand before that of the first token
+OFFSET = 2  # unused rows of the position tables before that of the first token
 
 
 @model_config
@@ -37,11 +37,11 @@ class Config:
     """The paper's sizes and choices; the defaults are its smaller model.
 
     Args:
-        src_vocab_size, tgt_vocab_size: of one vocabulary, and therefore equal.
-        num_heads, d_ff: of both stacks, unless the decoder has its own.
-        num_decoder_heads, decoder_d_ff: the decoder's; None: as the encoder's.
+        src_vocab_size, tgt_vocab_size: equal, since source and target share a vocabulary.
+        num_heads, d_ff: of both stacks, or of the encoder only.
+        num_decoder_heads, decoder_d_ff: of the decoder; None: as in the encoder.
         max_length: longest source and longest target, in tokens.
-        dropout: on embeddings and sub-layers' outputs.
+        dropout: on embeddings and on outputs of sub-layers.
         attention_dropout, activation_dropout: on attention weights and on hidden units.
         scale_embeddings: multiply them by √d_model.
     """
@@ -81,7 +81,7 @@ def decoder_block(config: Config, block: BlockSpec) -> BlockSpec:
 
 
 def build(config: Config) -> EncoderDecoder:
-    """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
+    """A new model with weights N(0, 0.02²) from torch's random generator."""
     block = BlockSpec(
         PostNorm,
         nn.LayerNorm,
@@ -93,11 +93,11 @@ def build(config: Config) -> EncoderDecoder:
         config,
         *two_stacks(config, block, decoder_block=decoder_block(config, block)),
         tie="all",
-        scaled=config.scale_embeddings,
+        scale_embeddings=config.scale_embeddings,
         positions=partial(LearnedTable, offset=OFFSET),
         bias=True,
         norm=nn.LayerNorm,
-        draw=normal(0.02),
+        initializer=normal(0.02),
     )
 
 

@@ -1,9 +1,9 @@
 """BERT (Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers").
 
-Base and large are the paper's (sec. 3), the others those of Turc et al. 2019, "Well-Read Students
-Learn Better". The encoder of Vaswani et al. 2017 with GELU, learned positions, a further embedding
-that tells the first of two texts from the second, and a norm over the sum of the three (fig. 2).
-The parameters are counted with the heads of both tasks of pre-training.
+Base and large are from the paper (sec. 3), the other sizes from Turc et al. 2019, "Well-Read
+Students Learn Better". The encoder of Vaswani et al. 2017 with GELU, learned positions, a token
+type embedding (first or second text of a pair), and a norm over the sum of the three embeddings
+(fig. 2). Parameters are counted with both heads of the pre-training.
 """
 
 from functools import partial
@@ -30,15 +30,15 @@ class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
     Args:
-        head: mlm: logits of the token at each position (sec. 3.1, task 1); classify: logits of the
-            text's class, from the state of its first token (fig. 4, a and b); none: the states.
-        num_labels: classes of the text; of the head classify alone.
+        head: mlm: logits of the token at each position (sec. 3.1, task 1); classify: class logits
+            of the text, from the state of its first token (fig. 4, a and b); none: the states.
+        num_labels: number of classes, for the head classify.
         max_length: longest text, or pair of texts, in tokens.
-        type_vocab_size: texts that a row may hold.
-        dropout: on embeddings and sub-layers' outputs.
+        type_vocab_size: number of token types.
+        dropout: on embeddings and on outputs of sub-layers.
         attention_dropout: on the attention weights.
-        classifier_dropout: on what the matrix of classes reads; None: as `dropout`.
-        tie_embeddings: one matrix for input and output; of the head mlm alone.
+        classifier_dropout: before the linear layer of the classes; None: as `dropout`.
+        tie_embeddings: one matrix for input and output, for the head mlm.
     """
 
     vocab_size: Annotated[int, Hf("vocab_size")] = 30522
@@ -69,9 +69,9 @@ SIZES: dict[str, dict[str, Any]] = {  # and their parameters
 
 
 def build(config: Config) -> EncoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying.
+    """A new model, initialized from torch's random generator.
 
-    As in the authors' code: N(0, 0.02²) without what lies beyond two standard deviations.
+    As in the authors' code, weights are N(0, 0.02²), truncated at two standard deviations.
     """
     norm = partial(nn.LayerNorm, eps=config.norm_eps)
     block = BlockSpec(
@@ -83,7 +83,7 @@ def build(config: Config) -> EncoderOnly:
     )
     encoder = StackSpec(config.d_model, [block] * config.num_layers)
     return encoder_only(
-        config, encoder, norm=norm, num_types=config.type_vocab_size, draw=_truncated_normal
+        config, encoder, norm=norm, num_types=config.type_vocab_size, initializer=_truncated_normal
     )
 
 
@@ -97,8 +97,8 @@ def _truncated_normal(module: nn.Module, name: str, parameter: Tensor) -> None:
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names.
 
-    The pooler is the first matrix of the head classify. The other heads have no place for it, nor
-    any for the head of the second task of pre-training (sec. 3.1).
+    The pooler is the first matrix of the head classify and unused by other heads; the head of the
+    second pre-training task (sec. 3.1) is unused.
     """
     heads = {
         "mlm": {

@@ -1,8 +1,8 @@
-"""Assembly from a specification of blocks to whole nets of the three families.
+"""Specifications of blocks and stacks, and builders of nets of the three families.
 
-A published model says what its blocks are by frozen dataclasses, of which each turns itself into
-modules of `parts/` and `models/`. A Config calls its sizes alike in every paper (`d_model`,
-`max_length`, `dropout`, …), so those of embeddings and heads are read here.
+The file of a published model describes its blocks by frozen dataclasses, each of which builds its
+module of `parts/` or `models/`. All Configs have the same names for sizes (`d_model`, `max_length`,
+`dropout`, …), so the builders read those of embeddings and heads from the Config.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
+from heedful.parts import init
 from heedful.parts.attention import Attention, CrossAttention
 from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
@@ -28,7 +29,7 @@ from heedful.parts.heads import (
     OutputHead,
     tied_linear,
 )
-from heedful.parts.init import Initializer, init_weights, normal, shrink_residuals, xavier
+from heedful.parts.init import Initializer, init_weights, normal, xavier
 from heedful.parts.positions import LearnedTable, Positions
 from heedful.parts.residual import Norm, Residual
 
@@ -40,8 +41,8 @@ class AttentionSpec:
     """Self-attention of a block, and its cross-attention, which has no positions and no window.
 
     Args:
-        qk_norm: of queries and of keys, each head for itself; default: none.
-        num_kv_heads, ...: as of `Attention`.
+        qk_norm: norm of queries and of keys, over the width of a head; default: none.
+        num_kv_heads, ...: see `Attention`.
     """
 
     num_heads: int
@@ -57,7 +58,7 @@ class AttentionSpec:
     out_bias: bool = True
 
     def build(self, width: int) -> Attention:
-        """Self-attention of states of a width."""
+        """Self-attention over states of this width."""
         head_dim = self.head_dim or width // self.num_heads
         query_norm, key_norm = (self.qk_norm and self.qk_norm(head_dim) for _ in range(2))
         return Attention(
@@ -77,7 +78,7 @@ class AttentionSpec:
         )
 
     def build_cross(self, width: int) -> CrossAttention:
-        """Cross-attention of states of a width."""
+        """Cross-attention over states of this width."""
         return CrossAttention(
             width,
             self.num_heads,
@@ -92,7 +93,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """Feed-forwards of which a router chooses `top_k` for each token; as of `Experts`."""
+    """A mixture of feed-forward networks; see `Experts`."""
 
     num_experts: int
     top_k: int
@@ -101,10 +102,10 @@ class ExpertsSpec:
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
-    """The feed-forward of a block, as of `FeedForward`.
+    """The feed-forward network of a block; see `FeedForward`.
 
     Args:
-        experts: how many there are in place of one; default: one.
+        experts: a mixture of such networks; default: one network.
     """
 
     d_ff: int
@@ -114,26 +115,30 @@ class FeedForwardSpec:
     experts: ExpertsSpec | None = None
 
     def build(self, width: int) -> nn.Module:
-        """The feed-forward of states of a width."""
-        one = partial(
+        """The feed-forward network (or the experts) of states of this width."""
+        expert = partial(
             FeedForward, width, self.d_ff, self.kind, dropout=self.dropout, bias=self.bias
         )
         if self.experts is None:
-            return one()
-        many = self.experts
-        return Experts(width, many.num_experts, many.top_k, one, balance_weight=many.balance_weight)
+            return expert()
+        spec = self.experts
+        return Experts(
+            width, spec.num_experts, spec.top_k, expert, balance_weight=spec.balance_weight
+        )
 
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """Sub-layers, each in its residual.
+    """The sub-layers of a block, each in a residual connection.
 
     Args:
-        residual: where the norms stand.
-        norm: makes a norm of a width.
+        residual: placement of the norms, for example `PreNorm`.
+        norm: makes a norm from a width.
+        attention: self-attention, and cross-attention if the stack has it.
+        feedforward: the feed-forward network.
         dropout: on the outputs of the sub-layers.
-        feedforward_dropout: on that of the feed-forward; default: as `dropout`.
-        attention_norm: of self-attention; default: `norm`.
+        feedforward_dropout: on the output of the feed-forward network; default: `dropout`.
+        attention_norm: norm of self-attention; default: `norm`.
     """
 
     residual: type[Residual]
@@ -145,7 +150,7 @@ class BlockSpec:
     attention_norm: Norm | None = None
 
     def build(self, width: int, *, cross: bool) -> Block:
-        """A block of states of a width; `cross`: with cross-attention."""
+        """A block over states of this width; `cross`: with cross-attention."""
 
         def with_residual(
             sublayer: nn.Module, norm: Norm = self.norm, dropout: float = self.dropout
@@ -162,12 +167,13 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class StackSpec:
-    """A stack: the blocks in their order, which may differ, and what follows the last.
+    """A stack of blocks, which may differ.
 
     Args:
         width: D of the states.
-        final_norm: default: none.
-        final_dropout: after it; default: none.
+        blocks: in their order.
+        final_norm: after the last block; default: none.
+        final_dropout: after the final norm; default: none.
     """
 
     width: int
@@ -176,7 +182,7 @@ class StackSpec:
     final_dropout: float | None = None
 
     def build(self, *, cross: bool = False) -> Stack:
-        """A stack with new weights; `cross`: with cross-attention in each block."""
+        """A stack with uninitialized weights; `cross`: with cross-attention in each block."""
         return Stack(
             (block.build(self.width, cross=cross) for block in self.blocks),
             None if self.final_norm is None else self.final_norm(self.width),
@@ -191,11 +197,13 @@ def two_stacks(
     *,
     decoder_block: BlockSpec | None = None,
 ) -> tuple[StackSpec, StackSpec]:
-    """The encoder and the decoder.
+    """The specifications of encoder and decoder.
 
     Args:
-        block: of each layer of the encoder.
-        decoder_block: of each layer of the decoder; default: `block`.
+        config: width and numbers of layers.
+        block: a block of the encoder.
+        final_norm: of both stacks; default: none.
+        decoder_block: a block of the decoder; default: `block`.
     """
     return (
         StackSpec(config.d_model, [block] * config.num_encoder_layers, final_norm),
@@ -212,7 +220,7 @@ def embed(
     types: nn.Embedding | None = None,
     norm: nn.Module | None = None,
 ) -> TokenEmbedding:
-    """Tokens and positions of a Config; the others are those of `TokenEmbedding`."""
+    """The embedding of a Config: its width, length and dropout. See `TokenEmbedding`."""
     length = config.max_length
     table = None if positions is None else positions(length, config.d_model)
     return TokenEmbedding(
@@ -233,23 +241,25 @@ def decoder_only(
     positions: Positions | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
-    shrinks: bool = True,
+    shrink_residuals: bool = True,
 ) -> DecoderOnly:
-    """One stack between embeddings and logits, tied where the Config says so; all N(0, 0.02²).
+    """A language model with weights N(0, 0.02²).
 
     Args:
-        positions: of the embeddings; default: attention has its own.
-        scale: embeddings are multiplied by it.
+        config: `tie_embeddings`: share the matrix of the embeddings with the output.
+        decoder: the stack.
+        positions: makes the position table added to the embeddings; default: none.
+        scale: factor of the embeddings.
         softcap: bound of the logits; default: none.
-        shrinks: weights that end a residual branch are divided by √(2L), as in GPT-2.
+        shrink_residuals: divide the last weight of each residual branch by √(2L), as in GPT-2.
     """
     stack = decoder.build()
     tokens = nn.Embedding(config.vocab_size, config.d_model)
     head = OutputHead(tied_linear(tokens.weight, tied=config.tie_embeddings), softcap=softcap)
     net = DecoderOnly(embed(config, tokens, positions, scale=scale), stack, head)
     init_weights(net, normal(0.02))
-    if shrinks:
-        shrink_residuals(net)
+    if shrink_residuals:
+        init.shrink_residuals(net)
     return net
 
 
@@ -263,17 +273,20 @@ def encoder_only(
     head_activation: Activation | None = None,
     head_bias: bool = True,
     classifier: Callable[..., ClassificationHead] = ClassificationHead,
-    draw: Initializer | None = None,
+    initializer: Initializer | None = None,
 ) -> EncoderOnly:
-    """BERT or a descendant: norm(embeddings), the encoder, and the Config's `head`.
+    """BERT or a descendant: norm(embeddings), the encoder, and the `head` of the Config.
 
     Args:
-        num_types: rows of an embedding of types; default: there is none.
-        norm: over the embeddings and in the head for masked tokens.
-        head_activation: of the head for masked tokens; default: the layers'.
-        head_bias: of its first matrix.
-        classifier: makes the head classify of a width, a number of classes and `dropout`.
-        draw: fills a new weight; default: N(0, 0.02²).
+        config: `head`: mlm, classify or none.
+        encoder: the stack.
+        norm: makes the norm of the embeddings and of the masked-token head.
+        positions: makes the position table added to the embeddings; default: a learned one.
+        num_types: rows of the token type embedding; default: no such embedding.
+        head_activation: activation of the masked-token head; default: that of the layers.
+        head_bias: bias of the first matrix of that head.
+        classifier: makes the head `classify` from a width, a number of classes and `dropout`.
+        initializer: initializes a weight; default: N(0, 0.02²).
     """
     width = config.d_model
     tokens = nn.Embedding(config.vocab_size, width)
@@ -283,18 +296,18 @@ def encoder_only(
     if config.head == "mlm":
         out = tied_linear(tokens.weight, bias=True, tied=config.tie_embeddings)
         activation = head_activation or config.activation
-        before = MaskedTokenTransform(width, norm(width), activation, bias=head_bias)
-        head = MaskedTokenHead(out, before)
+        transform = MaskedTokenTransform(width, norm(width), activation, bias=head_bias)
+        head = MaskedTokenHead(out, transform)
     elif config.head == "classify":
         head = classifier(width, config.num_labels, dropout=classifier_dropout(config))
     embedding = embed(config, tokens, positions, norm=norm(width), types=types)
     net = EncoderOnly(embedding, stack, head)
-    init_weights(net, draw or normal(0.02))
+    init_weights(net, initializer or normal(0.02))
     return net
 
 
 def classifier_dropout(config: Any) -> float:
-    """The dropout before the matrix of classes: its own, or that of the layers."""
+    """Dropout before the linear layer of the classes; default: that of the layers."""
     own: float | None = config.classifier_dropout
     return config.dropout if own is None else own
 
@@ -305,37 +318,41 @@ def encoder_decoder(
     decoder: StackSpec,
     *,
     tie: Tying | Literal["embeddings"],
-    scaled: bool = False,
+    scale_embeddings: bool = False,
     positions: Positions | None = None,
     bias: bool = False,
     transform: nn.Module | None = None,
     norm: Norm | None = None,
-    draw: Initializer = xavier,
+    initializer: Initializer = xavier,
 ) -> EncoderDecoder:
-    """Two stacks between two embeddings and logits.
+    """A sequence-to-sequence model.
 
     Args:
-        tie: none; embeddings: source and target share one matrix; decoder: target and output; all.
-        scaled: embeddings are multiplied by √d_model.
-        positions: of the embeddings; default: attention has its own.
-        bias: on the logits.
-        transform: of the states that the output matrix reads; default: none.
-        norm: over the embeddings; default: none.
-        draw: fills a new weight.
+        config: vocabulary sizes, width, longest sequences, dropout.
+        encoder, decoder: the stacks.
+        tie: matrices that are shared: none; embeddings: source and target; decoder: target and
+            output; all three.
+        scale_embeddings: multiply the embeddings by √d_model.
+        positions: makes the position tables added to the embeddings; default: none.
+        bias: bias of the logits.
+        transform: module between the decoder and the output matrix; default: none.
+        norm: makes the norms of the embeddings; default: none.
+        initializer: initializes a weight.
     """
     width = config.d_model
     tgt = nn.Embedding(config.tgt_vocab_size, width)
     is_shared = tie in ("embeddings", "all")
     src = tgt if is_shared else nn.Embedding(config.src_vocab_size, width)
 
-    def side(tokens: nn.Embedding) -> TokenEmbedding:
-        built = None if norm is None else norm(width)
-        scale = width**0.5 if scaled else 1.0
-        return embed(config, tokens, positions, scale=scale, norm=built)
+    def embedding(tokens: nn.Embedding) -> TokenEmbedding:
+        scale = width**0.5 if scale_embeddings else 1.0
+        return embed(
+            config, tokens, positions, scale=scale, norm=None if norm is None else norm(width)
+        )
 
     out = tied_linear(tgt.weight, bias=bias, tied=tie in ("decoder", "all"))
     head = OutputHead(out, transform)
     stacks = encoder.build(), decoder.build(cross=True)
-    net = EncoderDecoder(side(src), stacks[0], side(tgt), stacks[1], head)
-    init_weights(net, draw)
+    net = EncoderDecoder(embedding(src), stacks[0], embedding(tgt), stacks[1], head)
+    init_weights(net, initializer)
     return net

@@ -4,8 +4,8 @@
 |------|--------|---------|-------|------|------------|
 | base | 6      | 768     | 12    | 3072 | 66M        |
 
-BERT with half its layers, which started as every second one of their teacher's, without the
-embedding of types and without the pooler (sec. 3). The parameters are counted without a head.
+BERT with half of the layers, initialized from every second layer of the teacher, without token
+types and pooler (sec. 3). Parameters are counted without a head.
 """
 
 from functools import partial
@@ -29,11 +29,11 @@ from heedful.zoo.names import Names
 
 @model_config
 class Config:
-    """The paper's sizes and choices; the defaults are its model. As BERT's, and:
+    """Keys as in BERT with the values of the paper; the defaults are its model.
 
     Args:
-        positions: learned, as the teacher's; sinusoidal: a table that is not trained.
-        dropout: on embeddings and the feed-forward's outputs, as in the authors' code.
+        positions: learned, as in the teacher; sinusoidal: a table that is not trained.
+        dropout: on embeddings and outputs of the feed-forward, as in the authors' code.
     """
 
     vocab_size: Annotated[int, Hf("vocab_size")] = 30522
@@ -59,8 +59,8 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}}
 
 
 def build(config: Config) -> EncoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
-    # The norms' epsilon is no choice in their format either.
+    """A new model with weights N(0, 0.02²) from torch's random generator."""
+    # The epsilon of the norms is fixed in the Hugging Face format, too.
     norm = partial(nn.LayerNorm, eps=1e-12)
     block = BlockSpec(
         PostNorm,
@@ -76,7 +76,7 @@ def build(config: Config) -> EncoderOnly:
         classifier=partial(ClassificationHead, activation="relu"),
     )
     if config.positions == "sinusoidal":
-        # They stay, and are a parameter all the same, since their files hold the table.
+        # Not trained, but a parameter, since Hugging Face files hold the table.
         table = net.get_parameter("embedding.positions.weight").requires_grad_(False)
         table.copy_(sinusoidal_table(*table.shape))
     return net

@@ -1,10 +1,10 @@
 """Gemma 3 (Gemma Team 2025, "Gemma 3 Technical Report"), its text models.
 
-A decoder with norms before and after each sub-layer, whose scale is 1 + weight, GeGLU, normalised
-queries and keys in place of Gemma 2's capped scores, and embeddings multiplied by √d_model that are
-also the output. Every sixth layer sees the whole text and has a rotary base of 1,000,000, the
-others see the last `window` tokens and have one of 10,000 (sec. 2). The models from 4B on stretch
-the global layers' positions by 8.
+A decoder with norms (of scale 1 + weight) before and after each sub-layer, GeGLU, norms of queries
+and keys in place of the capped scores of Gemma 2, and embeddings multiplied by √d_model, which are
+also the output matrix. Every sixth layer is global, with a rotary base of 1,000,000; the others
+attend to the last `window` tokens, with a base of 10,000 (sec. 2). From 4B on, positions of the
+global layers are divided by 8.
 """
 
 from dataclasses import replace
@@ -27,16 +27,16 @@ from heedful.zoo.rotary_decoder import Base, divided_sizes_to_hf, rotary_block
 
 @model_config
 class Config(Base):
-    """LLaMA's keys with the report's values; the defaults are 1B.
+    """Keys as in LLaMA with the values of the report; the defaults are 1B.
 
     Args:
-        window: keys that a query of a local layer sees, its own counted.
-        global_every: the layers of this number and its multiples, counted from 1, are global.
-        rope_base, rope_scaling: of the global layers; local_rope_base: of the others.
+        window: number of keys that a query of a local layer attends to, its own included.
+        global_every: layers whose number, from 1, is a multiple of it are global.
+        rope_base, rope_scaling: of global layers; local_rope_base: of local layers.
         query_scalar: scores are divided by its square root.
-        score_softcap: of the scores, which transformers itself leaves out; None: not capped.
-        logit_softcap: of the logits; None: not capped.
-        attention_bias: in all four matrices of attention.
+        score_softcap: cap of the scores, which transformers ignores; None: no cap.
+        logit_softcap: cap of the logits; None: no cap.
+        attention_bias: bias of all matrices of attention.
     """
 
     vocab_size: int = 262144
@@ -79,10 +79,10 @@ LAYERS = LocalLayers(counted_from=1)
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying."""
+    """A new model, initialized from torch's random generator."""
     norm, width = partial(ZeroCenteredRMSNorm, eps=config.norm_eps), head_width(config)
-    far = RotaryPositions(width, config.rope_base, scaling=config.rope_scaling)
-    near = RotaryPositions(width, config.local_rope_base)
+    global_rope = RotaryPositions(width, config.rope_base, scaling=config.rope_scaling)
+    local_rope = RotaryPositions(width, config.local_rope_base)
     block = rotary_block(config, attention_bias=config.attention_bias)
     attention = replace(
         block.attention,
@@ -91,15 +91,16 @@ def build(config: Config) -> DecoderOnly:
         qk_norm=norm,
     )
     block = replace(block, residual=SandwichNorm, norm=norm)
-    whole = replace(block, attention=replace(attention, position=far))
-    local = replace(block, attention=replace(attention, position=near, window=config.window))
-    blocks = [whole if kind == GLOBAL else local for kind in LAYERS.types(config)]
+    global_block = replace(block, attention=replace(attention, position=global_rope))
+    local = replace(attention, position=local_rope, window=config.window)
+    local_block = replace(block, attention=local)
+    blocks = [global_block if kind == GLOBAL else local_block for kind in LAYERS.types(config)]
     return decoder_only(
         config,
         StackSpec(config.d_model, blocks, final_norm=norm),
         scale=config.d_model**0.5,
         softcap=config.logit_softcap,
-        shrinks=False,
+        shrink_residuals=False,
     )
 
 

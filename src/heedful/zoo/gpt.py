@@ -4,9 +4,8 @@
 |----------|--------|---------|-------|------|--------|------------|----------------------------|
 | GPT      | 12     | 768     | 12    | 3072 | 512    | 40478      | 117M                       |
 
-The decoder of the Transformer of 2017 without its cross-attention: norms after the sub-layers' sums
-and none at the end, but with GELU (its tanh approximation, in the authors' code) and learned
-positions. Output and input share one matrix.
+The decoder of Vaswani et al. 2017 (post-norm) without cross-attention, with GELU (the tanh
+approximation, in the authors' code) and learned positions. Output and input share one matrix.
 """
 
 from functools import partial
@@ -24,7 +23,7 @@ from heedful.zoo.hf import Hf, HfConfig
 from heedful.zoo.model_config import model_config
 from heedful.zoo.names import Name, Names, layer_names
 
-# What they call gelu is its tanh approximation.
+# In this format gelu is the tanh approximation.
 HF_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
@@ -35,7 +34,7 @@ class Config:
     Args:
         d_ff: width of the feed-forward's hidden units; None: 4 · d_model.
         max_length: longest text, in tokens.
-        dropout: on embeddings, sub-layers' outputs and attention weights.
+        dropout: on embeddings, outputs of sub-layers and attention weights.
         tie_embeddings: one matrix for input and output.
     """
 
@@ -57,9 +56,9 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}}
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying.
+    """A new model, initialized from torch's random generator.
 
-    All weights N(0, 0.02²) (sec. 4.1).
+    Weights N(0, 0.02²) (sec. 4.1).
     """
     block = BlockSpec(
         PostNorm,
@@ -69,14 +68,14 @@ def build(config: Config) -> DecoderOnly:
         dropout=config.dropout,
     )
     decoder = StackSpec(config.d_model, [block] * config.num_layers)
-    return decoder_only(config, decoder, positions=LearnedTable, shrinks=False)
+    return decoder_only(config, decoder, positions=LearnedTable, shrink_residuals=False)
 
 
 def _write(config: Config) -> dict[str, Any]:
     if config.d_ff not in (None, 4 * config.d_model):
         raise UserError(
-            f"d_ff is {config.d_ff}, but the Hugging Face format of openai-gpt knows 4 · d_model "
-            f"({4 * config.d_model}) alone"
+            f"d_ff is {config.d_ff}, but the Hugging Face format of openai-gpt supports "
+            f"4 · d_model ({4 * config.d_model}) only"
         )
     return {}
 
@@ -101,7 +100,14 @@ def hf_names(config: Config) -> Names:
 def decoder_names(
     layer: dict[str, str], buffers: str, embeddings: tuple[str, str] = ("wte", "wpe"), **more: bool
 ) -> Names:
-    """GPT's, GPT-2's and GPT-Neo's; `more`: attributes of the layers' names."""
+    """Tensor names of GPT, GPT-2 and GPT-Neo.
+
+    Args:
+        layer: names of the modules of a layer.
+        buffers: see `Names`.
+        embeddings: names of the token and position embeddings.
+        more: attributes of the names of the layers.
+    """
     return Names(
         [
             Name("embedding.tokens", f"transformer.{embeddings[0]}"),

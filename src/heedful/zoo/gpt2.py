@@ -7,8 +7,8 @@
 | large   | 36     | 1280    | 20                 | 774M                       |
 | xl      | 48     | 1600    | 25                 | 1,558M                     |
 
-GPT with the norms moved before the sub-layers and one more after the last (sec. 2.3), a context of
-1024 tokens and byte-level BPE. Output and input share one matrix.
+GPT with pre-norm and a final norm (sec. 2.3), a context of 1024 tokens and byte-level BPE. Output
+and input share one matrix.
 """
 
 from functools import partial
@@ -33,7 +33,7 @@ class Config(gpt.Config):
     """GPT's keys; the defaults are the paper's smallest model.
 
     Args:
-        bias: in attention, feed-forward and norms (nanoGPT trains without).
+        bias: in attention, feed-forward and norms (nanoGPT has none).
     """
 
     vocab_size: int = 50257
@@ -52,9 +52,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying.
+    """A new model, initialized from torch's random generator.
 
-    All weights N(0, 0.02²), those that end a residual branch divided by √(2L) (sec. 2.3).
+    Weights N(0, 0.02²); the last one of each residual branch is divided by √(2L) (sec. 2.3).
     """
     bias = config.bias
     norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=bias)
@@ -69,7 +69,7 @@ def build(config: Config) -> DecoderOnly:
     return decoder_only(config, decoder, positions=LearnedTable)
 
 
-# Their format always has biases: of a model without any they are zeros, and this key says so.
+# The format always has biases: a model without biases is written with zeros and this key.
 NO_BIAS = "heedful_bias"
 
 
@@ -87,7 +87,7 @@ HF = HfConfig(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    read=lambda content, ours: {"bias": content.get(NO_BIAS, True)},
+    read=lambda content, keys: {"bias": content.get(NO_BIAS, True)},
     write=lambda config: {} if config.bias else {NO_BIAS: False},
 )
 ARCHITECTURE = Architecture("gpt2", Config, build, SIZES, {"hf": Format(HF, hf_names)})

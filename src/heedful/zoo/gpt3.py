@@ -1,10 +1,10 @@
 """GPT-3 (Brown et al. 2020, "Language Models are Few-Shot Learners").
 
-GPT-2 with a context of 2048 tokens, whose layers in turn see the whole text and a band of it (sec.
-2.1). The paper prints 24 heads for xl, which would be wider than the model and make it 1.5B; 16
-give the size that it is named after. It does not say how wide the band is: 256 is GPT-Neo's
-(EleutherAI 2021), the public reproduction, whose files are read and written here. GPT-Neo differs
-in two details: it does not scale scores, and its queries, keys and values have no bias.
+GPT-2 with a context of 2048 tokens; every second layer has a sliding window (sec. 2.1). The paper
+lists 24 heads for xl, which would make it 1.5B; 16 give its nominal size. The width of the window
+is not published: 256 is that of GPT-Neo (EleutherAI 2021), the public reproduction, whose files
+are read and written. GPT-Neo differs in two details: scores are not scaled, and queries, keys and
+values have no bias.
 """
 
 from functools import partial
@@ -31,11 +31,11 @@ class Config(gpt.Config):
 
     Args:
         head_dim: width of a head; None: d_model / num_heads.
-        window: keys that a query of every second layer sees, its own counted; None: all layers see
-            the whole text.
-        dropout: as GPT's; the paper names none.
+        window: number of keys that a query of every second layer attends to, its own included;
+            None: no windows.
+        dropout: as in GPT; the paper names none.
         scale_scores: divide scores by √head_dim, as GPT-2 does and GPT-Neo does not.
-        qkv_bias: of queries, keys and values: GPT-2 has it, GPT-Neo does not.
+        qkv_bias: bias of queries, keys and values: GPT-2 has it, GPT-Neo does not.
     """
 
     vocab_size: int = 50257
@@ -65,7 +65,7 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 2.1, and the parameters of each
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying, as GPT-2's are."""
+    """A new model, initialized as in GPT-2 from torch's random generator."""
     norm = partial(nn.LayerNorm, eps=config.norm_eps)
 
     def block(number: int) -> BlockSpec:
@@ -85,45 +85,44 @@ def build(config: Config) -> DecoderOnly:
 
 
 def _layers(num_layers: int, window: int | None) -> list[str]:
-    """What each layer sees, in GPT-Neo's words: global or local."""
+    """The type of each layer in the GPT-Neo format: global or local."""
     return ["local" if window and layer % 2 else "global" for layer in range(num_layers)]
 
 
-def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     types = content.get("attention_types", [[["global", "local"], 12]])
-    num_layers = ours["num_layers"]
+    num_layers = keys["num_layers"]
     layers = [kind for kinds, times in types for kind in kinds * times]
     for window in (content.get("window_size", 256), None):
         if layers == _layers(num_layers, window):
             return {"window": window, "scale_scores": False, "qkv_bias": False}
     raise UserError(
-        f"config.json: attention_types is {types}, but heedful's gpt3 is built for {num_layers} "
-        "layers that are global and local in turn, or all global"
+        f"config.json: attention_types is {types}, but heedful's gpt3 supports {num_layers} layers "
+        "that alternate between global and local, or are all global"
     )
 
 
 def export_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
-    """The architecture, Config and net that are written: GPT-2's where it is one."""
-    usual = config.head_dim in (None, config.d_model / config.num_heads)
-    if config.window is None and config.scale_scores and config.qkv_bias and usual:
-        kept = gpt2.Config.__dataclass_fields__.keys() & Config.__dataclass_fields__.keys()
-        return "gpt2", gpt2.Config(**{key: getattr(config, key) for key in kept}), net
+    """Architecture, Config and net for the export: GPT-2 if the model is equal to one."""
+    has_default_width = config.head_dim in (None, config.d_model / config.num_heads)
+    if config.window is None and config.scale_scores and config.qkv_bias and has_default_width:
+        shared = gpt2.Config.__dataclass_fields__.keys() & Config.__dataclass_fields__.keys()
+        return "gpt2", gpt2.Config(**{key: getattr(config, key) for key in shared}), net
     return "gpt3", config, net
 
 
 def hf_names(config: Config) -> Names:
-    """Hugging Face tensor names; raises UserError for what GPT-Neo is not."""
+    """Hugging Face tensor names; raises UserError for a Config that GPT-Neo does not support."""
     if config.scale_scores or config.qkv_bias:
         raise UserError(
-            "the Hugging Face format that has layers with a window is GPT-Neo's, without scaled "
-            "scores and without bias of queries, keys and values: it needs scale_scores: false and "
-            "qkv_bias: false from the training on (or scale_scores: true, qkv_bias: true and "
-            "window: null, which is GPT-2)"
+            "layers with a window are exported as GPT-Neo, which has no scaled scores and no bias "
+            "of queries, keys and values: train with scale_scores: false and qkv_bias: false (or "
+            "with scale_scores: true, qkv_bias: true and window: null, which is GPT-2)"
         )
     if config.head_dim not in (None, config.d_model / config.num_heads):
         raise UserError(
-            f"head_dim is {config.head_dim}, but the Hugging Face format of gpt_neo knows d_model "
-            f"/ num_heads ({config.d_model / config.num_heads:g}) alone"
+            f"head_dim is {config.head_dim}, but the Hugging Face format of gpt_neo supports "
+            f"d_model / num_heads ({config.d_model / config.num_heads:g}) only"
         )
     layer = gpt.HF_LAYER | {
         "self_attention.sublayer.qkv": "attn.attention.{q,k,v}_proj",

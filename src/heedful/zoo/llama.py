@@ -1,9 +1,9 @@
 """LLaMA (Touvron et al. 2023a), Llama 2 (Touvron et al. 2023b) and Llama 3 (Dubey et al. 2024).
 
-A pre-norm decoder with RMSNorm, SwiGLU and rotary positions (LLaMA, sec. 2.2), no biases and no
-dropout. Llama 2 groups the key heads of its largest models, Llama 3 those of all, with a rotary
-base of 500,000; 3.1 stretches the low frequencies (`Llama3Scaling`); the two small ones of 3.2 tie
-their embeddings.
+A pre-norm decoder with RMSNorm, SwiGLU and rotary positions (LLaMA, sec. 2.2), without biases and
+dropout. The largest model of Llama 2 and all of Llama 3 have grouped-query attention; Llama 3 has a
+rotary base of 500,000, 3.1 scales the low frequencies (`Llama3Scaling`), and the two small models
+of 3.2 tie their embeddings.
 """
 
 from typing import Annotated, Any
@@ -24,10 +24,10 @@ from heedful.zoo.rotary_decoder import (
 
 @model_config
 class Config(Base):
-    """LLaMA's.
+    """Keys of `rotary_decoder.Base`, and biases.
 
     Args:
-        attention_bias, mlp_bias: in all four matrices of attention, all three of feed-forward.
+        attention_bias, mlp_bias: biases of all matrices of attention, and of the feed-forward.
     """
 
     attention_bias: Annotated[bool, Hf("attention_bias")] = False
@@ -64,10 +64,10 @@ SIZES: dict[str, dict[str, Any]] = {  # and their parameters
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying.
+    """A new model, initialized from torch's random generator.
 
-    The papers do not say how theirs were drawn. Here as in GPT-2: N(0, 0.02²), those that end a
-    residual branch divided by √(2L).
+    The papers do not describe the initialization. As in GPT-2, weights are N(0, 0.02²), and the
+    last one of each residual branch is divided by √(2L).
     """
     block = rotary_block(config, attention_bias=config.attention_bias, mlp_bias=config.mlp_bias)
     return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))

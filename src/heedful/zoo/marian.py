@@ -1,13 +1,13 @@
-"""Marian's Transformer (Junczys-Dowmunt et al. 2018, "Marian: Fast Neural Machine Translation in
-C++"), which the translators of OPUS-MT are (Tiedemann and Thottingal 2020).
+"""The Transformer of Marian (Junczys-Dowmunt et al. 2018, "Marian: Fast Neural Machine Translation
+in C++"), used by the models of OPUS-MT (Tiedemann and Thottingal 2020).
 
-| their recipe                    | layers, each side | d_model | d_ff | heads | vocabulary       |
+| recipe                          | layers, each side | d_model | d_ff | heads | vocabulary       |
 |---------------------------------|-------------------|---------|------|-------|------------------|
 | base: OPUS-MT transformer-align | 6                 | 512     | 2048 | 8     | differs by pair  |
 | big: OPUS-MT transformer-big    | 6                 | 1024    | 4096 | 16    | differs by pair  |
 
 The Transformer of 2017 with a bias on the logits, a feed-forward with swish (base) or ReLU (big),
-and position tables that hold all sines before all cosines.
+and position tables with all sines before all cosines.
 """
 
 import math
@@ -41,10 +41,11 @@ from heedful.zoo.names import Names
 
 @model_config
 class Config(bart.Config):
-    """BART's keys; the defaults are OPUS-MT's, with the vocabulary of English to German.
+    """Keys as in BART; the defaults are those of OPUS-MT, with the vocabulary of English to German.
 
     Args:
-        tie_embeddings: none; decoder: target and output; all: source, target and output.
+        tie_embeddings: shared matrices: none; decoder: target and output; all: source, target and
+            output.
     """
 
     src_vocab_size: int = 58101
@@ -68,7 +69,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(config: Config) -> EncoderDecoder:
-    """A new model, its weights drawn from torch's generator once, after tying."""
+    """A new model, initialized from torch's random generator."""
     block = BlockSpec(
         PostNorm,
         nn.LayerNorm,
@@ -80,15 +81,15 @@ def build(config: Config) -> EncoderDecoder:
         config,
         *two_stacks(config, block, decoder_block=bart.decoder_block(config, block)),
         tie=config.tie_embeddings,
-        scaled=config.scale_embeddings,
+        scale_embeddings=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),
         bias=True,
-        draw=init_weight,
+        initializer=init_weight,
     )
 
 
 def init_weight(module: nn.Module, name: str, parameter: Tensor) -> None:
-    """As Marian's code: Glorot's uniform draw, whose fan of an embedding is its width alone."""
+    """As in the code of Marian: Glorot uniform; the fan of an embedding is its width."""
     if isinstance(module, nn.Embedding):
         bound = math.sqrt(3 / parameter.size(1))
         nn.init.uniform_(parameter, -bound, bound)
@@ -96,16 +97,16 @@ def init_weight(module: nn.Module, name: str, parameter: Tensor) -> None:
         xavier(module, name, parameter)
 
 
-def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     shared = content.get("share_encoder_decoder_embeddings", True)
     tied = content.get("tie_word_embeddings", True)
     if shared and not tied:
         raise UserError(
-            "config.json: tie_word_embeddings is False where share_encoder_decoder_embeddings is "
-            "True; heedful builds all matrices shared, target and output shared, or none"
+            "config.json: tie_word_embeddings is False and share_encoder_decoder_embeddings True; "
+            "heedful supports all three matrices shared, target and output shared, or none"
         )
     return {
-        "tgt_vocab_size": content.get("decoder_vocab_size") or ours["src_vocab_size"],
+        "tgt_vocab_size": content.get("decoder_vocab_size") or keys["src_vocab_size"],
         "tie_embeddings": "all" if shared else "decoder" if tied else "none",
     }
 
@@ -114,13 +115,13 @@ def _write(config: Config) -> dict[str, Any]:
     return {
         "share_encoder_decoder_embeddings": config.tie_embeddings == "all",
         "tie_word_embeddings": config.tie_embeddings != "none",
-        # Theirs is 58100 where a file says nothing, which a smaller embedding refuses.
+        # The default of transformers is 58100, which a smaller embedding refuses.
         "pad_token_id": None,
     }
 
 
 def hf_names(config: Config) -> Names:
-    """BART's, without the position tables and the norms over embeddings."""
+    """Hugging Face tensor names: those of BART without position tables and embedding norms."""
     return replace(
         bart_names(shared=config.tie_embeddings == "all"),
         buffers=r"(model\.)?(encoder|decoder)\.embed_positions\.weight",

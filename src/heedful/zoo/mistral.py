@@ -6,9 +6,9 @@
 | v0.2 | 32     | 4096    | 32    | 8         | 128      | 14336 | none   | 1,000,000 | 7.24B      |
 | v0.3 | 32     | 4096    | 32    | 8         | 128      | 14336 | none   | 1,000,000 | 7.25B      |
 
-LLaMA with grouped key heads and a sliding window: a query of any layer sees the last W keys, its
-own counted, and through L layers W · L tokens back (sec. 2). The length is that of the released
-configuration; the window alone does not limit it.
+LLaMA with grouped-query attention and a sliding window: a query attends to the last W keys, its own
+included, so that L layers reach W · L tokens back (sec. 2). The length is that of the released
+configuration.
 """
 
 from dataclasses import replace
@@ -24,10 +24,10 @@ from heedful.zoo.rotary_decoder import Base, hf_names, read_rotary, rotary_block
 
 @model_config
 class Config(Base):
-    """LLaMA's keys with the paper's values; the defaults are version 0.1.
+    """Keys as in LLaMA with the values of the paper; the defaults are version 0.1.
 
     Args:
-        window: keys that a query sees, its own counted; None: all before it.
+        window: number of keys that a query attends to, its own included; None: no window.
     """
 
     num_kv_heads: int | None = 8
@@ -46,7 +46,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn as `llama.build` draws them."""
+    """A new model, initialized as in `llama.build`."""
     block = rotary_block(config)
     block = replace(block, attention=replace(block.attention, window=config.window))
     return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))

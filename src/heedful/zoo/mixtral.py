@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al. 2024, "Mixtral of Experts").
 
-Mistral without its window, whose feed-forward is the sum of the two out of eight experts that a
-router chooses for each token (sec. 2.1). 8x7B has 46.7B parameters, of which a token meets 12.9B;
+Mistral without a window, with a mixture of experts: a router selects two of eight feed-forward
+networks for each token (sec. 2.1). 8x7B has 46.7B parameters, of which 12.9B are used per token;
 8x22B is the later, larger release.
 """
 
@@ -20,13 +20,13 @@ from heedful.zoo.rotary_decoder import read_rotary, rotary_block, sizes_to_hf
 
 @model_config
 class Config(mistral.Config):
-    """Mistral's keys with the paper's values (Table 1); the defaults are 8x7B.
+    """Keys as in Mistral with the values of the paper (Table 1); the defaults are 8x7B.
 
     Args:
-        d_ff: width of an expert's hidden units.
-        num_experts: of each layer.
-        top_k: experts that a token meets.
-        balance_weight: in training, of the loss that keeps experts equally busy; None: none.
+        d_ff: width of the hidden units of an expert.
+        num_experts: experts per layer.
+        top_k: experts per token.
+        balance_weight: weight of the load-balancing loss in training; None: no such loss.
     """
 
     d_ff: int = 14336
@@ -37,7 +37,7 @@ class Config(mistral.Config):
     balance_weight: float | None = 0.02
 
     def check(self) -> None:
-        """Refuse more experts of a token than there are."""
+        """Raise ValueError if `top_k` is above `num_experts`."""
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k {self.top_k} is above num_experts {self.num_experts}")
 
@@ -50,7 +50,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn as `llama.build` draws them."""
+    """A new model, initialized as in `llama.build`."""
     block = rotary_block(config)
     experts = ExpertsSpec(config.num_experts, config.top_k, config.balance_weight or 0.0)
     block = replace(
@@ -64,18 +64,18 @@ def build(config: Config) -> DecoderOnly:
 _BALANCE = "router_aux_loss_coef"
 
 
-def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    return {"balance_weight": content.get(_BALANCE, 0.001) or None, **read_rotary(content, ours)}
+def _read(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    return {"balance_weight": content.get(_BALANCE, 0.001) or None, **read_rotary(content, keys)}
 
 
 def hf_names(config: Config) -> Names:
-    """Hugging Face tensor names, of files: in memory transformers joins the experts."""
-    ours, theirs = "feedforward.sublayer", "block_sparse_moe"
-    layer = {k: v for k, v in rotary_decoder.HF_LAYER.items() if not k.startswith(ours)}
-    layer |= {f"{ours}.router": f"{theirs}.gate"}
+    """Hugging Face tensor names in files; in memory, transformers joins the experts."""
+    path, hf_name = "feedforward.sublayer", "block_sparse_moe"
+    layer = {k: v for k, v in rotary_decoder.HF_LAYER.items() if not k.startswith(path)}
+    layer |= {f"{path}.router": f"{hf_name}.gate"}
     for number in range(config.num_experts):
         expert = {"up": "{w1,w3}", "down": "w2"}
-        names = layer_names(f"{ours}.experts.{number}", f"{theirs}.experts.{number}", expert)
+        names = layer_names(f"{path}.experts.{number}", f"{hf_name}.experts.{number}", expert)
         layer |= {name.path: name.hf_name for name in names}
     return rotary_decoder.hf_names(config, layer)
 

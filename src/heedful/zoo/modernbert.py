@@ -1,9 +1,9 @@
 """ModernBERT (Warner et al. 2024, "Smarter, Better, Faster, Longer").
 
-An encoder with norms before the sub-layers and one over the embeddings, which stands for the first
-of them, GeGLU, rotary positions and no biases (sec. 2.1.1). Every third layer sees the whole text
-and has a rotary base of 160,000, the others see 64 tokens on either side and have one of 10,000
-(sec. 2.1.2). Texts side by side in one row do not see each other: no padding is computed.
+A pre-norm encoder with GeGLU, rotary positions and no biases; a norm over the embeddings replaces
+the first norm of layer 0 (sec. 2.1.1). Every third layer is global, with a rotary base of 160,000;
+the others attend to 64 tokens on either side, with a base of 10,000 (sec. 2.1.2). Several texts can
+be packed into a row without padding; attention stays within each text.
 """
 
 from dataclasses import replace
@@ -31,15 +31,15 @@ from heedful.zoo.rope import GLOBAL, LocalLayers, head_width
 
 @model_config
 class Config:
-    """The paper's sizes and choices (Table 4); the defaults are its base model. As BERT's, and:
+    """Keys as in BERT with the values of the paper (Table 4); the defaults are its base model.
 
     Args:
-        window: tokens beside its own that a query of a local layer sees, half of them on each side.
-        global_every: the layers of this number and its multiples, counted from 0, are global.
-        rope_base: of the global layers; local_rope_base: of the others.
+        window: number of other tokens that a query of a local layer attends to, half on each side.
+        global_every: layers whose index is a multiple of it are global.
+        rope_base, local_rope_base: rotary base of global and of local layers.
         dropout: on embeddings and hidden units.
-        attention_dropout: on attention's weights and outputs.
-        head_activation: of either head.
+        attention_dropout: on attention weights and outputs of attention.
+        head_activation: activation of both heads.
     """
 
     vocab_size: Annotated[int, Hf("vocab_size")] = 50368
@@ -71,46 +71,46 @@ LAYERS = LocalLayers(counted_from=0)
 
 
 def build(config: Config) -> EncoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying: N(0, 0.02²).
+    """A new model with weights N(0, 0.02²) from torch's random generator.
 
-    Those that end a residual branch are divided by √(2L), as in Megatron (sec. 2.2.2).
+    The last weight of each residual branch is divided by √(2L), as in Megatron (sec. 2.2.2).
     """
     norm, dropout = partial(nn.LayerNorm, eps=config.norm_eps, bias=False), config.attention_dropout
     attention = AttentionSpec(config.num_heads, dropout=dropout, bias=False, out_bias=False)
     mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
-    width, seen = head_width(config), config.window // 2 + 1  # its own token counted
-    far, near = (RotaryPositions(width, b) for b in (config.rope_base, config.local_rope_base))
-    local = replace(attention, position=near, window=seen)
-    block = BlockSpec(PreNorm, norm, local, mlp, dropout, feedforward_dropout=0.0)
-    whole = replace(block, attention=replace(attention, position=far))
-    blocks = [whole if kind == GLOBAL else block for kind in LAYERS.types(config)]
+    width, window = head_width(config), config.window // 2 + 1  # its own token included
+    global_rope = RotaryPositions(width, config.rope_base)
+    local_rope = RotaryPositions(width, config.local_rope_base)
+    block = BlockSpec(PreNorm, norm, attention, mlp, dropout, feedforward_dropout=0.0)
+    global_block = replace(block, attention=replace(attention, position=global_rope))
+    local_block = replace(block, attention=replace(attention, position=local_rope, window=window))
+    blocks = [global_block if kind == GLOBAL else local_block for kind in LAYERS.types(config)]
     blocks[0] = replace(blocks[0], attention_norm=nn.Identity)
-    activation = config.head_activation
-    keys: Any = {"bias": False, "norm": norm(config.d_model), "activation": activation}
+    keys: Any = {"norm": norm(config.d_model), "activation": config.head_activation}
     net = encoder_only(
         config,
         StackSpec(config.d_model, blocks, final_norm=norm),
         norm=norm,
         positions=None,
-        head_activation=activation,
+        head_activation=config.head_activation,
         head_bias=False,
-        classifier=partial(ClassificationHead, **keys),
+        classifier=partial(ClassificationHead, bias=False, **keys),
     )
     shrink_residuals(net)
     return net
 
 
-def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     classes = "ModernBertForSequenceClassification" in (content.get("architectures") or ())
     if classes and content.get("classifier_pooling", "cls") != "cls":
         raise UserError(
             f"config.json: classifier_pooling is {content['classifier_pooling']!r}, but heedful's "
-            "classifiers read the state of the first token alone ('cls')"
+            "classifiers use the state of the first token ('cls')"
         )
-    keys = LAYERS.read(content, ours)
-    if keys.pop("rope_scaling") is not None:
-        raise UserError("config.json: heedful's modernbert does not stretch its rotary positions")
-    return keys
+    rope = LAYERS.read(content, keys)
+    if rope.pop("rope_scaling") is not None:
+        raise UserError("config.json: heedful's modernbert does not support rope_scaling")
+    return rope
 
 
 HF_LAYER = {
@@ -144,7 +144,7 @@ HF = HfConfig(
     fixed=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False)
     | {"decoder_bias": True},
     read=_read,
-    # The padding's id: their default may be beyond the vocabulary; a tokenizer's takes its place.
+    # The default pad_token_id of transformers may exceed the vocabulary; the tokenizer sets it.
     write=lambda c: LAYERS.write(c) | {"pad_token_id": None},
 )
 ARCHITECTURE = Architecture("modernbert", Config, build, SIZES, {"hf": Format(HF, hf_names)})

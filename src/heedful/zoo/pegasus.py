@@ -6,8 +6,8 @@ Summarization").
 | base         | 12                | 768     | 3072 | 12    | 272M                        |
 | large        | 16                | 1024    | 4096 | 16    | 569M                        |
 
-The Transformer of 2017 with norms before the sub-layers and one after each stack, which the Hugging
-Face format writes like Marian's, with all sines before all cosines and a bias on the logits.
+The Transformer of 2017 with pre-norm and a final norm in each stack. As in Marian, position tables
+have all sines before all cosines, and the logits have a bias.
 """
 
 from dataclasses import replace
@@ -31,10 +31,10 @@ from heedful.zoo.names import Name, Names
 
 @model_config
 class Config(bart.Config):
-    """BART's keys; the defaults are the paper's larger model.
+    """Keys as in BART; the defaults are the larger model of the paper.
 
     Args:
-        tie_embeddings: none, or all: source, target and output share one matrix.
+        tie_embeddings: shared matrices: none, or all (source, target and output).
     """
 
     src_vocab_size: Annotated[int, Hf("vocab_size")] = 96103
@@ -53,7 +53,7 @@ class Config(bart.Config):
     scale_embeddings: bool = True
 
     def check(self) -> None:
-        """Refuse two vocabularies."""
+        """Raise ValueError if the vocabularies of source and target differ in size."""
         check_one_vocabulary(self)
 
 
@@ -65,7 +65,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(config: Config) -> EncoderDecoder:
-    """A new model, its weights drawn from torch's generator once, after tying."""
+    """A new model, initialized from torch's random generator."""
     block = BlockSpec(
         PreNorm,
         nn.LayerNorm,
@@ -79,16 +79,16 @@ def build(config: Config) -> EncoderDecoder:
             config, block, final_norm=nn.LayerNorm, decoder_block=bart.decoder_block(config, block)
         ),
         tie=config.tie_embeddings,
-        scaled=config.scale_embeddings,
+        scale_embeddings=config.scale_embeddings,
         positions=partial(SinusoidalTable, halves=True),
         bias=True,
     )
 
 
 def hf_names(config: Config) -> Names:
-    """BART's, without the norms over embeddings and with those after the stacks.
+    """Hugging Face tensor names: those of BART, with final norms in place of embedding norms.
 
-    Matrices of their own are read by transformers 5; those before it share one in any case.
+    Separate matrices are read by transformers 5 only; earlier versions tie them in any case.
     """
     is_shared = config.tie_embeddings == "all"
     names = bart_names(shared=is_shared)

@@ -1,7 +1,7 @@
 """Qwen3 (Yang et al. 2025, "Qwen3 Technical Report"), the dense models.
 
-LLaMA with grouped key heads whose queries and keys are normalised, each head for itself, before the
-rotation; Qwen2's bias of queries, keys and values is gone (sec. 2). The length is that of the
+LLaMA with grouped-query attention and norms of queries and keys, over each head, before the
+rotation; no bias of queries, keys and values as in Qwen2 (sec. 2). The length is that of the
 released configurations.
 """
 
@@ -18,10 +18,10 @@ from heedful.zoo.rotary_decoder import Base, hf_names, read_rotary, rotary_block
 
 @model_config
 class Config(Base):
-    """LLaMA's keys with the report's values; the defaults are 0.6B.
+    """Keys as in LLaMA with the values of the report; the defaults are 0.6B.
 
     Args:
-        attention_bias: in all four matrices of attention.
+        attention_bias: bias of all matrices of attention.
     """
 
     vocab_size: int = 151936
@@ -53,7 +53,7 @@ SIZES: dict[str, dict[str, Any]] = {  # Table 1, and the parameters of each
 
 
 def build(config: Config) -> DecoderOnly:
-    """A new model, its weights drawn as `llama.build` draws them."""
+    """A new model, initialized as in `llama.build`."""
     block = rotary_block(config, attention_bias=config.attention_bias)
     block = replace(block, attention=replace(block.attention, qk_norm=block.norm))
     return decoder_only(config, StackSpec(config.d_model, [block] * config.num_layers, block.norm))

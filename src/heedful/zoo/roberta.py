@@ -5,9 +5,9 @@
 | base  | 12     | 768     | 12    | 3072 | 125M       |
 | large | 24     | 1024    | 16    | 4096 | 355M       |
 
-BERT's encoder on byte-level BPE (sec. 4.4), trained longer, on more text, with masks drawn anew
-each time (sec. 4.1) and on masked tokens alone (sec. 4.2). So there is no pooler, and a text's type
-says nothing: pairs are told apart by their separators.
+BERT's encoder on byte-level BPE (sec. 4.4), trained longer, on more text, with a new random mask in
+every epoch (sec. 4.1) and on masked tokens only (sec. 4.2). It has no pooler and one token type:
+sentence pairs are separated by tokens.
 """
 
 from functools import partial
@@ -38,11 +38,11 @@ from heedful.zoo.names import Names
 
 @model_config
 class Config(bert.Config):
-    """BERT's keys with the paper's values; the defaults are its base model.
+    """Keys as in BERT with the values of the paper; the defaults are its base model.
 
     Args:
-        position_offset: rows of the position table before that of the first token. Their files have
-            one for each id up to the padding's, so that this is the padding's id plus one.
+        position_offset: unused rows of the position table before that of the first token: in
+            published files, the id of padding plus one.
     """
 
     vocab_size: int = 50265
@@ -55,7 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {"base": {}, "large": bert.SIZES["large"]}
 
 
 def build(config: Config) -> EncoderOnly:
-    """A new model, its weights drawn from torch's generator once, after tying: all N(0, 0.02²)."""
+    """A new model with weights N(0, 0.02²) from torch's random generator."""
     norm = partial(nn.LayerNorm, eps=config.norm_eps)
     block = BlockSpec(
         PostNorm,
@@ -76,15 +76,17 @@ def build(config: Config) -> EncoderOnly:
     )
 
 
-def _read(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+def _read(content: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     pad_id = content.get("pad_token_id", 1)
     if pad_id is None:
-        raise UserError("config.json: pad_token_id is null, but RoBERTa counts positions from it")
-    return {"position_offset": pad_id + 1, "max_length": ours["max_length"] - (pad_id + 1)}
+        raise UserError(
+            "config.json: pad_token_id is null, but positions of RoBERTa start after it"
+        )
+    return {"position_offset": pad_id + 1, "max_length": keys["max_length"] - (pad_id + 1)}
 
 
 def hf_names(config: Config) -> Names:
-    """Hugging Face tensor names. The pooler of their files was never trained."""
+    """Hugging Face tensor names. The pooler in published files was never trained."""
     heads = {
         "mlm": {
             "head.transform.dense": "lm_head.dense",

@@ -1,9 +1,9 @@
 """T5 (Raffel et al. 2020, "Exploring the Limits of Transfer Learning"), versions 1.0 and 1.1.
 
-Norms without mean or bias before every sub-layer, no bias anywhere, scores of attention that are
-not divided by √E but have a trained number added for each head and range of distances, which all
-layers of a stack share (sec. 2.1). 1.0 has ReLU and one matrix for source, target and output, whose
-states are multiplied by 1/√D; 1.1 has gated GELUs (Shazeer 2020) and an output matrix of its own.
+Pre-norm with RMSNorm, no biases, attention scores that are not scaled by 1/√E and have relative
+position biases, which all layers of a stack share (sec. 2.1). 1.0 has ReLU and one matrix for
+source, target and output, with output states multiplied by 1/√D; 1.1 has gated GELUs (Shazeer 2020)
+and a separate output matrix.
 """
 
 import math
@@ -31,12 +31,13 @@ class Config:
     """The paper's sizes and choices; the defaults are version 1.0, small.
 
     Args:
-        src_vocab_size, tgt_vocab_size: of one vocabulary, and therefore equal.
-        head_dim: width of a head, whatever d_model / num_heads is.
-        max_length: longest source and target that we accept; the model itself has no limit.
-        dropout: on embeddings, sub-layers' outputs, attention weights, hidden units and states.
+        src_vocab_size, tgt_vocab_size: equal, since source and target share a vocabulary.
+        head_dim: width of a head; need not be d_model / num_heads.
+        max_length: longest source and target, in tokens; a limit of heedful, not of the model.
+        dropout: on embeddings, outputs of sub-layers, attention weights, hidden units and final
+            states.
         activation: of the feed-forward: relu in 1.0, geglu_tanh in 1.1.
-        num_buckets, max_distance: of the scores by distance (`RelativePositionBias`).
+        num_buckets, max_distance: see `RelativePositionBias`.
         tie_embeddings: one matrix for source, target and output, as in 1.0; false: one for source
             and target and one for the output, whose states are not scaled, as in 1.1.
     """
@@ -81,7 +82,7 @@ SIZES: dict[str, dict[str, Any]] = {  # sec. 3.7, and the parameters of each
 
 
 def build(config: Config) -> EncoderDecoder:
-    """A new model, its weights drawn from torch's generator once, after tying."""
+    """A new model, initialized from torch's random generator."""
     norm = partial(nn.RMSNorm, eps=config.norm_eps)
     mlp = FeedForwardSpec(config.d_ff, config.activation, dropout=config.dropout, bias=False)
 
@@ -106,17 +107,17 @@ def build(config: Config) -> EncoderDecoder:
         stack(config.num_decoder_layers, causal=True),
         tie="all" if tied else "embeddings",
         transform=Scale(width**-0.5) if tied else None,
-        draw=partial(init_weight, d_model=width),
+        initializer=partial(init_weight, d_model=width),
     )
     _shrink_queries(net)
     return net
 
 
 def init_weight(module: nn.Module, name: str, parameter: Tensor, *, d_model: int) -> None:
-    """As the authors' code (Mesh TensorFlow): matrices N(0, 1/fan-in), embeddings N(0, 1).
+    """As in the authors' code (Mesh TensorFlow): matrices N(0, 1/fan-in), embeddings N(0, 1).
 
-    The scores by distance are N(0, 1/D). An output matrix of its own is a matrix like any other:
-    transformers draws it from N(0, 1) instead, which makes logits of size √D.
+    Relative position biases are N(0, 1/D). A separate output matrix is initialized like the other
+    matrices; transformers uses N(0, 1), which makes logits of size √D.
     """
     width = d_model if isinstance(module, RelativePositionBias) else parameter.size(-1)
     if isinstance(module, nn.RMSNorm):
@@ -127,7 +128,7 @@ def init_weight(module: nn.Module, name: str, parameter: Tensor, *, d_model: int
 
 @torch.no_grad()
 def _shrink_queries(net: nn.Module) -> None:
-    """Divide the queries' matrices by √E once and for all: the scores are not divided by it."""
+    """Divide the query matrices by √E, since the scores are not divided by it."""
     for module in net.modules():
         if isinstance(module, Attention):
             module.qkv.weight[: module.split_sizes[0]] /= math.sqrt(module.head_dim)

@@ -5,8 +5,8 @@
 | base    | 6 | 512     | 2048 | 8 | 0.1     | 65M        |
 | big     | 6 | 1024    | 4096 | 16| 0.3     | 213M       |
 
-Both share one vocabulary of about 37,000 entries, and one matrix, between source, target and
-output (sec. 3.4). `tiny` is the size of Wu et al. 2021 for Multi30k.
+Source, target and output share a vocabulary of about 37,000 entries and one matrix (sec. 3.4).
+`tiny` is the size of Wu et al. 2021 for Multi30k.
 """
 
 from functools import partial
@@ -37,17 +37,17 @@ class Config:
     """The paper's sizes and choices; the defaults are its base model.
 
     Args:
-        dropout: on every sub-layer's output and on the embeddings (sec. 5.4).
-        attention_dropout, activation_dropout: on the attention weights and on the feed-forward's
-            hidden units; None: as `dropout`.
+        dropout: on outputs of sub-layers and on embeddings (sec. 5.4).
+        attention_dropout, activation_dropout: on the attention weights and on the hidden units of
+            the feed-forward; None: as `dropout`.
         max_length: longest source and longest target, in tokens with EOS or BOS.
         norm_placement: post norm(x + f(x)), pre x + f(norm(x)), output x + norm(f(x)).
-        final_norm: a norm after each stack; None: where the placement leaves its sum unnormalised
-            (all but post).
-        positions: tables that are added to the embeddings; rotary: of queries and keys in each
-            self-attention (Su et al. 2021, "RoFormer"); or none.
-        tie_embeddings: none; decoder: target and output; all: source, target and output.
-        bias: in attention and feed-forward; the output projection has none.
+        final_norm: a norm after each stack; None: for all placements but post.
+        positions: tables that are added to the embeddings (sinusoidal, learned); rotary: rotation
+            of queries and keys in self-attention (Su et al. 2021, "RoFormer"); or none.
+        tie_embeddings: shared matrices: none; decoder: target and output; all: source, target and
+            output.
+        bias: biases in attention and feed-forward; the output matrix has none.
         scale_embeddings: multiply them by √d_model.
     """
 
@@ -81,12 +81,12 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(config: Config) -> EncoderDecoder:
-    """A new model, its weights drawn from torch's generator once, after tying."""
+    """A new model, initialized from torch's random generator."""
     bias, is_rotary = config.bias, config.positions == "rotary"
     norm = partial(nn.LayerNorm, eps=config.norm_eps)
-    is_normed = config.final_norm
-    if is_normed is None:
-        is_normed = config.norm_placement != "post"
+    has_final_norm = config.final_norm
+    if has_final_norm is None:
+        has_final_norm = config.norm_placement != "post"
     attention = AttentionSpec(
         config.num_heads,
         position=RotaryPositions(config.d_model // config.num_heads) if is_rotary else None,
@@ -101,10 +101,10 @@ def build(config: Config) -> EncoderDecoder:
     tables: dict[str, Positions] = {"sinusoidal": SinusoidalTable, "learned": LearnedTable}
     return encoder_decoder(
         config,
-        *two_stacks(config, block, final_norm=norm if is_normed else None),
+        *two_stacks(config, block, final_norm=norm if has_final_norm else None),
         positions=tables.get(config.positions),
         tie=config.tie_embeddings,
-        scaled=config.scale_embeddings,
+        scale_embeddings=config.scale_embeddings,
     )
 
 
