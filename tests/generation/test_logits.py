@@ -287,8 +287,8 @@ def test_a_row_does_not_depend_on_the_others_and_input_stays(
         (lambda: sampling_rules(no_repeat_ngram_size=-1), "no_repeat_ngram_size"),
         (lambda: BannedTokens([[]]), "empty"),
         (lambda: BannedTokens([-1]), "no token id"),
-        (lambda: ForcedTokens({-1: 2}), "below 0"),
-        (lambda: ForcedTokens({1: -2}), "below 0"),
+        (lambda: ForcedTokens({-1: 2}), "0 or more"),
+        (lambda: ForcedTokens({1: -2}), "0 or more"),
     ],
 )
 def test_bad_settings(build: Callable[[], Rule], says: str) -> None:
@@ -301,7 +301,7 @@ def test_bad_settings(build: Callable[[], Rule], says: str) -> None:
     [
         (BannedTokens([[1, 4]]), "outside the vocabulary"),
         (ForcedTokens({0: 4}), "outside the vocabulary"),
-        (PrefixFunction(lambda _sentence, _ids: []), "allows nothing for sentence 0"),
+        (PrefixFunction(lambda _sentence, _ids: []), "allows no token for sentence 0"),
         (PrefixFunction(lambda _sentence, _ids: [4]), "outside the vocabulary"),
         (PrefixFunction(lambda _sentence, _ids: [-1]), "no token id"),
         (lambda log_probs, _: log_probs[:, :2], "must keep"),

@@ -25,11 +25,11 @@ from heedful.generation.request import StopFunction
 from heedful.generation.rules import RepetitionPenalty, Temperature, TopK, TopP
 from heedful.generation.sampling import sample
 from heedful.generation.speculative import (
+    CachedScorer,
     Draft,
     PromptLookup,
-    Reader,
     Speculation,
-    draw,
+    sample_token,
     verify,
 )
 from heedful.generation.token_rules import BannedTokens, ForcedTokens, MinLength, NoRepeatNgram
@@ -177,7 +177,7 @@ def test_greedy_is_plain_greedy(order: int | None, rules: int) -> None:
         prompt = [chance.randrange(size) for _ in range(chance.randint(1, 6))]
         eos_ids = chance.choice([0, [0, 2], [size - 1]])
         target, small = Table(rows), Table(noisy(rows, case + 1, chance.choice([0.0, 0.3, 1.0])))
-        draft = chance.choice([Reader(small), PromptLookup()])
+        draft = chance.choice([CachedScorer(small), PromptLookup()])
         options: dict[str, Any] = {
             "eos_id": eos_ids, "max_new_tokens": longest, "rules": RULES[rules],
             "min_new_tokens": chance.choice([0, 0, min(3, longest)]),
@@ -204,7 +204,7 @@ def run(
 ) -> tuple[list[list[int]], SimpleNamespace]:
     """The runs of tokens, the result and the counts; a draft by default knows the target."""
     target = rows if isinstance(rows, Table) else Table(rows)
-    draft = draft or Reader(Table(target.rows))
+    draft = draft or CachedScorer(Table(target.rows))
     speculation = Speculation(target, draft, prompt, **{"eos_id": 0, "max_new_tokens": 9} | options)
     runs, result = list(speculation), speculation.result()
     assert list(itertools.chain(*runs)) == result.ids
@@ -239,7 +239,7 @@ def test_target_calls_with_a_perfect_draft(longest: int, num_draft: int) -> None
 
 def test_target_calls_with_a_draft_that_is_never_right() -> None:
     target, small = Table(chain), Table(lambda ids: chain((*ids[:-1], ids[-1] + 1)))
-    _, result = run(target, Reader(small), eos_id=5, num_draft_tokens=3)
+    _, result = run(target, CachedScorer(small), eos_id=5, num_draft_tokens=3)
     assert result.ids == [2, 3, 4, 0, 1, 2, 3, 4, 0]
     assert (result.num_target_calls, result.num_accepted) == (9, 0)
     # All proposals go after each call; the last round has no room to propose.
@@ -256,7 +256,7 @@ def test_stop_is_asked_after_each_token_of_a_run() -> None:
         rows = random_rows(case, 5, 2)
         options = {"eos_id": 0, "max_new_tokens": 12, "stop": stop}
         expected = plain_greedy(rows, [1, 2, 3], **options)
-        for draft in (Reader(Table(noisy(rows, case, 0.3))), PromptLookup()):
+        for draft in (CachedScorer(Table(noisy(rows, case, 0.3))), PromptLookup()):
             _, result = run(rows, draft, [1, 2, 3], **options)
             assert (result.ids, result.finished, result.token_log_probs) == expected
     _, result = run(chain, max_new_tokens=20, stop=lambda _, ids: ids[-1] == 3)
@@ -268,7 +268,7 @@ def test_a_dead_end_is_cut_off() -> None:
     def third_forbidden(log_probs: Tensor, context: Context) -> Tensor:
         return log_probs - INF if context.generated.shape[1] == 2 else log_probs
 
-    for draft in (Reader(Table(chain)), PromptLookup()):
+    for draft in (CachedScorer(Table(chain)), PromptLookup()):
         _, result = run(chain, draft, [1, 2, 3, 4, 0, 1], rules=[third_forbidden])
         assert (result.ids, result.finished) == ([2, 3], False)
     runs, result = run(chain, PromptLookup(), rules=[lambda log_probs, _: log_probs - INF])
@@ -296,7 +296,7 @@ def test_what_a_rule_remembers_of_the_draft_stays_with_the_draft() -> None:
         assert first.dtype == log_probs.dtype
         return log_probs
 
-    draft = Reader(Table(lambda ids: chain(ids).float()))
+    draft = CachedScorer(Table(lambda ids: chain(ids).float()))
     _, result = run(chain, draft, rules=[remembering])
     assert (result.ids, result.num_accepted) == ([2, 3, 4, 0], 3)
 
@@ -306,7 +306,7 @@ def test_scorers_may_have_been_used_before() -> None:
     rows = random_rows(3, 6, None)
     target, small = Table(rows), Table(rows)
     small.feed(torch.tensor([3, 3]))
-    draft = Reader(small)
+    draft = CachedScorer(small)
     for prompt in ([1, 2], [1, 4], [5], [1, 2]):
         target.feed(torch.tensor([4, 4, 4]))
         options = {"eos_id": 0, "max_new_tokens": 9, "min_new_tokens": 4}
@@ -341,10 +341,10 @@ SPARSE = random_rows(9, 4, 1, holes=0.5)
 
 def draft_named(name: str, rows: Rows) -> Draft:
     drafts: dict[str, Callable[[], Draft]] = {
-        "identical": lambda: Reader(Table(rows)),
-        "close": lambda: Reader(Table(noisy(rows, 3, 0.4))),
-        "bad": lambda: Reader(Table(random_rows(77, 4, 1))),
-        "sparse": lambda: Reader(Table(SPARSE)),
+        "identical": lambda: CachedScorer(Table(rows)),
+        "close": lambda: CachedScorer(Table(noisy(rows, 3, 0.4))),
+        "bad": lambda: CachedScorer(Table(random_rows(77, 4, 1))),
+        "sparse": lambda: CachedScorer(Table(SPARSE)),
         "lookup": PromptLookup,
     }
     return drafts[name]()
@@ -431,7 +431,7 @@ def test_verify_where_p_and_q_differ_by_rounding_alone() -> None:
 @pytest.mark.parametrize("number", [0.0, 0.3, 0.5, BELOW_1])
 def test_draw_gives_no_token_of_weight_0(number: float) -> None:
     weights = torch.tensor([0.0, 0.1, 0.0, 0.1, 0.0], dtype=torch.float64)
-    assert draw(weights, number) == (1 if number < 0.5 else 3)
+    assert sample_token(weights, number) == (1 if number < 0.5 else 3)
 
 
 def test_a_seed_repeats_its_sample() -> None:
@@ -487,8 +487,8 @@ class Flat(Table):
         ({"seed": -1}, "seed must be 0 or more, not -1"),
         ({"target": Table(lambda ids: chain(ids) + 1)}, "the target gave .* log_softmax"),
         ({"target": Table(lambda ids: chain(ids) * math.nan)}, "the target gave NaN"),
-        ({"draft": Reader(Table(lambda ids: chain(ids) * math.nan))}, "the draft gave NaN"),
-        ({"draft": Reader(Table(lambda ids: chain(ids)[1:]))}, "5 tokens .* one of 6"),
+        ({"draft": CachedScorer(Table(lambda ids: chain(ids) * math.nan))}, "the draft gave NaN"),
+        ({"draft": CachedScorer(Table(lambda ids: chain(ids)[1:]))}, "5 tokens .* one of 6"),
         ({"rules": [lambda log_probs, _: log_probs * math.nan]}, "a rule gave NaN at step 1"),
         ({"rules": [lambda log_probs, _: log_probs[:, 1:]]}, "it must keep"),
         ({"target": Flat(chain), "prompt": [1, 2]}, r"the target gave shape \(6,\) for 2 tokens"),
@@ -498,7 +498,7 @@ class Flat(Table):
 def test_mistakes_are_told(changes: dict[str, object], message: str) -> None:
     arguments = {
         "target": Table(chain),
-        "draft": Reader(Table(chain)),
+        "draft": CachedScorer(Table(chain)),
         "prompt": [1],
         "eos_id": 0,
         "max_new_tokens": 3,

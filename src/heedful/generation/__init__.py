@@ -1,4 +1,4 @@
-"""Search and sampling over any next-token function, batched, with logit rules and a state.
+"""Batched search and sampling over any next-token function, with logit rules and a state.
 
 Rules are in `heedful.generation.rules`, speculative decoding in `heedful.generation.speculative`.
 """

@@ -1,4 +1,4 @@
-"""What a search returns, and how it scores: the sum of log-probabilities, normalised by length."""
+"""The result of a search, and its score: the sum of log-probabilities, normalized by length."""
 
 import math
 import sys
@@ -15,10 +15,12 @@ _NORMALIZATIONS = get_args(Normalization)
 class Hypothesis:
     """One result of a search or of sampling.
 
-    `ids` are the new tokens only: without the start, with EOS where it was reached. Its length,
-    EOS included, is the length in the score. `score` is what hypotheses are ranked by, `log_prob`
-    the plain sum of `token_log_probs`, in nats. `finished` is False where the length limit (or a
-    dead end: no continuation of probability above zero) cut the hypothesis off.
+    Attributes:
+        ids: the new tokens, without the start, and with EOS if it was reached.
+        score: the value that hypotheses are ranked by.
+        finished: False at the length limit or at a dead end (no next token of probability above
+            zero).
+        log_prob: the sum of `token_log_probs`, in nats.
     """
 
     ids: list[int]
@@ -30,12 +32,12 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class LengthScore:
-    """A hypothesis's score from its log-probability and its length (new tokens, EOS included).
+    """The score of a hypothesis, from its log-probability and length (new tokens, with EOS).
 
     `average`: log p / length^penalty. `gnmt`: log p / ((5 + length) / 6)^penalty (Wu et al. 2016,
     "Google's Neural Machine Translation System", equation 14, whose coverage term is in
-    `heedful.backends.torch.coverage`). `none`: log p. The penalty may be any number: 0 scores as
-    `none` does, below 0 favours short hypotheses.
+    `heedful.backends.torch.coverage`). `none`: log p. The penalty can be any number: 0 is the same
+    as `none`, and numbers below 0 favor short hypotheses.
     """
 
     normalization: Normalization | str = "average"
@@ -53,7 +55,7 @@ class LengthScore:
         return log_prob / self.divisor(length)
 
     def divisor(self, length: int) -> float:
-        """What a log-probability is divided by; for a fixed one the score is monotone in it."""
+        """The number that a log-probability is divided by; it is monotone in the length."""
         if self.normalization == "none":
             return 1.0
         base = max(1, length) if self.normalization == "average" else (5 + max(1, length)) / 6
@@ -62,9 +64,12 @@ class LengthScore:
         except OverflowError:
             return math.inf
 
-    def hypothesis(self, ids: list[int], parts: list[float], finished: bool) -> Hypothesis:
-        """A result; its log-probabilities are added up in order, as on the device."""
+    def hypothesis(
+        self, ids: list[int], token_log_probs: list[float], finished: bool
+    ) -> Hypothesis:
+        """A result with its score; log-probabilities are summed in order, as on the device."""
         log_prob = 0.0
-        for part in parts:
-            log_prob += part
-        return Hypothesis(ids, log_prob / self.divisor(len(ids)), finished, log_prob, parts)
+        for value in token_log_probs:
+            log_prob += value
+        score = log_prob / self.divisor(len(ids))
+        return Hypothesis(ids, score, finished, log_prob, token_log_probs)

@@ -1,6 +1,6 @@
-"""Logit rules, applied in order: those of one number, and how options become rules.
+"""Logit rules with one number, the rules for a set of options, and their application in order.
 
-Those for single tokens are in `heedful.generation.token_rules`.
+Rules that forbid or force single tokens are in `heedful.generation.token_rules`.
 """
 
 import math
@@ -28,7 +28,7 @@ from heedful.generation.topk import in_top_k
 def apply_rules(
     rules: Sequence[Rule], log_probs: Float[Tensor, "N V"], context: Context
 ) -> Float[Tensor, "N V"]:
-    """The log-probabilities under all rules, the first one first."""
+    """The log-probabilities after all rules, applied in order."""
     if context.model_log_probs is None:
         context = replace(context, model_log_probs=log_probs)
     for rule in rules:
@@ -42,30 +42,30 @@ def apply_rules(
 
 
 def bans_are_final(rules: Sequence[Rule], length: int) -> bool:
-    """Whether a token that one of the rules forbids after `length` new tokens stays forbidden.
+    """True if no rule allows, after `length` new tokens, a token that an earlier rule forbids.
 
-    Its log-probability then does not matter any more, so that rules may write in place. Forced
-    tokens are allowed again, and look at the log-probabilities before any rule; a rule from
-    elsewhere may do so too.
+    Then no rule reads the model's log-probability of a forbidden token, and rules may write in
+    place. Forced tokens do read it, and a rule of the caller could.
     """
     return all(
         not rule.forces(length)
         if isinstance(rule, ForcedTokens)
-        else isinstance(rule, _OfNumber | NoRepeatNgram | BannedTokens | MinLength | PrefixFunction)
+        else isinstance(
+            rule, _NumberRule | NoRepeatNgram | BannedTokens | MinLength | PrefixFunction
+        )
         for rule in rules
     )
 
 
 def sampling_rules(**options: Any) -> list[Rule]:
-    """The rules that are asked for, in the usual order; None, 0 n-grams or empty leaves one out.
+    """The rules for options named as in `RULES_BY_OPTION`, in its order.
 
-    Keywords, in that order: never (banned by the model), repetition_penalty, presence_penalty,
-    frequency_penalty, no_repeat_ngram_size, banned, prefix_function, forced (what is forbidden or
-    forced), then temperature, top_k, top_p, min_p and typical_p, each on what the one before left.
+    An option that is None or empty, or an n-gram size of 0, adds no rule. Penalties, and rules that
+    forbid or force tokens, come before those that reshape or truncate the distribution.
     """
     return [
         rule(options[name])
-        for name, rule in IN_ORDER.items()
+        for name, rule in RULES_BY_OPTION.items()
         if options.get(name) is not None
         and not (isinstance(options[name], Sized) and not options[name])
         and (name, options[name]) != ("no_repeat_ngram_size", 0)
@@ -76,44 +76,44 @@ def sampling_rules(**options: Any) -> list[Rule]:
 
 
 class _Range(NamedTuple):
-    fits: Callable[[float], bool]
-    says: str
+    contains: Callable[[float], bool]
+    description: str
 
 
 _POSITIVE = _Range(lambda x: 0 < x < math.inf, "a finite number above 0")
 _FINITE = _Range(math.isfinite, "a finite number")
-_SHARE = _Range(lambda x: 0 < x <= 1, "above 0 and at most 1")
+_FRACTION = _Range(lambda x: 0 < x <= 1, "above 0 and at most 1")
 
 
 @dataclass(frozen=True)
-class _OfNumber:
-    """A rule with one number, named as the option that asks for it; raises UserError outside."""
+class _NumberRule:
+    """A rule with one number, checked against the range of the option of that name."""
 
     value: int | float
     option: ClassVar[str]
-    within: ClassVar[_Range]
+    limits: ClassVar[_Range]
 
-    def __init_subclass__(cls, option: str, within: _Range) -> None:
-        cls.option, cls.within = option, within
+    def __init_subclass__(cls, option: str, limits: _Range) -> None:
+        cls.option, cls.limits = option, limits
 
     def __post_init__(self) -> None:
-        if not self.within.fits(self.value):
-            hint = "; 0 in generate takes the likeliest token each time"
+        if not self.limits.contains(self.value):
+            hint = "; temperature 0 of generate is greedy decoding"
             raise UserError(
-                f"{self.option} must be {self.within.says}, not {self.value}"
+                f"{self.option} must be {self.limits.description}, not {self.value}"
                 f"{hint if self.option == 'temperature' else ''}"
             )
 
 
-class Temperature(_OfNumber, option="temperature", within=_POSITIVE):
-    """Every log-probability divided by the temperature: below 1 sharper, above 1 flatter."""
+class Temperature(_NumberRule, option="temperature", limits=_POSITIVE):
+    """Divides log-probabilities by the temperature: sharper below 1, flatter above 1."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
         return log_probs / self.value
 
 
-class TopK(_OfNumber, option="top_k", within=_Range(lambda k: k >= 1, "at least 1")):
-    """The `k` likeliest tokens, exactly `k` also among equals, where lower ids come first."""
+class TopK(_NumberRule, option="top_k", limits=_Range(lambda k: k >= 1, "at least 1")):
+    """Keeps the `k` most probable tokens, exactly `k`: of equal ones those of lower ids."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
         if self.value >= log_probs.shape[1]:
@@ -121,18 +121,19 @@ class TopK(_OfNumber, option="top_k", within=_Range(lambda k: k >= 1, "at least 
         return log_probs.masked_fill(~in_top_k(log_probs, int(self.value)), -torch.inf)
 
 
-class TopP(_OfNumber, option="top_p", within=_SHARE):
-    """The nucleus (Holtzman et al. 2020): the likeliest tokens until their sum reaches `p`.
+class TopP(_NumberRule, option="top_p", limits=_FRACTION):
+    """Nucleus sampling (Holtzman et al. 2020): the most probable tokens until they sum to `p`.
 
-    The token that reaches it stays, so at least one does. Lower ids come first among equals.
+    The token that reaches the sum stays, so at least one does. Of equal tokens those of lower ids
+    come first.
     """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
         return _until_sum(log_probs, -log_probs, self.value)
 
 
-class MinP(_OfNumber, option="min_p", within=_Range(lambda p: 0 <= p <= 1, "from 0 to 1")):
-    """Tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024)."""
+class MinP(_NumberRule, option="min_p", limits=_Range(lambda p: 0 <= p <= 1, "from 0 to 1")):
+    """Keeps tokens at least `p` times as probable as the best one (Nguyen et al. 2024)."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
         if self.value == 0:
@@ -142,11 +143,11 @@ class MinP(_OfNumber, option="min_p", within=_Range(lambda p: 0 <= p <= 1, "from
         return log_probs.masked_fill(values < least, -torch.inf)
 
 
-class Typical(_OfNumber, option="typical_p", within=_SHARE):
+class Typical(_NumberRule, option="typical_p", limits=_FRACTION):
     """Locally typical tokens (Meister et al. 2022, "Locally Typical Sampling", section 4).
 
-    Of the tokens ordered by how far their information -log p lies from the entropy, the first
-    ones until their probabilities sum to `p`; the token that reaches it stays.
+    Keeps tokens in order of the distance between their information -log p and the entropy, until
+    their probabilities sum to `p`; the token that reaches the sum stays.
     """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], _: Context) -> Float[Tensor, "N V"]:
@@ -156,36 +157,36 @@ class Typical(_OfNumber, option="typical_p", within=_SHARE):
         return _until_sum(log_probs, (-normal - entropy).abs(), self.value)
 
 
-class RepetitionPenalty(_OfNumber, option="repetition_penalty", within=_POSITIVE):
-    """CTRL's penalty (Keskar et al. 2019, section 4.1) on tokens of the prompt and the new ones.
+class RepetitionPenalty(_NumberRule, option="repetition_penalty", limits=_POSITIVE):
+    """Penalty of CTRL (Keskar et al. 2019, section 4.1) on tokens of the prompt and new tokens.
 
     A log-probability is multiplied by the penalty, a value above 0 divided by it. CTRL divides
-    logits, which depend on a constant that probabilities do not know; like transformers in its
-    beam search (but not in its sampling) this rule sees log-probabilities.
+    logits, which are defined up to a constant; this rule, like that of beam search in transformers
+    (but not of sampling there), is applied to log-probabilities.
     """
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        seen = _counts(context.history(), log_probs) > 0
+        is_repeated = _counts(context.history(), log_probs) > 0
         scaled = torch.where(log_probs < 0, log_probs * self.value, log_probs / self.value)
-        return torch.where(seen, scaled, log_probs)
+        return torch.where(is_repeated, scaled, log_probs)
 
 
-class PresencePenalty(_OfNumber, option="presence_penalty", within=_FINITE):
-    """OpenAI's: the penalty is taken off each token that is among the new tokens."""
+class PresencePenalty(_NumberRule, option="presence_penalty", limits=_FINITE):
+    """Penalty of OpenAI's API: subtracted from each token that is among the new tokens."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         return log_probs - self.value * (_counts(context.generated, log_probs) > 0)
 
 
-class FrequencyPenalty(_OfNumber, option="frequency_penalty", within=_FINITE):
-    """OpenAI's: the penalty is taken off a token as often as it is among the new tokens."""
+class FrequencyPenalty(_NumberRule, option="frequency_penalty", limits=_FINITE):
+    """Penalty of OpenAI's API: subtracted once for each occurrence among the new tokens."""
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         return log_probs - self.value * _counts(context.generated, log_probs)
 
 
-IN_ORDER: dict[str, Callable[[Any], Rule]] = {
-    "never": BannedTokens,
+RULES_BY_OPTION: dict[str, Callable[[Any], Rule]] = {
+    "suppressed": BannedTokens,  # by the model
     "repetition_penalty": RepetitionPenalty,
     "presence_penalty": PresencePenalty,
     "frequency_penalty": FrequencyPenalty,
@@ -207,20 +208,20 @@ IN_ORDER: dict[str, Callable[[Any], Rule]] = {
 def _until_sum(
     log_probs: Float[Tensor, "N V"], key: Float[Tensor, "N V"], share: float
 ) -> Float[Tensor, "N V"]:
-    """-inf behind the first tokens, by rising `key`, whose probabilities sum to `share`."""
+    """Keeps tokens in ascending order of `key` until their probabilities sum to `share`."""
     if share == 1:
         return log_probs
     order = key.sort(dim=1, stable=True).indices
     probs = log_probs.to(sum_dtype(log_probs.device)).softmax(dim=1).gather(1, order)
     reached = probs.cumsum(dim=1) >= share
-    # A token falls when the sum is reached before it; the first never does.
-    behind: Bool[Tensor, "N V"] = torch.zeros_like(reached)
-    behind.scatter_(1, order, reached.roll(1, dims=1).index_fill_(1, order.new_zeros(1), False))
-    return log_probs.masked_fill(behind, -torch.inf)
+    # A token is removed if the sum is reached before it; the first one never is.
+    is_removed: Bool[Tensor, "N V"] = torch.zeros_like(reached)
+    is_removed.scatter_(1, order, reached.roll(1, dims=1).index_fill_(1, order.new_zeros(1), False))
+    return log_probs.masked_fill(is_removed, -torch.inf)
 
 
 def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-    """How often each id of the vocabulary is in each row; ids outside it count nowhere."""
+    """Occurrences of each id of the vocabulary in each row; other ids are ignored."""
     rows, size = like.shape
     outside = (tokens < 0) | (tokens >= size)
     counts = like.new_zeros(rows, size + 1, dtype=_at_least_single(like.dtype))
@@ -229,5 +230,5 @@ def _counts(tokens: Int[Tensor, "N all"], like: Float[Tensor, "N V"]) -> Float[T
 
 
 def _at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Single precision for the 16-bit formats, which can neither count nor sum."""
+    """Single precision in place of 16-bit formats, which are too coarse for counts and sums."""
     return torch.promote_types(dtype, torch.float32)

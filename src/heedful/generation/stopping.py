@@ -1,4 +1,4 @@
-"""Texts that end an output."""
+"""Strings that end an output."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from heedful.errors import UserError
 
 @dataclass(frozen=True)
 class StopStrings:
-    """A `stop` function: enough when the new tokens, decoded, contain one of the strings.
+    """A `stop` function: an output ends when its text contains one of the strings.
 
-    The text then still has the string and what the last token brought behind it; see `cut`.
+    The text then still contains the string and the rest of the last token; `cut` removes both.
     """
 
     decode: Callable[[list[int]], str]
     strings: Sequence[str]
 
     def __post_init__(self) -> None:
-        cut("", self.strings)  # which checks them
+        cut("", self.strings)  # checks the strings
 
     def __call__(self, sentence: int, ids: list[int]) -> bool:
         text = self.decode(ids)
@@ -25,7 +25,7 @@ class StopStrings:
 
 
 def cut(text: str, strings: Sequence[str]) -> str:
-    """The text before the first place where one of the strings begins; all of it without one."""
+    """The text before the first occurrence of any of the strings, or all of it."""
     if isinstance(strings, str):
         raise UserError(f"stop strings must be a list of strings, not the string {strings!r}")
     if "" in strings:

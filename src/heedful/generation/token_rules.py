@@ -1,6 +1,6 @@
-"""Logit rules for tokens that may not, or must, come next.
+"""Logit rules that forbid or force the next token.
 
-No rule waits for the device but `PrefixFunction`, which asks the host.
+Only `PrefixFunction`, which calls a function on the host, waits for the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from heedful.generation.context import Context
 
 @dataclass(frozen=True)
 class NoRepeatNgram:
-    """No n-gram of `size` twice in the new tokens; with `include_prompt` in prompt and new ones."""
+    """Forbids a second occurrence of an n-gram in the new tokens (or in prompt and new tokens)."""
 
     size: int
     include_prompt: bool = False
@@ -33,16 +33,15 @@ class NoRepeatNgram:
         followers = tokens[:, self.size - 1 :]
         # Windows that have a next token, against the last size - 1 tokens.
         windows = tokens[:, : t - 1].unfold(1, self.size - 1, 1)
-        seen = (windows == tokens[:, None, t - self.size + 1 :]).all(dim=2)
-        return _forbid(log_probs, followers, seen)
+        is_repeated = (windows == tokens[:, None, t - self.size + 1 :]).all(dim=2)
+        return _forbid(log_probs, followers, is_repeated)
 
 
 @dataclass(frozen=True)
 class BannedTokens:
-    """Ids that may not come, or sequences of ids that may not be completed.
+    """Forbids ids, and sequences of ids.
 
-    Of a sequence the last token is forbidden wherever the prompt and the new tokens end in the
-    others.
+    The last id of a sequence is forbidden where the prompt and the new tokens end in the others.
     """
 
     tokens: Sequence[int | Sequence[int]]
@@ -52,7 +51,7 @@ class BannedTokens:
             if not banned:
                 raise UserError("a banned sequence is empty: give it at least one token id")
             if min(banned) < 0:
-                raise UserError(f"banned tokens hold {min(banned)}, which is no token id")
+                raise UserError(f"banned tokens contain {min(banned)}, which is no token id")
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
         by_length: dict[int, list[tuple[int, ...]]] = {}
@@ -78,7 +77,7 @@ class BannedTokens:
 
 @dataclass(frozen=True)
 class MinLength:
-    """No end before a sentence has so many new tokens, the end included; a length a sentence."""
+    """Forbids EOS until an output of `lengths[sentence]` tokens, EOS included."""
 
     eos_ids: Sequence[int]
     lengths: Sequence[int]
@@ -87,24 +86,25 @@ class MinLength:
         least = context.length + 2
         if max(self.lengths, default=0) < least:
             return log_probs
-        ends = context.table((id(self), "ends"), self.eos_ids)
+        eos_ids = context.table((id(self), "eos_ids"), self.eos_ids)
         log_probs = log_probs if context.in_place else log_probs.clone()
         if min(self.lengths) >= least:
-            return log_probs.index_fill_(1, ends, -torch.inf)
+            return log_probs.index_fill_(1, eos_ids, -torch.inf)
         lengths = context.table((id(self), "lengths"), self.lengths)
-        short = lengths[context.sentence, None] >= least
-        return log_probs.index_copy_(1, ends, log_probs[:, ends].masked_fill(short, -torch.inf))
+        is_short = lengths[context.sentence, None] >= least
+        values = log_probs[:, eos_ids].masked_fill(is_short, -torch.inf)
+        return log_probs.index_copy_(1, eos_ids, values)
 
 
 @dataclass(frozen=True)
 class ForcedTokens:
-    """At some places of the new tokens (the first is 0) one token and no other.
+    """Forces tokens at positions of the output (the first is 0); all others are forbidden there.
 
-    The token has the model's own log-probability, whatever the rules before say of it.
+    A forced token has the model's log-probability, regardless of earlier rules.
 
     Attributes:
-        tokens: place -> token; or such a mapping for each sentence.
-        certain: the token costs nothing.
+        tokens: position -> token; or such a mapping for each sentence.
+        certain: a forced token has log-probability 0.
         allow_impossible: a token of probability 0 gets log-probability 0; False: it is a dead end.
     """
 
@@ -113,51 +113,52 @@ class ForcedTokens:
     allow_impossible: bool = True
 
     def __post_init__(self) -> None:
-        for position, token in (pair for tokens in self._each() for pair in tokens.items()):
-            if position < 0 or token < 0:
-                raise UserError(
-                    f"forced tokens say {position}: {token}, but neither a position nor a "
-                    "token id is below 0"
-                )
+        for tokens in self._mappings():
+            for position, token in tokens.items():
+                if position < 0 or token < 0:
+                    raise UserError(
+                        f"forced tokens contain {position}: {token}, but positions and token ids "
+                        "are 0 or more"
+                    )
 
     def __call__(self, log_probs: Float[Tensor, "N V"], context: Context) -> Float[Tensor, "N V"]:
-        place = context.length
-        if not self.forces(place):
+        position = context.length
+        if not self.forces(position):
             return log_probs
-        here = [tokens.get(place, -1) for tokens in self._each()]
-        _check_vocabulary("forced", max(here), log_probs)
+        forced = [tokens.get(position, -1) for tokens in self._mappings()]  # -1: none
+        _check_vocabulary("forced", max(forced), log_probs)
         if isinstance(self.tokens, Mapping):
-            token = torch.full_like(context.sentence, here[0])[:, None]
+            token = torch.full_like(context.sentence, forced[0])[:, None]
         else:
-            table = torch.tensor(here, device=log_probs.device)
+            table = torch.tensor(forced, device=log_probs.device)
             token = table[context.sentence, None]
         index = token.clamp(min=0)
         value = (log_probs if context.model_log_probs is None else context.model_log_probs).gather(
             1, index
         )
-        only = torch.full_like(log_probs, -torch.inf)
+        result = torch.full_like(log_probs, -torch.inf)
         if self.certain:
             value = torch.zeros_like(value)
         elif self.allow_impossible:
             value = torch.where(value > -torch.inf, value, 0.0)
-        only.scatter_(1, index, value)
-        return only if min(here) >= 0 else torch.where(token >= 0, only, log_probs)
+        result.scatter_(1, index, value)
+        return result if min(forced) >= 0 else torch.where(token >= 0, result, log_probs)
 
-    def forces(self, place: int) -> bool:
-        """Whether it forces a token at a place of any sentence."""
-        return any(place in tokens for tokens in self._each())
+    def forces(self, position: int) -> bool:
+        """True if a token is forced at this position of any sentence."""
+        return any(position in tokens for tokens in self._mappings())
 
-    def _each(self) -> Sequence[Mapping[int, int]]:
+    def _mappings(self) -> Sequence[Mapping[int, int]]:
         return [self.tokens] if isinstance(self.tokens, Mapping) else self.tokens
 
 
 Allowed = Callable[[int, list[int]], Sequence[int]]
-"""`allowed(sentence index, new token ids) -> ids that may come next`."""
+"""`allowed(sentence index, new token ids)` returns the ids that are allowed next."""
 
 
 @dataclass(frozen=True)
 class PrefixFunction:
-    """Only what a function of the new tokens allows may come (De Cao et al. 2021)."""
+    """Allows only ids that a function of the new tokens returns (De Cao et al. 2021)."""
 
     function: Allowed
 
@@ -168,32 +169,32 @@ class PrefixFunction:
         ):
             if context.is_open is not None and not context.is_open[row]:
                 continue
-            may_come = [int(token) for token in self.function(sentence, ids)]
-            if not may_come:
+            next_ids = [int(token) for token in self.function(sentence, ids)]
+            if not next_ids:
                 raise UserError(
-                    f"the prefix function allows nothing for sentence {sentence} after {ids}: "
-                    "it must allow at least one token, for example EOS"
+                    f"the prefix function allows no token for sentence {sentence} after "
+                    f"{ids}: it must allow at least one, for example EOS"
                 )
-            if min(may_come) < 0:
-                raise UserError(f"the prefix function allows {min(may_come)}, which is no token id")
-            _check_vocabulary("allowed", max(may_come), log_probs)
-            allowed[row, may_come] = True
+            if min(next_ids) < 0:
+                raise UserError(f"the prefix function allows {min(next_ids)}, which is no token id")
+            _check_vocabulary("allowed", max(next_ids), log_probs)
+            allowed[row, next_ids] = True
         return log_probs.masked_fill(~allowed.to(log_probs.device), -torch.inf)
 
 
 def _forbid(
-    log_probs: Float[Tensor, "N V"], tokens: Int[Tensor, "N X"], where: Bool[Tensor, "N X"]
+    log_probs: Float[Tensor, "N V"], tokens: Int[Tensor, "N X"], is_forbidden: Bool[Tensor, "N X"]
 ) -> Float[Tensor, "N V"]:
-    """-inf for each row's own tokens where they are marked; ids outside the vocabulary: none."""
+    """-inf for the tokens of each row that are marked; ids outside the vocabulary are ignored."""
     rows, size = log_probs.shape
-    marked = where & (tokens >= 0) & (tokens < size)
+    is_valid = is_forbidden & (tokens >= 0) & (tokens < size)
     forbidden = log_probs.new_zeros(rows, size + 1, dtype=torch.bool)
-    forbidden.scatter_(1, torch.where(marked, tokens, size), True)
+    forbidden.scatter_(1, torch.where(is_valid, tokens, size), True)
     return log_probs.masked_fill(forbidden[:, :size], -torch.inf)
 
 
-def _check_vocabulary(what: str, token: int, log_probs: Float[Tensor, "N V"]) -> None:
+def _check_vocabulary(kind: str, token: int, log_probs: Float[Tensor, "N V"]) -> None:
     if token >= log_probs.shape[1]:
         raise UserError(
-            f"{what} token id {token} is outside the vocabulary of {log_probs.shape[1]}"
+            f"{kind} token id {token} is outside the vocabulary of {log_probs.shape[1]}"
         )

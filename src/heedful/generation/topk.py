@@ -1,20 +1,23 @@
-"""The k best entries of long rows, exactly, with ties in a fixed order, without a host sync."""
+"""The k largest entries of long rows, with a fixed order of ties and without a host sync."""
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_BLOCK = 64  # entries of which the largest is looked for first
+_BLOCK = 64  # entries, of which the maximum is computed first
 
 
 def top_k(
     rows: Float[Tensor, "N V"], k: int, *, exact: bool = True
 ) -> tuple[Float[Tensor, "N k"], Int[Tensor, "N k"], Bool[Tensor, ""]]:
-    """Values and indices of the `min(k, V)` largest entries of each row, by rising index.
+    """Values and indices of the `min(k, V)` largest entries of each row, in order of index.
 
-    Of equal entries those with the lower indices are taken; `torch.topk` leaves that open. With
-    `exact` False this is left to the caller: the third result says whether any row had such a tie
-    at its edge. Only entries of minus infinity are taken as they come. NaN counts as largest.
+    Of equal entries those with the lower indices are returned, unlike by `torch.topk`; entries of
+    -inf may be any. NaN counts as largest.
+
+    Args:
+        exact: False: of equal entries any may be returned. The third result is then True if a row
+            has a tie between an entry that is returned and one that is not.
     """
     if exact and k < rows.shape[1]:
         rows = rows.masked_fill(~in_top_k(rows, k) & ~rows.isnan(), -torch.inf)
@@ -28,9 +31,9 @@ def top_k(
 
 
 def _largest(rows: Float[Tensor, "N V"], k: int) -> tuple[Float[Tensor, "N k"], Int[Tensor, "N k"]]:
-    """`rows.topk(k)`, found in the blocks whose own largest entries are the k largest.
+    """`rows.topk(k)`, computed on a CPU from the k blocks with the largest maxima.
 
-    `torch.topk` sorts on a CPU what it looks at; a maximum reads it once.
+    A maximum reads each entry once, while `torch.topk` sorts.
     """
     num_blocks = rows.shape[1] // _BLOCK
     if num_blocks < 2 * k or len(rows) < 16 or rows.device.type != "cpu":
@@ -48,7 +51,7 @@ def _largest(rows: Float[Tensor, "N V"], k: int) -> tuple[Float[Tensor, "N k"], 
 def first_largest(
     rows: Float[Tensor, "N V"],
 ) -> tuple[Float[Tensor, "N 1"], Int[Tensor, "N 1"]]:
-    """The largest entry of each row and its index, the first of equals; NaN counts as largest."""
+    """The largest entry of each row and its first index; NaN counts as largest."""
     num_blocks = rows.shape[1] // _BLOCK
     if num_blocks < 4 or rows.device.type != "cpu":
         values, indices = rows.max(dim=1, keepdim=True)  # documented to return the first
@@ -66,8 +69,8 @@ def first_largest(
 
 
 def in_top_k(rows: Float[Tensor, "N V"], k: int) -> Bool[Tensor, "N V"]:
-    """Which entries are among the `k` largest of their row: exactly k, the first of equals."""
+    """True for the `k` largest entries of each row; of equal entries, for the first ones."""
     edge = _largest(rows, k)[0][:, -1:]
-    above, level = rows > edge, rows == edge
-    room = k - above.sum(dim=1, keepdim=True)
-    return above | (level & (level.cumsum(dim=1) <= room))
+    is_above, is_equal = rows > edge, rows == edge
+    remaining = k - is_above.sum(dim=1, keepdim=True)
+    return is_above | (is_equal & (is_equal.cumsum(dim=1) <= remaining))

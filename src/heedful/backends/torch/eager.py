@@ -17,7 +17,7 @@ from heedful.backends.torch.threads import ThreadPolicy, weights_of_step
 from heedful.data.collate import Batch
 from heedful.evaluation.target_scores import TargetScores
 from heedful.generation.hypotheses import Hypothesis
-from heedful.generation.speculative import Reader
+from heedful.generation.speculative import CachedScorer
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.tokens import Tokens
@@ -101,7 +101,7 @@ class Eager:
         self.net.eval()
         return self.searcher.stream_tokens(row, request)
 
-    def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> Reader:
+    def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> CachedScorer:
         """As `Searcher.open_draft`."""
         self.net.eval()
         return self.searcher.open_draft(row, start_ids, limit)

@@ -19,10 +19,10 @@ from heedful.generation.context import Rule
 from heedful.generation.greedy import greedy_from_logits
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.request import SearchRequest
-from heedful.generation.rules import IN_ORDER, sampling_rules
+from heedful.generation.rules import RULES_BY_OPTION, sampling_rules
 from heedful.generation.sampling import sample, sample_steps
 from heedful.generation.search import beam_search
-from heedful.generation.speculative import Draft, PromptLookup, Reader, Speculation
+from heedful.generation.speculative import CachedScorer, Draft, PromptLookup, Speculation
 from heedful.generation.stopping import StopStrings
 from heedful.generation.token_rules import BannedTokens, ForcedTokens
 
@@ -81,7 +81,7 @@ class Searcher:
         for step in self._in_inference_mode(steps):
             yield step.tokens, bool(step.ended)
 
-    def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> Reader:
+    def open_draft(self, row: list[int], start_ids: Sequence[int], limit: int) -> CachedScorer:
         """The net as the draft of another one, for at most as many tokens as it has positions."""
         longest = self.net.max_length
         if len(row) > longest:
@@ -89,7 +89,7 @@ class Searcher:
                 f"a prompt has {len(row)} tokens, but the draft allows {longest}; leave "
                 "the draft out, or take one of the model's own length"
             )
-        return Reader(self.net.open([row], start_ids, limit, 1)[1], longest=longest)
+        return CachedScorer(self.net.open([row], start_ids, limit, 1)[1], max_length=longest)
 
     def _search(self, rows: list[list[int]], request: GenerationRequest) -> list[list[Hypothesis]]:
         options, size = request.options, request.options.rows
@@ -277,13 +277,13 @@ def _rules(request: GenerationRequest) -> list[Rule]:
     prefix_function = function and (
         lambda sentence, ids: function(request.prompt_numbers[sentence], ids)
     )
-    values = {name: value for name, value in vars(options).items() if name in IN_ORDER}
+    values = {name: value for name, value in vars(options).items() if name in RULES_BY_OPTION}
     if not options.samples:
         values["temperature"] = None
     values |= {
         "prefix_function": prefix_function,
         "banned": request.bad_words_ids,
-        "never": request.suppressed_ids,
+        "suppressed": request.suppressed_ids,
     }
     rules = sampling_rules(**values)
     if request.forced_bos_id is not None:
