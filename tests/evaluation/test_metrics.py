@@ -227,7 +227,7 @@ def test_perplexity() -> None:
             ["我"],
             ["我"],
             {"metrics": ["tokenized_lowercase_bleu"], "trg_lang": "zh"},
-            "no spaces between words",
+            "without spaces between words",
         ),
     ],
 )

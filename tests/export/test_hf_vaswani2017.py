@@ -70,7 +70,9 @@ def test_transformers_gives_the_same_logits(placement: str, tying: str, tmp_path
         folder = tmp_path / str(seed)
         said: list[str] = []
         export_hf(model, folder / "hf", say=said.append)
-        assert said[0].startswith(f"vaswani2017 is a {'marian' if placement == 'post' else 'peg'}")
+        assert said[0].startswith(
+            f"vaswani2017 is exported as {'marian' if placement == 'post' else 'pegasus'}"
+        )
         auto, cls = transformers.AutoModelForSeq2SeqLM, CLASSES[placement]
         theirs, report = auto.from_pretrained(folder / "hf", output_loading_info=True)
         assert type(theirs) is cls

@@ -383,7 +383,7 @@ def test_a_precision_that_a_format_cannot_hold_is_refused(
         export_ctranslate2(model, tmp_path / "hf", precision="float16")
     with torch.no_grad():
         model.net.decoder.final_norm.weight[0] = 1e5
-    with pytest.raises(UserError, match=r"ln_f\.weight has values beyond float16"):
+    with pytest.raises(UserError, match=r"ln_f\.weight has values out of the range of float16"):
         export_hf(model, tmp_path / "hf", precision="float16")
     export_hf(model, tmp_path / "hf", precision="bfloat16")
 
@@ -446,7 +446,7 @@ OTHER_TENSORS: dict[str, dict[str, torch.Tensor | None]] = {
     f"{WEIGHT} is (3, 4)": {WEIGHT: torch.zeros(3, 4)},
 }
 OTHER_FILES = {
-    "the model type mamba is not known": ("config.json", {"model_type": "mamba"}),
+    "the model type mamba is not supported": ("config.json", {"model_type": "mamba"}),
     "tokenizer.json is not JSON": ("tokenizer.json", None),
     "tokenizer.json is damaged": ("tokenizer.json", {"version": "1.0", "model": {"type": "BPE"}}),
 }

@@ -115,7 +115,7 @@ def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Sc
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """chrF2 of each line, 0 to 100, for ranking lines; systems are compared by corpus scores."""
+    """chrF2 of each line, 0 to 100, to rank lines by; systems are compared by corpus scores."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()

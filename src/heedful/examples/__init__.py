@@ -1,1 +1,1 @@
-"""Examples that come with heedful, loaded as any plugin is."""
+"""Example plugins that are included in heedful."""

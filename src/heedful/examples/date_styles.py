@@ -1,8 +1,7 @@
-"""The styles of dates in five languages: templates of CLDR and of daily use, and their writings.
+"""Styles of dates in five languages, from templates of CLDR and of everyday use.
 
-A style is a template, such as "the {nth} of {month} {year}", and a way to write it (capitals,
-missing accents, double spaces). Its texts are worked out once, so that writing a date is only a few
-look-ups.
+A style is a template, such as "the {nth} of {month} {year}", in a spelling variant (capitals,
+missing accents, double spaces). Its texts are precomputed, so that rendering is a few look-ups.
 """
 
 import re
@@ -32,7 +31,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """One way to write a date: fixed text, and tables to look up by a part of the date."""
+    """A format of dates: fixed texts, and tables that are indexed by a part of the date."""
 
     name: str
     language: Language
@@ -42,29 +41,28 @@ class Style:
     def render(self, day: date) -> str:
         """The date `day`, of a year in `YEARS`, in this style."""
         assert day.year in YEARS, day
-        at = (day.year - YEARS.start, day.month - 1, day.day - 1, day.weekday())
-        return "".join([p if isinstance(p, str) else p.texts[at[p.part]] for p in self.pieces])
+        indices = (day.year - YEARS.start, day.month - 1, day.day - 1, day.weekday())
+        return "".join([p if isinstance(p, str) else p.texts[indices[p.part]] for p in self.pieces])
 
 
 def build_styles() -> tuple[Style, ...]:
-    """All styles, no two of one language equal in every date.
+    """All styles, without duplicates within a language.
 
-    Where a pattern of CLDR equals a template of ours that is held out, it stays held out.
+    Of equal styles the held-out one is kept.
     """
-    found: list[Style] = []
+    styles: list[Style] = []
     for language in LANGUAGES:
         templates = list(_templates_of(language))
-        new = [style for template in templates for style in _written(language, *template)]
-        # Held-out styles go first, so that a copy of one does not slip into training.
+        variants = [style for template in templates for style in _variants(language, *template)]
         unique: dict[tuple[str | Table, ...], Style] = {}
-        for style in sorted(new, key=lambda style: not style.held_out):
+        for style in sorted(variants, key=lambda style: not style.held_out):
             unique.setdefault(style.pieces, style)
-        found.extend(unique.values())
-    return tuple(found)
+        styles.extend(unique.values())
+    return tuple(styles)
 
 
 def _templates_of(language: Language) -> Iterator[tuple[str, str, str, dict[str, Table]]]:
-    """Name, template, writings held out, and fields, of CLDR's templates and then ours."""
+    """Name, template, held-out spelling and fields of CLDR's templates and of heedful's."""
     for identifier in _TABLES["locales"][language]:
         locale = Locale.parse(identifier)
         for name, template in _cldr_templates(locale):
@@ -77,25 +75,27 @@ def _templates_of(language: Language) -> Iterator[tuple[str, str, str, dict[str,
 
 
 def _cldr_templates(locale: Any) -> Iterator[tuple[str, str]]:
-    """Name and template of each pattern of the locale that says a whole date, by the rule.
+    """Name and template of each pattern of the locale for a complete, unambiguous date.
 
-    CLDR's `y` is the full year, so `yy` and eras are not among the fields. A pattern with a numeric
-    month must order its parts day-month-year or year-month-day.
+    Years have all digits (CLDR's `y`), without era. Patterns with a numeric month are in the order
+    day-month-year or year-month-day.
     """
-    ours = _TABLES["cldr"]
+    field_names = _TABLES["cldr"]
     for name, pattern in [*locale.date_formats.items(), *locale.datetime_skeletons.items()]:
         tokens: Any = tokenize_pattern(pattern.pattern)
         parts = [(k, value if k == "chars" else value[0] * value[1]) for k, value in tokens]
         fields = [part for kind, part in parts if kind == "field"]
         order = "".join(field[0] for field in fields).replace("E", "")
-        is_date = ours.keys() >= {*fields} and sorted(order) == ["M", "d", "y"]
+        is_date = field_names.keys() >= {*fields} and sorted(order) == ["M", "d", "y"]
         if is_date and ("MMM" in "".join(fields) or order in ("dMy", "yMd")):
-            shown = (part if kind == "chars" else f"{{{ours[part]}}}" for kind, part in parts)
-            yield name, "".join(shown)
+            pieces = (
+                part if kind == "chars" else f"{{{field_names[part]}}}" for kind, part in parts
+            )
+            yield name, "".join(pieces)
 
 
 def _fields(locale: Any) -> dict[str, Table]:
-    """The tables that fill a template's fields, in the words of the locale."""
+    """The table of each field of templates, in the language of the locale."""
     language, months, widths = locale.language, locale.months, ("wide", "abbreviated")
     numbers, days = range(1, 13), range(1, 32)
     month, mon = ([months["format"][width][i] for i in numbers] for width in widths)
@@ -111,7 +111,7 @@ def _fields(locale: Any) -> dict[str, Table]:
         "month": (1, month),
         "mon": (1, mon),
         "mon3": (1, mon3),
-        # A month that is not shortened takes no full stop.
+        # A month without abbreviation has no full stop.
         "mon.": (1, (a if a == b else f"{a}." for a, b in zip(mon3, month, strict=True))),
         "m": (1, map(str, numbers)),
         "mm": (1, (f"{i:02}" for i in numbers)),
@@ -140,20 +140,20 @@ def _chinese(number: int) -> str:
 
 
 def _ordinal(day: int, language: str) -> str:
-    """The day as an ordinal where the language writes one: 14th; 1er, 14; 1º, 14."""
+    """The day as the language writes it: 14th in English; 1er, 14 in French; 1º, 14 in Spanish."""
     if language == "en":
         ending = "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
         return f"{day}{ending}"
     return str(day) + ({"fr": "er", "es": "º"}.get(language, "") if day == 1 else "")
 
 
-def _written(
+def _variants(
     language: Language, name: str, template: str, held_out: str, fields: dict[str, Table]
 ) -> Iterator[Style]:
-    """The template in each of the language's writings."""
+    """The template in each spelling of the language; templates of numbers have only one."""
     has_words = any(letter.isalpha() for letter in re.sub(_NUMBERS, "", template))
-    for writing in _TABLES["writings"][language] if has_words else ("",):
-        write = _WRITINGS[writing]
+    for spelling in _TABLES["spellings"][language] if has_words else ("",):
+        write = _SPELLINGS[spelling]
         pieces: list[str | Table] = []
         for text, field in re.findall(r"([^{]+)|\{([^}]+)\}", template):
             if text:
@@ -163,9 +163,9 @@ def _written(
                 is_name = part in (1, 3)
                 pieces.append(Table(part, tuple(write(name, is_name) for name in names)))
         yield Style(
-            name=f"{name} {writing}".rstrip(),
+            name=f"{name} {spelling}".rstrip(),
             language=language,
-            held_out=held_out == "all" or (writing != "" and writing == held_out),
+            held_out=held_out == "all" or (spelling != "" and spelling == held_out),
             pieces=tuple(pieces),
         )
 
@@ -173,8 +173,7 @@ def _written(
 _NUMBERS = re.compile(r"\{(year|m|mm|d|dd)\}")
 
 
-# Every template with words in it is taken through the writings of its language, which are functions
-# of a text and of whether it is the name of a month or weekday.
+# Spellings are functions of a text and of whether it is the name of a month or weekday.
 
 
 def _unaccented(text: str) -> str:
@@ -182,7 +181,7 @@ def _unaccented(text: str) -> str:
     return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 
-_WRITINGS: dict[str, Callable[[str, bool], str]] = {
+_SPELLINGS: dict[str, Callable[[str, bool], str]] = {
     "": lambda text, is_name: text,
     "lower": lambda text, is_name: text.lower(),
     "upper": lambda text, is_name: text.upper(),

@@ -1,11 +1,11 @@
-"""The dates task: dates as people write them in five languages, into ISO 8601 (YYYY-MM-DD).
+"""The dates task: translate dates in five languages to ISO 8601 (YYYY-MM-DD).
 
-Every source says the full year, and a numeric month is read by one rule: a four-digit year in front
-means year-month-day, and otherwise the day comes first, whatever the separator. Month-first numbers
-(3/14/2007) and two-digit years are left out, so no source has two readings.
+All dates are unambiguous: years have four digits, and numeric dates are in the order
+year-month-day if the year comes first, else day-month-year, with any separator. Month-first dates
+(3/14/2007) do not occur.
 
-Held out of training are some years, in every style, and some styles, in every year; each part of a
-held-out style (names, numbers, what stands between) occurs in other styles of its language.
+Some years, in all styles, and some styles, in all years, are held out from training. Every part of
+a held-out style (names, numbers, separators) occurs in other styles of its language.
 """
 
 import random
@@ -26,7 +26,7 @@ Group = Literal["train", "new years", "new styles", "new years and styles"]
 Item = TypeVar("Item")
 
 HELD_OUT_GROUPS: tuple[Group, ...] = ("new years", "new styles", "new years and styles")
-# Three of every twenty years, drawn once.
+# Three of every twenty years, chosen at random.
 HELD_OUT_YEARS: frozenset[int] = frozenset(
     (
         *(1902, 1904, 1918, 1923, 1928, 1935, 1952, 1954, 1955, 1963),
@@ -39,7 +39,7 @@ MAX_HELD_OUT_COUNT = 50_000
 
 
 class DateExample(NamedTuple):
-    """One pair, its language, the name of its style, and what of it training never saw."""
+    """A pair, its language, the name of its style, and the property that is held out."""
 
     src: str
     tgt: str
@@ -50,7 +50,7 @@ class DateExample(NamedTuple):
 
 @plugins.task("dates")
 class Dates(GeneratedPairs):
-    """The dates task. Its held-out examples are unseen whatever the seed."""
+    """The dates task. Its held-out examples are not in the training data of any seed."""
 
     recipe_keys = GeneratedPairs.recipe_keys.plus("data.generated.seed")
 
@@ -61,14 +61,14 @@ class Dates(GeneratedPairs):
 
 
 def generate(count: int, *, seed: int, split: Split) -> list[DateExample]:
-    """`count` examples, the same for the same arguments and the same Babel.
+    """`count` examples, determined by the arguments and the version of Babel.
 
-    In "train", languages are drawn uniformly, then styles within the language, then dates. "valid"
-    and "test" share no source with training nor with each other, repeat no source, and hold each
-    language with each of the `HELD_OUT_GROUPS` equally often, in turn.
+    For "train", languages are sampled uniformly, then a style of the language, then a date. "valid"
+    and "test" have no source in common with "train" or each other, no duplicate sources, and
+    each language with each of the `HELD_OUT_GROUPS` equally often, in turn.
 
-    Raises `UserError` for a negative count, and for more than `MAX_HELD_OUT_COUNT` examples of a
-    held-out split.
+    Raises:
+        UserError: a negative count, or more than `MAX_HELD_OUT_COUNT` held-out examples.
     """
     if count < 0 or (split != "train" and count > MAX_HELD_OUT_COUNT):
         raise UserError(
@@ -82,9 +82,9 @@ def generate(count: int, *, seed: int, split: Split) -> list[DateExample]:
     examples: dict[str, DateExample] = {}
     while len(examples) < count:
         example = _draw(rng, *kinds[len(examples) % len(kinds)])
-        # The text itself says which split it belongs to, so that no seed makes them meet.
-        odd = zlib.crc32(example.src.encode()) % 2 == 1
-        if odd != (split == "test") or (example.group != "new years" and _is_familiar(example)):
+        # A hash of the text determines its split, so that splits are disjoint for all seeds.
+        is_odd = zlib.crc32(example.src.encode()) % 2 == 1
+        if is_odd != (split == "test") or (example.group != "new years" and _is_familiar(example)):
             continue
         examples.setdefault(example.src, example)
     return list(examples.values())
@@ -101,13 +101,13 @@ def _example(style: Style, day: date, group: Group) -> DateExample:
 
 
 def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
-    # random() alone is promised to give the same numbers in every version of Python.
+    # Only random() is guaranteed to return the same numbers in all versions of Python.
     return items[int(rng.random() * len(items))]
 
 
 @cache
 def _days(new_years: bool) -> tuple[date, ...]:
-    """All days of the years held out, or of the others."""
+    """All days of the held-out years, or of the others."""
     span = range(date(YEARS.start, 1, 1).toordinal(), date(YEARS.stop, 1, 1).toordinal())
     days = map(date.fromordinal, span)
     return tuple(day for day in days if (day.year in HELD_OUT_YEARS) == new_years)
@@ -121,9 +121,9 @@ def _styles_of(language: Language, held_out: bool) -> tuple[Style, ...]:
 
 
 def _is_familiar(example: DateExample) -> bool:
-    """Whether a style of training, in any language, writes this date with the same characters.
+    """True if a training style of any language renders this date as the same text.
 
-    Many styles agree on some dates: "4 May" is both the long and the short name.
+    Styles may agree for some dates: "4 May" has the long and the short name of the month.
     """
     day = date.fromisoformat(example.tgt)
     return any(style.render(day) == example.src for style in STYLES if not style.held_out)

@@ -1,4 +1,4 @@
-"""Models as plain CTranslate2 directories, with their tokenizers and a program that uses them."""
+"""Export models as CTranslate2 directories, with their tokenizers and an example program."""
 
 from pathlib import Path
 from typing import Any
@@ -22,31 +22,31 @@ from tokenizers import Tokenizer
 
 folder = Path(__file__).parent
 tokenizer = Tokenizer.from_file(str(folder / "{source}"))
-model = {kind}(str(folder), intra_threads=1)  # small models lose by more threads
+model = {kind}(str(folder), intra_threads=1)  # more threads are slower for small models
 '''
 _TRANSLATE = """target = Tokenizer.from_file(str(folder / "{target}"))
 for line in sys.stdin:
     tokens = tokenizer.encode(line.strip()).tokens
-    [found] = model.translate_batch(
+    [result] = model.translate_batch(
         [tokens], {options}
     )
     print({decode})
 """
 _GENERATE = """for line in sys.stdin:
     prompt = {prefix} + tokenizer.encode(line.strip(), add_special_tokens=False).tokens
-    [found] = model.generate_batch(
+    [result] = model.generate_batch(
         [prompt], include_prompt_in_result=False, {options}
     )
-    print(tokenizer.decode(found.sequences_ids[0]))
+    print(tokenizer.decode(result.sequences_ids[0]))
 """
-_READ = """for line in sys.stdin:
-    found = model.forward_batch([tokenizer.encode(line.strip()).tokens])
-    print(np.array(found.last_hidden_state)[0].mean(0))  # a vector for the text
+_EMBED = """for line in sys.stdin:
+    result = model.forward_batch([tokenizer.encode(line.strip()).tokens])
+    print(np.array(result.last_hidden_state)[0].mean(0))  # the vector of the text
 """
 _CLASSIFY = """labels, head = {labels}, np.load(folder / "{head}")
 for line in sys.stdin:
-    found = model.forward_batch([tokenizer.encode(line.strip()).tokens])
-    logits = np.array(found.pooler_output)[0] @ head["weight"].T + head["bias"]
+    result = model.forward_batch([tokenizer.encode(line.strip()).tokens])
+    logits = np.array(result.pooler_output)[0] @ head["weight"].T + head["bias"]
     print(labels[logits.argmax()])
 """
 
@@ -54,14 +54,18 @@ for line in sys.stdin:
 def export_ctranslate2(
     model: SavedModel, out: str | Path, *, precision: str = "float32", overwrite: bool = False
 ) -> None:
-    """Write a model for programs that use CTranslate2: it needs neither torch nor heedful.
+    """Write a CTranslate2 model, which can be used without torch and heedful.
 
-    The directory holds the model, its vocabularies, its tokenizers as the library `tokenizers`
-    reads them, and a short program that shows its use.
+    The directory holds the model, its vocabularies, its tokenizers in the format of the library
+    `tokenizers`, and an example program.
+
+    Args:
+        precision: type of the weights, one of `PRECISIONS`.
+        overwrite: replace a model at `out`.
 
     Raises:
-        UserError: CTranslate2 is not installed, or cannot run the model: with every reason; `out`
-            holds something else (`overwrite`: than a model, which is replaced).
+        UserError: CTranslate2 is not installed, or does not support the model (with all reasons);
+            `out` exists and is not a model, or `overwrite` is False.
     """
     check_precision(precision)
     directory = Path(out)
@@ -83,7 +87,7 @@ def export_ctranslate2(
 
 
 def check_precision(precision: str) -> None:
-    """Refuse what its weights cannot be kept in; raises UserError."""
+    """Raise UserError for a precision that CTranslate2 does not support."""
     if precision not in PRECISIONS:
         raise UserError(
             f"precision for CTranslate2 must be {', '.join(PRECISIONS)}, not {precision}"
@@ -91,35 +95,36 @@ def check_precision(precision: str) -> None:
 
 
 def _names(model: SavedModel) -> list[str]:
-    """Of the tokenizers' files."""
+    """The names of the tokenizer files: one, or those of source and target."""
     if model.src_tokenizer is model.tgt_tokenizer:
         return ["tokenizer.json"]
     return ["tokenizer.source.json", "tokenizer.target.json"]
 
 
 def _example(model: SavedModel) -> str:
-    names, longest = _names(model), model.config.max_length
+    """The source code of the example program."""
+    names, max_length = _names(model), model.config.max_length
     keys: dict[str, Any] = {"source": names[0], "target": names[-1], "more": "", "imports": ""}
     if isinstance(model, Translator):
-        chosen = model.options()
+        options = model.options()
         keys |= {"what": "Translates lines", "kind": "Translator"}
         keys["options"] = (
-            f"beam_size={chosen.beam_size}, length_penalty={chosen.length_penalty}, "
-            f"max_input_length={longest}, max_decoding_length={min(256, longest)}"
+            f"beam_size={options.beam_size}, length_penalty={options.length_penalty}, "
+            f"max_input_length={max_length}, max_decoding_length={min(256, max_length)}"
         )
         keys["decode"] = (
-            "target.decode([target.token_to_id(token) for token in found.hypotheses[0]])"
+            "target.decode([target.token_to_id(token) for token in result.hypotheses[0]])"
         )
         if model.tgt_tokenizer.has_own_pieces:
-            keys["decode"] = "target.decoder.decode(found.hypotheses[0])"
+            keys["decode"] = "target.decoder.decode(result.hypotheses[0])"
         return (_HEAD + _TRANSLATE).format(**keys)
     if isinstance(model, Generator):
-        keys |= {"what": "Goes on with lines", "kind": "Generator"}
+        keys |= {"what": "Continues lines", "kind": "Generator"}
         keys["prefix"] = [model.tokenizer.piece(token) for token in model.tokenizer.prefix_ids]
-        keys["options"] = f"max_length={min(64, longest // 2)}"
+        keys["options"] = f"max_length={min(64, max_length // 2)}"
         return (_HEAD + _GENERATE).format(**keys)
     keys |= {"kind": "Encoder", "more": " and numpy", "imports": "import numpy as np\n"}
     if isinstance(model, Classifier):
-        keys |= {"what": "Names the class of lines", "labels": [*model.labels], "head": HEAD}
+        keys |= {"what": "Classifies lines", "labels": [*model.labels], "head": HEAD}
         return (_HEAD + _CLASSIFY).format(**keys)
-    return (_HEAD + _READ).format(**keys, what="Turns lines into vectors")
+    return (_HEAD + _EMBED).format(**keys, what="Embeds lines as vectors")

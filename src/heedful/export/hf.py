@@ -1,4 +1,4 @@
-"""Whole models from and to directories in the Hugging Face format: net, text, labels, ids."""
+"""Import and export models in the Hugging Face format: net, tokenizers, labels, special ids."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -59,32 +59,32 @@ def import_hf(
     say: Say = lambda line: None,
     **config_keys: object,
 ) -> AnyModel:
-    """Make a heedful model directory of one in the Hugging Face format, and open it.
+    """Convert a directory in the Hugging Face format to a heedful model directory, and open it.
 
-    Weights, tokenizers, labels, and what a text begins and ends with are taken over. Nothing is
-    unpickled and nothing of the directory is run. `out` is there whole or not at all.
+    Weights, tokenizers, labels, special token ids and generation options are imported. Pickled
+    files are not opened, and no code in the directory is run. `out` appears complete or not at all.
 
     Args:
-        overwrite: a model directory at `out` is replaced.
-        architecture: the one to build; default: heedful's own of the directory's model type, or
-            the only one of a plugin.
-        say: told what was passed over, and what the directory lacks.
-        config_keys: keys of our Config that win over the directory's, such as head="classify".
+        overwrite: replace a model directory at `out`.
+        architecture: the architecture to build; default: heedful's own for the model type, or the
+            only one of a plugin.
+        say: called with notices: settings that are not imported, missing files.
+        config_keys: keys of heedful's Config that override the directory's, as head="classify".
 
     Raises:
-        UserError: no model in that format; a model type, setting or tokenizer that is not built
-            here; a tensor too many, too few or of the wrong shape; `out` holds something else.
+        UserError: not a model in this format; a model type, setting or tokenizer that is not
+            supported; a missing or unknown tensor or a wrong shape; `out` holds something else.
     """
     directory, out = Path(directory), Path(out)
     check_new(out, overwrite=overwrite, owns=MODEL_FILES, source=directory)
-    found = read_hf_directory(directory)
-    made = net_from_hf(found, str(directory), architecture, **config_keys)
-    kind = kind_of(made.net)
+    content = read_hf_directory(directory)
+    imported = net_from_hf(content, str(directory), architecture, **config_keys)
+    kind = kind_of(imported.net)
     src, tgt = _read_tokenizers(directory, kind)
-    with _reading_values(str(directory)):
-        metadata, notices = _card(found, made, kind, tgt, directory)
-    model = open_net(made.net, made.config, metadata, src, tgt)
-    notices = [*made.notices, *notices, *_doubts(model, directory)]
+    with _user_errors(str(directory)):
+        metadata, notices = _metadata(content, imported, kind, tgt, directory)
+    model = open_net(imported.net, imported.config, metadata, src, tgt)
+    notices = [*imported.notices, *notices, *_tokenizer_notices(model, directory)]
     model.save(out)
     for notice in notices:
         say(notice)
@@ -99,23 +99,24 @@ def export_hf(
     overwrite: bool = False,
     say: Say = lambda line: None,
 ) -> None:
-    """Write a directory that `transformers` opens with its Auto classes, with no code of ours.
+    """Write a directory for the Auto classes of `transformers`, which does not need heedful.
 
-    It holds `config.json` with ids and labels, `generation_config.json` for a model that writes,
-    the weights, and the tokenizer's files. It is there whole or not at all.
+    It holds `config.json` with ids and labels, `generation_config.json` for generative models, the
+    weights, and the tokenizer files. It appears complete or not at all.
 
     Args:
-        precision: of the weights: one of `PRECISIONS`.
+        precision: type of the weights, one of `PRECISIONS`.
+        overwrite: replace a model directory at `out`.
+        say: called with notices.
 
     Raises:
-        UserError: an architecture or a choice that the format has no place for; an unknown
-            precision, or a weight beyond float16; `out` holds
-            something else (`overwrite`: than a model, which is replaced).
+        UserError: an architecture or setting that the format does not support; an unknown
+            precision, or a weight out of its range; `out` holds something else.
     """
     metadata = model.metadata
     check_precision(precision)
     check_new(Path(out), overwrite=overwrite, owns=MODEL_FILES)
-    net = model.net  # which brings its Config where it is yet to be opened
+    net = model.net  # before `model.config`: opening the net may set the config
     content, tensors = net_to_hf(metadata.architecture, model.config, net)
     content["torch_dtype"] = precision
     tensors = {name: _cast(name, tensor, precision) for name, tensor in tensors.items()}
@@ -127,7 +128,7 @@ def export_hf(
             content[key] = value
         elif value is not None and content[key] != value:
             raise UserError(
-                f"in transformers {metadata.architecture} counts positions from {key} "
+                f"in transformers the positions of {metadata.architecture} begin after {key} "
                 f"{content[key]}, but this model's tokenizer has {value}; train it with "
                 f"model.position_offset={int(value) + 1}"
             )
@@ -136,25 +137,25 @@ def export_hf(
         if model.has_tokenizer:
             src, tgt = model.src_tokenizer, model.tgt_tokenizer
             if isinstance(model, Translator):
-                src, tgt = _ended(src), _ended(tgt)
+                src, tgt = _with_final_eos(src), _with_final_eos(tgt)
             write_tokenizer(src, directory, tgt)
             _complete_tokenizer(directory, model)
 
     write_hf_directory(Path(out), content, tensors, generation, write_text)
     own = _format_of(metadata.architecture).config
     if own is None or own.model_type != content["model_type"]:
-        say(f"{metadata.architecture} is a {content['model_type']} there, of the same outputs")
+        say(f"{metadata.architecture} is exported as {content['model_type']}, with equal outputs")
     if not model.has_tokenizer:
-        say("the model has no tokenizer: the directory takes ids alone")
+        say("the model has no tokenizer: the directory accepts ids only")
     elif (Path(out) / "tokenizer_target").exists():
         say(
-            "the directory's own tokenizer is that of the source; that of the target is in "
-            "tokenizer_target/, because transformers has one a directory"
+            "the tokenizer in the directory is that of the source; that of the target is in "
+            "tokenizer_target/, because transformers has one tokenizer per directory"
         )
 
 
 def check_precision(precision: str) -> None:
-    """Refuse what the weights of this format cannot be; raises UserError."""
+    """Raise UserError for a precision that this format does not support."""
     if precision not in PRECISIONS:
         raise UserError(
             f"precision of the Hugging Face format must be {', '.join(PRECISIONS)}, not {precision}"
@@ -162,27 +163,29 @@ def check_precision(precision: str) -> None:
 
 
 def _cast(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
-    """A tensor in another precision; raises UserError where a value is too large for it."""
+    """A tensor in another precision; raises UserError if a value is out of its range."""
     cast = tensor.to(PRECISIONS[precision])
     if not cast.isfinite().all():
-        raise UserError(f"{name} has values beyond {precision}; export bfloat16 or float32")
+        raise UserError(
+            f"{name} has values out of the range of {precision}; export bfloat16 or float32"
+        )
     return cast
 
 
 @contextmanager
-def _reading_values(where: str) -> Iterator[None]:
-    """Errors of the block are the user's: it reads values of JSON, which may be of any kind."""
+def _user_errors(where: str) -> Iterator[None]:
+    """Raise errors of a block that reads JSON values of unknown types as UserError."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise UserError(
-            f"{where}: a value of its JSON files is of no kind that it may have "
-            f"({type(error).__name__}: {error}); it is damaged, or of a format that is not known"
+            f"{where}: a value in its JSON files has a wrong type or range "
+            f"({type(error).__name__}: {error}); it is damaged, or of an unknown format"
         ) from error
 
 
 class ImportedNet(NamedTuple):
-    """A net of theirs as one of ours, and what is to be said of it."""
+    """A net that was built from a Hugging Face directory, and notices."""
 
     architecture: str
     config: Any
@@ -191,22 +194,25 @@ class ImportedNet(NamedTuple):
 
 
 def net_from_hf(
-    directory: HfDirectory, where: str, wanted: str | None = None, **keys: object
+    directory: HfDirectory, where: str, architecture: str | None = None, **keys: object
 ) -> ImportedNet:
-    """Build and fill the net of a directory; `keys` of our Config win over its own.
+    """Build the net of a directory and load its weights.
 
-    `wanted`: the architecture to build; default: as `import_hf`.
+    Args:
+        where: name of the directory, for messages.
+        architecture: as in `import_hf`.
+        keys: keys of heedful's Config that override the directory's.
 
     Raises:
-        UserError: an unknown model type, a setting that we do not build, a tensor too many, too few
-            or of the wrong shape.
+        UserError: an unknown model type, an unsupported setting, a missing or unknown tensor, or
+            a wrong shape.
     """
-    name = _architecture_of(directory.config["model_type"], wanted, where)
+    name = _architecture_of(directory.config["model_type"], architecture, where)
     kind, format = zoo.architecture(name), _format_of(name)
-    assert format.config is not None, "its model type was found"
-    with _reading_values(where):
-        found = config_keys_from_hf(format.config, kind.config, directory.config, where)
-    config = make_config(name, found | keys, where)
+    assert format.config is not None, "architectures with this model type have one"
+    with _user_errors(where):
+        config_keys = config_keys_from_hf(format.config, kind.config, directory.config, where)
+    config = make_config(name, config_keys | keys, where)
     net = uninitialized_net(name, config, directory.tensors, where)
 
     def drawn() -> nn.Module:
@@ -217,58 +223,61 @@ def net_from_hf(
     return ImportedNet(name, config, net.eval(), notices)
 
 
-def _architecture_of(model_type: str, wanted: str | None, where: str) -> str:
-    """The architecture that reads a model type: `wanted`, heedful's own, or the only plugin's."""
+def _architecture_of(model_type: str, architecture: str | None, where: str) -> str:
+    """The architecture for a model type: `architecture`, heedful's own, or the only plugin's."""
     names = plugins.architecture.names()
     configs = {name: _format_of(name).config for name in names}
-    types = {name: each.model_type for name, each in configs.items() if each is not None}
-    readers = [name for name, of in types.items() if of == model_type]
+    types = {name: config.model_type for name, config in configs.items() if config is not None}
+    readers = [name for name, supported in types.items() if supported == model_type]
     if not readers:
         raise UserError(
-            f"{where}: the model type {model_type} is not known here; "
-            f"known: {', '.join(sorted(set(types.values())))}"
+            f"{where}: the model type {model_type} is not supported; "
+            f"supported: {', '.join(sorted(set(types.values())))}"
         )
     own = [name for name in readers if plugins.architecture.plugin_of(name) is None]
-    chosen = own or readers if wanted is None else [name for name in readers if name == wanted]
-    if not chosen:
+    candidates = own or readers
+    if architecture is not None:
+        candidates = [name for name in readers if name == architecture]
+    if not candidates:
         raise UserError(
-            f"{where}: {wanted} does not read the model type {model_type}; "
+            f"{where}: {architecture} does not read the model type {model_type}; "
             f"architectures that do: {', '.join(readers)}"
         )
-    if len(chosen) > 1:
+    if len(candidates) > 1:
         raise UserError(
-            f"{where}: {' and '.join(chosen)} read the model type {model_type}; choose one of them "
-            "(--architecture)"
+            f"{where}: {' and '.join(candidates)} read the model type {model_type}; choose one of "
+            "them (--architecture)"
         )
-    return chosen[0]
+    return candidates[0]
 
 
 def net_to_hf(name: str, config: Any, net: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Their `config.json` and tensors; raises UserError where they have no place for ours.
+    """`config.json` and the tensors of a net in the Hugging Face format.
 
-    An architecture that is another one by some of its settings, or once its weights are put into
-    another order, gives that one by `export_as`.
+    An architecture that the format has only as another one, with other settings or another order of
+    weights, is converted to that one by its `export_as`.
+
+    Raises:
+        UserError: the format does not support the architecture or a setting.
     """
     format = _format_of(name)
     if format.export_as is not None:
         name, config, net = format.export_as(config, net)
         format = _format_of(name)
     if format.config is None:
-        raise UserError(
-            f"a model of the architecture {name} has no place in the Hugging Face format"
-        )
+        raise UserError(f"the Hugging Face format does not support the architecture {name}")
     return config_to_hf(format.config, config), to_hf(net, format.names(config))
 
 
 def _format_of(name: str) -> Format:
-    """How an architecture's models stand in this format; empty where they do not."""
+    """The tables of an architecture for this format; empty if it is not supported."""
     return zoo.architecture(name).formats.get("hf", Format())
 
 
 def _read_tokenizers(
     directory: Path, kind: type[SavedModel]
 ) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """Those of what goes in and of what comes out; the same one unless they differ."""
+    """The tokenizers of source and target, the same object if they are equal."""
     src = read_tokenizer(directory, "source")
     if src is None or kind is not Translator:
         return src, src
@@ -277,49 +286,50 @@ def _read_tokenizers(
     return src, src if tgt.content() == src.content() else tgt
 
 
-def _card(
-    found: HfDirectory,
-    made: ImportedNet,
+def _metadata(
+    content: HfDirectory,
+    imported: ImportedNet,
     kind: type[AnyModel],
     tokenizer: Tokenizer | None,
     directory: Path,
 ) -> tuple[ModelMetadata, list[str]]:
-    """What the model is for, and notices."""
-    task = "translation" if made.architecture == "marian" else _TASKS[kind]
+    """The metadata of the model, and notices."""
+    task = "translation" if imported.architecture == "marian" else _TASKS[kind]
     keys: dict[str, Any] = {}
     notices: list[str] = []
-    if plugin := plugins.architecture.plugin_of(made.architecture):
+    if plugin := plugins.architecture.plugin_of(imported.architecture):
         keys["plugins"] = (plugin,)
     if kind is Translator and (directory / _TOKENIZER_CONFIG).is_file():
-        said = read_json(directory / _TOKENIZER_CONFIG)
-        keys |= {f"{ours}_language": said.get(f"{theirs}_lang") for ours, theirs in _SIDES.items()}
+        settings = read_json(directory / _TOKENIZER_CONFIG)
+        for side, hf_side in _SIDES.items():
+            keys[f"{side}_language"] = settings.get(f"{hf_side}_lang")
     if issubclass(kind, Generator):
         size = "tgt_vocab_size" if kind is Translator else "vocab_size"
-        vocab_size = getattr(made.config, size)
-        keys["generation"], notices = read_generation_ids(found, kind, tokenizer, vocab_size)
-        keys["options"] = read_options(found)
+        vocab_size = getattr(imported.config, size)
+        keys["generation"], notices = read_generation_ids(content, kind, tokenizer, vocab_size)
+        keys["options"] = read_options(content)
     elif kind is Classifier:
-        keys["labels"] = _labels_from_hf(found.config, made.config.num_labels, str(directory))
-        problem = found.config.get("problem_type")
+        keys["labels"] = _labels_from_hf(content.config, imported.config.num_labels, str(directory))
+        problem = content.config.get("problem_type")
         if problem not in (None, "single_label_classification"):
             notices.append(
-                f"{directory} was trained for {problem}: its logits are the same here, but "
-                "`classify` gives each text one label by their softmax"
+                f"{directory} was trained for {problem}: its logits are equal in heedful, but "
+                "`classify` returns one label for each text, by their softmax"
             )
-    return ModelMetadata(made.architecture, task, **keys), notices
+    return ModelMetadata(imported.architecture, task, **keys), notices
 
 
 def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> tuple[str, ...]:
-    """Names of the classes in the order of the logits; those of transformers where none are said.
+    """The names of the classes in the order of the logits; default: those of transformers.
 
     Raises:
-        UserError: names that are not numbered from 0, or two that are alike.
+        UserError: names that are not numbered from 0, or two equal names.
     """
-    said = content.get("id2label") or {}
-    if len(said) != num_labels:  # other classes were asked for, or their names left out
+    names = content.get("id2label") or {}
+    if len(names) != num_labels:  # no names, or `config_keys` changed the number of classes
         return tuple(f"LABEL_{label}" for label in range(num_labels))
     try:
-        labels = tuple(str(said[str(label)]) for label in range(num_labels))
+        labels = tuple(str(names[str(label)]) for label in range(num_labels))
     except (KeyError, TypeError):
         raise UserError(f"{where}: id2label must name the classes 0 to {num_labels - 1}") from None
     if len(set(labels)) < num_labels:
@@ -327,62 +337,62 @@ def _labels_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> 
     return labels
 
 
-def _doubts(model: AnyModel, directory: Path) -> list[str]:
-    """What a user should know of a model's text."""
+def _tokenizer_notices(model: AnyModel, directory: Path) -> list[str]:
+    """Notices of a missing tokenizer, and of one with more ids than the net."""
     if not model.has_tokenizer:
-        return [f"{directory} has no tokenizer files: the model takes lists of ids alone"]
+        return [f"{directory} has no tokenizer files: the model accepts only lists of ids"]
     sides = [("", model.tgt_tokenizer, "vocab_size")]
     if isinstance(model, Translator):
         sides = [("source ", model.src_tokenizer, "src_vocab_size")]
         sides += [("target ", model.tgt_tokenizer, "tgt_vocab_size")]
     return [
         f"{directory}: the {side}tokenizer has {tokenizer.vocab_size:,} ids, but the net "
-        f"{getattr(model.config, size):,}: text that needs the others cannot be read"
+        f"{getattr(model.config, size):,}: texts with other ids are not supported"
         for side, tokenizer, size in sides
         if tokenizer.vocab_size > getattr(model.config, size)
     ]
 
 
 def _complete_tokenizer(directory: Path, model: AnyModel) -> None:
-    """Add to the tokenizer's files what only the model knows: lengths, sides, languages, types."""
+    """Add settings of the model to the tokenizer files: lengths, sides, languages, token types."""
     path = directory / _TOKENIZER_CONFIG
     settings = read_json(path)
     settings["model_max_length"] = model.config.max_length
     if isinstance(model, LanguageModel):
-        settings["padding_side"] = "left"  # what a row goes on with stands behind its own text
+        settings["padding_side"] = "left"  # `generate` appends tokens on the right
     if settings.get("tokenizer_class") == "MarianTokenizer":
-        for ours, theirs in _SIDES.items():
-            if (language := getattr(model.metadata, f"{ours}_language")) is not None:
-                settings[f"{theirs}_lang"] = language
-    tells_apart = getattr(model.config, "type_vocab_size", 1) > 1
-    if tells_apart and "token_type_ids" not in settings["model_input_names"]:
+        for side, hf_side in _SIDES.items():
+            if (language := getattr(model.metadata, f"{side}_language")) is not None:
+                settings[f"{hf_side}_lang"] = language
+    has_types = getattr(model.config, "type_vocab_size", 1) > 1
+    if has_types and "token_type_ids" not in settings["model_input_names"]:
         settings["model_input_names"].insert(1, "token_type_ids")
         content = read_json(directory / "tokenizer.json")
-        _type_second(content["post_processor"])
+        _set_token_types(content["post_processor"])
         write_json(directory / "tokenizer.json", content)
     write_json(path, settings)
 
 
-def _ended(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that ends a text as the model was trained to read it, by the end mark."""
-    end = tokenizer.eos_id
-    if tokenizer.suffix_ids[-1:] == (end,) or tokenizer.files:
+def _with_final_eos(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with a template that ends in EOS, as in training (`encode_target`)."""
+    eos_id = tokenizer.eos_id
+    if tokenizer.suffix_ids[-1:] == (eos_id,) or tokenizer.files:
         return tokenizer
-    before, [after] = tokenizer.tokens(tokenizer.prefix_ids), tokenizer.tokens([end])
+    prefix, [eos] = tokenizer.tokens(tokenizer.prefix_ids), tokenizer.tokens([eos_id])
     backend = Backend.from_str(json.dumps(tokenizer.content()["tokenizer"]))
     backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", after],
-        pair=[*before, "$A", "$B", after],
-        special_tokens=list(zip([*before, after], [*tokenizer.prefix_ids, end], strict=True)),
+        single=[*prefix, "$A", eos],
+        pair=[*prefix, "$A", "$B", eos],
+        special_tokens=list(zip([*prefix, eos], [*tokenizer.prefix_ids, eos_id], strict=True)),
     )
     as_text = tokenizer.specials_are_text
     return Tokenizer(backend, tokenizer.kind, tokenizer.roles, specials_are_text=as_text)
 
 
-def _type_second(processor: dict[str, Any]) -> None:
-    """Let a template give the second text of a pair, and what follows it, the type 1."""
-    second = False
+def _set_token_types(processor: dict[str, Any]) -> None:
+    """Set the token type of the second text in a template of a pair, and after it, to 1."""
+    is_second = False
     for piece in processor["pair"]:
         ((name, content),) = piece.items()
-        second = second or (name == "Sequence" and content["id"] == "B")
-        content["type_id"] = int(second)
+        is_second = is_second or (name == "Sequence" and content["id"] == "B")
+        content["type_id"] = int(is_second)

@@ -1,4 +1,4 @@
-"""A model directory in the Hugging Face format: JSON and safetensors, read and written."""
+"""Read and write model directories in the Hugging Face format: JSON and safetensors."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,13 +22,12 @@ OTHER_FRAMEWORKS = {".h5": "from_tf", ".msgpack": "from_flax"}
 
 @dataclass(frozen=True)
 class HfDirectory:
-    """What a directory holds.
+    """The content of a model directory.
 
     Attributes:
-        config: `config.json`; has a `model_type`.
-        generation_config: `generation_config.json`; empty where there is none.
-        tensors: all weights under their names in the files. They lie in the mapped files: what is
-            never looked at is never read.
+        config: `config.json`, with a `model_type`.
+        generation_config: `generation_config.json`; {} if there is none.
+        tensors: all weights, by their names in the files, memory-mapped.
     """
 
     config: dict[str, Any]
@@ -37,20 +36,20 @@ class HfDirectory:
 
 
 def read_hf_directory(path: Path) -> HfDirectory:
-    """Read configuration and weights, whole or in shards; nothing is ever unpickled.
+    """Read configuration and weights, which may be in shards. Pickled files are never opened.
 
     Raises:
-        UserError: no directory; `config.json` missing, broken or without a `model_type`; no
-            safetensors, a shard that is missing or truncated, or a tensor in no shard.
+        UserError: not a directory; `config.json` is missing, damaged or has no `model_type`; no
+            safetensors; a shard is missing or truncated, or lacks a tensor.
     """
     if not path.is_dir():
         raise UserError(f"{path} is no directory; name one that holds a {CONFIG} and a {WEIGHTS}")
     if not (path / CONFIG).is_file():
-        raise UserError(f"{path} holds no {CONFIG}: it is no model in the Hugging Face format")
+        raise UserError(f"{path} holds no {CONFIG}: it is not a model in the Hugging Face format")
     config = read_object(path / CONFIG)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise UserError(f"{path / CONFIG} has no model_type, which says what the model is")
+        raise UserError(f"{path / CONFIG} has no model_type; add it")
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.is_file() else {}
     if (path / WEIGHTS).is_file():
@@ -69,21 +68,20 @@ def write_hf_directory(
     generation_config: Mapping[str, Any] | None = None,
     write_text: Callable[[Path], None] = lambda directory: None,
 ) -> None:
-    """Write a directory that `transformers` can open, whole or not at all.
-
-    No two of `tensors` may overlap in memory.
+    """Write a directory that `transformers` can open; it appears complete or not at all.
 
     Args:
-        write_text: writes the tokenizers' files into the directory that it is given.
+        tensors: the weights; they must not share memory.
+        write_text: called with the directory, to write the files of the tokenizer.
 
     Raises:
-        UserError: no room, or no permission.
+        UserError: the disk is full, or no permission.
     """
     assert config.get("model_type"), "a config.json needs a model_type"
 
     def fill(directory: Path) -> None:
         write_text(directory)
-        # Readers of this format ask which framework's layout it is in.
+        # transformers requires the name of the framework.
         save_tensors(directory / WEIGHTS, tensors, metadata={"format": "pt"})
         if generation_config is not None:
             write_json(directory / GENERATION_CONFIG, dict(generation_config))
@@ -93,44 +91,46 @@ def write_hf_directory(
 
 
 def _read_shards(path: Path) -> dict[str, Tensor]:
-    """All that is in the shards which the index names: files beside it."""
-    places = read_object(path / INDEX).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    """The tensors of all shards that the index names."""
+    weight_map = read_object(path / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{path / INDEX} has no weight_map from tensors to files")
     tensors: dict[str, Tensor] = {}
     shard_of: dict[str, str] = {}
-    counts = Counter(plain_name(shard, path / INDEX) for shard in places.values())
+    counts = Counter(plain_name(shard, path / INDEX) for shard in weight_map.values())
     for shard, count in sorted(counts.items()):
         if not (path / shard).is_file():
             raise UserError(
-                f"{path} lacks the shard {shard}, which holds {count} tensors by its {INDEX}; "
+                f"{path} has no shard {shard}, which holds {count} tensors according to {INDEX}; "
                 "copy it there"
             )
         for name, tensor in load_tensors(path / shard).items():
             if name in tensors:
                 raise UserError(f"{path}: {name} is in two shards, {shard_of[name]} and {shard}")
             tensors[name], shard_of[name] = tensor, shard
-    for name, shard in places.items():
+    for name, shard in weight_map.items():
         if shard_of.get(name) != shard:
-            raise UserError(f"{path / shard} lacks the tensor {name}, which {INDEX} puts there")
+            raise UserError(
+                f"{path / shard} has no tensor {name}, which {INDEX} lists; fetch it again"
+            )
     return tensors
 
 
 def _no_safetensors(path: Path, config: Mapping[str, Any]) -> UserError:
-    """What a directory holds instead of safetensors, and how to make them."""
-    found = {entry.suffix: entry.name for entry in sorted(path.iterdir(), reverse=True)}
-    suffix = next((each for each in (*PICKLED, *OTHER_FRAMEWORKS) if each in found), None)
+    """The error for a directory without safetensors: its other weights, and how to convert them."""
+    files = {entry.suffix: entry.name for entry in sorted(path.iterdir(), reverse=True)}
+    suffix = next((suffix for suffix in (*PICKLED, *OTHER_FRAMEWORKS) if suffix in files), None)
     if suffix is None:
-        return UserError(f"{path} holds neither a {WEIGHTS} nor a {INDEX}: it lacks the weights")
+        return UserError(f"{path} holds neither {WEIGHTS} nor {INDEX}; add the weights")
     reason, option = "of another framework", f", {OTHER_FRAMEWORKS.get(suffix)}=True"
     if suffix in PICKLED:
         reason, option = "a pickled file, which can run code when it is opened", ""
-    # The class that the config names: the plain AutoModel would lose the model's head.
+    # Not AutoModel, which would leave out the model's head.
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
     model = name if isinstance(name, str) and name.isidentifier() else "AutoModel"
     return UserError(
-        f"{path} holds no {WEIGHTS}, only {found[suffix]}, {reason}. On a machine where that file "
+        f"{path} holds no {WEIGHTS}, only {files[suffix]}, {reason}. On a machine where that file "
         f"is trusted, save it again with transformers: {model}.from_pretrained({str(path)!r}"
         f'{option}).save_pretrained("NEW", safe_serialization=True)'
     )
