@@ -6,13 +6,16 @@ differentiated as for any backend, and run by torch's own kernels (`aot_eager`).
 
 import copy
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention
 
 import heedful.run
 from architectures import tiny
@@ -20,6 +23,7 @@ from encoder_runs import Ready, assert_resumes, recipe_of, train_step
 from heedful.data.buckets import MAX_SHAPES, BatchShape, pad_batch
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
+from heedful.parts import multi_head
 from heedful.parts.tokens import Tokens
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.events import StepDone
@@ -35,6 +39,7 @@ def main(folder: Path) -> None:
     for name in (*TASKS, "rdrop-classification", "joined-language_modelling"):
         has_eager_gradients(name, new_folder(folder, name))
     mixtral_has_eager_gradients()
+    packs_rows_by_flex_attention()
     draws_dropout_anew(new_folder(folder, "dropout"))
     heedful.run.BlockCompiler = compiler
     trains_as_eager(new_folder(folder, "accumulation"))
@@ -117,6 +122,35 @@ def mixtral_has_eager_gradients() -> None:
     compiler(step.net)
     found = gradients(step, pad_batch(batch, [BatchShape(rows=4, width=8)]))
     assert_same(found, gradients(eager, batch))
+
+
+def packs_rows_by_flex_attention() -> None:
+    """As on a GPU, where attention is one more part of the graph; other texts compile nothing."""
+    net = tiny("llama", head_dim=16, max_length=200)
+    batches = []
+    for lengths in ([100, 50, 20], [10, 150, 10]):
+        segments = torch.tensor([[i for i, n in enumerate(lengths) for _ in range(n)]])
+        ids = torch.randint(VOCAB, segments.shape)
+        tokens = Tokens.from_ids(ids, torch.tensor([170 - len(batches)]), segments=segments)
+        positions = torch.arange(100)
+        targets = torch.randint(VOCAB, positions.shape)
+        sizes: dict[str, Any] = {"indices": np.arange(1), "num_tokens": 170}
+        batches.append(Batch(tokens=tokens, targets=targets, target_positions=positions, **sizes))
+    step = TrainStep(net, batch_loss).train()
+    expected = [[x.clone() for x in gradients(step, batch)] for batch in batches]
+    patched = {
+        (multi_head, "can_skip_blocks"): lambda spec, device: True,
+        (multi_head, "_FUSED_WEIGHTS"): 0,
+        (flex_attention, "_validate_device"): lambda *tensors: None,  # which wants a GPU
+    }
+    compiler(step.net)
+    with ExitStack() as stack:
+        for (module, name), value in patched.items():
+            stack.enter_context(mock.patch.object(module, name, value))
+        for batch, own in zip(batches, expected, strict=True):
+            stance: Any = "default" if batch is batches[0] else "fail_on_recompile"
+            with torch.compiler.set_stance(stance):
+                assert_same(gradients(step, batch), own)
 
 
 def draws_dropout_anew(folder: Path) -> None:

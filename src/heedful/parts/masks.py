@@ -1,6 +1,6 @@
 """Attention masks: the keys that each query may attend to, and the biases computed from them."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from heedful.errors import UserError
 from heedful.parts.rotary import Rotation
 from heedful.parts.tokens import Span, Tokens
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def visible_keys(
@@ -206,6 +209,7 @@ class AttentionMask(NamedTuple):
         blocks: one block for all queries, or several along the diagonal.
         forms_weights: plain matrix products that form the weights, not a fused kernel.
         is_causal: the causal mask of the kernel is enough; there is no bias.
+        block_mask: of `packed_attention`, in place of all other masks; None: it is not used.
     """
 
     real: Bool[Tensor, "#B #T"] | None
@@ -213,3 +217,4 @@ class AttentionMask(NamedTuple):
     blocks: tuple[MaskBlock, ...]
     forms_weights: bool
     is_causal: bool
+    block_mask: "BlockMask | None" = None

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.parts.dropout import Dropout
 from heedful.parts.masks import AttentionMask, MaskBlock, MaskSpec
+from heedful.parts.packed_attention import can_skip_blocks, packed_attention, packed_block_mask
 from heedful.parts.rotary import RotaryPositions
 from heedful.parts.tokens import Span
 
@@ -168,6 +169,11 @@ class MultiHead(nn.Module):
             return AttentionMask(
                 spec.real, rotation, (everything,), forms_weights=False, is_causal=True
             )
+        if not forms_weights and self._skips_blocks(spec, x, needs_grad):
+            block_mask = packed_block_mask(spec, self.window)
+            return AttentionMask(
+                spec.real, rotation, (), forms_weights=False, is_causal=False, block_mask=block_mask
+            )
         options: dict[str, Any] = {
             "scheme": self.position_scores,
             "window": self.window,
@@ -215,6 +221,15 @@ class MultiHead(nn.Module):
             stop = queries.stop if spec.causal else min(total, queries.stop + reach - 1)
             parts.append((queries, range(max(0, start - reach + 1), stop)))
         return parts
+
+    def _skips_blocks(self, spec: MaskSpec, x: Tensor, needs_grad: bool) -> bool:
+        """True in training with packed rows, for attention that FlexAttention can compute.
+
+        It has no dropout. Its kernel is compiled for a shape, of which evaluation has many.
+        """
+        has_dropout = self.training and self.dropout.p > 0
+        is_plain = self.position_scores is None and not has_dropout
+        return needs_grad and is_plain and can_skip_blocks(spec, x.device)
 
     def _forms_weights(
         self, spec: MaskSpec, part: tuple[range, range] | None, x: Tensor, needs_grad: bool
@@ -297,6 +312,8 @@ class MultiHead(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
     ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T K"] | None]:
         """Attention over each block of the mask; weights only if there is one block."""
+        if mask.block_mask is not None:
+            return packed_attention(query, key, value, mask.block_mask, self.scale), None
         if len(mask.blocks) == 1:
             return self._attend(query, key, value, mask, mask.blocks[0].bias)
         first = mask.blocks[0].queries

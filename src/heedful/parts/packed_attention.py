@@ -1,0 +1,87 @@
+"""FlexAttention over packed rows on GPUs: blocks without a visible key are not computed.
+
+Tested uncompiled on a CPU; on a GPU its speed has not been measured.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.parts.masks import MaskSpec
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+# Queries and keys of a block; shorter rows have one block, so that nothing can be left out.
+_BLOCK_SIZE = 128
+
+
+def can_skip_blocks(spec: MaskSpec, device: torch.device) -> bool:
+    """True for the mask of packed rows of several blocks, on a GPU that Triton compiles for."""
+    if device.type != "cuda" or spec.queries.segments is None or spec.allowed is not None:
+        return False
+    if not spec.is_sequence or spec.queries.positions.size(1) <= _BLOCK_SIZE:
+        return False
+    from torch.utils._triton import has_triton
+
+    return has_triton()
+
+
+def packed_block_mask(spec: MaskSpec, window: int | None) -> "BlockMask":
+    """The `visible_keys` of packed rows as a block mask.
+
+    Padding sees the padding of its row, so that no query is without a key; what it attends to is
+    multiplied by zero, as that of every query without a visible key (`MaskSpec`). Within a text
+    positions are consecutive, so that distances are those of columns.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    segments = spec.queries.segments
+    assert segments is not None
+    real = torch.ones_like(segments) if spec.queries.real is None else spec.queries.real
+    rows, width = segments.shape
+    after = width if window is None else window
+    before = 0 if spec.causal else 1 - after
+    return create_block_mask(
+        lambda row, head, query, key: (
+            (before <= query - key)
+            & (query - key < after)
+            & (segments[row, query] == segments[row, key])
+            & (real[row, query] == real[row, key])
+        ),
+        *(rows, None, width, width),
+        device=segments.device,
+        _compile=segments.is_cuda,  # then the whole (B, T, T) mask is not formed
+    )
+
+
+def packed_attention(
+    query: Float[Tensor, "B H T E"],
+    key: Float[Tensor, "B G T E"],
+    value: Float[Tensor, "B G T E"],
+    mask: "BlockMask",
+    scale: float | None,
+) -> Float[Tensor, "B H T E"]:
+    """softmax(scale · QKᵀ) V over the visible keys of each query (Dong et al. 2024).
+
+    All run in the type of the values: autocast knows other kernels, not this one, and norms of
+    queries and keys are in fp32 under it.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    is_compiled = query.is_cuda and not torch.compiler.is_compiling()
+    run: Any = _compiled() if is_compiled else flex_attention
+    has_groups = query.size(1) != key.size(1)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    heads: Tensor = run(query, key, value, block_mask=mask, scale=scale, enable_gqa=has_groups)
+    return heads
+
+
+@cache
+def _compiled() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)

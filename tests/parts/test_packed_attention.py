@@ -1,0 +1,149 @@
+"""FlexAttention, uncompiled as on no GPU, has the outputs and gradients of the other paths."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import flex_attention
+
+from heedful.parts import multi_head, packed_attention
+from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.masks import MaskSpec
+from heedful.parts.packed_attention import packed_block_mask
+from heedful.parts.rotary import RotaryPositions
+from heedful.parts.tokens import Tokens
+
+D, E, WIDTH = 32, 16, 300
+
+
+def packed_tokens() -> Tokens:
+    """A row without padding, one with padding numbered as its last text, one of a single text."""
+    texts = ([70, 200, 30], [20, 5, 160], [260])
+    segments = torch.zeros(len(texts), WIDTH, dtype=torch.long)
+    for row, lengths in enumerate(texts):
+        numbers = [[number] * length for number, length in enumerate(lengths)]
+        numbers.append([len(lengths) - 1] * (WIDTH - sum(lengths)))
+        segments[row] = torch.tensor(list(itertools.chain(*numbers)))
+    lengths_of_rows = torch.tensor([sum(lengths) for lengths in texts])
+    return Tokens.from_ids(torch.ones_like(segments), lengths_of_rows, segments=segments)
+
+
+def attention(heads: int, key_heads: int, window: int | None, dropout: float = 0.0) -> Attention:
+    torch.manual_seed(0)
+    return Attention(
+        D,
+        heads,
+        num_kv_heads=key_heads,
+        head_dim=E,
+        window=window,
+        position=RotaryPositions(E),
+        dropout=dropout,
+    ).double()
+
+
+def as_on_a_gpu(spec: MaskSpec, device: torch.device) -> bool:
+    return spec.queries.segments is not None
+
+
+def trained(module: nn.Module, spec: MaskSpec) -> list[Tensor]:
+    """Output and the gradients of input and weights."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, WIDTH, D, generator=generator, dtype=torch.float64, requires_grad=True)
+    module.zero_grad()
+    out = module(x, spec)
+    out.backward(torch.randn(out.shape, generator=generator, dtype=torch.float64))
+    return [out.detach(), x.grad, *(p.grad for p in module.parameters())]  # type: ignore[list-item]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 40, 150])
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_packed_rows_have_the_outputs_and_gradients_of_a_whole_bias(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, window: int | None, key_heads: int
+) -> None:
+    module = attention(4, key_heads, window)
+    spec = MaskSpec.from_tokens(packed_tokens(), causal=causal)
+    expected = trained(module, spec)
+    monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
+    monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 0)
+    # Its gradient is refused on a CPU, though the uncompiled formula has it.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    x = torch.zeros(3, WIDTH, D, dtype=torch.float64)
+    assert module.prepare_mask(spec, x, needs_grad=True).block_mask is not None
+    for ours, theirs in zip(trained(module, spec), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_autocast_and_norms_of_the_heads_give_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = attention(2, 1, None).float()
+    module.query_norm, module.key_norm = nn.LayerNorm(E), nn.LayerNorm(E)
+    spec = MaskSpec.from_tokens(packed_tokens(), causal=True)
+    x = torch.randn(3, WIDTH, D, generator=torch.Generator().manual_seed(1))
+    expected = module(x, spec).detach()
+    monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
+    monkeypatch.setattr(multi_head, "_FUSED_WEIGHTS", 0)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(x, spec)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.detach().float(), expected, rtol=0.05, atol=0.02)
+
+
+def test_blocks_of_other_texts_are_left_out() -> None:
+    """Three texts of 128 tokens: three blocks of nine are computed."""
+    segments = torch.arange(3).repeat_interleave(128)[None]
+    tokens = Tokens.from_ids(torch.ones_like(segments), segments=segments)
+    mask = packed_block_mask(MaskSpec.from_tokens(tokens, causal=True), None)
+    assert mask.to_dense()[0, 0].tolist() == torch.eye(3).int().tolist()
+
+
+@pytest.mark.parametrize(
+    "case", ["dropout", "hooks", "weights", "no gradient", "no segments", "softcap", "cross"]
+)
+def test_what_it_cannot_compute_goes_the_other_way(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(multi_head, "can_skip_blocks", as_on_a_gpu)
+    module = attention(2, 2, None, dropout=0.1 if case == "dropout" else 0.0)
+    tokens = packed_tokens()
+    if case == "no segments":
+        tokens = Tokens.from_ids(tokens.ids)
+    if case == "hooks":
+        module.pattern.register_forward_hook(lambda *_: None)
+    if case == "softcap":
+        module.softcap = 5.0
+    spec = MaskSpec.from_tokens(tokens, causal=True)
+    if case == "cross":
+        module = CrossAttention(D, 2, head_dim=E).double()  # type: ignore[assignment]
+        spec = MaskSpec(tokens.span, Tokens.from_ids(tokens.ids).span, causal=False)
+        monkeypatch.undo()
+    mask = module.prepare_mask(
+        spec,
+        torch.zeros(3, WIDTH, D, dtype=torch.float64),
+        needs_grad=case != "no gradient",
+        return_weights=case == "weights",
+    )
+    assert mask.block_mask is None
+
+
+def test_it_is_for_packed_rows_of_several_blocks_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    tokens = packed_tokens()
+    spec = MaskSpec.from_tokens(tokens, causal=True)
+    gpu = torch.device("cuda")
+    assert packed_attention.can_skip_blocks(spec, gpu)
+    assert not packed_attention.can_skip_blocks(spec, torch.device("cpu"))
+    span = tokens.span
+    short = span.part(range(128))
+    for other in (
+        MaskSpec(short, short, causal=True),
+        MaskSpec(span, Tokens.from_ids(tokens.ids).span, causal=False),
+        MaskSpec.from_tokens(Tokens.from_ids(tokens.ids), causal=True),
+        MaskSpec(span, span, causal=True, allowed=torch.ones(1, WIDTH, WIDTH, dtype=torch.bool)),
+    ):
+        assert not packed_attention.can_skip_blocks(other, gpu)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    assert not packed_attention.can_skip_blocks(spec, gpu)
