@@ -102,7 +102,7 @@ KEYS = {  # a key, its value, and what the line says
     "training.optimizer.betas": ("[0.9, x]", "training.optimizer.betas: input should be a valid"),
     "training.device": ("gpu9", "no device gpu9 here"),
     "data.train.src": (5, "data.train.src: expected str | list of str | null, not 5"),
-    "training": (5, "training: input should be a valid dictionary"),
+    "training": (5, "training: expected a mapping of keys, not 5"),
     "model.architecture": ("vaswani", "no architecture vaswani; did you mean vaswani2017?"),
     "model.size": ("smal", "no size smal of vaswani2017; known: tiny, base, big"),
     "model.positions": ("sine", "model.positions: Input should be 'sinusoidal'"),

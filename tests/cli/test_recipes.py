@@ -507,3 +507,5 @@ def test_overrides_may_be_values_by_dotted_key():
     assert recipe == load_recipe("copy", [f"{k}={json.dumps(v)}" for k, v in keys.items()])
     with pytest.raises(UserError, match=r"^overrides: unknown key training\.max_stpes; did you"):
         load_recipe("copy", {"training.max_stpes": 5})
+    with pytest.raises(UserError, match=r"^overrides: unknown key trainig; did you mean training"):
+        load_recipe("copy", {"trainig.max_steps": 5})

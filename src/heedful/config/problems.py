@@ -55,6 +55,8 @@ def wrong_key(error: ValidationError, model: type[BaseModel], section: str = "")
     if len(problems) > 1 and first["type"].endswith(_OF_TYPE):  # of no member of a union
         expected = type_name(_fields_at(keys[:-1], model)[keys[-1]].annotation)
         return key, f"{key}: expected {expected}, not {first['input']!r}{more}"
+    if first["type"] == "model_type":
+        return key, f"{key}: expected a mapping of keys, not {first['input']!r}{more}"
     if first["type"] == "literal_error":
         options = re.findall("'([^']+)'", first["ctx"]["expected"])
         value = str(first["input"])

@@ -199,7 +199,7 @@ def parse_recipe(
         key, message = wrong_key(error, Recipe)
         key = key or message.split(" ")[0]  # a key that the task does not read
         for source, keys in (sources or {}).items():
-            if any(key == other or key.startswith(f"{other}.") for other in keys):
+            if any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
                 where = source
                 break
         raise UserError(f"{where}: {message}") from None
