@@ -72,7 +72,7 @@ def test_a_run_goes_on_from_an_encoder(tmp_path: Path, name: str, task: str) -> 
     model = heedful.load(tmp_path / "run", device="cpu")
     assert (model.config.vocab_size, model.config.max_length) == (30, 20)
     assert model.tokenizer.content() == TOKENIZER.content()
-    (new,) = [line for line in said if "drawn anew" in line]
+    (new,) = [line for line in said if "initialized" in line]
     unused = [line for line in said if "not used" in line]
     if task == "classification":
         assert new.partition(": ")[2] == "head.dense (2), head.labels (2)"
@@ -100,13 +100,13 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model__head": "mlm"}, "model.head follows from the task TASK"),
-    ({"model__num_labels": 3}, "model.num_labels follows from the task"),
-    ({"model__vocab_size": 9}, "model.vocab_size follows from the tokenizer"),
+    ({"model__head": "mlm"}, "model.head is determined by the task TASK"),
+    ({"model__num_labels": 3}, "model.num_labels is determined by the task"),
+    ({"model__vocab_size": 9}, "model.vocab_size is determined by the tokenizer"),
     ({"model__max_length": 8}, "data.max_length 16 is more than the 8 tokens"),
-    ({"model": {"architecture": "vaswani2017"}}, "vaswani2017 is no encoder"),
-    ({"model": {"architecture": "gpt2"}}, "gpt2 is no encoder"),
-    ({"evaluation__metric": "bleu"}, "evaluation.metric bleu is none"),
+    ({"model": {"architecture": "vaswani2017"}}, "vaswani2017 is not an encoder"),
+    ({"model": {"architecture": "gpt2"}}, "gpt2 is not an encoder"),
+    ({"evaluation__metric": "bleu"}, "evaluation.metric bleu is not supported"),
     ({"data__max_length": 2}, "max_length 2 leaves no tokens for text"),
     ({"data__valid": {"src": "x"}}, "data.valid.src is not read by the task TASK"),
 ]
@@ -130,7 +130,7 @@ OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"objective": {"mlm_probability": 0}},
             "objective.mlm_probability: input should be greater than 0",
         ),
-        ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "make more than 1"),
+        ({"objective": {"mask_share": 0.8, "random_share": 0.3}}, "sum to more than 1"),
         ({"objective": {"pack": "often"}}, "objective.pack"),
         ({"data__train": {}}, "data.train is not given: add --set data.train.text=FILE"),
         ({"data__train__file": "x.tsv"}, "data.train: give text or file, not both"),

@@ -18,6 +18,9 @@ TASKS = ["translation", "language_modelling", "masked_lm", "denoising", "classif
 ROOT = Path(__file__).parents[2]
 
 
+FOR_COMPILATION = ("row_lengths", "batch_shapes")
+
+
 def documented_hooks() -> list[str]:
     """The hooks of docs/plugins.md, in the order of its table."""
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
@@ -57,6 +60,8 @@ def test_a_run_calls_the_hooks_in_order_and_they_leave_the_task_as_it_is(
     for hook in hooks:
         monkeypatch.setattr(kind, hook, watched(hook))
     train(recipe_of(name, tmp_path, training__max_steps=4), tmp_path / "run")
-    assert list(dict.fromkeys(called)) == hooks
+    assert [hook for hook in dict.fromkeys(called) if hook not in FOR_COMPILATION] == [
+        hook for hook in hooks if hook not in FOR_COMPILATION
+    ]
     assert len(tasks) == 1
     assert all(state == states[0] for state in states)

@@ -56,7 +56,7 @@ def test_the_example_of_the_paper() -> None:
     dropped = np.isin(words, ["for", "inviting", "last"])
     sentinels = tuple(vocabulary[name] for name in ("<X>", "<Y>", "<Z>"))
     tokens = NoiseTokens(vocabulary["</s>"], sentinel_ids=sentinels)
-    sides = T5Noise().mark(np.arange(len(words)), dropped, tokens)
+    sides = T5Noise().insert_sentinels(np.arange(len(words)), dropped, tokens)
     inputs, targets = (" ".join(names[i] for i in side) for side in sides)
     assert inputs == "Thank you <X> me to your party <Y> week . </s>"
     assert targets == "<X> for inviting <Y> last <Z> </s>"
@@ -140,7 +140,7 @@ def test_both_sides_are_the_authors_where_the_text_begins_with_a_kept_token(
 ) -> None:
     mask = rng_of(seed).random(len(ids)) < 0.4
     mask[0] = False
-    inputs, targets = T5Noise(final_sentinel=not mask[-1]).mark(ids, mask, TOKENS)
+    inputs, targets = T5Noise(final_sentinel=not mask[-1]).insert_sentinels(ids, mask, TOKENS)
     assert inputs.tolist() == [*authors_sentinels(ids, mask), EOS]
     assert targets.tolist() == [*authors_sentinels(ids, ~mask), EOS]
 

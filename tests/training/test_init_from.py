@@ -46,25 +46,25 @@ def test_all_of_a_model_is_taken_over_with_its_sizes_and_words(source, tmp_path)
     for name, tensor in load_tensors(tmp_path / "run" / WEIGHTS).items():
         torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
     assert f"init_from  {len(given)} tensors of {source} loaded" in said
-    assert not any("drawn anew" in line or "not used" in line for line in said)
+    assert not any("initialized" in line or "not used" in line for line in said)
 
 
 def test_what_was_not_loaded_is_summed_up_on_both_sides(source, tmp_path):
     said: list[str] = []
     recipe = start(source, model={"num_encoder_layers": 2, "d_ff": 48})
     train(recipe, tmp_path / "run", print_line=said.append)
-    new = next(line for line in said if "drawn anew, not loaded" in line)
+    new = next(line for line in said if "initialized, not loaded" in line)
     unused = next(line for line in said if "of it not used" in line)
     own = {name: t.shape for name, t in load_tensors(tmp_path / "run" / WEIGHTS).items()}
     given = {name: t.shape for name, t in load_tensors(source / WEIGHTS).items()}
     drawn = {name for name in own if own[name] != given.get(name)}
-    assert f"{len(drawn)} drawn anew" in new
+    assert f"{len(drawn)} initialized" in new
     blocks = sum(name.startswith("encoder.blocks.") for name in drawn)
     assert f"encoder.blocks ({blocks})" in new
     left = {name for name in given if given[name] != own.get(name)}
     assert f"{len(left)} of it not used" in unused
     names = json.loads((tmp_path / "run/init_from.json").read_text())
-    assert set(names["drawn_anew"]) == drawn
+    assert set(names["initialized"]) == drawn
     assert set(names["not_used"]) == left
     assert set(names["loaded"]) == own.keys() - drawn
     assert f"           all names are in {tmp_path / 'run/init_from.json'}" in said
@@ -143,7 +143,7 @@ def test_the_table_of_other_words_of_the_same_number_is_not_loaded(source, tmp_p
     said: list[str] = []
     recipe = start(source, model={}, distillation={"teacher": str(other)})
     train(recipe, tmp_path / "run", print_line=said.append)
-    new = next(line for line in said if "drawn anew, not loaded" in line)
+    new = next(line for line in said if "initialized, not loaded" in line)
     names = new.split(": ")[1].split(", ")
     assert names == ["src_embedding.tokens.weight"]  # of all three, since they are tied
 

@@ -317,10 +317,10 @@ def test_prepared_data_that_are_gone_are_prepared_again_from_any_folder(commands
     (moved / "a.en").write_text(text + "more\n")
     (moved / "a.de").write_text(text + "more\n")
     refused = commands.run("train", moved / "run", "--resume", "--quiet", cwd=tmp_path)
-    assert_refused(refused, "its prepared data are gone", "have changed")
+    assert_refused(refused, "its prepared data are missing", "have changed")
     (moved / "a.en").unlink()
     refused = commands.run("train", moved / "run", "--resume", "--quiet", cwd=tmp_path)
-    assert_refused(refused, "its prepared data are gone", "cannot be made again", "a.en")
+    assert_refused(refused, "its prepared data are missing", "cannot be prepared again", "a.en")
     assert tree(moved / "run") == before
     for side in ("en", "de"):
         (moved / f"a.{side}").write_text(text)

@@ -1,4 +1,4 @@
-"""Learning to name the class of a text: labelled texts, judged by accuracy and F1."""
+"""Text classification: training on labeled texts, evaluated by accuracy and F1."""
 
 import re
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
 class Classification(Task):
-    """Texts, or pairs of texts, with a label each, from TSV or JSONL files (`data.train.file`).
+    """Classification of texts, or of pairs of texts, from `data.train.file`.
 
-    The names of the labels come from all of the training file, and every other file must keep to
-    them. Held-out texts are never dropped: where training texts are, they are cut.
+    The label names are those of the training file; other files may have no others. Held-out texts
+    are never dropped: with `data.truncation: drop` they are truncated instead.
     """
 
     recipe_keys = task_keys.CLASSIFICATION
@@ -72,7 +72,7 @@ class Classification(Task):
         rows = read_splits(self.recipe, read_labeled)
         names = label_names(rows["train"])
         for split in rows.values():
-            label_ids(split, names)  # an unknown label is refused before the work begins
+            label_ids(split, names)  # raises UserError for an unknown label before the slow steps
         return replace(hold_out_rows(self.recipe, rows), labels=names)
 
     def train_tokenizers(self, train: Rows) -> tuple[Tokenizer, Tokenizer]:
@@ -83,7 +83,7 @@ class Classification(Task):
         return {"text": TextColumn(tokenizers[0], ("text", "pair") if paired else ("text",))}
 
     def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
-        # In the order of the model that training goes on from, where it has the same classes.
+        # If the source model has the same classes, in its order.
         names = inherited.labels if sorted(inherited.labels) == sorted(raw.labels) else raw.labels
         labels = label_ids(raw.rows[split], names)
         options = super().encode_options(split, raw, inherited)
@@ -112,38 +112,38 @@ class Classification(Task):
         )
 
     def evaluate(self, model: Classifier, data: Data) -> Evaluation:
-        found, predictions, table = self._predicted(model, data, "valid")
+        sums, predictions, table = self._predict(model, data, "valid")
         labels, names = data.splits["valid"].numbers("labels"), data.labels
         rows = data.texts("valid", self.recipe.evaluation.num_samples)
         texts = ("\n".join(text for key, text in row.items() if key != LABEL) for row in rows)
         samples = [
-            Sample(text, names[right], names[output])
-            for text, right, output in zip(texts, labels, predictions, strict=False)
+            Sample(text, names[label], names[prediction])
+            for text, label, prediction in zip(texts, labels, predictions, strict=False)
         ]
-        return make_evaluation(self.recipe, found, samples, label_scores(table))
+        return make_evaluation(self.recipe, sums, samples, label_scores(table))
 
     def compute_final_scores(self, model: Classifier, data: Data, out: Path) -> FinalScores:
-        """Name the class of each test text (validation text where there is none), and score.
+        """Classify and score the test texts, or those of valid if there is no test split.
 
-        `scores.json` has a table of errors besides: `confusion[i][j]` texts of `labels[i]` were
-        taken for `labels[j]`; and each label's precision, recall and F1. The names are in
-        `test.output.txt`, one a line.
+        `scores.json` also has precision, recall and F1 of each label, and the confusion matrix:
+        `confusion[i][j]` texts of `labels[i]` were classified as `labels[j]`. The predicted labels
+        are in `test.output.txt`, one per line.
         """
-        found, predictions, table = self._predicted(model, data, data.final)
-        names, loss = data.labels, float(found.nll) / found.tokens
+        sums, predictions, table = self._predict(model, data, data.final)
+        names, loss = data.labels, float(sums.nll) / sums.tokens
         scores = label_scores(table) | {"loss": loss}
-        named = "".join(f"{names[label]}\n" for label in predictions.tolist())
-        write_text(out / f"{data.final}.output.txt", named)
+        lines = "".join(f"{names[label]}\n" for label in predictions.tolist())
+        write_text(out / f"{data.final}.output.txt", lines)
         tables = {"labels": list(names), "confusion": table.tolist()}
         more = tables | {"per_label": per_label(table, names)}
         scored = write_scores(data, out, {"num_texts": len(predictions)}, scores, **more)
         return replace(scored, **tables)
 
     @torch.inference_mode()
-    def _predicted(
+    def _predict(
         self, model: Classifier, data: Data, split: str
     ) -> tuple[LossSum, Int64[np.ndarray, " N"], Int64[np.ndarray, "C C"]]:
-        """Sums over a held-out split, the label each of its texts is given, and `confusion`."""
+        """Loss sums over a held-out split, the predicted label of each text, and `confusion`."""
         net, smoothing = model.net.eval(), self.recipe.training.label_smoothing
         parts, predictions = [], np.zeros(len(data.splits[split]), dtype=np.int64)
         with track("classifying", len(predictions)) as advance:
@@ -159,34 +159,34 @@ class Classification(Task):
 
 
 def label_names(rows: Rows) -> tuple[str, ...]:
-    """The labels there are: those that are numbers first, by value, then the rest as text.
+    """The distinct labels of `rows`: numbers first, by value, then others in alphabetical order.
 
     Raises:
-        UserError: there is one label only.
+        UserError: fewer than two labels.
     """
     names = sorted(set(rows[LABEL]), key=_rank)
     if len(names) < 2:
         raise UserError(
             f"every text has the label {names[0]!r}, so there is nothing to learn;"
-            " give texts of two labels at least, or name another field for the label"
+            " give texts with at least two labels, or set label_field to another column"
         )
     return tuple(names)
 
 
 def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
-    """The index of each row's label among `names`, those that were trained on.
+    """(N,): the index of each row's label in `names`.
 
     Raises:
-        UserError: a label is none of them (with its line).
+        UserError: a label that is not in `names` (with its line).
     """
-    known = {name: number for number, name in enumerate(names)}
+    index_of = {name: index for index, name in enumerate(names)}
     for index, label in enumerate(rows[LABEL]):
-        if label not in known:
+        if label not in index_of:
             raise UserError(
                 f"{rows.location(index)}: label {label!r} is not among those of the"
                 f" training text ({format_names(names)}); correct it, or train on it too"
             )
-    return np.array([known[label] for label in rows[LABEL]], dtype=np.int64)
+    return np.array([index_of[label] for label in rows[LABEL]], dtype=np.int64)
 
 
 def _rank(label: str) -> tuple[bool, Decimal, str]:

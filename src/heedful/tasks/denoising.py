@@ -1,7 +1,7 @@
-"""Learning to repair texts: a model of two stacks reads a corrupted text and writes what is lost.
+"""Denoising: an encoder-decoder is trained to restore corrupted texts.
 
-What is pre-trained so on plain texts may go on as any task of pairs (`init_from`): Lewis et al.
-2020 (BART) and Raffel et al. 2020 (T5).
+The pre-training of Lewis et al. 2020 (BART) and Raffel et al. 2020 (T5), for models that are then
+fine-tuned on pairs of texts (`init_from`).
 """
 
 from collections.abc import Sequence
@@ -40,17 +40,17 @@ _STOPS = (".", "!", "?", "…", "。", "！", "？")
 
 
 class Pairs(NamedTuple):
-    """Corrupted texts, and what is to be written for each."""
+    """Corrupted texts and their targets."""
 
     src: Sequences
     tgt: Sequences
 
 
 class Denoising(Task):
-    """Texts, corrupted anew in every epoch by the noise that `objective` names (`kind`: bart, t5).
+    """Denoising of texts, corrupted differently in every epoch by the noise of `objective.kind`.
 
-    A text is stored with EOS. The encoder reads it corrupted; the decoder says the whole text
-    (bart), or the spans that are missing (t5).
+    Texts are stored with EOS. The source is the corrupted text; the target is the whole text
+    (bart), or the dropped spans (t5).
     """
 
     objective_class = Annotated[BartNoise | T5Noise, Field(discriminator="kind")]
@@ -60,7 +60,7 @@ class Denoising(Task):
 
     def __init__(self, recipe: Recipe) -> None:
         if not recipe.objective:
-            # Sentences stay, because a text is a line by default and so mostly one sentence.
+            # A text is a line by default, mostly a single sentence, so none are permuted.
             keys = {"kind": "bart", "permute_sentences": False}
             recipe = recipe.model_copy(update={"objective": keys})
         super().__init__(recipe)
@@ -72,10 +72,9 @@ class Denoising(Task):
         side = int(self.noise.longest_sides(longest).max())
         if side > longest:
             raise UserError(
-                f"objective: a text of data.max_length {longest} may become {side} tokens; lower "
-                "noise_density, or raise mean_span_length or data.max_length"
+                f"objective: the noise may extend a text of data.max_length {longest} to {side} "
+                "tokens; lower noise_density, or raise mean_span_length or data.max_length"
             )
-
         if self.recipe.training.compile and getattr(self.noise, "infilling", False):
             raise UserError(
                 "training.compile: objective.infilling makes some sources longer than their texts, "
@@ -103,56 +102,56 @@ class Denoising(Task):
     def describe_model(self, data: Data, name: str) -> ModelMetadata:
         tokenizer, pairs = data.tokenizer, self.held_out(data, "valid")
         ids = GenerationIds()
-        if isinstance(self.noise, T5Noise):  # its outputs are made of sentinels
-            never = tokenizer.special_ids - {tokenizer.eos_id, tokenizer.unk_id}
+        if isinstance(self.noise, T5Noise):  # outputs contain sentinels
+            suppressed = tokenizer.special_ids - {tokenizer.eos_id, tokenizer.unk_id}
             sentinels = noise_tokens(tokenizer).sentinel_ids
             ids = GenerationIds(
                 decoder_start_ids=(tokenizer.bos_id,),
                 eos_ids=(tokenizer.eos_id,),
-                suppressed_ids=tuple(sorted(never.difference(sentinels))),
+                suppressed_ids=tuple(sorted(suppressed.difference(sentinels))),
             )
         limits = Limits.from_lengths(pairs.src.lengths, pairs.tgt.lengths)
         language = self.recipe.data.src_language
         return ModelMetadata(name, self.recipe.task, language, language, limits, generation=ids)
 
     def plan_epoch(self, data: Data, epoch: int) -> Sequence[PlannedRows]:
-        """By the texts' own lengths, so that a plan does not hang on what the noise draws."""
+        """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
         batches = plan_training(self.recipe, epoch, *self.row_lengths(data))
         return [PlannedRows(epoch, indices) for indices in batches]
 
     def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
-        """The most tokens that the noise makes of each text, on both sides."""
+        """Upper bounds of the source and target lengths of each training text."""
         lengths = data.ids("train").lengths
         src, tgt = self.noise.longest_sides(int(lengths.max()))
         return src[lengths], tgt[lengths]
 
     def collate(self, data: Data, item: PlannedRows) -> Batch:
-        pairs = self.corrupted(data, "train", item, self.recipe.training.seed)
+        pairs = self.corrupt(data, "train", item, self.recipe.training.seed)
         return replace(self._batch(data, pairs, np.arange(len(pairs.src))), indices=item.indices)
 
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
-        found = self._split_sums(model, data, "valid")
-        return make_evaluation(self.recipe, found, self._samples(model, data))
+        sums = self._split_sums(model, data, "valid")
+        return make_evaluation(self.recipe, sums, self._samples(model, data))
 
     def compute_final_scores(self, model: Translator, data: Data, out: Path) -> FinalScores:
-        """Loss (without label smoothing), perplexity and token accuracy; the samples as text."""
-        found = self._split_sums(model, data, data.final)
-        counts = {"num_texts": len(data.splits[data.final]), "num_targets": found.tokens}
-        shown_samples = [
+        """Loss without label smoothing, perplexity and token accuracy; samples in a text file."""
+        sums = self._split_sums(model, data, data.final)
+        counts = {"num_texts": len(data.splits[data.final]), "num_targets": sums.tokens}
+        samples = [
             f"corrupted: {sample.source}\ntarget:    {sample.reference}\n"
             f"output:    {sample.output}\n"
             for sample in self._samples(model, data)
         ]
-        write_text(out / "samples.txt", "\n".join(shown_samples))
-        return write_scores(data, out, counts, token_metrics(found))
+        write_text(out / "samples.txt", "\n".join(samples))
+        return write_scores(data, out, counts, token_metrics(sums))
 
     def held_out(self, data: Data, split: str) -> Pairs:
-        """The held-out texts as they are always corrupted."""
+        """The texts of a held-out split with the same noise at every evaluation."""
         rows = PlannedRows(0, np.arange(len(data.splits[split])))
-        return self.corrupted(data, split, rows, HELD_OUT_SEED)
+        return self.corrupt(data, split, rows, HELD_OUT_SEED)
 
-    def corrupted(self, data: Data, split: str, rows: PlannedRows, seed: int) -> Pairs:
-        """Some texts, each corrupted by what (seed, epoch, its index) alone say."""
+    def corrupt(self, data: Data, split: str, rows: PlannedRows, seed: int) -> Pairs:
+        """Some texts of a split, with noise that depends on (seed, epoch, index of the text)."""
         store, tokens = data.ids(split), noise_tokens(data.tokenizer)
         longest = self.recipe.data.max_length
         pairs = [
@@ -177,11 +176,11 @@ class Denoising(Task):
         )
 
     def _samples(self, model: Translator, data: Data) -> list[Sample]:
-        """The first held-out texts: corrupted, what is to be written, and what the model writes."""
+        """The first validation texts: corrupted, their targets, and outputs of greedy search."""
         count = min(self.recipe.evaluation.num_samples, len(data.splits["valid"]))
         if not count:
             return []
-        pairs = self.corrupted(data, "valid", PlannedRows(0, np.arange(count)), HELD_OUT_SEED)
+        pairs = self.corrupt(data, "valid", PlannedRows(0, np.arange(count)), HELD_OUT_SEED)
         src, tgt = ([side[i].tolist() for i in range(count)] for side in pairs)
         outputs = [list(best.ids) for best, *_ in model.generations(src, beam_size=1)]
         return [
@@ -190,9 +189,9 @@ class Denoising(Task):
         ]
 
 
-@lru_cache(maxsize=4)  # asked for with every batch
+@lru_cache(maxsize=4)  # called for every batch
 def noise_tokens(tokenizer: Tokenizer) -> NoiseTokens:
-    """The special and sentence-ending ids of a tokenizer, for a noise."""
+    """The token ids of a tokenizer that noise needs."""
     pieces = tokenizer.tokens(range(tokenizer.vocab_size))
     stops = {
         index

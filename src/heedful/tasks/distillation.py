@@ -1,10 +1,10 @@
-"""Learning from a larger model: a wrapper of any task, and a student that begins as its layers.
+"""Knowledge distillation: losses with a teacher, teacher outputs as data, copied layers.
 
-Sanh et al. 2019, "DistilBERT, a distilled version of BERT", sec. 2 and 3; for texts that a model
-writes Kim and Rush 2016, "Sequence-Level Knowledge Distillation": sec. 3.1, whose word-level loss
-is the first two terms, and sec. 3.2 and 3.3, in which its outputs are the data. Nguyen et al. 2020,
-"Data Diversification", sec. 3, add these to the data, those of more models, and of models that
-translate back (Sennrich et al. 2016).
+Sanh et al. 2019, "DistilBERT, a distilled version of BERT", sec. 2 and 3. For translation Kim and
+Rush 2016, "Sequence-Level Knowledge Distillation": the word-level loss of sec. 3.1 is the first two
+terms of the loss here; in sec. 3.2 and 3.3 the teacher's outputs are the training data. Nguyen et
+al. 2020, "Data Diversification", sec. 3, use these in addition to the data, with those of more
+models and of back-translation (Sennrich et al. 2016).
 """
 
 import re
@@ -38,40 +38,39 @@ from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
 from heedful.zoo.names import weights_of
 from heedful.zoo.saved import WEIGHTS, copy_matching
 
-_MORE = "more_teachers", "back_translation_models"
-_OF_SEQUENCES = "include_references", "select_by_chrf", *_MORE
+_OTHER_TEACHERS = "more_teachers", "back_translation_models"
+_SEQUENCE_KEYS = "include_references", "select_by_chrf", *_OTHER_TEACHERS
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")
 
 
 def soft_target_loss(
     student: Float[Tensor, "N C"], teacher: Float[Tensor, "N C"], temperature: float
 ) -> Float[Tensor, ""]:
-    """T² · Σ KL(softmax(teacher / T) ‖ softmax(student / T)), from logits, summed over N places.
+    """T² · Σ KL(softmax(teacher / T) ‖ softmax(student / T)), from logits, summed over N targets.
 
-    Gradients of soft targets shrink with 1/T²; the factor makes up for that, so that weights need
-    no change with T (Hinton et al. 2015, sec. 2). It differs from their cross-entropy by the
-    teacher's entropy, which has no gradient, and is 0 where both say the same.
+    The factor T² compensates for gradients of soft targets, which scale with 1/T² (Hinton et al.
+    2015, sec. 2). The divergence is the cross-entropy without the teacher's entropy, a constant.
     """
-    wanted = (teacher.float() / temperature).log_softmax(-1)
-    said = (student.float() / temperature).log_softmax(-1)
-    return temperature**2 * F.kl_div(said, wanted, reduction="sum", log_target=True)
+    teacher_log_probs = (teacher.float() / temperature).log_softmax(-1)
+    log_probs = (student.float() / temperature).log_softmax(-1)
+    return temperature**2 * F.kl_div(log_probs, teacher_log_probs, reduction="sum", log_target=True)
 
 
 def cosine_loss(student: Float[Tensor, "N D"], teacher: Float[Tensor, "N D"]) -> Float[Tensor, ""]:
-    """Σ 1 - cos(student, teacher), summed over N states: their directions are to be the same."""
+    """Σ 1 - cos(student, teacher), summed over N states."""
     return (1 - F.cosine_similarity(student.float(), teacher.float(), dim=-1)).sum()
 
 
 @dataclass(frozen=True)
 class DistillationLoss:
     """The loss with a teacher: distillation_weight · soft targets + cross_entropy_weight · cross
-    entropy + cosine_weight · cosine, all sums over the places of the task's own loss.
+    entropy + cosine_weight · cosine, all sums over the targets of the task's loss.
 
-    Logits are formed some at a time, with their gradient at once. Label smoothing is of the targets
-    alone.
+    Logits and their gradient are computed in chunks. Label smoothing applies to the cross entropy
+    only.
 
     Args:
-        teacher: a net in eval mode; gets no gradient.
+        teacher: a net in eval mode; it receives no gradient.
     """
 
     settings: Distillation
@@ -81,48 +80,48 @@ class DistillationLoss:
     def __call__(self, net: Any, batch: Batch) -> LossSum:
         states, targets = target_states(net, batch), batch.targets
         with torch.no_grad():
-            wanted = target_states(self.teacher, batch)
+            teacher_states = target_states(self.teacher, batch)
         settings = self.settings
 
-        def make_loss(logits: Tensor, rows: Tensor, is_learnt: bool) -> ChunkLoss:
-            with torch.set_grad_enabled(is_learnt):
-                logits.requires_grad_(is_learnt)
+        def make_loss(logits: Tensor, rows: Tensor, needs_grad: bool) -> ChunkLoss:
+            with torch.set_grad_enabled(needs_grad):
+                logits.requires_grad_(needs_grad)
                 hard = cross_entropy(logits, targets[rows], label_smoothing=self.label_smoothing)
                 loss = settings.cross_entropy_weight * hard.loss
                 if settings.distillation_weight:
                     with torch.no_grad():
-                        soft_logits = self.teacher.head(wanted[rows])
+                        soft_logits = self.teacher.head(teacher_states[rows])
                     soft = soft_target_loss(logits, soft_logits, settings.temperature)
                     loss = loss + settings.distillation_weight * soft
-            grad = torch.autograd.grad(loss, logits)[0] if is_learnt else None
+            grad = torch.autograd.grad(loss, logits)[0] if needs_grad else None
             return ChunkLoss(loss.detach(), hard.nll, hard.correct, grad)
 
         rows = torch.arange(len(targets), device=targets.device)
-        found = chunked_loss(net.head, states, rows, make_loss)
+        sums = chunked_loss(net.head, states, rows, make_loss)
         if settings.cosine_weight:
-            cosine = settings.cosine_weight * cosine_loss(states, wanted)
-            found = found._replace(loss=found.loss + cosine)
-        return found
+            cosine = settings.cosine_weight * cosine_loss(states, teacher_states)
+            sums = sums._replace(loss=sums.loss + cosine)
+        return sums
 
 
 def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
-    """Refuse settings of `distillation` that say nothing or exclude each other.
+    """Raise UserError for settings of `distillation` without effect or in contradiction.
 
-    `levels` are those that the task has.
+    Args:
+        levels: the distillation levels that the task supports.
     """
     settings = recipe.distillation
     weights = settings.distillation_weight, settings.cross_entropy_weight, settings.cosine_weight
     problems = {
         f"distillation.level {settings.level} is for pairs of texts; the task {recipe.task} has "
         "level word": settings.level not in levels,
-        "distillation.cosine_weight is of level word: at level sequence the student sees the "
-        "teacher's outputs alone; set it to 0": settings.level == "sequence"
-        and settings.cosine_weight,
+        "distillation.cosine_weight is for level word: at level sequence only the outputs of the "
+        "teacher are used; set it to 0": settings.level == "sequence" and settings.cosine_weight,
         "distillation: distillation_weight, cross_entropy_weight and cosine_weight are all 0, so "
-        "nothing would be learnt; raise one": settings.level == "word" and not any(weights),
-        f"distillation: {', '.join(_OF_SEQUENCES)} are of level sequence; set that, or leave them "
-        "out": settings.level == "word" and any(getattr(settings, key) for key in _OF_SEQUENCES),
-        "init_from and distillation.copy_layers both say what the student begins as; leave one "
+        "nothing would be learned; raise one": settings.level == "word" and not any(weights),
+        f"distillation: {', '.join(_SEQUENCE_KEYS)} are for level sequence; set it, or leave them "
+        "out": settings.level == "word" and any(getattr(settings, key) for key in _SEQUENCE_KEYS),
+        "init_from and distillation.copy_layers both initialize the student; leave one "
         "out": settings.copy_layers and recipe.init_from is not None,
     }
     if settings.teacher is None:
@@ -137,11 +136,11 @@ def check_distillation(recipe: Recipe, levels: tuple[str, ...]) -> None:
 
 
 def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: Data) -> None:
-    """Put the teacher into eval mode and without gradients.
+    """Put the teacher into eval mode, without gradients.
 
     Raises:
-        UserError: a teacher of another kind, or one whose outputs or states the student's cannot
-            be compared with.
+        UserError: a teacher of another family, vocabulary, length, labels or width than the
+            student needs.
     """
     recipe = task.recipe
     settings = recipe.distillation
@@ -153,11 +152,11 @@ def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: 
             f"have up to {longest}; lower {task.length_key}"
         )
     for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size"):
-        own, theirs = (getattr(model.config, name, None) for model in (student, teacher))
-        if own != theirs:
+        size, teacher_size = (getattr(m.config, name, None) for m in (student, teacher))
+        if size != teacher_size:
             raise UserError(
-                f"the student's {name} is {own} and the teacher's {theirs}; both must have the "
-                "same vocabulary, so start from a model that has the teacher's"
+                f"the student's {name} is {size} and the teacher's {teacher_size}; both must have "
+                "the same vocabulary, so start from a model that has the teacher's"
             )
     widths = student.config.d_model, teacher.config.d_model
     if settings.cosine_weight and settings.level == "word" and widths[0] != widths[1]:
@@ -167,7 +166,7 @@ def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: 
         )
     if data.labels and data.labels != tuple(teacher.metadata.labels):
         raise UserError(
-            f"distillation.teacher knows the labels {format_names(teacher.metadata.labels)}, but "
+            f"distillation.teacher has the labels {format_names(teacher.metadata.labels)}, but "
             f"data.train.file has {format_names(data.labels)}; they must be the same"
         )
     teacher.net.eval().requires_grad_(False)
@@ -175,7 +174,12 @@ def prepare_teacher(teacher: SavedModel, student: SavedModel, task: Task, data: 
 
 @dataclass(frozen=True)
 class OtherTeachers:
-    """Those beside the first: of the same direction, and of the other. Any tokenizers will do."""
+    """Further teachers, with any tokenizers.
+
+    Attributes:
+        forward: models that translate from source to target.
+        backward: models that translate from target to source.
+    """
 
     forward: Sequence[Translator] = ()
     backward: Sequence[Translator] = ()
@@ -190,7 +194,7 @@ class OtherTeachers:
                 )
                 for path in resolve_paths(getattr(settings, key))
             ]
-            for key in _MORE
+            for key in _OTHER_TEACHERS
         )
         return cls(forward, backward)
 
@@ -205,14 +209,13 @@ def sequence_distillation(
 ) -> Data:
     """The data with the teachers' translations as targets (Kim and Rush 2016, sec. 3.2).
 
-    With `include_references` the pairs as they are follow; with `back_translation_models` their
-    translations of the targets, each as the source of its target. All are made once for these
-    models and kept in `cache`, in shards until all are made: an interruption costs one shard. A
-    text is left out, and counted, whose translation does not end within the model's limit for it,
-    or is too long: it would teach the wrong end.
+    The pairs of the data follow with `include_references`, and pairs of a back-translation and its
+    target with `back_translation_models`. All are computed once for these models and stored in
+    `cache`; until all are complete in shards, so that an interruption loses at most one. Pairs
+    with a translation that is too long or has no EOS are dropped and counted.
 
     Args:
-        teacher: has the data's tokenizers.
+        teacher: a model with the tokenizers of the data.
 
     Raises:
         UserError: no translation is left.
@@ -252,17 +255,17 @@ def sequence_distillation(
 
     data = data.with_teacher_outputs(prepare_once(cache, key, fill, about))
     for shard in shards:
-        with suppress(OSError):  # one that somebody removed already
+        with suppress(OSError):  # already removed by another process
             remove_folder(shard)
-    kept = len(data.splits["train"])
-    if kept < total:
-        print_line(f"           {total - kept:,} left out: too long, or without an end")
+    num_pairs = len(data.splits["train"])
+    if num_pairs < total:
+        print_line(f"           {total - num_pairs:,} left out: too long, or without an end")
     return data
 
 
 def initialize_from_layers(student: SavedModel, teacher: SavedModel, print_line: PrintLine) -> None:
-    """`copy_layers`, with what was copied said in lines; raises UserError where nothing fits."""
-    layers, copied, drawn = copy_layers(student.net, teacher.net)
+    """`copy_layers`, with a printed summary; raises UserError if no layer fits."""
+    layers, copied, initialized = copy_layers(student.net, teacher.net)
     num_in_layers = sum(_IN_BLOCK.fullmatch(name) is not None for name in copied)
     if not num_in_layers:
         raise UserError(
@@ -272,46 +275,47 @@ def initialize_from_layers(student: SavedModel, teacher: SavedModel, print_line:
     for stack, numbers in layers.items():
         print_line(f"student    {stack}: layers {', '.join(map(str, numbers))} of the teacher")
     others = len(copied) - num_in_layers
-    print_line(f"           {len(copied)} tensors copied, {others} of them of no layer")
-    if drawn:
-        print_line(f"           {len(drawn)} drawn anew: {', '.join(drawn)}")
+    print_line(f"           {len(copied)} tensors copied, {others} of them outside layers")
+    if initialized:
+        print_line(f"           {len(initialized)} initialized: {', '.join(initialized)}")
 
 
 def copy_layers(
     student: nn.Module, teacher: nn.Module
 ) -> tuple[dict[str, tuple[int, ...]], list[str], list[str]]:
-    """Begin a student as every k-th layer of its teacher, and all of what is no layer.
+    """Copy every k-th layer of the teacher to the student, and all tensors outside layers.
 
-    Of L teacher's layers the student's layer i of N is ⌊i · L / N⌋: every second one, from the
-    first, where N is half of L (Sanh et al. 2019, sec. 3). Tensors go by name and shape, a layer's
-    by the name of its stack and its own number.
+    Layer i of the student's N layers is layer ⌊i · L / N⌋ of the teacher's L: every second one for
+    N = L / 2 (Sanh et al. 2019, sec. 3). Tensors are matched by name, with the layer's number
+    mapped, and by shape.
 
     Returns:
-        By stack, the teacher's layer that each of the student's own began as; the names of the
-        student's tensors that are the teacher's; those of the others.
+        For each stack, the teacher's layers that were copied; the names of copied tensors of the
+        student; the names of the others.
 
     Raises:
         UserError: a stack of the student has more layers than the teacher's.
     """
-    depths, known = _depths(weights_of(student)), _depths(weights_of(teacher))
+    depths, teacher_depths = _depths(weights_of(student)), _depths(weights_of(teacher))
     layers = {}
     for stack, depth in depths.items():
-        if depth > known.get(stack, 0):
+        if depth > teacher_depths.get(stack, 0):
             raise UserError(
                 f"distillation.copy_layers: the student has {depth} layers in {stack}, the teacher "
-                f"{known.get(stack, 0)}; a student cannot have more"
+                f"{teacher_depths.get(stack, 0)}; a student cannot have more"
             )
-        layers[stack] = tuple(index * known[stack] // depth for index in range(depth))
+        layers[stack] = tuple(index * teacher_depths[stack] // depth for index in range(depth))
 
     def origin(name: str) -> str:
-        place = _IN_BLOCK.fullmatch(name)
-        return f"{place[1]}.{layers[place[1]][int(place[2])]}.{place[3]}" if place else name
+        match = _IN_BLOCK.fullmatch(name)
+        return f"{match[1]}.{layers[match[1]][int(match[2])]}.{match[3]}" if match else name
 
-    copied, drawn, _ = copy_matching(student, teacher, origin)
-    return layers, copied, drawn
+    copied, initialized, _ = copy_matching(student, teacher, origin)
+    return layers, copied, initialized
 
 
 def _depths(names: dict[str, Tensor]) -> dict[str, int]:
-    """How many layers each stack has."""
-    blocks = dict.fromkeys(each.group(1, 2) for each in map(_IN_BLOCK.fullmatch, names) if each)
+    """The number of layers of each stack."""
+    matches = map(_IN_BLOCK.fullmatch, names)
+    blocks = dict.fromkeys(match.group(1, 2) for match in matches if match)
     return Counter(stack for stack, _ in blocks)

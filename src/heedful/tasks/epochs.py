@@ -1,4 +1,4 @@
-"""The training batches of a run, from data that each epoch may change."""
+"""The training batches of a run, epoch by epoch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,13 @@ from heedful.tasks.task import Task
 
 
 class EpochBatches:
-    """A task's batches; with `training.subword_sampling` of words that are split anew,
-    with `training.compile` padded to few shapes.
+    """The batches of a task.
+
+    With `training.subword_sampling`, words are split anew in each epoch; with `training.compile`,
+    batches are padded to few shapes.
 
     Raises:
-        UserError: a tokenizer whose words cannot be split anew; a task without fixed shapes.
+        UserError: a tokenizer that does not support subword sampling; a task without fixed shapes.
     """
 
     def __init__(self, task: Task, data: Data) -> None:
@@ -37,13 +39,13 @@ class EpochBatches:
             )
 
     def plan_epoch(self, epoch: int) -> Sequence[Any]:
-        """The batches of an epoch, a pure function; `load_batch` then makes tensors of them."""
+        """The batches of an epoch, a pure function, as items for `load_batch`."""
         if self._sampler is not None:
             splits = self._data.splits | {"train": self._sampler.epoch(epoch)}
             self._data = replace(self._data, splits=splits)
         return self._task.plan_epoch(self._data, epoch)
 
     def load_batch(self, item: Any) -> Batch:
-        """A batch of the epoch that was planned last, on the CPU."""
+        """A batch of the epoch that was planned last, as tensors on the CPU."""
         batch = self._task.collate(self._data, item)
         return batch if self._shapes is None else pad_batch(batch, self._shapes)

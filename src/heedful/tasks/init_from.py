@@ -1,4 +1,4 @@
-"""Starting a run from another model (`init_from`): what is taken over, and what is said of it."""
+"""Initialization of a run's model from another one (`init_from`), with a summary of it."""
 
 import re
 from collections import Counter
@@ -14,25 +14,27 @@ from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
 NAMES = "init_from.json"
-_LISTED = 3  # names that a line lists
+_MAX_NAMES = 3  # of a printed line
 
 
 def load_matching_weights(
     model: SavedModel, source: SavedModel, print_line: PrintLine, name: str, out: Path
 ) -> None:
-    """Copy what fits, tables of words only where both have the same words, and say what did.
+    """Copy all tensors with equal name and shape, and print a summary.
 
-    All names of tensors stand in `out/init_from.json`.
+    Tensors with a row per vocabulary entry are copied only if both models have the same
+    tokenizers. `init_from.json` in the folder `out` lists all names.
+
+    Args:
+        name: the path of `source`.
 
     Raises:
-        UserError: nothing fits.
+        UserError: no tensor fits.
     """
-    ours, theirs = (
-        [each.src_tokenizer.content(), each.tgt_tokenizer.content()] for each in (model, source)
-    )
+    own, other = ([m.src_tokenizer.content(), m.tgt_tokenizer.content()] for m in (model, source))
 
     def origin(name: str) -> str:
-        return "" if ours != theirs and re.fullmatch(VOCABULARY_TENSORS, name) else name
+        return "" if own != other and re.fullmatch(VOCABULARY_TENSORS, name) else name
 
     loaded, new, unused = copy_matching(model.net, source.net, origin)
     if not loaded:
@@ -40,21 +42,23 @@ def load_matching_weights(
             f"init_from: no tensor of {name} fits this model; its architecture or sizes differ"
         )
     print_line(f"init_from  {len(loaded)} tensors of {name} loaded")
-    for what, names in (("drawn anew, not loaded", new), ("of it not used", unused)):
+    for description, names in (("initialized, not loaded", new), ("of it not used", unused)):
         if names:
-            print_line(f"           {len(names)} {what}: {_summary(names)}")
-    write_json(out / NAMES, {"loaded": loaded, "drawn_anew": new, "not_used": unused})
-    if len(new) > _LISTED or len(unused) > _LISTED:
+            print_line(f"           {len(names)} {description}: {_summary(names)}")
+    write_json(out / NAMES, {"loaded": loaded, "initialized": new, "not_used": unused})
+    if len(new) > _MAX_NAMES or len(unused) > _MAX_NAMES:
         print_line(f"           all names are in {out / NAMES}")
-    sizes, its = asdict(model.config), asdict(source.config)
-    for key in sizes.keys() & its.keys() - {*VOCABULARIES, "head", "num_labels"}:
-        if sizes[key] != its[key] and "dropout" not in key:
-            print_line(f"           model.{key} is {sizes[key]}, where {name} has {its[key]}")
+    sizes, source_sizes = asdict(model.config), asdict(source.config)
+    for key in sizes.keys() & source_sizes.keys() - {*VOCABULARIES, "head", "num_labels"}:
+        if sizes[key] != source_sizes[key] and "dropout" not in key:
+            print_line(
+                f"           model.{key} is {sizes[key]}, where {name} has {source_sizes[key]}"
+            )
 
 
 def _summary(names: Sequence[str]) -> str:
-    """A few names as they are, many by the parts of the net that they are of."""
-    if len(names) <= _LISTED:
+    """A few tensor names in full, many by their first two parts, each with its count."""
+    if len(names) <= _MAX_NAMES:
         return ", ".join(names)
     parts = Counter(".".join(name.split(".")[:2]) for name in names)
     return ", ".join(f"{part} ({count})" for part, count in parts.items())

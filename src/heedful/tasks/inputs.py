@@ -1,4 +1,4 @@
-"""The files of a recipe as rows, new tokenizers, and the training batches of an epoch."""
+"""Helpers of tasks: rows of a recipe's files, new tokenizers, the batches of an epoch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,32 +24,32 @@ SOURCES = ("src", "tgt", "text", "file")
 
 
 def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
-    """Refuse a recipe with two sources for one split, or none to train on."""
+    """Raise UserError for a recipe with two sources for one split, or none for train."""
     sources = [key for key in SOURCES if keys.includes(f"data.train.{key}")]
     for name, files in split_files(recipe).items():
-        given = [key for key in SOURCES if getattr(files, key) is not None]
-        if len(given) > 1 and "src" not in sources:
+        named = [key for key in SOURCES if getattr(files, key) is not None]
+        if len(named) > 1 and "src" not in sources:
             raise UserError(f"data.{name}: give {' or '.join(sources)}, not both")
-        if name == "train" and not given and sources:
+        if name == "train" and not named and sources:
             settings = alternatives(sources, "--set data.train.{}=FILE", " ")
             raise UserError(f"data.train is not given: add {settings}")
 
 
 def split_files(recipe: Recipe) -> dict[str, Files]:
-    """The files of train, valid and test, in `data.folder` where their paths are relative."""
+    """The files of train, valid and test; relative paths are in `data.folder`."""
     folder = Path(recipe.data.folder or "")
-    found = {}
+    splits = {}
     for name in SPLITS:
         files: Files = getattr(recipe.data, name)
         named = {
             key: paths for key in SOURCES if (paths := resolve_paths(getattr(files, key), folder))
         }
-        found[name] = files.model_copy(update={k: [*map(str, v)] for k, v in named.items()})
-    return found
+        splits[name] = files.model_copy(update={k: [*map(str, v)] for k, v in named.items()})
+    return splits
 
 
 def splits_with_files(recipe: Recipe) -> list[tuple[str, Files]]:
-    """Those that the recipe names, by split."""
+    """The splits for which the recipe names files, with these files."""
     return [
         (name, files)
         for name, files in split_files(recipe).items()
@@ -58,7 +58,7 @@ def splits_with_files(recipe: Recipe) -> list[tuple[str, Files]]:
 
 
 def read_texts(files: Files, recipe: Recipe) -> Rows:
-    """Texts of plain files, or of files of labelled texts or pairs, each text for itself."""
+    """Texts of plain files, or the texts of files of labeled texts or pairs, one per row."""
     if not resolve_paths(files.file):
         return read_rows(
             resolve_paths(files.text), {"text": files.text_field}, unit=recipe.data.text_unit
@@ -66,13 +66,13 @@ def read_texts(files: Files, recipe: Recipe) -> Rows:
     rows = read_labeled(files)
     if "pair" not in rows:
         return Rows({"text": rows["text"]}, rows.report, rows.sources, rows.locations)
-    both = [text for pair in zip(rows["text"], rows["pair"], strict=True) for text in pair]
-    places = None if rows.locations is None else np.repeat(rows.locations, 2, axis=1)
-    return Rows({"text": both}, None, rows.sources, places)
+    texts = [text for pair in zip(rows["text"], rows["pair"], strict=True) for text in pair]
+    locations = None if rows.locations is None else np.repeat(rows.locations, 2, axis=1)
+    return Rows({"text": texts}, None, rows.sources, locations)
 
 
 def read_labeled(files: Files) -> Rows:
-    """Texts, or pairs of texts, with a label each."""
+    """Labeled texts, or labeled pairs of texts."""
     fields = {"text": files.text_field, "label": files.label_field}
     if files.pair_field is not None:
         fields["pair"] = files.pair_field
@@ -80,12 +80,12 @@ def read_labeled(files: Files) -> Rows:
 
 
 def read_splits(recipe: Recipe, read_files: Callable[[Files], Rows]) -> dict[str, Rows]:
-    """The rows of each split that the recipe names files for."""
+    """The rows of each split for which the recipe names files."""
     return {name: read_files(files) for name, files in splits_with_files(recipe)}
 
 
 def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
-    """Read rows with their valid split, held out of train by position where none was read."""
+    """The rows with a valid split; without one, random rows of train are held out."""
     summaries = {name: split.report.summary() for name, split in rows.items()}
     if "valid" not in rows:
         train, valid = split_random(rows["train"], recipe.data.valid_size)
@@ -95,7 +95,7 @@ def hold_out_rows(recipe: Recipe, rows: dict[str, Rows]) -> RawData:
 
 
 def read_text_data(recipe: Recipe) -> RawData:
-    """Plain texts; the last ones are held out where the recipe names no files for valid."""
+    """The texts of a recipe; without files for valid, the last texts of train are held out."""
     data = recipe.data
     rows = read_splits(recipe, lambda files: read_texts(files, recipe))
     summaries = {name: split.report.summary() for name, split in rows.items()}
@@ -103,34 +103,34 @@ def read_text_data(recipe: Recipe) -> RawData:
         unit = "line" if resolve_paths(data.train.file) else data.text_unit
         size = 0.1 if data.valid_size is None else data.valid_size
         rows["train"], rows["valid"] = split_tail(rows["train"], size, unit)
-    # Whole files stay: a recipe that names one for training and for valid means it (`rhyme`).
+    # A file named for both train and valid is kept in both (recipe `rhyme`).
     return RawData(rows if data.text_unit == "file" else remove_held_out(rows), summaries)
 
 
 def remove_held_out(rows: dict[str, Rows]) -> dict[str, Rows]:
-    """The rows by split, those of train without the ones that also stand in valid or test."""
+    """The rows by split, without the rows of train that are also in valid or test."""
     held_out = [rows[name] for name in SPLITS[1:] if name in rows]
     return rows | {"train": drop_held_out(rows["train"], held_out)}
 
 
 def joint_tokenizer(recipe: Recipe, train: Rows, **more: Any) -> tuple[Tokenizer, Tokenizer]:
-    """One new tokenizer of all training texts, for both sides; options of `train_tokenizer`."""
+    """One new tokenizer for both sides; options: those of `train_tokenizer`."""
     texts = [text for name in train.columns if name != LABEL for text in train[name]]
     tokenizer = make_tokenizer(recipe, texts, **more)
     return tokenizer, tokenizer
 
 
 def make_tokenizer(recipe: Recipe, texts: list[str], **more: Any) -> Tokenizer:
-    """A tokenizer as the recipe wants it, learnt from some texts."""
+    """A tokenizer with the recipe's settings, trained on `texts`."""
     settings = recipe.tokenizer.model_dump(exclude={"path", "joint"})
     if settings["vocab_size"] == "auto":
-        usual = None if settings["kind"] == "byte" else 8_000
-        settings |= {"vocab_size": usual, "or_fewer": True}
+        default_size = None if settings["kind"] == "byte" else 8_000
+        settings |= {"vocab_size": default_size, "or_fewer": True}
     return train_tokenizer(texts, **settings, **more)
 
 
 def resolve_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:
-    """The files that a recipe names, one or several; `shipped:NAME` comes with heedful."""
+    """The paths that a recipe names; `shipped:NAME` is a file that comes with heedful."""
     names = [paths] if isinstance(paths, str) else paths or []
     return [
         RECIPES / name.removeprefix(SHIPPED) if name.startswith(SHIPPED) else folder / name
@@ -149,7 +149,7 @@ def training_shapes(recipe: Recipe, *lengths: Int64[np.ndarray, " N"]) -> list[B
 def plan_training(
     recipe: Recipe, epoch: int, *lengths: Int64[np.ndarray, " N"]
 ) -> list[Int64[np.ndarray, " n"]]:
-    """The batches of an epoch of texts, or of pairs by both their lengths."""
+    """The batches of an epoch, by the lengths of texts or of both sides of pairs."""
     settings = recipe.training
     if settings.compile:
         lengths = tuple(padded_lengths(training_shapes(recipe, *lengths), *lengths))

@@ -1,4 +1,4 @@
-"""Learning to go on with texts: packed windows, judged by windows that overlap."""
+"""Language modelling: training on packed windows, evaluated on overlapping windows."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from heedful.training.trainer import Evaluation
 
 
 class WindowSettings(ObjectiveSettings):
-    """How texts become windows, and what the samples of an evaluation are."""
+    """The windows of language modelling, and the samples of an evaluation."""
 
     context: int = Field(
         256, ge=1, description="Length of a window, the model's maximum context, in tokens."
@@ -55,7 +55,7 @@ class WindowSettings(ObjectiveSettings):
 
 
 class LanguageModelling(Task):
-    """Texts laid end to end and cut into windows."""
+    """Language modelling on texts that are concatenated and cut into windows."""
 
     objective_class = WindowSettings
     recipe_keys = task_keys.LANGUAGE_MODELLING
@@ -79,7 +79,7 @@ class LanguageModelling(Task):
         return {}
 
     def split_size(self, data: Data, split: str) -> int:
-        """Tokens."""
+        """The number of tokens."""
         return data.splits[split].report.counts["text"].tokens
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
@@ -119,16 +119,16 @@ class LanguageModelling(Task):
         )
 
     def evaluate(self, model: LanguageModel, data: Data) -> Evaluation:
-        found, scores = self._sums_and_bits(model, data, "valid")
-        # Without label smoothing: what a text is worth in bits is its likelihood alone.
+        sums, scores = self._sums_and_bits(model, data, "valid")
+        # The loss without label smoothing, as bits per character are those of the likelihood.
         return make_evaluation(
-            self.recipe, found._replace(loss=found.nll), self._samples(model, data), scores
+            self.recipe, sums._replace(loss=sums.nll), self._samples(model, data), scores
         )
 
     def compute_final_scores(self, model: LanguageModel, data: Data, out: Path) -> FinalScores:
-        found, by_size = self._sums_and_bits(model, data, data.final)
-        mean = token_metrics(found)
-        scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **by_size}
+        sums, bits = self._sums_and_bits(model, data, data.final)
+        mean = token_metrics(sums)
+        scores = {"loss": mean["loss"], "perplexity": mean["perplexity"], **bits}
         characters = data.splits[data.final].report.counts["text"].characters
         samples = "\n\n".join(sample.output for sample in self._samples(model, data))
         write_text(out / "samples.txt", samples + "\n")
@@ -137,17 +137,18 @@ class LanguageModelling(Task):
     def _sums_and_bits(
         self, model: LanguageModel, data: Data, name: str
     ) -> tuple[LossSum, dict[str, float]]:
-        """Sums over a split, and what they are a character and a byte."""
+        """Loss sums over a split, and the bits per character and per byte."""
         keys, counts = self.objective, data.splits[name].report.counts["text"]
         stride = keys.stride or keys.context
-        found = window_sums(model, data.ids(name), context=keys.context, stride=stride)
-        bits = float(found.nll) / math.log(2)
-        return found, {
+        sums = window_sums(model, data.ids(name), context=keys.context, stride=stride)
+        bits = float(sums.nll) / math.log(2)
+        return sums, {
             "bits_per_character": bits / counts.characters,
             "bits_per_byte": bits / counts.bytes,
         }
 
     def _samples(self, model: LanguageModel, data: Data) -> list[Sample]:
+        """Sampled continuations of the recipe's prompt."""
         keys, tokenizer = self.objective, data.tokenizer
         count = self.recipe.evaluation.num_samples
         if not count:

@@ -1,4 +1,4 @@
-"""Learning words from the text around them: rows of texts with some tokens hidden."""
+"""Masked language modelling (Devlin et al. 2019)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,10 +36,10 @@ from heedful.training.trainer import Evaluation
 
 
 class Masking(ObjectiveSettings):
-    """BERT's masking and its numbers (Devlin et al. 2019, sec. 3.1 and appendix A).
+    """BERT's masking; the defaults are the paper's (Devlin et al. 2019, sec. 3.1, appendix A).
 
-    With `pack` the texts of a row follow each other, all of them whole and each in its own special
-    tokens (FULL-SENTENCES of Liu et al. 2019, sec. 4.2); they see each other.
+    With `pack`, a row is a concatenation of whole texts, each with its special tokens, without a
+    mask between them (FULL-SENTENCES of Liu et al. 2019, sec. 4.2).
     """
 
     mlm_probability: float = Field(
@@ -62,21 +62,21 @@ class Masking(ObjectiveSettings):
 
     @model_validator(mode="after")
     def _shares(self) -> "Masking":
-        # The room is for sums such as 0.1 + 0.9, which need not be exact.
+        # The tolerance is for rounding errors of sums such as 0.1 + 0.9.
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise UserError(
-                f"mask_share {self.mask_share} and random_share {self.random_share} make more"
-                " than 1; lower one of them"
+                f"mask_share {self.mask_share} and random_share {self.random_share} sum to"
+                " more than 1; lower one of them"
             )
         return self
 
 
 class MaskedLm(Task):
-    """Texts, of which some tokens are hidden anew in every epoch.
+    """Masked language modelling, with other masks in every epoch.
 
-    Texts come from `data.train.text`, cut by `data.text_unit`; or from `data.train.file`, a file of
-    labelled texts (TSV or JSONL) of which the texts alone are read, so that a model can be
-    pre-trained on what it is to classify later. Of pairs both texts are taken, each for itself.
+    Texts are read from `data.train.text`, split by `data.text_unit`; or from `data.train.file`,
+    a file of labeled texts whose labels are ignored, so that a model can be pre-trained on the data
+    of its classification task. The two texts of a pair are separate rows.
     """
 
     objective_class = Masking
@@ -101,11 +101,11 @@ class MaskedLm(Task):
         return super().encode_options(split, raw, inherited) | {"drop_unknown": True}
 
     def split_size(self, data: Data, split: str) -> int:
-        """Rows of batches."""
+        """The number of rows."""
         return len(self.rows(data, split))
 
     def rows(self, data: Data, split: str) -> Sequences:
-        """The rows of batches: a text each, or with `pack` as many as fit."""
+        """The rows of a split: single texts, or with `pack` concatenated texts."""
         texts = data.ids(split)
         return _packed(texts, self.recipe.data.max_length) if self.objective.pack else texts
 
@@ -126,7 +126,7 @@ class MaskedLm(Task):
         )
 
     def evaluate(self, model: MaskedLanguageModel, data: Data) -> Evaluation:
-        """Loss and accuracy at places of the held-out rows that are always the same."""
+        """Loss and accuracy at masked positions, the same at every evaluation."""
         return make_evaluation(
             self.recipe, self._split_sums(model, data, "valid"), self._samples(model, data)
         )
@@ -134,16 +134,17 @@ class MaskedLm(Task):
     def compute_final_scores(
         self, model: MaskedLanguageModel, data: Data, out: Path
     ) -> FinalScores:
-        """Loss (without label smoothing), perplexity and accuracy at the hidden tokens."""
-        found = self._split_sums(model, data, data.final)
-        mean = token_metrics(found)
+        """Loss without label smoothing, perplexity and accuracy at the masked positions."""
+        sums = self._split_sums(model, data, data.final)
+        mean = token_metrics(sums)
         scores = {"accuracy": mean.pop("token_accuracy"), **mean}
-        counts = {"num_texts": len(data.splits[data.final]), "num_masked": found.tokens}
+        counts = {"num_texts": len(data.splits[data.final]), "num_masked": sums.tokens}
         return write_scores(data, out, counts, scores)
 
     def _held_out(
         self, data: Data, rows: Sequences, indices: Int64[np.ndarray, " B"], masking: Masking
     ) -> Batch:
+        """A batch of held-out rows, masked in the same way at every evaluation."""
         item = PlannedRows(0, indices)
         return masked_batch(rows, item, data.tokenizer, masking=masking, seed=HELD_OUT_SEED)
 
@@ -159,7 +160,7 @@ class MaskedLm(Task):
 
     @torch.inference_mode()
     def _samples(self, model: MaskedLanguageModel, data: Data) -> list[Sample]:
-        """The first held-out texts with all that is selected masked, and as the model fills it."""
+        """The first validation texts with all selected tokens masked, and with predictions."""
         tokenizer, texts, keys = data.tokenizer, data.ids("valid"), self.objective
         first = np.arange(min(self.recipe.evaluation.num_samples, len(texts)))
         if not len(first):
@@ -178,16 +179,19 @@ class MaskedLm(Task):
         ]
 
 
-@lru_cache(maxsize=3)  # asked for with every batch
+@lru_cache(maxsize=3)  # called for every batch
 def _packed(texts: Sequences, max_length: int) -> Sequences:
+    """Consecutive texts concatenated to rows of at most `max_length` tokens."""
     return Sequences(texts.ids, texts.offsets[pack_rows(texts.lengths, max_length)])
 
 
-def fill_masks(net: EncoderOnly, batch: Batch, never: frozenset[int]) -> Int64[Tensor, "B T"]:
-    """The texts with the likeliest token at each selected place, none of those in `never`."""
+def fill_masks(
+    net: EncoderOnly, batch: Batch, suppressed_ids: frozenset[int]
+) -> Int64[Tensor, "B T"]:
+    """The token ids with the most probable token, not in `suppressed_ids`, at each target."""
     assert net.head is not None
     logits = net.head(target_states(net, batch))
-    logits[:, sorted(never)] = -torch.inf
+    logits[:, sorted(suppressed_ids)] = -torch.inf
     ids = batch.tokens.ids
     return ids.flatten().index_copy(0, batch.target_positions, logits.argmax(-1)).view_as(ids)
 
@@ -200,20 +204,20 @@ def masked_batch(
     masking: Masking,
     seed: int,
 ) -> Batch:
-    """Some rows, each masked by what is drawn from (seed, epoch, its own index) alone.
+    """A batch of rows, with masks that depend on (seed, epoch, index of the row).
 
     Raises:
-        UserError: the tokenizer has no mask.
+        UserError: a tokenizer without mask token.
     """
     batch = collate_texts(rows, item.indices, pad_id=tokenizer.pad_id)
     ids = batch.tokens.ids.numpy()
-    hidden, selected = ids.copy(), np.zeros(ids.shape, dtype=np.bool_)
+    inputs, selected = ids.copy(), np.zeros(ids.shape, dtype=np.bool_)
     mask_id = mask_id_of(tokenizer)
     for row, index in enumerate(item.indices.tolist()):
         length = int(rows.lengths[index])
         text = ids[row, :length]
         starts = np.array(tokenizer.word_starts(text.tolist())) if masking.whole_word else None
-        hidden[row, :length], selected[row, :length] = mask_ids(
+        inputs[row, :length], selected[row, :length] = mask_ids(
             text,
             rng=example_rng(seed, item.epoch, index),
             masking=masking,
@@ -224,40 +228,40 @@ def masked_batch(
         )
     return replace(
         batch,
-        tokens=replace(batch.tokens, ids=torch.from_numpy(hidden)),
+        tokens=replace(batch.tokens, ids=torch.from_numpy(inputs)),
         targets=torch.from_numpy(ids[selected]),
         target_positions=torch.from_numpy(np.flatnonzero(selected)),
     )
 
 
 def mask_id_of(tokenizer: Tokenizer) -> int:
-    """The id that stands for a hidden token; raises UserError where the tokenizer has none."""
+    """The id of the mask token; raises UserError for a tokenizer without one."""
     if tokenizer.specials.mask_id is None:
         raise UserError(
-            "this model's tokenizer has no mask, so none of its words can be hidden; start from a"
-            " model that was trained as a masked language model"
+            "this model's tokenizer has no mask token; start from a model that was trained as a"
+            " masked language model"
         )
     return tokenizer.specials.mask_id
 
 
 def decode_with_specials(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"] | list[int]) -> str:
-    """A text with the names of its masks and sentinels; other specials are left out."""
+    """The text of `ids` with mask tokens and sentinels, without other special tokens."""
     specials = tokenizer.specials
-    named = {*specials.sentinel_ids, specials.mask_id}
+    visible = {*specials.sentinel_ids, specials.mask_id}
     pieces: list[str] = []
-    for special, group in groupby(ids, key=lambda token: token in named):
+    for special, group in groupby(ids, key=lambda token: token in visible):
         run = list(group)
         pieces += tokenizer.tokens(run) if special else [tokenizer.decode(run).strip()]
     return " ".join(piece for piece in pieces if piece)
 
 
 def example_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The randomness of one example in one epoch, whatever batch the example comes in.
+    """The random number generator of one example in one epoch, independent of its batch.
 
-    A new epoch masks the same text anew, as RoBERTa does (Liu et al. 2019, sec. 4.1).
+    Each epoch has other masks, as in RoBERTa (Liu et al. 2019, sec. 4.1).
     """
-    # A spawn key: as parts of the seed, trailing zeros would not count, and index 0 would share
-    # its numbers with everything else that is drawn from (seed, epoch).
+    # A spawn key, because trailing zeros of a seed sequence are ignored: index 0 would have the
+    # numbers of any other generator with the seed (seed, epoch).
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch, index)))
 
 
@@ -271,26 +275,28 @@ def mask_ids(
     special_ids: frozenset[int],
     word_starts: Bool[np.ndarray, " n"] | None = None,
 ) -> tuple[Int64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-    """The text with some tokens hidden, and which: the model has to say `ids[selected]`.
+    """The token ids with some masked, and the selected positions, whose targets are their ids.
 
-    Selected are round(`mlm_probability` x ordinary tokens), at least 1, each set of that size as
-    likely as any other. The number is not left to chance because BERT's authors fix it as well
-    (`create_masked_lm_predictions`), so that every text has something to learn from and batches
-    weigh alike; they also count the specials, which would make it depend on the frame of a text.
-    A text without an ordinary token has nothing selected.
+    A uniformly random set of round(`mlm_probability` x ordinary tokens) positions, at least 1, is
+    selected. The size is fixed as in BERT's code (`create_masked_lm_predictions`), so that every
+    text has targets; unlike there, special tokens are not counted. A text without an ordinary
+    token has none.
 
-    With `word_starts`, words in a random order are selected until that number is reached. It is
-    exceeded by less than a word, because to skip the words that are too long for what is left,
-    as the authors do, would hardly ever mask a long word of a short text.
+    With `word_starts`, words in random order are selected until that number is reached or exceeded
+    by the last word. BERT's code skips words that would exceed it, so that long words of short
+    texts are hardly ever selected.
 
-    Each selected token is masked, replaced or kept independently of the others (as the authors
-    do, also inside a word). A replacement is uniform over the ordinary ids, the original included.
+    Each selected token is independently masked, replaced or kept, also inside a word, as in BERT's
+    code. A replacement is uniform over the ordinary ids, the original one included.
 
     Args:
-        vocab_size: ids are below it.
-        special_ids: never selected, and never a replacement; so is `mask_id`.
-        word_starts: where words begin, for `whole_word`; None: each token is a word. A special
-            token ends a word too.
+        vocab_size: an upper bound of all ids.
+        special_ids: ids that are never selected and never a replacement, like `mask_id`.
+        word_starts: True at the first token of each word, for `whole_word`; None: each token is a
+            word. A special token also ends a word.
+
+    Returns:
+        The ids (n,) after masking, and True (n,) at the selected positions.
     """
     special = np.array(sorted(special_ids | {mask_id}))
     assert special[-1] < vocab_size, (special, vocab_size)
@@ -300,18 +306,19 @@ def mask_ids(
     _, word = np.unique(np.cumsum(starts)[ordinary], return_inverse=True)  # numbered from 0
     lengths = np.bincount(word)
     order = rng.permutation(len(lengths))
-    wanted = max(1, round(masking.mlm_probability * len(word)))
-    num_words = int(np.searchsorted(np.cumsum(lengths[order]), wanted)) + 1
+    num_selected = max(1, round(masking.mlm_probability * len(word)))
+    num_words = int(np.searchsorted(np.cumsum(lengths[order]), num_selected)) + 1
     selected = np.zeros(len(ids), dtype=np.bool_)
     selected[ordinary] = np.isin(word, order[:num_words])
-    places = np.flatnonzero(selected)
-    fate = rng.random(len(places))
+    positions = np.flatnonzero(selected)
+    draws = rng.random(len(positions))
     inputs = ids.astype(np.int64)
-    inputs[places[fate < masking.mask_share]] = mask_id
-    others = places[
-        (fate >= masking.mask_share) & (fate < masking.mask_share + masking.random_share)
+    inputs[positions[draws < masking.mask_share]] = mask_id
+    replaced = positions[
+        (draws >= masking.mask_share) & (draws < masking.mask_share + masking.random_share)
     ]
-    drawn = rng.integers(vocab_size - len(special), size=len(others))
+    ordinals = rng.integers(vocab_size - len(special), size=len(replaced))
     # The k-th ordinary id is k plus the number of special ids below it.
-    inputs[others] = drawn + np.searchsorted(special - np.arange(len(special)), drawn, "right")
+    num_special = np.searchsorted(special - np.arange(len(special)), ordinals, "right")
+    inputs[replaced] = ordinals + num_special
     return inputs, selected

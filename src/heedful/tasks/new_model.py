@@ -1,4 +1,4 @@
-"""A run's model before its first step: what it takes over, its configuration and its net."""
+"""The model of a new run: inherited tokenizers, Config and net."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,26 +23,35 @@ from heedful.zoo.saved import initialized_net, make_config
 def inherited_parts(
     path: str | None, source: SavedModel | None, teacher: SavedModel | None
 ) -> InheritedParts:
-    """The tokenizers that the data take over: the recipe's own, or those of a model."""
-    master = teacher or source
-    own = None
+    """Tokenizers, start token and labels that the run inherits.
+
+    Args:
+        path: the recipe's `tokenizer.path`.
+        source: the model of `init_from`.
+        teacher: the model of `distillation.teacher`, which takes precedence over `source`.
+
+    Raises:
+        UserError: tokenizers at `path` that differ from those of the model.
+    """
+    parent = teacher or source
+    tokenizers = None
     if path is not None:
         src = open_tokenizer(Path(path), "source")
         tgt = open_tokenizer(Path(path), "target")
-        own = (src, src if src.content() == tgt.content() else tgt)
-    if master is None:
-        return InheritedParts(own)
-    theirs = [master.src_tokenizer.content(), master.tgt_tokenizer.content()]
-    if own is not None and [each.content() for each in own] != theirs:
+        tokenizers = (src, src if src.content() == tgt.content() else tgt)
+    if parent is None:
+        return InheritedParts(tokenizers)
+    contents = [parent.src_tokenizer.content(), parent.tgt_tokenizer.content()]
+    if tokenizers is not None and [t.content() for t in tokenizers] != contents:
         raise UserError(
-            f"tokenizer.path: {path} is another tokenizer than that of the model which the run "
-            "comes from; leave tokenizer.path out"
+            f"tokenizer.path: {path} is another tokenizer than that of the model that the run "
+            "starts from; leave tokenizer.path out"
         )
     start_id = None
     if isinstance(source, Translator) and _is_imported(source):
         start_id = source.ids.decoder_start_ids[-1]
-    tokenizers = master.src_tokenizer, master.tgt_tokenizer
-    return InheritedParts(tokenizers, start_id, tuple(master.metadata.labels))
+    tokenizers = parent.src_tokenizer, parent.tgt_tokenizer
+    return InheritedParts(tokenizers, start_id, tuple(parent.metadata.labels))
 
 
 def _is_imported(source: SavedModel | None) -> bool:
@@ -56,12 +65,12 @@ def build_model(
     teacher: SavedModel | None,
     device: torch.device,
 ) -> SavedModel:
-    """The run's model, with weights as drawn; `device`: where it will be trained."""
+    """The run's model with initial weights, to be trained on `device`."""
     name, config = model_config(task, data, source, teacher)
     net = initialized_net(name, config, device)
     metadata = task.describe_model(data, name)
     if source is not None and _is_imported(source):
-        # An imported model's outputs go on to begin and end as it was trained.
+        # An imported model keeps its start and end tokens.
         metadata = replace(metadata, generation=source.metadata.generation)
     plugin = plugins.architecture.plugin_of(name)
     if plugin is not None:
@@ -70,7 +79,7 @@ def build_model(
 
 
 def rebuild_model(directory: Path, data: Data, device: torch.device) -> SavedModel:
-    """The model of a run's folder, with weights yet to be set from a checkpoint."""
+    """The model of a run's folder with initial weights, which a checkpoint then replaces."""
     content = read_object(directory / CONFIG)
     metadata = ModelMetadata.from_dict(content)
     config = make_config(metadata.architecture, content["model"], str(directory / CONFIG))
@@ -81,43 +90,46 @@ def rebuild_model(directory: Path, data: Data, device: torch.device) -> SavedMod
 def model_config(
     task: Task, data: Data | None, source: SavedModel | None, teacher: SavedModel | None
 ) -> tuple[str, Any]:
-    """The architecture and its Config: its size, the origin's, what follows from data, the keys.
+    """The architecture's name and its Config.
 
-    The origin is the model that the run starts from, or whose layers it takes. Without data only a
-    first look at the recipe; raises UserError for what is wrong with `model`.
+    In increasing precedence: the named size, the Config of the origin model if it has the same
+    architecture, keys that the data determine, and the recipe's keys. The origin is the model that
+    the run starts from, or whose layers it copies. `data` is None in a first check of the recipe.
+
+    Raises:
+        UserError: an error in the recipe's `model`.
     """
     keys = dict(task.recipe.model)
     origin = source or (teacher if task.recipe.distillation.copy_layers else None)
     if not keys and origin is None:
         keys = dict(task.default_model)
-    first = origin.metadata.architecture if origin else task.default_model["architecture"]
-    name = str(keys.pop("architecture", first))
+    default = origin.metadata.architecture if origin else task.default_model["architecture"]
+    name = str(keys.pop("architecture", default))
     kind = architecture(name)
     size = keys.pop("size", None)
     if size is not None and str(size) not in kind.sizes:
         raise UserError(f"model.size: no size {size} of {name}; known: {', '.join(kind.sizes)}")
-    same = origin is not None and origin.metadata.architecture == name
-    base = asdict(origin.config) if origin is not None and same else {}
-    models = [each for each in (source, teacher) if each is not None]
-    follows = _kept_sizes(task, task.model_keys(data, name), models, origin)
-    for key in follows:
+    is_same = origin is not None and origin.metadata.architecture == name
+    base = asdict(origin.config) if origin is not None and is_same else {}
+    models = [model for model in (source, teacher) if model is not None]
+    derived = _sizes_for_weights(task, task.model_keys(data, name), models, origin)
+    for key in derived:
         if "vocab_size" in key and key in keys:
-            raise UserError(f"model.{key} follows from the tokenizer: set tokenizer.vocab_size")
-    follows = {key: value for key, value in follows.items() if kind.has_key(key)}
+            raise UserError(f"model.{key} is determined by the tokenizer: set tokenizer.vocab_size")
+    derived = {key: value for key, value in derived.items() if kind.has_key(key)}
     sizes = dict(kind.sizes[size]) if size else {}
-    return name, make_config(name, sizes | base | follows | keys)
+    return name, make_config(name, sizes | base | derived | keys)
 
 
-def _kept_sizes(
+def _sizes_for_weights(
     task: Task, sizes: dict[str, Any], models: list[SavedModel], origin: SavedModel | None
 ) -> dict[str, Any]:
-    """Sizes of a run's own net, as far as the models that it comes from let it choose.
+    """Sizes with which the weights of `models` can be copied.
 
-    A vocabulary is never smaller than theirs, because their tables could not be taken over
-    otherwise; and the length is the origin's.
+    Vocabularies are at least as large as theirs, and the maximum length is that of `origin`.
 
     Raises:
-        UserError: texts that are longer than that model's.
+        UserError: texts longer than the maximum length of `origin`.
     """
     for name in VOCABULARIES:
         if name in sizes:

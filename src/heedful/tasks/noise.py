@@ -1,8 +1,8 @@
-"""Noises for denoising: from a text to what the encoder reads and what the decoder says.
+"""Noise for denoising: from a text to a corrupted source and its target.
 
-T5's is span corruption (Raffel et al. 2020, sec. 3.1.4 and 3.3.4; numbers that the paper leaves
-open are those of the authors' `random_spans_noise_mask`). BART's are five (Lewis et al. 2020, sec.
-2.2). A text is an array of ids without BOS and EOS; what comes back is new.
+T5's span corruption (Raffel et al. 2020, sec. 3.1.4 and 3.3.4; details that the paper leaves open
+are those of the authors' `random_spans_noise_mask`), and BART's five transformations (Lewis et al.
+2020, sec. 2.2). A text is an array of ids without BOS and EOS; it is not modified.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ SpanLength = Annotated[float, Field(ge=1)]
 
 @dataclass(frozen=True)
 class NoiseTokens:
-    """What a noise has to know of a vocabulary.
+    """The token ids that noise needs.
 
     Args:
-        mask_id: what BART's masking and infilling write; -1 where there is none.
-        sentinel_ids: what T5's spans become, in the order of their use.
-        full_stop_ids: what ends a sentence.
+        mask_id: the mask token of BART's masking and infilling; -1 if the vocabulary has none.
+        sentinel_ids: the sentinels of T5's spans, in the order of their use.
+        full_stop_ids: tokens that end a sentence.
     """
 
     eos_id: int
@@ -39,7 +39,7 @@ class NoiseTokens:
 
 
 class Noise(Strict):
-    """A way to corrupt texts, and what it needs of a vocabulary."""
+    """A corruption of texts."""
 
     def corrupt(
         self,
@@ -48,11 +48,11 @@ class Noise(Strict):
         tokens: NoiseTokens,
         max_length: int | None = None,
     ) -> tuple[Ids, Ids]:
-        """What the encoder reads of a stored text, and what the decoder says. Both end in EOS.
+        """The source and the target of a stored text; both end in EOS.
 
-        BOS and EOS at the ends of `ids`, where they stand, are no part of the text; a BOS stays
-        at the head of the source. Masks for spans of no tokens may make a source longer than
-        `max_length`; it then loses its last tokens but EOS.
+        BOS at the start and EOS at the end of `ids` are not corrupted; BOS stays at the start of
+        the source. Masks for empty spans may make a source longer than `max_length`; it is then
+        truncated before its EOS.
         """
         start = int(len(ids) > 0 and ids[0] == tokens.bos_id)
         stop = len(ids) - int(len(ids) > start and ids[-1] == tokens.eos_id)
@@ -64,28 +64,29 @@ class Noise(Strict):
         return source, target
 
     def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
-        """Both sides of a text without BOS and EOS."""
+        """Source and target of a text without BOS and EOS."""
         raise NotImplementedError
 
     def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
-        """Tokens of source and target at most, by the length of the text; EOS counted in all."""
+        """Upper bounds of the lengths of source and target for texts of 0 to `max_length` tokens;
+        all lengths include EOS."""
         raise NotImplementedError
 
     def specials(self, max_length: int) -> tuple[str, ...]:
-        """Names of the special tokens that it writes into texts of up to `max_length` tokens."""
+        """The special tokens that it inserts into texts of up to `max_length` tokens."""
         raise NotImplementedError
 
     def check(self, tokens: NoiseTokens, max_length: int) -> None:
-        """Refuse a vocabulary that lacks what it writes or looks for; raises UserError."""
+        """Raise UserError for a vocabulary without the tokens that it needs."""
         raise NotImplementedError
 
 
 class T5Noise(Noise):
-    """Span corruption: the text with a sentinel for each span, and the spans behind theirs.
+    """Span corruption: each dropped span becomes a sentinel; the target has sentinels and spans.
 
-    The numbers are the paper's. `random_roll` is the authors' later option, off by default in their
-    code. On here, because without it a text of less than 31 tokens loses its last tokens and no
-    others. Set it and `final_sentinel` to false for what the authors' code makes.
+    The defaults are the paper's. `random_roll` is a later option of the authors' code, off by
+    default there; it is on here, because without it texts of less than 31 tokens always lose
+    their last tokens. With it and `final_sentinel` false, the results are those of that code.
     """
 
     kind: Literal["t5"] = Field("t5", description="T5 noise: the targets are the missing spans.")
@@ -98,13 +99,13 @@ class T5Noise(Noise):
     final_sentinel: bool = Field(True, description="End each target in one more sentinel.")
 
     def counts(self, length: int) -> tuple[int, int]:
-        """How many of `length` tokens are dropped, and in how many spans.
+        """The number of dropped tokens of a text of `length` tokens, and the number of spans.
 
-        round(length x noise_density), at least 1 and never the whole text, in round(dropped /
-        `mean_span_length`) spans, at least 1 and not more than there are tokens to part them. A
-        text of one token stays. Halves round to even, in double precision as in the authors'
-        `random_spans_helper`; their mask computes in single precision and thus disagrees with it at
-        a few halves, the first at 190 tokens.
+        round(length x noise_density) tokens, at least 1 and never all, in round(dropped /
+        `mean_span_length`) spans, at least 1 and at most the number of kept tokens. A text of one
+        token is unchanged. Halves are rounded to even in double precision, as in the authors'
+        `random_spans_helper`; their mask uses single precision and differs at a few halves, first
+        at 190 tokens.
         """
         if self.noise_density == 0 or length < 2:
             return 0, 0
@@ -112,30 +113,30 @@ class T5Noise(Noise):
         return dropped, min(max(round(dropped / self.mean_span_length), 1), length - dropped)
 
     def mask(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, " length"]:
-        """Which tokens are dropped: `counts` of them, all such masks equally likely.
+        """True (length,) for dropped tokens: a uniformly random mask with the numbers of `counts`.
 
-        Kept and dropped spans alternate; the text begins with a kept one and ends with a dropped
-        one. `random_roll` moves the mask around by a random number of places, so that every token
-        is as likely as any other; a span that is cut at the end goes on at the beginning.
+        Kept and dropped spans alternate, starting with a kept and ending with a dropped one.
+        `random_roll` rolls the mask by a random number of positions, so that all tokens are
+        dropped with equal probability; a span may then continue at the start of the text.
         """
         dropped, spans = self.counts(length)
         if not spans:
             return np.zeros(length, dtype=np.bool_)
-        sizes = [_cut(total, spans, rng) for total in (dropped, length - dropped)]
+        sizes = [_random_composition(total, spans, rng) for total in (dropped, length - dropped)]
         mask = np.repeat(np.tile([False, True], spans), np.stack(sizes[::-1], axis=1).ravel())
         return np.roll(mask, rng.integers(length)) if self.random_roll else mask
 
-    def mark(
+    def insert_sentinels(
         self, ids: Integer[np.ndarray, " n"], mask: Bool[np.ndarray, " n"], tokens: NoiseTokens
     ) -> tuple[Ids, Ids]:
-        """Inputs with each run of the mask replaced by a sentinel, and the runs behind theirs.
+        """Source with a sentinel for each span of the mask, and target of sentinels with spans.
 
-        `final_sentinel` closes the targets with one sentinel more, as the paper says. The authors'
-        code has it only where kept text follows the last span, so never on a mask that is not
-        rolled; `random_spans_helper` does not count it.
+        With `final_sentinel` the target ends with one more sentinel, as in the paper. The authors'
+        code adds it only if kept text follows the last span, thus never without `random_roll`;
+        their `random_spans_helper` does not count it.
 
         Raises:
-            UserError: the text has more spans than there are sentinels.
+            UserError: more spans than sentinels.
         """
         starts = mask.copy()
         starts[1:] &= ~mask[:-1]
@@ -155,7 +156,7 @@ class T5Noise(Noise):
         return inputs, np.concatenate([spans, sentinels[num_spans:], inputs[-1:]])
 
     def sides(self, text: Ids, rng: np.random.Generator, tokens: NoiseTokens) -> tuple[Ids, Ids]:
-        return self.mark(text, self.mask(len(text), rng), tokens)
+        return self.insert_sentinels(text, self.mask(len(text), rng), tokens)
 
     def longest_sides(self, max_length: int) -> Int64[np.ndarray, "2 lengths"]:
         sides = np.zeros((2, max_length + 1), dtype=np.int64)
@@ -179,17 +180,17 @@ class T5Noise(Noise):
             )
 
     def _most_spans(self, length: int) -> tuple[int, int]:
-        """`counts` of a stored text, whose EOS is never dropped; rolled, one span more."""
+        """Upper bounds of `counts` for a stored text, with an EOS that is never dropped."""
         dropped, spans = self.counts(length - 1)
         return dropped, spans + bool(self.random_roll and dropped > spans)
 
 
 class BartNoise(Noise):
-    """BART's noises: the noisy text and the original.
+    """BART's noise: the source is the corrupted text, the target the original.
 
-    Defaults are those of the paper's sec. 5.1. The noises come in the order sentence permutation,
-    deletion, masking, infilling, rotation. Shares are of the tokens that the noise before has left,
-    and exact: of n tokens round(share x n), halves to even.
+    The defaults are those of the paper's sec. 5.1. The order is sentence permutation, deletion,
+    masking, infilling, rotation. Shares refer to the tokens left by the step before, and select
+    exactly round(share x n) of n tokens, halves to even.
     """
 
     kind: Literal["bart"] = Field(
@@ -212,9 +213,9 @@ class BartNoise(Noise):
             sentences = np.split(noisy, sentence_ends(noisy, tokens))
             noisy = np.concatenate([sentences[i] for i in rng.permutation(len(sentences))])
         if self.deletion:
-            noisy = np.delete(noisy, _draw_places(len(noisy), self.deletion, rng))
+            noisy = np.delete(noisy, _sample_positions(len(noisy), self.deletion, rng))
         if self.masking:
-            noisy[_draw_places(len(noisy), self.masking, rng)] = tokens.mask_id
+            noisy[_sample_positions(len(noisy), self.masking, rng)] = tokens.mask_id
         if self.infilling:
             lengths = self.span_lengths(round(self.infilling * len(noisy)), rng)
             noisy = _infilled(noisy, lengths, rng, tokens.mask_id)
@@ -223,7 +224,7 @@ class BartNoise(Noise):
         return np.append(noisy, tokens.eos_id), np.append(text, tokens.eos_id)
 
     def span_lengths(self, total: int, rng: np.random.Generator) -> Ids:
-        """Lengths from Poisson(`mean_span_length`) that make `total`; the last is cut to fit."""
+        """Samples of Poisson(`mean_span_length`) up to the sum `total`; the last one is reduced."""
         lengths = np.zeros(0, dtype=np.int64)
         while lengths.sum() < total:
             lengths = np.append(lengths, rng.poisson(self.mean_span_length, size=total))
@@ -240,7 +241,7 @@ class BartNoise(Noise):
     def check(self, tokens: NoiseTokens, max_length: int) -> None:
         if self.specials(max_length) and tokens.mask_id < 0:
             raise UserError(
-                "objective.kind bart needs a mask, but the vocabulary has none; leave out "
+                "objective.kind bart needs a mask token, but the vocabulary has none; leave out "
                 "init_from, or set infilling and masking to 0"
             )
         if self.permute_sentences and not tokens.full_stop_ids:
@@ -251,33 +252,33 @@ class BartNoise(Noise):
 
 
 def sentence_ends(ids: Ids, tokens: NoiseTokens) -> Ids:
-    """Places behind each run of full stops within the text: "?!" and "..." end one sentence."""
+    """The positions after each run of full stops; "?!" or "..." ends one sentence."""
     stops = np.isin(ids, sorted(tokens.full_stop_ids))
     return np.flatnonzero(stops[:-1] & ~stops[1:]) + 1
 
 
 def _infilled(ids: Ids, lengths: Ids, rng: np.random.Generator, mask_id: int) -> Ids:
-    """The text with spans of these lengths as one mask each; a span of no tokens adds a mask.
+    """The text with spans of the given lengths replaced by one mask each; an empty span adds one.
 
-    The order of kept tokens and spans is uniform over all orders, so two spans may touch.
+    The order of kept tokens and spans is uniformly random, so that two spans may be adjacent.
     """
     num_slots = len(ids) - int(lengths.sum()) + len(lengths)
     slots = np.sort(rng.choice(num_slots, len(lengths), replace=False))
-    # Before span i stand slots[i] - i kept tokens and the tokens of the spans before it.
+    # Before span i are slots[i] - i kept tokens and the tokens of all earlier spans.
     starts = slots - np.arange(len(lengths)) + np.cumsum(lengths) - lengths
-    kept = np.ones(len(ids), dtype=np.bool_)
+    is_kept = np.ones(len(ids), dtype=np.bool_)
     for start, length in zip(starts, lengths, strict=True):
-        kept[start : start + length] = False
+        is_kept[start : start + length] = False
     filled = np.full(num_slots, mask_id, dtype=np.int64)
-    filled[np.delete(np.arange(num_slots), slots)] = ids[kept]
+    filled[np.delete(np.arange(num_slots), slots)] = ids[is_kept]
     return filled
 
 
-def _draw_places(length: int, share: float, rng: np.random.Generator) -> Ids:
+def _sample_positions(length: int, share: float, rng: np.random.Generator) -> Ids:
     return rng.choice(length, round(share * length), replace=False)
 
 
-def _cut(total: int, num_parts: int, rng: np.random.Generator) -> Ids:
-    """Lengths of `num_parts` parts of at least 1 that make `total`, all ways equally likely."""
+def _random_composition(total: int, num_parts: int, rng: np.random.Generator) -> Ids:
+    """A uniformly random composition of `total` into `num_parts` positive integers."""
     cuts = np.sort(rng.choice(total - 1, num_parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=total)

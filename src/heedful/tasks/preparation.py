@@ -1,4 +1,4 @@
-"""A task's data: read, tokenized and written once into a folder that runs share."""
+"""Preparation of a task's data: read, tokenized and written once into a shared cache folder."""
 
 import hashlib
 import json
@@ -23,10 +23,10 @@ from heedful.tasks.task import Task
 
 
 def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: PrintLine) -> Data:
-    """The data of a task, made in a folder of `cache` where no run has made them before.
+    """The data of a task, prepared in a folder of `cache` unless an earlier run did so.
 
     Raises:
-        UserError: files that cannot be read, or nothing in them to learn from.
+        UserError: files that cannot be read, or that have no examples.
     """
     recipe = task.recipe
     files = [path for split in split_files(recipe).values() for path in split.paths()]
@@ -39,7 +39,7 @@ def prepare(task: Task, cache: Path, inherited: InheritedParts, print_line: Prin
 
 
 def open_data(directory: Path, start_id: int | None) -> Data:
-    """Open the folder that `prepare` made; `start_id` as of `InheritedParts`."""
+    """Open a folder written by `prepare`; `start_id`: as in `InheritedParts`."""
     hold = Hold(directory)
     src = Tokenizer.load(directory / "src.json")
     other = directory / "tgt.json"
@@ -52,9 +52,9 @@ def open_data(directory: Path, start_id: int | None) -> Data:
 
 
 def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
-    """All that prepared data depend on, as JSON: content of files, not their names."""
-    own = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
-    given = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
+    """All that prepared data depend on, as JSON; of files their content, not their names."""
+    contents = [tokenizer.content() for tokenizer in inherited.tokenizers or ()]
+    digest = hashlib.blake2b(json.dumps(contents, sort_keys=True).encode(), digest_size=16)
     paths = {split: {*SOURCES} for split in SPLITS}
     return {
         "task": recipe.task,
@@ -70,14 +70,14 @@ def prepared_key(recipe: Recipe, inherited: InheritedParts) -> dict[str, Any]:
             for files in split_files(recipe).values()
             for source in SOURCES
         ],
-        "tokenizer": given.hexdigest() if own else recipe.tokenizer.model_dump(),
+        "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
         "objective": recipe.objective,
         "labels": inherited.labels,
     }
 
 
 def _fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
-    """Write the data: ids by split, held-out texts, tokenizers, what was found in the files."""
+    """Write ids by split, held-out texts, tokenizers, and the summaries of the files."""
     raw = task.read_raw_data()
     tokenizers = inherited.tokenizers or task.train_tokenizers(raw.rows["train"])
     columns = task.text_columns(tokenizers)
@@ -94,7 +94,7 @@ def _fill(task: Task, inherited: InheritedParts, directory: Path) -> None:
 
 
 def _write_rows(path: Path, rows: Rows) -> None:
-    """Rows as they were read, one JSON object a line."""
+    """Write rows of text, one JSON object per line."""
     names = list(rows.columns)
     lines = (
         json.dumps(dict(zip(names, texts, strict=True)), ensure_ascii=False) + "\n"
@@ -104,7 +104,7 @@ def _write_rows(path: Path, rows: Rows) -> None:
 
 
 def _describe(data: Data, print_line: PrintLine) -> None:
-    """Print what was read, and what the splits hold."""
+    """Print summaries of the files, the tokenizers, the splits and the labels."""
     for name, summary in read_json(data.directory / "read.json").items():
         print_line(f"{'data.' + name:<10} {summary}")
     src, tgt = data.tokenizers
@@ -117,7 +117,7 @@ def _describe(data: Data, print_line: PrintLine) -> None:
 
 
 def _counted_labels(train: Columns, labels: tuple[str, ...]) -> str:
-    """Each label with the number of its training texts."""
+    """The labels, each with its number of training texts."""
     counts = np.bincount(train.numbers("labels"), minlength=len(labels))
     shown = [f"{name} ({count:,})" for name, count in zip(labels, counts, strict=True)]
     return format_names(shown, str)

@@ -1,4 +1,4 @@
-"""The data of a run: as read, and as prepared for training and evaluation."""
+"""The data of a run: rows of text as read, and columns of ids as prepared."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ from heedful.data.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class InheritedParts:
-    """Tokenizers, start id and labels that a run takes over from another model.
+    """Tokenizers, start token and labels that a run inherits from another model.
 
     Attributes:
-        tokenizers: of both sides; None: new ones are made.
-        start_id: what a decoder of two stacks reads first; None: the tokenizer's BOS.
-        labels: names of a classifier's classes, in the order of its logits.
+        tokenizers: of source and target; None: new ones are trained.
+        start_id: the decoder's start token of an encoder-decoder; None: the tokenizer's BOS.
+        labels: the class names of a classifier, in the order of its logits.
     """
 
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None
@@ -32,12 +32,12 @@ class InheritedParts:
 
 @dataclass(frozen=True)
 class RawData:
-    """Rows of text by split, as a task reads or makes them.
+    """Rows of text by split, as a task reads or generates them.
 
     Attributes:
-        rows: of train, valid and, where given, test; those of train are none of the others.
-        summaries: by split, what was found in its files.
-        labels: names of the classes, from all labelled training texts.
+        rows: of train, valid and optionally test; rows of train are in no other split.
+        summaries: by split, a line on the files that were read.
+        labels: the class names in the training rows.
     """
 
     rows: dict[str, Rows]
@@ -47,12 +47,13 @@ class RawData:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples of a run: columns of ids, opened from a prepared folder.
+    """The examples of a run: columns of ids, opened from a prepared folder.
 
     Attributes:
-        start_id: what a decoder of two stacks reads first.
-        outputs: the prepared folder of a teacher's outputs, where `train` is made of these.
-        holds: keep the folders from being removed while the data are used.
+        tokenizers: of source and target; one object twice for a task with one side.
+        start_id: the decoder's start token of an encoder-decoder.
+        outputs: the prepared folder of teacher outputs that `train` consists of, if any.
+        holds: prevent the removal of the folders while the data are used.
     """
 
     directory: Path
@@ -63,7 +64,7 @@ class Data:
     holds: tuple[Hold, ...] = field(default=(), repr=False, compare=False)
 
     def with_teacher_outputs(self, outputs: Path | None) -> "Data":
-        """The data with another `train`, where one is prepared in the folder `outputs`."""
+        """The data with the `train` of the prepared folder `outputs`; None: unchanged."""
         if outputs is None:
             return self
         train = open_columns(outputs / "train")
@@ -77,26 +78,30 @@ class Data:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the logits; none where texts have no labels."""
+        """The class names in the order of the logits; empty for data without labels."""
         return tuple(self.splits["train"].info.get("labels", ()))
 
     @property
     def final(self) -> str:
-        """The split that a finished run is scored on."""
+        """The split for the final scores."""
         return "test" if "test" in self.splits else "valid"
 
     def ids(self, split: str, column: str = "text") -> Sequences:
-        """A column of sequences of ids."""
+        """A column of id sequences of a split."""
         return self.splits[split].sequences(column)
 
     def texts(self, split: str, count: int | None = None) -> list[dict[str, str]]:
-        """The held-out rows as they were read: all, or the first `count`."""
+        """The held-out rows of a split as text: all, or the first `count`."""
         with (self.directory / f"{split}.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in islice(lines, count)]
 
 
 class PlannedRows(NamedTuple):
-    """A planned batch: some rows as an epoch changes them."""
+    """A planned batch of rows whose noise depends on the epoch.
+
+    Attributes:
+        indices: (B,) row numbers.
+    """
 
     epoch: int
     indices: Int64[np.ndarray, " B"]

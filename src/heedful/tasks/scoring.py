@@ -1,4 +1,4 @@
-"""Sums over held-out batches, the evaluation that they give, and the scores of a finished run."""
+"""Loss sums on held-out data, evaluations, and the scores of a final model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,12 @@ from heedful.training.trainer import Evaluation
 
 @dataclass(frozen=True)
 class FinalScores:
-    """Scores of a finished run: by name a number, or a mapping with "score" and details.
+    """The scores of a run's final model.
 
-    A classifier's `confusion` has a row and a column for each of its `labels`.
+    Attributes:
+        by_name: by metric a number, or a mapping with "score" and details.
+        labels: the class names of a classifier.
+        confusion: the number of texts of label i (row) that were classified as label j (column).
     """
 
     by_name: dict[str, Any]
@@ -33,7 +36,7 @@ class FinalScores:
     confusion: Sequence[Sequence[int]] = ()
 
     def values(self) -> dict[str, float]:
-        """Name to number alone."""
+        """The scores as numbers, by metric."""
         return {
             name: float(entry["score"] if isinstance(entry, Mapping) else entry)
             for name, entry in self.by_name.items()
@@ -48,12 +51,12 @@ def held_out_loss(
     *lengths: Int64[np.ndarray, " N"],
     label_smoothing: float,
 ) -> LossSum:
-    """Sums over N held-out rows.
+    """The loss sums over N held-out rows, of the net in eval mode.
 
     Args:
-        loss: as of `Task.loss`.
-        collate: a batch of the rows of some indices.
-        lengths: of the rows, or of both sides of pairs.
+        loss: as `Task.loss`.
+        collate: returns the batch of the rows with the given indices.
+        lengths: the lengths of the rows, or of both sides of pairs.
     """
     net.eval()
     device = next(net.parameters()).device
@@ -65,7 +68,7 @@ def held_out_loss(
 def make_evaluation(
     recipe: Recipe, sums: LossSum, samples: list[Sample], scores: dict[str, float] | None = None
 ) -> Evaluation:
-    """An evaluation by the recipe's metric, from held-out sums and scores."""
+    """The evaluation of held-out sums and scores; its value is by the recipe's metric."""
     scores = scores or {}
     values = token_metrics(sums)
     accuracy = scores.get("accuracy", values["token_accuracy"])
@@ -87,7 +90,7 @@ def make_evaluation(
 def write_scores(
     data: Data, out: Path, counts: dict[str, Any], scores: dict[str, float], **more: Any
 ) -> FinalScores:
-    """The scores of the run's final model, written into `scores.json`."""
+    """Write `scores.json` for the final model, and return its scores."""
     content = {"set": data.final, **counts, "scores": scores, **more}
     write_json(out / "scores.json", content)
     return FinalScores(dict(scores))

@@ -1,4 +1,4 @@
-"""Data, model and loss of a run at its start: new, or from the folder of an earlier session."""
+"""Data, model and loss at the start of a session: of a new run, or from the run's folder."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,11 @@ from heedful.training.step import LossFunction
 
 @dataclass(frozen=True)
 class RunParts:
-    """Data and model of a run, and the teacher whose probabilities it learns from."""
+    """Data and model of a run.
+
+    Attributes:
+        teacher: the model whose probabilities are targets, in word-level distillation.
+    """
 
     data: Data
     model: SavedModel
@@ -44,7 +48,7 @@ class RunParts:
 
     @property
     def names(self) -> dict[str, Any]:
-        """The names of the prepared data that the run's folder notes, to open them again."""
+        """The fields of `RunFacts` by which the prepared data are opened again."""
         outputs = self.data.outputs
         return {
             "data": self.data.directory.name,
@@ -82,9 +86,10 @@ def _prepared(
 
 
 def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
-    """Data and model as a new run has them; errors of the recipe are raised before data are read.
+    """Data and model of a new run, or of a resumed one without checkpoint or prepared data.
 
-    Also for a run that goes on without a checkpoint, or whose prepared data are gone.
+    Raises:
+        UserError: an error in recipe or data; those of the recipe before any data are read.
     """
     recipe = task.recipe
     source = _open_model(recipe.init_from, "cpu")
@@ -107,15 +112,12 @@ def new_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine
 
 
 def resume_parts(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
-    """Data and model of a run with a checkpoint; prepared data that are gone are made again."""
+    """Data and model of a run with a checkpoint; missing prepared data are prepared again."""
     return _open_prepared(task, out, device) or _prepare_again(task, out, device, print_line)
 
 
 def _open_prepared(task: Task, out: Path, device: torch.device) -> RunParts | None:
-    """Data and model of a run with a checkpoint, from its folder and its prepared data alone.
-
-    None where the prepared data are gone.
-    """
+    """Data and model of a run from its folder and prepared data; None if these are missing."""
     recipe = task.recipe
     facts = facts_of_run(out)
     names = [plain_name(name, out / MARKER) for name in (facts.data, facts.outputs) if name]
@@ -137,24 +139,24 @@ def _open_prepared(task: Task, out: Path, device: torch.device) -> RunParts | No
 
 
 def _prepare_again(task: Task, out: Path, device: torch.device, print_line: PrintLine) -> RunParts:
-    """As `new_parts`, where a run's prepared data are gone; they must become the same."""
-    problem = f"cannot resume {out}: its prepared data are gone from {cache_folder()}"
-    print_line(f"preparing the data of {out} again, which are gone from {cache_folder()}")
+    """Prepare the missing data of a run again; raises UserError if they would differ."""
+    problem = f"cannot resume {out}: its prepared data are missing in {cache_folder()}"
+    print_line(f"preparing the data of {out} again: they are missing in {cache_folder()}")
     try:
         parts = new_parts(task, out, device, print_line)
     except UserError as error:
-        raise UserError(f"{problem} and cannot be made again: {error}") from None
+        raise UserError(f"{problem} and cannot be prepared again: {error}") from None
     facts = facts_of_run(out)
     if parts.names != {key: getattr(facts, key) for key in parts.names}:
         raise UserError(
-            f"{problem}, and the files that they were made of have changed; bring the old files "
-            "back, or start a new run"
+            f"{problem}, and the files that they were made from have changed; restore the old "
+            "files, or start a new run"
         )
     return parts
 
 
 def make_loss(task: Task, parts: RunParts, device: torch.device) -> LossFunction:
-    """The loss of a run: the task's own, that of two passes (R-Drop), or that of a teacher."""
+    """The loss of a run: the task's, R-Drop or distillation, with word dropout if it is set."""
     settings, distillation = task.recipe.training, task.recipe.distillation
     smoothing = settings.label_smoothing
     loss: LossFunction = partial(task.loss, label_smoothing=smoothing)
@@ -168,4 +170,5 @@ def make_loss(task: Task, parts: RunParts, device: torch.device) -> LossFunction
 
 
 def _open_model(path: str | None, device: str) -> SavedModel | None:
+    """The model of a folder as a torch net; None without a path."""
     return None if path is None else load(path, device=device, backend="eager")

@@ -1,4 +1,4 @@
-"""The copy, reverse and sort tasks: pairs of symbol sequences as text, unseen ones kept unseen."""
+"""The copy, reverse and sort tasks: generated pairs of symbol sequences, as text."""
 
 import itertools
 import random
@@ -19,42 +19,44 @@ RULES: dict[str, Callable[[Source], Source]] = {
 
 
 class Synthetic(GeneratedPairs):
-    """Pairs of symbol sequences; the recipe's task says by which rule."""
+    """Pairs of symbol sequences; the recipe's task names the rule."""
 
     recipe_keys = task_keys.SYMBOLS
 
     def generate_pairs(self, split: str, count: int, unseen: set[str]) -> list[Pair]:
         """`count` pairs (source, target) such as ("3 0 2", "2 0 3"), the same for the same recipe.
 
-        Symbols are the numbers 0 to `num_symbols - 1`, written as words with one space between;
-        lengths count symbols. A length is drawn uniformly from `min_length` to `max_length`, then
-        each symbol uniformly; a source that was drawn before, or is in `unseen`, is drawn again.
-        The sources are therefore distinct, and those of a split are in no split before it.
+        Symbols are the numbers 0 to `num_symbols - 1`, written as words separated by a space;
+        lengths count symbols. A length is sampled uniformly from `min_length` to `max_length`, then
+        each symbol uniformly; duplicates, and sources in `unseen`, are sampled again. The sources
+        are therefore distinct, and those of a split are in no split before it.
 
-        Raises `UserError` for sizes that make no sequence, and when fewer than
-        `count` distinct sequences are left.
+        Raises:
+            UserError: `min_length` above `max_length`; fewer than `count` distinct sequences.
         """
         name, sizes = self.recipe.task, self.recipe.data.generated
         num_symbols, shortest, longest = sizes.num_symbols, sizes.min_length, sizes.max_length
         if shortest > longest:
             raise UserError(
-                f"{name}: sizes make no sequence (min_length {shortest}, max_length {longest}); "
+                f"{name}: min_length {shortest} is above max_length {longest}; "
                 "need min_length <= max_length"
             )
         lengths = range(shortest, longest + 1)
         total = sum(num_symbols**length for length in lengths)
         if count > total - len(unseen):
             raise UserError(
-                f"{name}: {count} unseen sequences asked for, but {num_symbols} symbols at lengths"
+                f"{name}: {count} unseen sequences requested, but {num_symbols} symbols at lengths"
                 f" {shortest} to {longest} make {total}, of which {len(unseen)} are excluded;"
                 " ask for fewer, or raise num_symbols or max_length"
             )
         rng = random.Random(sizes.seed + SPLITS.index(split))
         symbols = [str(symbol) for symbol in range(num_symbols)]
-        sources: dict[Source, str] = {}  # in the order of drawing
-        if 2 * (count + len(unseen)) > total:  # drawing again would stall: list the space instead
-            space = itertools.chain(*(itertools.product(symbols, repeat=size) for size in lengths))
-            left = [source for source in space if " ".join(source) not in unseen]
+        sources: dict[Source, str] = {}
+        if 2 * (count + len(unseen)) > total:  # rejection sampling would be slow: list all
+            candidates = itertools.chain(
+                *(itertools.product(symbols, repeat=size) for size in lengths)
+            )
+            left = [source for source in candidates if " ".join(source) not in unseen]
             sources = {source: " ".join(source) for source in rng.sample(left, count)}
         while len(sources) < count:
             source = tuple(rng.choices(symbols, k=rng.choice(lengths)))

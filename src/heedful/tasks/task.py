@@ -129,10 +129,10 @@ class Task(ABC):
         """
 
     def row_lengths(self, data: Data) -> tuple[Int64[np.ndarray, " N"], ...]:
-        """Tokens of each training row, or bounds of them; of pairs those of source and target.
+        """Lengths in tokens of the training rows, or upper bounds; of source and target for pairs.
 
         Raises:
-            UserError: the task does not define it, which `training.compile` needs.
+            UserError: the task does not define it, so `training.compile` is not supported.
         """
         raise UserError(
             f"training.compile: the task {self.recipe.task} has no batches of fixed shapes; leave "
@@ -140,7 +140,7 @@ class Task(ABC):
         )
 
     def batch_shapes(self, data: Data) -> list[BatchShape]:
-        """The shapes that batches are padded to where the training step is compiled."""
+        """The shapes that batches are padded to with `training.compile`."""
         return training_shapes(self.recipe, *self.row_lengths(data))
 
     @abstractmethod

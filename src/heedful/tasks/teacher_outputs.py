@@ -1,4 +1,4 @@
-"""Pairs made of the outputs of translators, in shards that outlast an interruption."""
+"""Training pairs from the outputs of translators, stored in shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +17,17 @@ from heedful.progress import PrintLine, track
 from heedful.tasks.run_data import Data
 
 PAIRS = "pairs"  # the folder of columns in a shard
-SHARD_ROWS = 4_096  # pairs of the training data that one shard is made of
+SHARD_ROWS = 4_096  # training pairs per shard
 Pair = tuple[list[int], list[int]]
 
 
 class Pass(NamedTuple):
-    """One pass over the training data that makes pairs of ids.
+    """One pass over the training data, which yields pairs of ids.
 
     Attributes:
-        kind: "teacher": the sources with a model's output for each, as its ids; "forward": the
-            same by a model with tokenizers of its own, as text; "targets": the data's own pairs;
-            "backward": a model's outputs for the targets, as text, each with its target.
+        kind: "teacher": the sources with outputs of a model with the tokenizers of the data;
+            "forward": with outputs of a model with other tokenizers, encoded again; "targets": the
+            pairs of the data; "backward": back-translations with their targets.
         model: None for "targets".
     """
 
@@ -39,12 +39,12 @@ class Pass(NamedTuple):
 class ShardWriter:
     """Writes pairs in shards, each a folder of prepared data.
 
-    A shard is there whole or not at all, and is not made again where it is there.
+    Shards are written atomically; existing ones are reused.
 
     Args:
+        longest: maximum tokens of a side; longer pairs are dropped.
         key: all that the pairs depend on, as JSON.
-        about: of the result, for `heedful cache ls`.
-        longest: tokens of a side at most; other pairs are left out.
+        about: a description of the result for `heedful cache ls`.
         cache: the folder of prepared data.
     """
 
@@ -55,76 +55,80 @@ class ShardWriter:
     about: Mapping[str, Any]
     cache: Path
     print_line: PrintLine
-    _num_made: int = field(default=0, init=False)
+    _num_written: int = field(default=0, init=False)
 
     def write(self, passes: Sequence[Pass]) -> list[Path]:
-        """The shards of all passes, in their order; of a pass in the order of the data."""
+        """The shards of all passes, in the order of the passes and of the data."""
         num_rows = len(self.data.splits["train"])
         paths = []
         with track("translating", num_rows * len(passes)) as advance:
             for number in range(len(passes)):
-                is_said = False
-                for begin in range(0, num_rows, SHARD_ROWS):
-                    rows = range(begin, min(begin + SHARD_ROWS, num_rows))
-                    before = self._num_made
-                    paths.append(self._shard(passes[number], number, rows, advance, is_said))
-                    is_said |= self._num_made > before
-                    if self._num_made == before:
+                is_printed = False
+                for start in range(0, num_rows, SHARD_ROWS):
+                    rows = range(start, min(start + SHARD_ROWS, num_rows))
+                    before = self._num_written
+                    paths.append(self._shard(passes[number], number, rows, advance, is_printed))
+                    is_printed |= self._num_written > before
+                    if self._num_written == before:
                         advance(len(rows))
         return paths
 
     def _shard(
         self,
-        chosen: Pass,
+        translation: Pass,
         number: int,
         rows: range,
         advance: Callable[[int], None],
-        is_said: bool,
+        is_printed: bool,
     ) -> Path:
+        """The shard of some rows in pass `number`, which is written unless it exists."""
+
         def fill(directory: Path) -> None:
-            if not is_said and chosen.model is not None:
-                self._say_translates(chosen, rows.start)
-            pairs = self._pairs(chosen, rows, advance)
-            kept = [pair for pair in pairs if all(pair) and max(map(len, pair)) <= self.longest]
+            if not is_printed and translation.model is not None:
+                self._print_start(translation, rows.start)
+            candidates = self._pairs(translation, rows, advance)
+            pairs = [
+                pair for pair in candidates if all(pair) and max(map(len, pair)) <= self.longest
+            ]
             columns = {
-                side: pack_ids((pair[index] for pair in kept), tokenizer.vocab_size)
+                side: pack_ids((pair[index] for pair in pairs), tokenizer.vocab_size)
                 for index, (side, tokenizer) in enumerate(
                     zip(("src", "tgt"), self.data.tokenizers, strict=True)
                 )
             }
-            report = DataReport(len(rows), len(kept), noun="pairs")
+            report = DataReport(len(rows), len(pairs), noun="pairs")
             write_columns(directory / PAIRS, Columns(columns, report))
-            self._num_made += 1
+            self._num_written += 1
 
         key = {**self.key, "pass": number, "first_row": rows.start, "num_rows": len(rows)}
         about = {**self.about, "task": f"{self.about['task']}, unfinished"}
         return prepare_once(self.cache, key, fill, about)
 
-    def _say_translates(self, chosen: Pass, num_done: int) -> None:
-        name = "backward" if chosen.kind == "backward" else "teacher"
+    def _print_start(self, translation: Pass, num_done: int) -> None:
+        name = "backward" if translation.kind == "backward" else "teacher"
         num_rows = len(self.data.splits["train"])
         done = f", {num_done:,} of them are done" if num_done else ""
         self.print_line(
             f"{name:10} translates {num_rows:,} texts, beam size {self.settings.beam_size}{done}"
         )
 
-    def _pairs(self, chosen: Pass, rows: range, advance: Callable[[int], None]) -> list[Pair]:
-        """Ids of source and target of some rows; a side is empty where no output has an end."""
+    def _pairs(self, translation: Pass, rows: range, advance: Callable[[int], None]) -> list[Pair]:
+        """Ids of source and target of some rows; a side is empty for an output without EOS."""
         stores = [self.data.ids("train", side) for side in ("src", "tgt")]
         sources, targets = ([store[i].tolist() for i in rows] for store in stores)
-        if chosen.model is None:
+        if translation.model is None:
             advance(len(rows))
             return list(zip(sources, targets, strict=True))
-        of_source, of_target = self.data.tokenizers
-        source_texts = of_source.decode_batch(sources)
-        target_texts = of_target.decode_batch(targets)
-        if chosen.kind == "backward":
-            back = self._outputs(chosen.model, target_texts, source_texts, advance)
-            return list(zip(_ids(back, of_source), targets, strict=True))
-        if chosen.kind == "forward":
-            outputs = self._outputs(chosen.model, source_texts, target_texts, advance)
-            return list(zip(sources, _ids(outputs, of_target), strict=True))
-        outputs = self._outputs(chosen.model, sources, target_texts, advance)
+        src_tokenizer, tgt_tokenizer = self.data.tokenizers
+        source_texts = src_tokenizer.decode_batch(sources)
+        target_texts = tgt_tokenizer.decode_batch(targets)
+        if translation.kind == "backward":
+            back = self._outputs(translation.model, target_texts, source_texts, advance)
+            return list(zip(_ids(back, src_tokenizer), targets, strict=True))
+        if translation.kind == "forward":
+            outputs = self._outputs(translation.model, source_texts, target_texts, advance)
+            return list(zip(sources, _ids(outputs, tgt_tokenizer), strict=True))
+        outputs = self._outputs(translation.model, sources, target_texts, advance)
         ids = [list(output.ids) if output.finished else [] for output in outputs]
         return list(zip(sources, ids, strict=True))
 
@@ -132,12 +136,12 @@ class ShardWriter:
         self,
         model: Translator,
         texts: Texts,
-        wanted: list[str],
+        references: list[str],
         advance: Callable[[int], None],
     ) -> list[Generation]:
         """One output per text: the best, or with `select_by_chrf` the most like the reference."""
         size, by_chrf = self.settings.beam_size, self.settings.select_by_chrf
-        found = model.generations(
+        beams = model.generations(
             texts,
             beam_size=size,
             num_return=size if by_chrf else 1,
@@ -146,12 +150,12 @@ class ShardWriter:
             progress=advance,
         )
         if not by_chrf:
-            return [best for best, *_ in found]
-        return [_nearest(outputs, text) for outputs, text in zip(found, wanted, strict=True)]
+            return [best for best, *_ in beams]
+        return [_select_by_chrf(*pair) for pair in zip(beams, references, strict=True)]
 
 
 def _ids(outputs: list[Generation], tokenizer: Tokenizer) -> list[list[int]]:
-    """Outputs in ids of a tokenizer; empty where an output has no end, or no token."""
+    """The ids of outputs in a tokenizer; empty for an output without EOS or without tokens."""
     encoded = tokenizer.encode_batch([output.text for output in outputs])
     return [
         tokenizer.encode_target(ids) if output.finished and ids else []
@@ -159,8 +163,8 @@ def _ids(outputs: list[Generation], tokenizer: Tokenizer) -> list[list[int]]:
     ]
 
 
-def _nearest(outputs: list[Generation], wanted: str) -> Generation:
-    """The output that is most like `wanted` by chrF, of those that came to an end where any did."""
-    ended = [output for output in outputs if output.finished] or outputs[:1]
-    scores = sentence_chrf([output.text for output in ended], [wanted] * len(ended))
-    return ended[scores.index(max(scores))]
+def _select_by_chrf(outputs: list[Generation], reference: str) -> Generation:
+    """The output with the highest chrF, among those with EOS if there are any."""
+    candidates = [output for output in outputs if output.finished] or outputs[:1]
+    scores = sentence_chrf([output.text for output in candidates], [reference] * len(candidates))
+    return candidates[scores.index(max(scores))]

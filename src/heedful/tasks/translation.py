@@ -1,4 +1,4 @@
-"""Learning to turn one text into another: pairs of texts, judged by real decoding."""
+"""Translation: training on pairs of texts, evaluated by decoding."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,10 +39,10 @@ from heedful.training.trainer import Evaluation
 
 
 class Translation(Task):
-    """Pairs of texts from files.
+    """Translation, or any other sequence-to-sequence task, from pairs of texts.
 
     Attributes:
-        final_metrics: what outputs are scored by at the end; the first at every evaluation.
+        final_metrics: the metrics of the final scores; the first one also of every evaluation.
     """
 
     default_model = TWO_STACKS
@@ -79,7 +79,7 @@ class Translation(Task):
         }
 
     def encode_options(self, split: str, raw: RawData, inherited: InheritedParts) -> dict[str, Any]:
-        # Test sources are cut when they are decoded; none is left out.
+        # Test pairs are never dropped: long sources are truncated when they are decoded.
         return {} if split == "test" else super().encode_options(split, raw, inherited)
 
     def model_keys(self, data: Data | None, name: str) -> dict[str, object]:
@@ -104,9 +104,9 @@ class Translation(Task):
         return collate_pairs(src, tgt, item, start_ids=[data.start_id], pad_id=pad_id)
 
     def evaluate(self, model: Translator, data: Data) -> Evaluation:
-        """Teacher-forced loss on all held-out pairs, and real decoding of the first of them."""
+        """Teacher-forced loss on all validation pairs, and scores of the first ones, decoded."""
         settings = self.recipe.evaluation
-        found = held_out_loss(
+        sums = held_out_loss(
             model.net,
             self.loss,
             lambda indices: self.collate(data, indices, "valid"),
@@ -117,15 +117,15 @@ class Translation(Task):
         samples: list[Sample] = []
         if settings.decode_sentences:
             rows = data.texts("valid", settings.decode_sentences)
-            wanted = {*self.final_metrics[:1], settings.metric}.difference(OWN_METRICS)
-            outputs, found_scores = self.decode(model, rows, settings.beam_size, sorted(wanted))
-            scores = found_scores.values()
-            shown = list(zip(rows, outputs, strict=True))[: settings.num_samples]
-            samples = [Sample(row["src"], row["tgt"], output) for row, output in shown]
-        return make_evaluation(self.recipe, found, samples, scores)
+            metrics = {*self.final_metrics[:1], settings.metric}.difference(OWN_METRICS)
+            outputs, decoded = self.decode(model, rows, settings.beam_size, sorted(metrics))
+            scores = decoded.values()
+            sample_rows = list(zip(rows, outputs, strict=True))[: settings.num_samples]
+            samples = [Sample(row["src"], row["tgt"], output) for row, output in sample_rows]
+        return make_evaluation(self.recipe, sums, samples, scores)
 
     def compute_final_scores(self, model: Translator, data: Data, out: Path) -> FinalScores:
-        """Decode the test text (the validation text where there is none) and score it."""
+        """Decode and score the test sources, or those of valid if there is no test split."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
         outputs, scores = self.decode(model, rows, settings.final_beam_size, self.final_metrics)
         beam = {"beam_size": settings.final_beam_size, "length_penalty": settings.length_penalty}
@@ -140,9 +140,9 @@ class Translation(Task):
         beam_size: int,
         metrics: Sequence[str],
     ) -> tuple[list[str], Scores]:
-        """The model's outputs for the sources of some rows, and their scores against the targets.
+        """The model's outputs for the sources of `rows`, and their scores against the targets.
 
-        A model without capitals needs none.
+        The scores ignore case if the target tokenizer lowercases.
         """
         with track("translating", len(rows)) as advance:
             outputs = model.translate(
@@ -163,9 +163,9 @@ class Translation(Task):
 
 
 class GeneratedPairs(Translation):
-    """A task that makes its own pairs, judged by exact match. A subclass makes them.
+    """A task that generates its pairs, scored by exact match; subclasses define `generate_pairs`.
 
-    A subclass whose `make` reads keys of `data.generated` adds their names to `recipe_keys`.
+    A subclass that reads keys of `data.generated` adds their names to `recipe_keys`.
     """
 
     recipe_keys = task_keys.GENERATED_PAIRS
@@ -173,22 +173,22 @@ class GeneratedPairs(Translation):
     final_metrics: ClassVar[tuple[str, ...]] = ("exact_match",)
 
     def generate_pairs(self, split: str, count: int, unseen: set[str]) -> list[tuple[str, str]]:
-        """`count` pairs of a split, the same for the same recipe; none of the sources `unseen`."""
+        """`count` pairs of a split, equal for equal recipes, with no source that is in `unseen`."""
         raise NotImplementedError
 
     def read_raw_data(self) -> RawData:
-        sizes, taken = self.recipe.data.generated, set[str]()
+        sizes, sources = self.recipe.data.generated, set[str]()
         rows = {}
         for split in SPLITS:
-            pairs = self.generate_pairs(split, getattr(sizes, f"num_{split}"), taken)
-            taken |= {src for src, _ in pairs}
+            pairs = self.generate_pairs(split, getattr(sizes, f"num_{split}"), sources)
+            sources |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
         return RawData(remove_held_out(rows))
 
 
 def read_pairs(files: Files) -> Rows:
-    """Pairs of two line-parallel files, or of files of both sides."""
+    """The pairs of two line-parallel files, or of files with both sides."""
     if files.file is not None:
         return read_rows(
             resolve_paths(files.file), {"src": files.src_field, "tgt": files.tgt_field}

@@ -1,4 +1,4 @@
-"""Word dropout: tokens that a net reads are hidden by chance while it learns."""
+"""Word dropout: random replacement of input tokens in training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,18 +15,18 @@ from heedful.training.step import LossFunction
 
 
 class WordDropoutLoss:
-    """A loss of batches in which each ordinary token is hidden with probability `p`.
+    """A loss on batches in which each ordinary input token is replaced with probability `p`.
 
     Iyyer et al. 2015, sec. 3.1; for both sides of pairs Sennrich et al. 2016, "Edinburgh Neural
-    Machine Translation Systems for WMT 16", after Gal and Ghahramani 2016. What is hidden becomes
-    the mask, or is unknown where the tokenizer has none. Targets stay.
+    Machine Translation Systems for WMT 16", after Gal and Ghahramani 2016. The replacement is
+    the mask token, or the unknown token if the tokenizer has no mask. Targets are unchanged.
 
     Args:
-        loss: the loss that gets the batches.
-        tokenizers: of source and target, or of the one text twice.
+        loss: the loss of the changed batches.
+        tokenizers: of source and target; the same one twice for a task with one side.
 
     Raises:
-        UserError: a tokenizer without mask and unknown token.
+        UserError: a tokenizer with neither mask nor unknown token.
     """
 
     def __init__(
@@ -37,28 +37,28 @@ class WordDropoutLoss:
         device: torch.device,
     ) -> None:
         self._loss, self._p = loss, p
-        self._replaced = [_replacements(tokenizer).to(device) for tokenizer in tokenizers]
+        self._replacements = [_replacement_table(tokenizer).to(device) for tokenizer in tokenizers]
 
     def __call__(self, net: Any, batch: Batch) -> LossSum:
         if net.training:
-            src, tgt = self._replaced
-            source = None if batch.source is None else self._hidden(batch.source, src)
-            batch = replace(batch, tokens=self._hidden(batch.tokens, tgt), source=source)
+            src, tgt = self._replacements
+            source = None if batch.source is None else self._replace(batch.source, src)
+            batch = replace(batch, tokens=self._replace(batch.tokens, tgt), source=source)
         return self._loss(net, batch)
 
-    def _hidden(self, tokens: Tokens, replaced: torch.Tensor) -> Tokens:
+    def _replace(self, tokens: Tokens, table: torch.Tensor) -> Tokens:
         ids = tokens.ids
-        drawn = torch.rand(ids.shape, device=ids.device) < self._p
-        return replace(tokens, ids=torch.where(drawn, replaced[ids], ids))
+        is_replaced = torch.rand(ids.shape, device=ids.device) < self._p
+        return replace(tokens, ids=torch.where(is_replaced, table[ids], ids))
 
 
-def _replacements(tokenizer: Tokenizer) -> torch.Tensor:
-    """By id what stands in its place when it is hidden; for specials the same."""
+def _replacement_table(tokenizer: Tokenizer) -> torch.Tensor:
+    """(V,): the replacement of each token id; special tokens map to themselves."""
     mask_id = tokenizer.specials.mask_id
-    hidden_id = tokenizer.unk_id if mask_id is None else mask_id
-    if hidden_id < 0:
+    replacement = tokenizer.unk_id if mask_id is None else mask_id
+    if replacement < 0:
         raise UserError("training.word_dropout needs a mask or an unknown token in the tokenizer")
     special = sorted(tokenizer.special_ids)
-    table = torch.full((tokenizer.vocab_size,), hidden_id)
+    table = torch.full((tokenizer.vocab_size,), replacement)
     table[special] = torch.tensor(special)
     return table
