@@ -93,6 +93,13 @@ def test_a_row_that_is_padded_above_the_budget_is_refused():
         batch_shapes(np.array([9, 3]), np.array([4, 9]), max_tokens=17, max_sentences=None)
 
 
+def test_a_batch_that_fits_no_shape_is_refused():
+    texts = pack_ids([[5, 6, 7]], VOCAB)
+    batch = collate_pairs(texts, texts, np.array([0]), start_ids=[1], pad_id=PAD)
+    with pytest.raises(UserError, match="a batch of 1 rows of 3 tokens fits none of the task's"):
+        pad_batch(batch, [BatchShape(1, 3, 2)])
+
+
 def test_texts_of_one_side_have_no_source():
     shapes = batch_shapes(np.array([4, 4, 2]), max_tokens=8, max_sentences=None)
     assert shapes == [BatchShape(3, 2), BatchShape(2, 4)]

@@ -79,14 +79,23 @@ def pad_batch(batch: Batch, shapes: Sequence[BatchShape]) -> Batch:
 
     Added rows are padding alone. Padding is always marked, and the length of the longest text of
     packed rows is left out, so that equal shapes are equal in all that a graph depends on.
+
+    Raises:
+        UserError: none of the shapes holds it, because it was not planned by the same lengths.
     """
     rows, width = batch.tokens.ids.shape
     source_width = 0 if batch.source is None else batch.source.ids.size(1)
-    shape = next(
+    fitting = (
         shape
         for shape in shapes
         if rows <= shape.rows and width <= shape.width and source_width <= (shape.source_width or 0)
     )
+    shape = next(fitting, None)
+    if shape is None:
+        raise UserError(
+            f"training.compile: a batch of {rows} rows of {width} tokens fits none of the task's "
+            "shapes; plan batches by its row_lengths, or leave training.compile out"
+        )
     source = batch.source
     if source is not None:
         assert shape.source_width is not None

@@ -41,7 +41,7 @@ class Task(ABC):
        rows of text, `train_tokenizers` trains tokenizers on them, `text_columns` and
        `encode_options` determine how rows become ids.
     3. The net: `model_keys` (also called once before the data are read) and `describe_model`.
-    4. `plan_epoch` for each epoch; `collate` and `loss` for each batch.
+    4. `plan_epoch` for each epoch, by the `row_lengths`; `collate` and `loss` for each batch.
     5. `evaluate` at each evaluation, and `compute_final_scores` for the final model.
 
     A hook keeps no state on the task: its results are in its return value. A subclass defines the
