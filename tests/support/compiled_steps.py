@@ -19,7 +19,7 @@ from torch.nn.attention import flex_attention
 
 import heedful.run
 from architectures import tiny
-from encoder_runs import Ready, assert_resumes, recipe_of, train_step
+from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
 from heedful.data.buckets import MAX_SHAPES, BatchShape, pad_batch
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
@@ -51,7 +51,7 @@ def new_folder(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def run_of(name: str, folder: Path, **changes: Any) -> Ready:
+def run_of(name: str, folder: Path, **changes: Any) -> PreparedTask:
     """A task with batches for compiled steps."""
     kind, _, task = name.rpartition("-")
     keys: dict[str, Any] = {"training__compile": True, "model__dropout": 0.0}
@@ -61,7 +61,7 @@ def run_of(name: str, folder: Path, **changes: Any) -> Ready:
     keys |= {"objective": {"context": 8, "isolate": False}} if kind == "joined" else {}
     keys |= {"objective": {"kind": "t5"}} if task == "denoising" else {}
     keys["training__label_smoothing"] = 0.1
-    return Ready(recipe_of(task, folder, **(keys | changes)), folder / "data")
+    return PreparedTask(recipe_of(task, folder, **(keys | changes)), folder / "data")
 
 
 def gradients(step: TrainStep, batch: Batch) -> list[Tensor]:

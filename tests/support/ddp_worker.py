@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from encoder_runs import Ready, train_step
+from encoder_runs import PreparedTask, train_step
 from heedful.recipe_files import load_recipe
 
 
@@ -29,7 +29,7 @@ def main() -> None:
         timeout=timedelta(seconds=90),
     )
     for path in sorted(folder.glob("*.yaml")):
-        run = Ready(load_recipe(path), folder / "data")
+        run = PreparedTask(load_recipe(path), folder / "data")
         plan = run.task.plan_epoch(run.data, 0)[:world]
         targets = sum(run.load_batch(item).num_targets for item in plan)
         step = DistributedDataParallel(train_step(run).eval())

@@ -86,10 +86,10 @@ def assert_resumes(recipe: Recipe, folder: Path, results: Sequence[str]) -> None
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-class Ready:
+class PreparedTask:
     """A task on prepared data with a model, as a run puts them together.
 
-    `said` is what the preparation said.
+    `printed_lines` is what the preparation printed_lines.
     """
 
     def __init__(
@@ -99,10 +99,12 @@ class Ready:
         net: str | None = None,
         inherited: InheritedParts | None = None,
     ) -> None:
-        self.recipe, self.said = recipe, list[str]()
+        self.recipe, self.printed_lines = recipe, list[str]()
         self.task = plugins.task.get(recipe.task)(recipe)
         self.task.check()
-        self.data = prepare(self.task, folder, inherited or InheritedParts(), self.said.append)
+        self.data = prepare(
+            self.task, folder, inherited or InheritedParts(), self.printed_lines.append
+        )
         self.tokenizers, self.tokenizer = self.data.tokenizers, self.data.tokenizer
         self.num_train, self.num_valid = (
             self.task.split_size(self.data, split) for split in ("train", "valid")
@@ -128,7 +130,7 @@ class Ready:
         return self.task.compute_final_scores(self.model, self.data, out)
 
 
-def train_step(run: Ready, device: str = "cpu") -> TrainStep:
+def train_step(run: PreparedTask, device: str = "cpu") -> TrainStep:
     """A net for a task's data with its loss, the same at every call."""
     name = run.recipe.model["architecture"]
     keys = run.recipe.model | run.task.model_keys(run.data, name)

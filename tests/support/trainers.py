@@ -17,8 +17,8 @@ from heedful.zoo.names import weights_of
 VOCAB = 11
 
 
-class Seen:
-    """A listener that keeps what it is told."""
+class EventRecorder:
+    """A listener that records all events."""
 
     def __init__(self):
         self.events = []
@@ -89,7 +89,7 @@ def trainer_of(
         Checkpoints(
             tmp_path / "checkpoints", keys.average_checkpoints, best=keys.average_of == "best"
         ),
-        [Seen()],
+        [EventRecorder()],
         precision=precision,
     )
     return trainer, trainer.listeners[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import heedful
-from encoder_runs import LEARNS, Ready, saved, tiny, words
+from encoder_runs import LEARNS, PreparedTask, saved, tiny, words
 from heedful.data.encoding import TextColumn, encode_rows
 from heedful.data.rows import read_rows
 from heedful.errors import UserError
@@ -27,7 +27,7 @@ TOKENIZER = words([*FILLERS, *ANIMALS])
 
 
 def examples(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Texts of a few words, of which the animal alone says the label."""
+    """Texts of a few words, with the animal as the label."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):
@@ -58,15 +58,17 @@ def recipe_of(file: str, init_from: Path | None = None, **changes: Any) -> Any:
     return recipe.model_copy(update={"init_from": init_from and str(init_from)})
 
 
-def ready(folder: Path, file: str, **changes: Any) -> Ready:
-    return Ready(recipe_of(file, **changes), folder, "bert")
+def ready(folder: Path, file: str, **changes: Any) -> PreparedTask:
+    return PreparedTask(recipe_of(file, **changes), folder, "bert")
 
 
 # --- a job's data ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
-def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path, metric: str) -> None:
+def test_evaluations_are_deterministic_and_use_no_random_numbers(
+    file: str, tmp_path: Path, metric: str
+) -> None:
     job = ready(tmp_path / "data", file, evaluation__metric=metric)
     state = torch.get_rng_state()
     found = job.evaluate()
@@ -85,7 +87,7 @@ def test_evaluations_are_the_same_and_draw_nothing(file: str, tmp_path: Path, me
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
-def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str) -> None:
+def test_held_out_texts_are_truncated_but_never_dropped(tmp_path: Path, too_long: str) -> None:
     long = ("cat " * 30, "beast")
     train_file = write_tsv(tmp_path / "train.tsv", [*examples(20), long])
     test_file = write_tsv(
@@ -108,14 +110,16 @@ def test_held_out_texts_are_cut_but_never_dropped(tmp_path: Path, too_long: str)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_an_unknown_label_is_told_by_its_line(file: str, tmp_path: Path, split: str) -> None:
+def test_an_unknown_label_is_refused_with_its_line(file: str, tmp_path: Path, split: str) -> None:
     valid = write_tsv(tmp_path / "valid.tsv", [("the cat", "beast"), ("", "x"), ("ant", "insect")])
     files = {"valid": {"file": file}, split: {"file": valid}}
     changes = {f"data__{name}": each for name, each in files.items()}
-    said: list[str] = []
+    printed_lines: list[str] = []
     with pytest.raises(UserError, match=r"valid\.tsv, line 3: label 'insect' is not among"):
-        train(recipe_of(file, **changes), tmp_path / "run", print_line=said.append)
-    assert not [line for line in said if line.startswith("tokenizer")]  # told before the work
+        train(recipe_of(file, **changes), tmp_path / "run", print_line=printed_lines.append)
+    assert not [
+        line for line in printed_lines if line.startswith("tokenizer")
+    ]  # told before the work
     assert not (tmp_path / "run").exists()
 
 
@@ -173,7 +177,7 @@ def test_a_run_learns_and_its_model_classifies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert"])
-def test_pairs_are_learnt_and_named_as_pairs(tmp_path: Path, name: str) -> None:
+def test_pairs_are_classified(tmp_path: Path, name: str) -> None:
     pairs = [(first, second) for first in FILLERS[:4] for second in ANIMALS[:4]]
     held_out = pairs[:: len(FILLERS[:4]) + 1]  # each word once
 
@@ -206,7 +210,7 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
     source = tmp_path / "source"
     saved(source, "bert", TOKENIZER, labels=labels, head="classify", num_labels=3)
     origin = InheritedParts((TOKENIZER, TOKENIZER), labels=labels)
-    job = Ready(recipe_of(file, source), tmp_path / "data", inherited=origin)
+    job = PreparedTask(recipe_of(file, source), tmp_path / "data", inherited=origin)
     assert job.data.labels == job.describe_model("bert").labels == labels
     lines = Path(file).read_text().splitlines()
     kept = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
@@ -216,8 +220,8 @@ def test_a_classifier_keeps_the_order_of_its_labels(file: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_a_pair_that_is_too_long_is_cut_as_in_training(tmp_path: Path, name: str) -> None:
-    """The longer text gives way; nothing that the model was trained on is cut off the end."""
+def test_a_long_pair_is_truncated_as_in_training(tmp_path: Path, name: str) -> None:
+    """The longer text is truncated, so that the pair ends as in training."""
     model = saved(tmp_path / "model", name, TOKENIZER, labels=("a", "b"), num_labels=2)
     model.config = replace(model.config, max_length=9)
     rows = [("the cat runs near a house", "old owl"), ("hen", "the duck sleeps near a river")]

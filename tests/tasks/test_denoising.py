@@ -1,4 +1,4 @@
-"""Denoising: what a batch holds, plans and seeds, tokens of the vocabulary, and runs."""
+"""Denoising: batches, plans and seeds, special tokens, and runs."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import torch
 
 import encoder_runs
 import heedful
-from encoder_runs import TWO_STACKS, Ready, assert_resumes
+from encoder_runs import TWO_STACKS, PreparedTask, assert_resumes
 from heedful.data.collate import Batch
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
@@ -34,12 +34,12 @@ def recipe_of(folder: Path, kind: str = "bart", **changes: Any) -> Any:
     return encoder_runs.recipe_of("denoising", folder, **(keys | changes))
 
 
-def ready(folder: Path, kind: str = "bart", **changes: Any) -> Ready:
-    return Ready(recipe_of(folder, kind, **changes), folder / "data")
+def ready(folder: Path, kind: str = "bart", **changes: Any) -> PreparedTask:
+    return PreparedTask(recipe_of(folder, kind, **changes), folder / "data")
 
 
 def sides(batch: Batch, row: int) -> tuple[list[int], ...]:
-    """What the encoder and the decoder read of a row, and what is to be said."""
+    """The encoder input, the decoder input and the targets of a row."""
     source, heard = (real_ids(tokens, row) for tokens in (batch.source, batch.tokens))
     rows = batch.target_positions // batch.tokens.ids.size(1)
     return source, heard, batch.targets[rows == row].tolist()
@@ -54,7 +54,7 @@ def real_ids(tokens: Any, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_what_the_noise_makes_of_each_text(kind, tmp_path):
+def test_a_batch_is_the_noise_of_each_text(kind, tmp_path):
     job = ready(tmp_path, kind)
     tokenizer, store = job.tokenizer, job.data.ids("train")
     for item in job.plan_epoch(3):
@@ -69,7 +69,7 @@ def test_a_batch_is_what_the_noise_makes_of_each_text(kind, tmp_path):
             assert heard == [tokenizer.bos_id, *target[:-1]]
 
 
-def test_held_out_texts_are_corrupted_the_same_whatever_the_seed(tmp_path):
+def test_noise_of_held_out_texts_is_independent_of_the_seed(tmp_path):
     job = ready(tmp_path)
     before = job.task.held_out(job.data, "valid").src.ids.tolist()
     (tmp_path / "b").mkdir()
@@ -94,7 +94,7 @@ def test_batches_keep_to_the_budget(kind, tmp_path):
 
 @pytest.mark.parametrize("roll", [False, True])
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 1.0), (0.3, 1.5), (0.8, 4.0)])
-def test_no_text_becomes_longer_than_foreseen(roll, density, mean):
+def test_no_text_exceeds_its_length_bound(roll, density, mean):
     noise = T5Noise(noise_density=density, mean_span_length=mean, random_roll=roll)
     longest = noise.longest_sides(40)
     count = len(noise.specials(40))
@@ -116,7 +116,7 @@ def test_no_text_becomes_longer_than_foreseen(roll, density, mean):
     assert reached[:, lengths].all()
 
 
-def test_masks_that_make_a_source_too_long_cut_it_before_eos():
+def test_a_source_that_masks_make_too_long_is_truncated_before_eos():
     tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=("<mask>",))
     tokens = noise_tokens(tokenizer)
     noise = BartNoise(infilling=0.9, mean_span_length=1.0, permute_sentences=False)
@@ -140,7 +140,7 @@ def test_stops_are_the_tokens_that_end_a_sentence():
         assert {tokenizer.decode([index]).strip() for index in stops} == {".", "?", "!"}
 
 
-def test_shown_names_masks_and_sentinels():
+def test_decoded_samples_have_masks_and_sentinels():
     specials = ("<mask>", "<extra_0>", "<extra_1>")
     tokenizer = train_tokenizer([WORDS], kind="word", extra_specials=specials)
     the, dog = tokenizer.encode("the dog")
@@ -149,7 +149,7 @@ def test_shown_names_masks_and_sentinels():
     assert decode_with_specials(tokenizer, ids) == "the <mask> dog <extra_0> <extra_1>"
 
 
-def test_what_the_vocabulary_lacks_is_named():
+def test_missing_special_tokens_are_named():
     bare = noise_tokens(train_tokenizer(["a b"], kind="word"))
     with pytest.raises(UserError, match=r"bart needs a mask"):
         BartNoise(permute_sentences=False).check(bare, 20)
@@ -221,8 +221,8 @@ def test_a_translation_starts_from_it(tmp_path):
         names = [translation.data.train.src, translation.data.train.tgt]
         recipe = recipe_of(tmp_path, kind, data__train__text=names, training__max_steps=2)
         train(recipe, tmp_path / kind)
-        said: list[str] = []
-        train(translation, tmp_path / f"{kind}-pairs", print_line=said.append)
+        printed_lines: list[str] = []
+        train(translation, tmp_path / f"{kind}-pairs", print_line=printed_lines.append)
         source, model = (
             heedful.load(tmp_path / name, device="cpu") for name in (kind, f"{kind}-pairs")
         )
@@ -234,13 +234,13 @@ def test_a_translation_starts_from_it(tmp_path):
         assert specials
         assert specials <= set(model.ids.suppressed_ids)
         count = len(list(source.net.parameters()))
-        assert any(f"{count} tensors" in line for line in said)
-        assert not any("initialized" in line for line in said)
+        assert any(f"{count} tensors" in line for line in printed_lines)
+        assert not any("initialized" in line for line in printed_lines)
         never_written(model, specials)
 
 
 def never_written(model: Any, specials: set[int]) -> None:
-    """Even a net that wants nothing else does not write them, neither greedily nor by beams."""
+    """Suppressed tokens are never generated, by greedy or beam search, even if preferred."""
     with torch.no_grad():
         weight = model.net.head.out.weight
         weight[sorted(specials)] = 0.0
@@ -270,7 +270,7 @@ def never_written(model: Any, specials: set[int]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(changes, parts, tmp_path):
+def test_errors_name_the_wrong_key(changes, parts, tmp_path):
     with pytest.raises(UserError) as error:
         train(recipe_of(tmp_path, **changes), tmp_path / "run")
     for part in parts:

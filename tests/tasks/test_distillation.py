@@ -1,4 +1,4 @@
-"""Distillation: the three losses, what a student takes from its teacher, and runs that learn so."""
+"""Distillation: the three losses, copied layers, teacher outputs, and runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,15 @@ from torch.nn import functional as F
 import heedful
 import heedful.parts.losses as losses
 from commands import tiny, tree
-from encoder_runs import TWO_STACKS, Ready, assert_resumes, recipe_of, sentences, train_step, write
+from encoder_runs import (
+    TWO_STACKS,
+    PreparedTask,
+    assert_resumes,
+    recipe_of,
+    sentences,
+    train_step,
+    write,
+)
 from heedful.config import Distillation, parse_recipe
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
@@ -64,7 +72,7 @@ def test_soft_targets_are_the_divergence_of_the_softened_distributions(temperatu
     torch.testing.assert_close(found.double(), theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_the_cosine_loss_is_torchs_and_knows_no_length():
+def test_the_cosine_loss_is_torchs_and_independent_of_norms():
     student, teacher = logits(0), logits(1)
     module = torch.nn.CosineEmbeddingLoss(reduction="sum")
     theirs = module(student, teacher, torch.ones(len(student)))
@@ -92,7 +100,7 @@ def two_nets(task: str, folder: Path) -> tuple[Any, ...]:
     nets = []
     for count in (1, 2):
         keys = {f"model__{key}": value for key, value in layers_of(task, count).items()}
-        run = Ready(recipe_of(task, folder, **keys), folder / "data")
+        run = PreparedTask(recipe_of(task, folder, **keys), folder / "data")
         nets.append(train_step(run).net.eval())
         with torch.no_grad():
             for parameter in nets[-1].parameters():
@@ -175,7 +183,7 @@ def test_chunks_change_nothing_and_the_teacher_gets_no_gradient(task, monkeypatc
     ("own", "theirs", "layers"),
     [(1, 2, (0,)), (2, 4, (0, 2)), (3, 6, (0, 2, 4)), (2, 5, (0, 2)), (3, 3, (0, 1, 2))],
 )
-def test_a_student_begins_as_every_second_layer(own, theirs, layers):
+def test_a_student_is_initialized_from_every_second_layer(own, theirs, layers):
     torch.manual_seed(0)
     keys = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_length": 8, "head": "mlm"}
     student, teacher = (
@@ -196,7 +204,7 @@ def test_a_student_begins_as_every_second_layer(own, theirs, layers):
     assert drawn == []
 
 
-def test_both_stacks_have_their_own_layers_and_what_does_not_fit_is_named():
+def test_layers_of_both_stacks_are_copied_and_others_are_named():
     torch.manual_seed(0)
     keys = TWO_STACKS | {"max_length": 8}
     teacher = vaswani2017.build(
@@ -259,18 +267,24 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_student_that_takes_layers_has_its_teachers_sizes_and_weights(task, teachers, tmp_path):
-    """A rate of almost nothing leaves what was copied."""
+def test_a_student_with_copied_layers_has_the_sizes_and_weights_of_its_teacher(
+    task, teachers, tmp_path
+):
+    """With a tiny learning rate the copied weights stay."""
     folder, teacher = teachers(task)
     wanted = heedful.load(teacher, device="cpu").config
     keys = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
     recipe = student_of(task, folder, teacher, training__max_steps=1, training__schedule=keys)
     own_keys = layers_of(task, 1) | {"dropout": 0.25}
-    said: list[str] = []
-    train(recipe.model_copy(update={"model": own_keys}), tmp_path / "run", print_line=said.append)
+    printed_lines: list[str] = []
+    train(
+        recipe.model_copy(update={"model": own_keys}),
+        tmp_path / "run",
+        print_line=printed_lines.append,
+    )
     student = heedful.load(tmp_path / "run", device="cpu").config
     assert student == replace(wanted, **own_keys)
-    assert any("blocks: layers 0 of the teacher" in line for line in said)
+    assert any("blocks: layers 0 of the teacher" in line for line in printed_lines)
     own, given = (load_tensors(path / WEIGHTS) for path in (tmp_path / "run", teacher))
     for name, tensor in own.items():
         torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
@@ -284,8 +298,8 @@ STEPS = {
 
 
 def divergence(student: Any, teacher: Any, recipe: Any, folder: Path) -> float:
-    """How far a student's translations' probabilities are from its teacher's, on training pairs."""
-    run = Ready(
+    """The divergence of a student's predictions from its teacher's, on training pairs."""
+    run = PreparedTask(
         recipe, folder, inherited=InheritedParts((teacher.src_tokenizer, teacher.tgt_tokenizer))
     )
     batch = run.load_batch(np.arange(40))
@@ -313,17 +327,17 @@ def test_a_student_with_soft_targets_comes_nearer_to_its_teacher(teachers, tmp_p
 
 @pytest.fixture
 def taught(teachers):
-    """The translator, and a function that makes data of its sequences by some settings."""
+    """A prepared task, and a function that returns data with teacher outputs."""
     folder, teacher = teachers("translation")
     master = heedful.load(teacher, device="cpu")
 
-    def make(others: Any = None, **keys: Any) -> tuple[Ready, Any]:
+    def make(others: Any = None, **keys: Any) -> tuple[PreparedTask, Any]:
         keys = {"teacher": str(teacher), "level": "sequence", **keys}
         recipe = student_of("translation", folder, teacher, distillation=keys)
         tokenizers = master.src_tokenizer, master.tgt_tokenizer
-        run = Ready(recipe, cache_folder(), inherited=InheritedParts(tokenizers))
+        run = PreparedTask(recipe, cache_folder(), inherited=InheritedParts(tokenizers))
         others = others or OtherTeachers()
-        cache, print_line = cache_folder(), run.said.append
+        cache, print_line = cache_folder(), run.printed_lines.append
         return run, sequence_distillation(run.data, run.task, master, others, cache, print_line)
 
     return master, make
@@ -333,9 +347,9 @@ def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path)
     folder, teacher = teachers("translation")
     keys = {"teacher": str(teacher), "level": "sequence", "beam_size": 2}
     recipe = student_of("translation", folder, teacher, distillation=keys, training__max_steps=1)
-    said: list[str] = []
-    train(recipe, tmp_path / "run", print_line=said.append)
-    assert any("translates" in line for line in said)
+    printed_lines: list[str] = []
+    train(recipe, tmp_path / "run", print_line=printed_lines.append)
+    assert any("translates" in line for line in printed_lines)
     master, make = taught
     run, made = make(beam_size=2)
     own, found = pairs_of(run.data), pairs_of(made)
@@ -350,7 +364,9 @@ def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path)
     assert found == expected != own
     assert all(ids[-1] == master.tgt_tokenizer.eos_id for _, ids in found)
     assert made.splits["train"].report.num_lines == 64
-    assert not [line for line in run.said if "translates" in line]  # they were there already
+    assert not [
+        line for line in run.printed_lines if "translates" in line
+    ]  # they were there already
 
 
 def pairs_of(data: Any) -> list[tuple[list[int], list[int]]]:
@@ -358,7 +374,7 @@ def pairs_of(data: Any) -> list[tuple[list[int], list[int]]]:
     return [(one.tolist(), other.tolist()) for one, other in zip(src, tgt, strict=True)]
 
 
-def test_targets_stay_and_more_models_translate_there_and_back(teachers, taught):
+def test_references_and_back_translations_are_included(teachers, taught):
     _, teacher = teachers("translation")
     more = {
         "include_references": True,
@@ -381,7 +397,7 @@ def test_targets_stay_and_more_models_translate_there_and_back(teachers, taught)
     assert len(found[1]) > len(found[0]) + len(own)
 
 
-def test_of_a_beam_the_output_most_like_the_datas_own_is_learnt(taught):
+def test_the_output_with_the_highest_chrf_is_selected(taught):
     master, make = taught
     made = []
     for by_chrf in (False, True):
@@ -405,7 +421,7 @@ def test_of_a_beam_the_output_most_like_the_datas_own_is_learnt(taught):
     assert made[1] != made[0]
 
 
-def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers, taught):
+def test_a_target_too_long_for_the_backward_model_is_left_out(teachers, taught):
     _, teacher = teachers("translation")
     master, make = taught
     short = heedful.load(teacher, device="cpu")
@@ -420,8 +436,8 @@ def test_a_target_that_the_backward_model_cannot_read_whole_is_left_out(teachers
     assert not [ids for ids in left_out if ids in learnt]
 
 
-def test_an_interruption_costs_one_shard_and_changes_no_byte(taught, monkeypatch, tmp_path):
-    """What is told of the work is all rows of all passes, those that were there already too."""
+def test_an_interruption_loses_at_most_one_shard(taught, monkeypatch, tmp_path):
+    """Progress counts the rows of all passes, those of reused shards included."""
     master, make = taught
     settings = {"beam_size": 2, "include_references": True, "back_translation_models": "nowhere"}
     plain, asked, stops = type(master).generations, list[int](), list[int]()
@@ -508,7 +524,7 @@ def test_a_cosine_of_states_needs_one_width(teachers, tmp_path):
         ({"distillation__teacher": "nowhere"}, ["nowhere", "does not exist"]),
     ],
 )
-def test_settings_that_make_no_sense(changes, parts, teachers, tmp_path):
+def test_contradictory_settings_are_refused(changes, parts, teachers, tmp_path):
     folder, teacher = teachers("masked_lm")
     changes = {key: str(teacher) if v == "TEACHER" else v for key, v in changes.items()}
     if parts is None:

@@ -1,4 +1,4 @@
-"""What holds for both tasks of encoders: parity, runs that start or go on, and what is refused."""
+"""Both encoder tasks: parity, new and resumed runs, refused recipes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str,
     config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=32)
     theirs = random_hf(getattr(transformers, f"{name}For{TASKS[task]}"), config)
     net = imported(theirs, tmp_path / "hf").net
-    # The id 0 is a word like any other here: what is to be said is told by place, never by id.
+    # The id 0 is an ordinary token: targets are selected by position, never by id.
     rng = np.random.default_rng(3)
     rows = pack_ids([[0, *rng.integers(2, 19, n - 1).tolist()] for n in (9, 4, 6)], 19)
     labels, second = np.array([0, 2, 1]), np.full(3, 2)
@@ -42,9 +42,12 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str,
     wanted, types = batch.targets, {}
     if task == "masked_lm":
         batch = collate_texts(rows, np.arange(3), pad_id=1)
-        places, said = torch.tensor([0, 5, 9, 12, 18, 20]), torch.tensor([7, 3, 0, 18, 11, 4])
-        wanted = torch.full((27,), -100).index_copy(0, places, said).view(3, 9)
-        batch = replace(batch, targets=said, target_positions=places)
+        places, printed_lines = (
+            torch.tensor([0, 5, 9, 12, 18, 20]),
+            torch.tensor([7, 3, 0, 18, 11, 4]),
+        )
+        wanted = torch.full((27,), -100).index_copy(0, places, printed_lines).view(3, 9)
+        batch = replace(batch, targets=printed_lines, target_positions=places)
     elif name == "Bert":
         types = {"token_type_ids": batch.types}
     mask = batch.tokens.real.long()
@@ -62,18 +65,18 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, name: str,
 
 @both
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_a_run_goes_on_from_an_encoder(tmp_path: Path, name: str, task: str) -> None:
+def test_a_run_starts_from_an_encoder(tmp_path: Path, name: str, task: str) -> None:
     # Published models have more rows than their tokenizers have ids.
     keys = {"head": "none"} if task == "masked_lm" else {}
     source = saved(tmp_path / "source", name, TOKENIZER, vocab_size=30, **keys)
-    said: list[str] = []
+    printed_lines: list[str] = []
     start = {"init_from": str(tmp_path / "source"), "model": {}, "training__max_steps": 1}
-    train(recipe_of(task, tmp_path, **start), tmp_path / "run", print_line=said.append)
+    train(recipe_of(task, tmp_path, **start), tmp_path / "run", print_line=printed_lines.append)
     model = heedful.load(tmp_path / "run", device="cpu")
     assert (model.config.vocab_size, model.config.max_length) == (30, 20)
     assert model.tokenizer.content() == TOKENIZER.content()
-    (new,) = [line for line in said if "initialized" in line]
-    unused = [line for line in said if "not used" in line]
+    (new,) = [line for line in printed_lines if "initialized" in line]
+    unused = [line for line in printed_lines if "not used" in line]
     if task == "classification":
         assert new.partition(": ")[2] == "head.dense (2), head.labels (2)"
     assert len(unused) == (task == "classification")

@@ -1,11 +1,11 @@
-"""Words split anew for each epoch, in every task: the same batches however a run came there."""
+"""Subword sampling in every task: an epoch's batches are independent of the run's history."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from encoder_runs import Ready, assert_resumes, recipe_of
+from encoder_runs import PreparedTask, assert_resumes, recipe_of
 from heedful.errors import UserError
 from heedful.tasks.epochs import EpochBatches
 
@@ -28,19 +28,19 @@ def batches(epochs: EpochBatches, epoch: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_epoch_is_the_same_whatever_was_before_it(tmp_path, task):
+def test_an_epoch_is_independent_of_earlier_epochs(tmp_path, task):
     recipe = sampled(task, tmp_path)
-    run = Ready(recipe, tmp_path / "data")
+    run = PreparedTask(recipe, tmp_path / "data")
     one, other = EpochBatches(run.task, run.data), EpochBatches(run.task, run.data)
     first, second = batches(one, 0), batches(one, 1)
     assert batches(other, 1) == second
     assert batches(other, 0) == first
     plain = sampled(task, tmp_path, training__subword_sampling=None)
-    assert batches(EpochBatches(Ready(plain, tmp_path / "data").task, run.data), 0) != first
+    assert batches(EpochBatches(PreparedTask(plain, tmp_path / "data").task, run.data), 0) != first
 
 
-def test_both_sides_say_the_same_as_before(tmp_path):
-    run = Ready(sampled("translation", tmp_path), tmp_path / "data")
+def test_resampled_subwords_decode_to_the_same_text(tmp_path):
+    run = PreparedTask(sampled("translation", tmp_path), tmp_path / "data")
     epochs, tokenizer = EpochBatches(run.task, run.data), run.tokenizer
     texts = [tokenizer.decode(ids.tolist()) for ids in run.data.ids("train", "src")]
     for batch in (epochs.load_batch(item) for item in epochs.plan_epoch(0)):
@@ -52,13 +52,13 @@ def test_both_sides_say_the_same_as_before(tmp_path):
 @pytest.mark.parametrize(
     "task", ["translation", "language_modelling", "masked_lm", "classification"]
 )
-def test_a_run_goes_on_with_the_words_that_it_would_have_had(tmp_path, task):
+def test_a_resumed_run_has_the_same_subwords(tmp_path, task):
     packed = {"objective": {"pack": True}} if task == "masked_lm" else {}
     assert_resumes(sampled(task, tmp_path, **packed), tmp_path, ["scores.json"])
 
 
 def test_a_tokenizer_of_words_is_refused_before_the_first_step(tmp_path):
     recipe = recipe_of("translation", tmp_path, training__subword_sampling=0.1)
-    run = Ready(recipe, tmp_path / "data")
+    run = PreparedTask(recipe, tmp_path / "data")
     with pytest.raises(UserError, match="subword_sampling: a tokenizer of kind word"):
         EpochBatches(run.task, run.data)

@@ -1,4 +1,4 @@
-"""The hooks of a task: in the order that is documented, and without state between them."""
+"""The hooks of a task: called in the documented order, without state between them."""
 
 import ast
 import copy

@@ -1,11 +1,11 @@
-"""Files of a recipe: where their paths begin."""
+"""Files of a recipe: resolution of paths, and removal of held-out rows."""
 
 from pathlib import Path
 
 import pytest
 
 from commands import tiny
-from encoder_runs import Ready, recipe_of, write
+from encoder_runs import PreparedTask, recipe_of, write
 from heedful.config import Recipe, parse_recipe
 from heedful.errors import UserError
 from heedful.recipe_files import RECIPES
@@ -13,7 +13,7 @@ from heedful.tasks.inputs import split_files
 
 
 def in_folder(recipe: Recipe, folder: str | None) -> Recipe:
-    """The recipe with its files' names alone, in a folder."""
+    """A recipe with file names relative to a folder."""
     content = recipe.model_dump(exclude_unset=True)
     train = content["data"]["train"]
     train |= {key: Path(path).name for key, path in train.items()}
@@ -22,19 +22,19 @@ def in_folder(recipe: Recipe, folder: str | None) -> Recipe:
 
 
 @pytest.mark.parametrize("task", ["translation", "language_modelling", "classification"])
-def test_paths_begin_in_the_folder_of_the_data(task, tmp_path, monkeypatch):
+def test_relative_paths_are_in_the_data_folder(task, tmp_path, monkeypatch):
     recipe = recipe_of(task, tmp_path)
-    whole = Ready(recipe, tmp_path / "whole").data
-    found = Ready(in_folder(recipe, str(tmp_path)), tmp_path / "folder").data
+    whole = PreparedTask(recipe, tmp_path / "whole").data
+    found = PreparedTask(in_folder(recipe, str(tmp_path)), tmp_path / "folder").data
     name = next(iter(whole.splits["train"].columns))
     assert found.ids("train", name).ids.tolist() == whole.ids("train", name).ids.tolist()
     with pytest.raises(UserError, match=str(tmp_path / "elsewhere")):
-        Ready(in_folder(recipe, str(tmp_path / "elsewhere")), tmp_path / "none")
+        PreparedTask(in_folder(recipe, str(tmp_path / "elsewhere")), tmp_path / "none")
     monkeypatch.chdir(tmp_path)  # null: where one stands
-    Ready(in_folder(recipe, None), tmp_path / "here")
+    PreparedTask(in_folder(recipe, None), tmp_path / "here")
 
 
-def test_whole_paths_and_shipped_files_are_in_no_folder():
+def test_absolute_paths_and_shipped_files_ignore_the_data_folder():
     train = {"text": ["/a/b", "shipped:rhyme.txt", "c"]}
     recipe = parse_recipe(
         {
@@ -53,7 +53,7 @@ TWICE = ["red dog sees", "old cat sees the cow", "big cow sees"]  # held out, an
     "task", ["translation", "language_modelling", "masked_lm", "denoising", "classification"]
 )
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_what_is_held_out_is_not_learnt_from(task, split, tmp_path):
+def test_held_out_rows_are_removed_from_training(task, split, tmp_path):
     content = recipe_of(task, tmp_path, evaluation__num_samples=0).model_dump(exclude_unset=True)
     files = {key: Path(path) for key, path in content["data"]["train"].items()}
     content["data"].pop("valid_size", None)
@@ -65,10 +65,10 @@ def test_what_is_held_out_is_not_learnt_from(task, split, tmp_path):
             content["data"][name][key] = write(tmp_path / f"{name}-{path.name}", lines)
             if name == split:
                 write(path, [*lines, *lines, *path.read_text().splitlines()])
-    run = Ready(parse_recipe(content), tmp_path / "data")
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
     columns = run.data.splits["train"]
     assert columns.report.num_held_out == 2 * len(TWICE)
-    assert "6 dropped as also held out" in "\n".join(run.said)
+    assert "6 dropped as also held out" in "\n".join(run.printed_lines)
     name = next(iter(columns.columns))
     texts = {run.tokenizer.decode(ids.tolist()) for ids in columns.sequences(name)}
     assert texts.isdisjoint(TWICE)
@@ -83,7 +83,7 @@ def test_a_text_with_another_label_or_target_is_another_example(tmp_path):
     text, _, label = first.partition("\t")
     other = {"x": "y", "y": "x"}[label]
     content["data"]["valid"] = {"file": write(tmp_path / "held.tsv", [f"{text}\t{other}"])}
-    run = Ready(parse_recipe(content), tmp_path / "data")
+    run = PreparedTask(parse_recipe(content), tmp_path / "data")
     assert run.data.splits["train"].report.num_held_out == 0
 
 
@@ -92,10 +92,10 @@ def test_a_run_whose_training_text_is_all_held_out_is_refused(tmp_path):
     content = recipe.model_dump(exclude_unset=True)
     content["data"]["valid"] = content["data"]["train"]
     with pytest.raises(UserError, match=r"each of the 80 texts of data\.train is also in"):
-        Ready(parse_recipe(content), tmp_path / "data")
+        PreparedTask(parse_recipe(content), tmp_path / "data")
 
 
 @pytest.mark.parametrize("task", ["copy", "reverse", "sort"])
 def test_generated_training_data_have_no_held_out_example(task, tmp_path):
-    run = Ready(parse_recipe(tiny(task=task)), tmp_path / "data")
+    run = PreparedTask(parse_recipe(tiny(task=task)), tmp_path / "data")
     assert run.data.splits["train"].report.num_held_out == 0

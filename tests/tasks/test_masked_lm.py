@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heedful
-from encoder_runs import LEARNS, Ready, random_net, saved, tiny, words
+from encoder_runs import LEARNS, PreparedTask, random_net, saved, tiny, words
 from heedful.data.collate import Batch
 from heedful.data.columns import Sequences, pack_ids
 from heedful.errors import UserError
@@ -28,7 +28,7 @@ SPECIAL, MASK = TOKENIZER.special_ids, TOKENIZER.specials.mask_id
 
 
 def circle(count: int, length: int = 8, seed: int = 0) -> list[str]:
-    """Texts that count in a circle: each word follows from any other of its text."""
+    """Cyclic counting texts: each word is determined by any other one."""
     starts = np.random.default_rng(seed).integers(len(CIRCLE), size=count)
     return [" ".join(CIRCLE[(s + i) % len(CIRCLE)] for i in range(length)) for s in starts]
 
@@ -44,7 +44,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def store(lengths: list[int], seed: int = 0) -> Sequences:
-    """Texts of random words in their marks, each `length` tokens long."""
+    """Random texts of the given lengths, special tokens included."""
     rng = np.random.default_rng(seed)
     ordinary = sorted(set(range(TOKENIZER.vocab_size)) - SPECIAL)
     texts = [TOKENIZER.add_special_tokens(rng.choice(ordinary, n - 2).tolist()) for n in lengths]
@@ -58,17 +58,17 @@ def batch_of(rows: Sequences, indices: Any, masking: Any = None, **keys: Any) ->
 
 
 def selected(batch: Batch) -> torch.Tensor:
-    """Where something is to be said."""
+    """True at the target positions."""
     places = torch.zeros(batch.tokens.ids.numel(), dtype=torch.bool)
     places[batch.target_positions] = True
     return places.view_as(batch.tokens.ids)
 
 
-def ready(folder: Path, **changes: Any) -> Ready:
-    return Ready(tiny("masked_lm", **changes), folder, "bert")
+def ready(folder: Path, **changes: Any) -> PreparedTask:
+    return PreparedTask(tiny("masked_lm", **changes), folder, "bert")
 
 
-def rows_of(run: Ready, split: str = "train") -> Sequences:
+def rows_of(run: PreparedTask, split: str = "train") -> Sequences:
     return run.task.rows(run.data, split)
 
 
@@ -82,7 +82,7 @@ def rows_of(run: Ready, split: str = "train") -> Sequences:
     whole_word=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_row_is_masked_alike_in_any_batch(
+def test_the_mask_of_a_row_is_independent_of_its_batch(
     lengths: list[int], order: Any, epoch: int, whole_word: bool
 ) -> None:
     rows = store(lengths)
@@ -91,7 +91,7 @@ def test_a_row_is_masked_alike_in_any_batch(
     batch = batch_of(rows, indices, masking, epoch=epoch)
     assert batch.num_targets == int(selected(batch).sum())
     assert batch.num_tokens == sum(lengths)
-    said = 0
+    start = 0
     for row, index in enumerate(indices):
         alone = batch_of(rows, [index], masking, epoch=epoch)
         width = lengths[index]
@@ -99,8 +99,8 @@ def test_a_row_is_masked_alike_in_any_batch(
         assert torch.equal(selected(batch)[row, :width], selected(alone)[0])
         assert not selected(batch)[row, width:].any()
         count = int(selected(alone).sum())
-        assert torch.equal(batch.targets[said : said + count], alone.targets)
-        said += count
+        assert torch.equal(batch.targets[start : start + count], alone.targets)
+        start += count
         whole = torch.from_numpy(rows[index].astype(np.int64))
         assert torch.equal(alone.targets, whole[selected(alone)[0]])
         assert torch.equal(alone.tokens.ids[~selected(alone)], whole[~selected(alone)[0]])
@@ -108,7 +108,7 @@ def test_a_row_is_masked_alike_in_any_batch(
         assert SPECIAL & set(alone.tokens.ids[selected(alone)].tolist()) <= {MASK}
 
 
-def test_an_epoch_masks_anew_and_a_seed_too() -> None:
+def test_masks_depend_on_epoch_and_seed() -> None:
     rows = store([30] * 4)
     first = batch_of(rows, [0, 1, 2, 3])
     for keys in ({"epoch": 1}, {"seed": 2}):
@@ -120,7 +120,7 @@ def test_an_epoch_masks_anew_and_a_seed_too() -> None:
 # --- a job's data ---------------------------------------------------------------------------
 
 
-def test_rows_are_texts_or_as_many_whole_ones_as_fit(text: Path, tmp_path: Path) -> None:
+def test_rows_are_texts_or_packed_texts(text: Path, tmp_path: Path) -> None:
     one = ready(tmp_path / "one", data__train={"text": str(text)})
     packed = ready(tmp_path / "more", data__train={"text": str(text)}, objective={"pack": True})
     texts, rows = rows_of(one), rows_of(packed)
@@ -131,7 +131,7 @@ def test_rows_are_texts_or_as_many_whole_ones_as_fit(text: Path, tmp_path: Path)
     assert sum(len(item.indices) for item in packed.plan_epoch(3)) == 27
 
 
-def test_evaluations_hide_the_same_and_draw_nothing(text: Path, tmp_path: Path) -> None:
+def test_evaluations_have_fixed_masks_and_use_no_random_numbers(text: Path, tmp_path: Path) -> None:
     jobs = [
         ready(tmp_path / str(seed), data__train={"text": str(text)}, training__seed=seed)
         for seed in (1, 2)
@@ -153,7 +153,7 @@ def test_the_best_model_may_be_chosen_by_accuracy(text: Path, tmp_path: Path, me
     assert found.value == found.token_accuracy
 
 
-def test_the_texts_of_a_labelled_file_are_read_like_any(text: Path, tmp_path: Path) -> None:
+def test_texts_of_labeled_files_are_read(text: Path, tmp_path: Path) -> None:
     labelled = tmp_path / "train.tsv"
     lines = text.read_text().splitlines()
     labelled.write_text("".join(f"label\t{line}\tmore {line}\n" for line in lines))
@@ -172,12 +172,12 @@ def test_a_text_of_unknown_words_is_left_out(text: Path, tmp_path: Path) -> None
     valid = tmp_path / "valid.txt"
     valid.write_text("nothing known\none two\n")
     recipe = tiny("masked_lm", data__train={"text": str(text)}, data__valid={"text": str(valid)})
-    job = Ready(recipe, tmp_path / "data")
+    job = PreparedTask(recipe, tmp_path / "data")
     assert job.num_valid == 1
-    assert "1 dropped as empty" in job.said[-1]
+    assert "1 dropped as empty" in job.printed_lines[-1]
     valid.write_text("nothing known\n")
     with pytest.raises(UserError, match="1 hold only unknown tokens"):
-        Ready(recipe, tmp_path / "data")
+        PreparedTask(recipe, tmp_path / "data")
 
 
 @pytest.mark.parametrize(("too_long", "count"), [("drop", 58), ("truncate", 60)])
@@ -211,7 +211,7 @@ def test_a_source_without_a_mask_is_refused(text: Path, tmp_path: Path) -> None:
 
 
 def stories(count: int, seed: int) -> list[str]:
-    """Texts that name one of eight three times, so that whoever is hidden is named besides."""
+    """Texts with one of eight names three times, so that a masked name is also visible."""
     names = np.random.default_rng(seed).integers(len(CIRCLE), size=count)
     return ["the {0} saw the {0} near the {0} house".format(CIRCLE[name]) for name in names]
 
@@ -254,7 +254,7 @@ def test_a_run_learns_to_fill_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_embeddings_do_not_depend_on_the_company(tmp_path: Path, name: str) -> None:
+def test_embeddings_are_independent_of_the_batch(tmp_path: Path, name: str) -> None:
     config, net = random_net(name, vocab_size=TOKENIZER.vocab_size, max_length=20, head="none")
     model = open_net(net, config, ModelMetadata(name, "imported"), TOKENIZER)
     texts = ["one two three", "eight", "four five six seven eight one two", "two two"]

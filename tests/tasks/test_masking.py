@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are hidden, what replaces them, and nothing else."""
+"""Masking: selected positions and their replacements."""
 
 import tracemalloc
 from typing import Any
@@ -31,7 +31,7 @@ def hide(ids: Any, masking: Masking = Masking(), seed: int = 0, **changes: Any) 
 
 @st.composite
 def texts(draw: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Ids with specials anywhere, and where words begin."""
+    """Ids with special tokens at random positions, and word starts."""
     ids = draw(st.lists(st.integers(0, VOCAB - 1), max_size=60))
     starts = draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
     return np.array(ids, dtype=np.uint16), np.array(starts, dtype=bool)
@@ -79,7 +79,7 @@ def test_specials_stay_and_only_selected_tokens_change(
 
 
 def words_of(special: np.ndarray, starts: np.ndarray) -> list[list[int]]:
-    """The places of each word, read from left to right."""
+    """The positions of each word."""
     words: list[list[int]] = []
     inside = False
     for place, (is_special, is_start) in enumerate(zip(special, starts, strict=True)):
@@ -102,7 +102,7 @@ def test_no_special_is_ever_selected_and_each_ordinary_token_may_be() -> None:
     assert ids[selected].tolist() == ORDINARY.tolist()  # the mask is special in any case
 
 
-def test_every_place_is_selected_equally_often() -> None:
+def test_every_position_is_selected_equally_often() -> None:
     ids = np.array([1, *range(10, 30), 2])
     counts = sum(hide(ids, seed=seed)[1].astype(int) for seed in range(2_000))
     assert counts.sum() == 2_000 * 3
@@ -140,7 +140,7 @@ def test_masking_a_row_needs_no_memory_for_the_vocabulary() -> None:
     special=st.frozensets(st.integers(0, 30), max_size=29),
     seed=st.integers(0, 2**32),
 )
-def test_the_kth_ordinary_id_is_drawn_as_the_kth_number(special: frozenset[int], seed: int) -> None:
+def test_the_kth_number_is_the_kth_ordinary_id(special: frozenset[int], seed: int) -> None:
     vocab_size = 31
     special |= {30}
     ordinary = sorted(set(range(vocab_size)) - special)
@@ -153,7 +153,7 @@ def test_the_kth_ordinary_id_is_drawn_as_the_kth_number(special: frozenset[int],
     assert inputs.tolist() == [ordinary[k] for k in rng.integers(len(ordinary), size=len(ids))]
 
 
-def test_the_fates_inside_a_word_are_independent() -> None:
+def test_tokens_of_a_word_are_masked_independently() -> None:
     ids = np.full(40_000, 10)
     pairs = np.arange(40_000) % 2 == 0
     masking = Masking(mlm_probability=1.0, mask_share=0.5, random_share=0.0, whole_word=True)
@@ -184,7 +184,7 @@ def test_an_example_depends_on_seed_epoch_and_index_alone() -> None:
     assert len(draws) == len(places)
 
 
-def test_an_examples_randomness_is_not_that_of_the_epochs_plan() -> None:
+def test_masks_are_independent_of_the_plan_of_an_epoch() -> None:
     plan = np.random.default_rng(np.random.SeedSequence([5, 3]))
     assert example_rng(5, 3, 0).integers(2**63) != plan.integers(2**63)
 

@@ -1,4 +1,4 @@
-"""Denoising: T5's spans and BART's noises, against the papers' counts and by their laws."""
+"""Noise of T5 and BART: counts of the papers, distributions, invariants."""
 
 import itertools
 from collections import Counter
@@ -40,7 +40,7 @@ def rng_of(seed: int) -> np.random.Generator:
 
 
 def noisy(ids: np.ndarray, rng: np.random.Generator, **settings: Any) -> np.ndarray:
-    """BART's text with some of its noises and no other."""
+    """The source with only the given transformations of BART."""
     source, _ = QUIET.model_copy(update=settings).sides(ids.astype(np.int64), rng, TOKENS)
     return source[:-1]
 
@@ -188,7 +188,7 @@ def test_a_text_with_more_spans_than_sentinels_is_refused_with_the_numbers() -> 
 
 
 @given(ids=text_ids, share=st.floats(0, 0.99), seed=seeds)
-def test_masking_and_deletion_take_exactly_their_share(
+def test_masking_and_deletion_select_exactly_their_share(
     ids: np.ndarray, share: float, seed: int
 ) -> None:
     before = ids.copy()
@@ -203,7 +203,7 @@ def test_masking_and_deletion_take_exactly_their_share(
     assert (ids == before).all()
 
 
-def test_masking_and_deletion_take_every_place_equally_often() -> None:
+def test_masking_and_deletion_select_every_position_equally_often() -> None:
     ids, rng = np.arange(10, 30), rng_of(0)
     masked = [noisy(ids, rng, masking=0.3) == MASK for _ in range(1_000)]
     assert fits_uniform(np.sum(masked, axis=0))
@@ -312,7 +312,7 @@ def test_all_rotations_are_equally_likely() -> None:
 
 @pytest.mark.parametrize("noise", [T5Noise(), BartNoise(), BartNoise(rotate=True, deletion=0.2)])
 @given(ids=text_ids, framed=st.booleans(), seed=seeds)
-def test_ends_stay_in_place_and_eos_is_there(
+def test_bos_stays_first_and_eos_last(
     noise: Noise, ids: np.ndarray, framed: bool, seed: int
 ) -> None:
     given_ids = np.array([BOS, *ids, EOS], dtype=np.uint16) if framed else ids

@@ -1,4 +1,4 @@
-"""Prepared data are the same for the same text and settings, wherever the files are."""
+"""Keys of prepared data depend on text and settings, not on the files' paths."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def test_a_corpus_that_was_moved_or_renamed_is_not_prepared_again(
     assert len(names) == 1
 
 
-def test_text_that_is_read_in_another_way_is_prepared_apart(tmp_path: Path) -> None:
+def test_other_reading_settings_are_prepared_separately(tmp_path: Path) -> None:
     """The same bytes: as plain lines, as a table, and as one document."""
     keys = {"task": "language_modelling", "model": {"architecture": "gpt"}}
     names = set()

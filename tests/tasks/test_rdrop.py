@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from encoder_runs import Ready, assert_resumes, recipe_of, train_step
+from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.evaluation.target_scores import target_states
@@ -17,7 +17,7 @@ ALPHA, SMOOTHING = 3.0, 0.1
 
 def net_and_batch(task, folder, dropout=0.3):
     recipe = recipe_of(task, folder, model__dropout=dropout)
-    run = Ready(recipe, folder / "data")
+    run = PreparedTask(recipe, folder / "data")
     return train_step(run).net, run.load_batch(run.plan_epoch(0)[0])
 
 
@@ -28,7 +28,7 @@ def gradients(net, loss):
 
 
 def by_hand(net, batch):
-    """The authors' code, in the mean of both passes: torch's losses of whole logits."""
+    """The authors' code with the mean over both passes, on full logits."""
     states = [target_states(net, batch) for _ in range(2)]
     logits = [net.head(each) for each in states]  # a classifier's head draws dropout too
     losses = [
@@ -66,11 +66,11 @@ def test_without_dropout_it_is_the_plain_loss(tmp_path):
     assert found.tokens == plain.tokens
 
 
-def test_a_run_goes_on_as_if_it_had_not_been_stopped(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     recipe = recipe_of("translation", tmp_path, training__r_drop=1.0, model__dropout=0.3)
     assert_resumes(recipe, tmp_path, ["scores.json"])
 
 
-def test_it_is_no_loss_beside_that_of_a_teacher(tmp_path):
+def test_r_drop_with_a_teacher_is_refused(tmp_path):
     with pytest.raises(UserError, match="r_drop and distillation of level word"):
         recipe_of("translation", tmp_path, training__r_drop=1.0, distillation={"teacher": "x"})

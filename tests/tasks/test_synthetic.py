@@ -1,4 +1,4 @@
-"""Copy, reverse and sort: the right targets, sources that are distinct and unseen."""
+"""Copy, reverse and sort: targets by the rule, distinct and unseen sources."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from heedful.tasks.synthetic import Pair, Synthetic
 
 
 def generate(name: str, count: int, *, exclude: Any = (), **sizes: Any) -> list[Pair]:
-    """What a recipe of these sizes makes for training."""
+    """The training pairs of a recipe with these sizes."""
     recipe = parse_recipe(tiny(task=name, data={"generated": sizes}))
     return Synthetic(recipe).generate_pairs("train", count, set(exclude))
 
@@ -43,7 +43,7 @@ def test_sources_keep_to_the_sizes_and_targets_to_the_rule(
     assert pairs == generate(name, count, **sizes, max_length=max_length, seed=seed)
 
 
-def test_every_symbol_and_every_length_is_drawn() -> None:
+def test_every_symbol_and_every_length_is_sampled() -> None:
     pairs = generate("copy", 2_000, min_length=5, max_length=30, seed=0)
     assert {len(src.split()) for src, _ in pairs} == set(range(5, 31))
     assert {word for src, _ in pairs for word in src.split()} == {str(i) for i in range(10)}
@@ -59,7 +59,7 @@ def test_pairs_stay_the_same_from_version_to_version() -> None:
 
 
 @given(seed=st.integers(0, 1000), num_train=st.integers(0, 14))
-def test_excluded_sources_are_never_drawn_even_when_the_whole_space_is_used(
+def test_excluded_sources_are_never_sampled_even_when_all_others_are(
     seed: int, num_train: int
 ) -> None:
     sizes: dict[str, Any] = {"num_symbols": 2, "min_length": 1, "max_length": 3}

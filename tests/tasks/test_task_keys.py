@@ -34,7 +34,7 @@ DATES = ["shipped:dates.py"]
 
 
 def content_of(task: str) -> dict[str, Any]:
-    """The least that a recipe of a task holds."""
+    """A minimal recipe of a task."""
     listed = {"plugins": DATES} if task == "dates" else {}
     return {**listed, "task": task, "training": {"max_steps": 1}}
 
@@ -99,7 +99,7 @@ def test_declared_names_and_the_keys_of_defaults_are_keys_of_a_recipe(task: str)
         ("dates", "data.generated.num_symbols=3", "leave it out"),
     ],
 )
-def test_the_command_refuses_a_key_with_the_tasks_own_for_it(
+def test_the_command_refuses_a_key_with_the_key_to_use_instead(
     commands: Any, tmp_path: Path, task: str, setting: str, advice: str
 ) -> None:
     name = next(name for name in shipped_recipes() if load_recipe(name).task == task)

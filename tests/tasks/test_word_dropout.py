@@ -1,10 +1,10 @@
-"""Word dropout: ordinary tokens alone are hidden, on both sides, in training alone."""
+"""Word dropout: only ordinary tokens are replaced, on both sides, only in training."""
 
 import pytest
 import torch
 from torch import nn
 
-from encoder_runs import Ready, assert_resumes, recipe_of, sentences, words
+from encoder_runs import PreparedTask, assert_resumes, recipe_of, sentences, words
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.parts.losses import LossSum
@@ -14,22 +14,22 @@ TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classif
 NOTHING = LossSum(torch.zeros(()), torch.zeros(()), torch.zeros((), dtype=torch.long), 0)
 
 
-def batches_and_what_is_read(task, folder, *, training=True):
-    """Each batch of an epoch, and as the loss beneath word dropout gets it."""
-    run, seen = Ready(recipe_of(task, folder), folder / "data"), []
-    hide = WordDropoutLoss(
+def batches_before_and_after(task, folder, *, training=True):
+    """Each batch of an epoch, before and after word dropout."""
+    run, seen = PreparedTask(recipe_of(task, folder), folder / "data"), []
+    loss = WordDropoutLoss(
         lambda net, batch: seen.append(batch) or NOTHING, run.tokenizers, 0.3, torch.device("cpu")
     )
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]
     torch.manual_seed(0)
     for batch in batches:
-        hide(nn.Identity().train(training), batch)
+        loss(nn.Identity().train(training), batch)
     return run, list(zip(batches, seen, strict=True))
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_ordinary_tokens_alone_are_hidden_in_their_share(tmp_path, task):
-    run, found = batches_and_what_is_read(task, tmp_path)
+def test_only_ordinary_tokens_are_replaced_with_the_probability(tmp_path, task):
+    run, found = batches_before_and_after(task, tmp_path)
     hidden_id = run.tokenizer.specials.mask_id or run.tokenizer.unk_id
     special = torch.tensor(sorted(run.tokenizer.special_ids))
     for side in ("tokens", "source") if task in ("translation", "denoising") else ("tokens",):
@@ -45,15 +45,15 @@ def test_ordinary_tokens_alone_are_hidden_in_their_share(tmp_path, task):
         assert hidden / ordinary == pytest.approx(0.3, abs=4 * (0.21 / ordinary) ** 0.5)
 
 
-def test_nothing_is_hidden_from_a_net_that_does_not_learn(tmp_path):
-    _, found = batches_and_what_is_read("translation", tmp_path, training=False)
+def test_nothing_is_replaced_in_eval_mode(tmp_path):
+    _, found = batches_before_and_after("translation", tmp_path, training=False)
     assert all(after is before for before, after in found)
 
 
-def test_both_sides_have_the_words_of_their_own_tokenizer():
+def test_both_sides_have_the_replacement_of_their_tokenizer():
     src, tgt = words(["a", "b"]), train_tokenizer(sentences(9), kind="word")
-    hide = WordDropoutLoss(lambda net, batch: NOTHING, (src, tgt), 0.1, torch.device("cpu"))
-    tables = [table.tolist() for table in hide._replaced]
+    loss = WordDropoutLoss(lambda net, batch: NOTHING, (src, tgt), 0.1, torch.device("cpu"))
+    tables = [table.tolist() for table in loss._replacements]
     for tokenizer, table, hidden in zip(
         (src, tgt), tables, (src.specials.mask_id, tgt.unk_id), strict=True
     ):
@@ -62,12 +62,12 @@ def test_both_sides_have_the_words_of_their_own_tokenizer():
 
 
 @pytest.mark.parametrize("task", ["translation", "classification"])
-def test_a_run_goes_on_with_the_words_that_it_would_have_read(tmp_path, task):
+def test_a_resumed_run_has_the_same_replacements(tmp_path, task):
     recipe = recipe_of(task, tmp_path, training__word_dropout=0.3)
     assert_resumes(recipe, tmp_path, ["scores.json"])
 
 
-def test_bytes_that_cannot_be_hidden_are_refused():
+def test_a_tokenizer_without_a_replacement_is_refused():
     tokenizer = train_tokenizer(["a b"], kind="byte")
     tokenizer.specials = type(tokenizer.specials)()
     with pytest.raises(UserError, match="word_dropout needs a mask or an unknown token"):

@@ -1,4 +1,4 @@
-"""Checkpointed activations change no gradient and no model, and fewer tensors are saved."""
+"""Activation checkpointing: equal gradients and models, fewer saved tensors."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from trainers import batch_for
 
 
 def gradients(net, *, activation_checkpointing):
-    """Those of a step with fixed random numbers, and how often a block ran."""
+    """Gradients of a step with fixed random numbers, and the number of block calls."""
     step = TrainStep(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
     runs = []
     blocks = [module for name, module in net.named_modules() if name.endswith("blocks.0")]
@@ -40,7 +40,7 @@ def test_gradients_are_bit_equal_with_dropout(name):
 
 
 def saved_bytes(net, *, activation_checkpointing):
-    """Of the storages that a forward pass saves, those of weights left out."""
+    """Bytes of the storages saved by a forward pass, weights excluded."""
     step = TrainStep(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
     weights = {weight.untyped_storage().data_ptr() for weight in net.parameters()}
     saved = {}
@@ -63,7 +63,7 @@ def test_a_block_saves_little_but_its_input(name):
     assert fewer < plain / 2
 
 
-def test_a_recipe_turns_it_on_in_steps_alone_and_the_model_stays_the_same(tmp_path, monkeypatch):
+def test_activation_checkpointing_of_a_recipe_does_not_change_the_model(tmp_path, monkeypatch):
     calls = []
 
     def counted(*args, **keys):

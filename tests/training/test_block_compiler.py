@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_runs import Ready, recipe_of
+from encoder_runs import PreparedTask, recipe_of
 from heedful.errors import UserError
 from heedful.progress import use_display
 from heedful.run import train
@@ -87,7 +87,9 @@ def test_without_a_compiler_one_line_says_what_to_install(monkeypatch):
 
 
 def test_windows_of_a_language_model_have_one_shape(tmp_path):
-    run = Ready(recipe_of("language_modelling", tmp_path, training__compile=True), tmp_path / "d")
+    run = PreparedTask(
+        recipe_of("language_modelling", tmp_path, training__compile=True), tmp_path / "d"
+    )
     widths = {run.load_batch(item).tokens.ids.size(1) for item in run.plan_epoch(0)}
     ((rows, width, source),) = run.task.batch_shapes(run.data)
     assert (rows, widths, source) == (8, {width}, None)

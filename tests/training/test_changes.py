@@ -1,4 +1,4 @@
-"""Resuming with other settings: which are allowed, and where that is noted."""
+"""Resuming with other settings: allowed keys, and notes in log and report."""
 
 import shlex
 
@@ -34,7 +34,7 @@ def steps_of(out):
 
 @pytest.mark.parametrize("step", [1, 7])
 def test_the_advice_after_a_divergence_works_as_it_is_printed(commands, tmp_path, step):
-    """Before a checkpoint it begins again; after one it goes on from there."""
+    """Before the first checkpoint the run starts again; afterwards it resumes."""
     plugin, out = tmp_path / f"diverges{step}.py", tmp_path / "a run"
     plugin.write_text(DIVERGES.format(step=step))
     recipe = write_recipe(
@@ -106,7 +106,7 @@ def test_changed_settings_stay_with_the_run_and_end_its_bands(commands, tmp_path
     assert_refused(refused, 'training.precision ("bf16" -> "fp32")', "with --set")
 
 
-def test_a_setting_that_is_set_back_at_the_same_step_is_no_change(commands, tmp_path):
+def test_a_setting_that_is_restored_at_the_same_step_is_no_change(commands, tmp_path):
     recipe = write_recipe(tmp_path / "recipe.json")
     for out in ("whole", "changed"):
         assert commands.train(recipe, tmp_path / out, kill={"interrupt_at": 7}).code == 130

@@ -1,4 +1,4 @@
-"""Events of a run and their listeners: nothing is lost, doubled or torn, and screens stay clean."""
+"""Events and listeners: complete logs without duplicates, displays without control codes."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def evaluated(step: int, *, is_best: bool = False) -> Evaluated:
 
 
 def a_run(until: int = 100) -> list[Event]:
-    """Steps logged by tens, evaluated and saved by twenties."""
+    """Events of a run: steps logged every 10, evaluated and saved every 20."""
     events: list[Event] = [START]
     for step in range(10, until + 1, 10):
         events.append(step_done(step))
@@ -96,12 +96,12 @@ def test_an_event_survives_its_line_of_json(event: Event) -> None:
         ('{"event": "run_finished", "step": 1, "seconds": 2, "reason": "tired"}', "reason"),
     ],
 )
-def test_a_line_that_is_no_event_is_refused(line: str, message: str) -> None:
+def test_a_line_that_is_not_an_event_is_refused(line: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         from_json(line)
 
 
-def test_the_log_is_whole_after_every_event(tmp_path: Path) -> None:
+def test_the_log_is_complete_after_every_event(tmp_path: Path) -> None:
     log = JsonlLog(tmp_path / "new" / "log.jsonl")
     for count, event in enumerate(a_run(), start=1):
         log.on(event)
@@ -136,7 +136,7 @@ def test_a_killed_and_resumed_log_is_that_of_the_uninterrupted_run(
         assert list(Path(folder).iterdir()) == [path]
 
 
-def test_on_resume_ends_and_starts_that_no_longer_hold_are_dropped(tmp_path: Path) -> None:
+def test_resuming_drops_obsolete_events(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     at_20, at_40 = (RunStarted({}, 1, 2, 3, "cpu", 100, resumed_from=step) for step in (20, 40))
     log = JsonlLog(path)
@@ -237,7 +237,7 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
         ({}, " (not the likelihood alone)", " (not the likelihood alone)"),
     ],
 )
-def test_a_loss_says_what_it_has_beside_the_likelihood(
+def test_the_display_notes_terms_besides_the_likelihood(
     recipe: dict[str, object], of_training: str, held_out: str | None
 ) -> None:
     start = replace(START, recipe=recipe, unit="tokens")
@@ -249,13 +249,13 @@ def test_a_loss_says_what_it_has_beside_the_likelihood(
     assert f"loss 1.500{held_out or ''}  perplexity" in evaluation
 
 
-def test_a_classifier_has_its_own_figures() -> None:
+def test_classification_displays_no_perplexity() -> None:
     event = Evaluated(10, 1, 5.0, 0.5, math.exp(0.5), 0.75, {"accuracy": 0.75, "macro_f1": 0.5})
     (line,) = shown([event], terminal=False).splitlines()
     assert line == "  step 10  held-out loss 0.500  accuracy 75.00%  macro F1 50.00%  0:05"
 
 
-def test_in_a_terminal_the_bar_comes_down_before_the_end() -> None:
+def test_the_bar_is_removed_before_the_last_line() -> None:
     out = shown([*a_run(), RunFinished(100, 50.0, "interrupted")], terminal=True)
     hidden, visible, end = (out.rindex(s) for s in ("\x1b[?25l", "\x1b[?25h", "interrupted"))
     assert hidden < visible < end
@@ -268,7 +268,7 @@ def test_markup_in_names_is_not_interpreted() -> None:
     assert "[red]x[/red] 1.00" in shown([START, event], terminal=False)
 
 
-def test_numbers_as_people_read_them() -> None:
+def test_scores_are_formatted() -> None:
     assert [clock(s) for s in (0, 59.6, 3599, 3600, 36_061)] == [
         "0:00",
         "1:00",

@@ -1,4 +1,4 @@
-"""A run says whether it is right: by bands of its recipe, and by what holds for any data."""
+"""Checks of a run: the bands of its recipe, and those for any data."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ BAND = {"step": 4, "low": 1.5, "high": 2.0}
 
 
 def said(loss: float, step: int = 4) -> list[str]:
-    """What is said of an evaluation, by a recipe with one band."""
+    """The lines printed for an evaluation, for a recipe with one band."""
     lines: list[str] = []
     listener = ExpectationListener([Expectation(**BAND)], lines.append)
     listener.on(Evaluated(step, 0, 1.0, loss, perplexity=9.0, token_accuracy=0.5))
@@ -34,14 +34,14 @@ def said(loss: float, step: int = 4) -> list[str]:
     ("loss", "word"),
     [(1.5, "within"), (2.0, "within"), (1.499, "below"), (2.001, "above"), (float("nan"), "above")],
 )
-def test_a_loss_is_within_a_band_or_on_a_side_of_it(loss: float, word: str) -> None:
+def test_a_loss_is_within_below_or_above_a_band(loss: float, word: str) -> None:
     (line,) = said(loss)
     assert line.startswith(f"check: step 4: loss {loss:.3f} is {word} 1.5 to 2")
     assert ("heedful verify" in line) == (word != "within")
     assert said(loss, step=2) == []
 
 
-def test_bands_are_not_held_against_a_run_whose_settings_changed() -> None:
+def test_bands_are_ignored_after_a_change_of_settings() -> None:
     recipe, evaluated = {"expect": [BAND]}, Evaluated(4, 0, 1.0, 1.7, 9.0, 0.5)
     for changes, count in (([], 1), (["training.clip_norm (1.0 -> 0.5)"], 0)):
         resumed = RunStarted(recipe, 1, 1, 1, "cpu", 9, resumed_from=2, changes=changes)
@@ -54,8 +54,8 @@ def test_bands_are_not_held_against_a_run_whose_settings_changed() -> None:
         assert len(lines) == count
 
 
-def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
-    """Bands around, above and below what the run really finds; it is evaluated for step 5 alone."""
+def test_bands_are_checked_at_their_steps(tmp_path: Path) -> None:
+    """Bands around, above and below the loss; step 5 is evaluated only for its band."""
     bands = [
         {"step": 3, "low": 0.0, "high": 50.0},
         {"step": 5, "low": 0.0, "high": 50.0},
@@ -79,8 +79,8 @@ def test_a_run_says_it_at_its_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_bands_change_nothing_of_a_run(tmp_path: Path) -> None:
-    """No checkpoint, no best and no patience hangs on their steps, so that a resume may differ."""
+def test_bands_do_not_change_a_run(tmp_path: Path) -> None:
+    """Extra evaluations affect neither checkpoints nor the best model nor patience."""
     bands = [{"step": step, "low": 0.0, "high": 50.0} for step in (1, 5, 8)]
     keys = {"training__patience": 2, "training__max_steps": 30}
     for name, expect in (("with", bands), ("without", [])):
@@ -88,7 +88,7 @@ def test_bands_change_nothing_of_a_run(tmp_path: Path) -> None:
     assert_same_checkpoints(tmp_path / "with", tmp_path / "without")
 
 
-def test_a_run_without_bands_says_what_holds_for_any_data(tmp_path: Path) -> None:
+def test_a_run_without_bands_has_the_general_checks(tmp_path: Path) -> None:
     lines: list[str] = []
     recipe = parse_recipe(tiny(training__max_steps=3, training__log_every=1))
     train(recipe, tmp_path / "run", print_line=lines.append)
@@ -106,8 +106,8 @@ def of_losses(losses: list[float]) -> list[Event]:
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.integers(3, 400), st.floats(0.0, 10.0))
-def test_a_clear_fall_is_told_from_noise(seed: int, count: int, level: float) -> None:
-    """Steady or curved, a fall of ten standard deviations is one; a rise never is."""
+def test_a_clear_fall_is_distinguished_from_noise(seed: int, count: int, level: float) -> None:
+    """A linear or curved fall of ten standard deviations counts, a rise does not."""
     noise = np.random.default_rng(seed).normal(0, 0.1, count)
     steady, curved = np.linspace(1, 0, count), np.exp(-np.linspace(0, 3, count))
     for shape in (steady, curved):
@@ -119,7 +119,7 @@ def test_a_clear_fall_is_told_from_noise(seed: int, count: int, level: float) ->
             assert general_verdicts(of_losses([*falling]), Path("run"))[0].good
 
 
-def test_noise_is_hardly_ever_a_fall() -> None:
+def test_noise_is_rarely_taken_for_a_fall() -> None:
     rng = np.random.default_rng(0)
     found = [
         general_verdicts(of_losses([*rng.normal(2, 0.1, 60)]), Path("run"))[0].good
@@ -128,7 +128,7 @@ def test_noise_is_hardly_ever_a_fall() -> None:
     assert sum(map(bool, found)) <= 6
 
 
-def test_a_loss_is_held_against_the_frequencies_of_the_targets() -> None:
+def test_the_loss_is_compared_with_the_unigram_entropy() -> None:
     for entropy, good in ((1.3, True), (1.1, False)):
         start = RunStarted({}, 1, 1, 1, "cpu", 1, unigram_entropy=entropy)
         # The loss that is trained on is smoothed, and does not count.
@@ -141,7 +141,7 @@ def test_a_loss_is_held_against_the_frequencies_of_the_targets() -> None:
     assert general_verdicts(of_losses([1.0]), Path("run")) == []
 
 
-def test_the_entropy_of_targets_by_hand() -> None:
+def test_unigram_entropy_by_hand() -> None:
     found = unigram_entropy(map(torch.tensor, ([5, 5, 7], [7, 9, 9, 9, 9])))
     assert found == pytest.approx(0.5 * math.log(4) + 0.5 * math.log(2))
     some = unigram_entropy(map(torch.tensor, ([1, 2], [3, 3])), enough=2)
@@ -159,7 +159,7 @@ def test_the_entropy_of_targets_by_hand() -> None:
         ("training.label_smoothing=0.1", False),
     ],
 )
-def test_bands_are_of_the_recipe_as_it_is(override: str, kept: bool) -> None:
+def test_overrides_remove_bands(override: str, kept: bool) -> None:
     assert bool(load_recipe("rhyme", [override]).expect) == kept
     assert load_recipe("rhyme", [override, "expect=[{step: 1, low: 0, high: 1}]"]).expect
 

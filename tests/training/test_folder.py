@@ -1,4 +1,4 @@
-"""A run's folder belongs to the run that works in it, and a start that fails removes its own."""
+"""The folder of a run: locking, and removal of the files of a failed start."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def failing_start(path, write):
         raise ZeroDivisionError
 
 
-def test_a_start_that_fails_leaves_what_others_wrote_meanwhile(tmp_path):
+def test_a_failed_start_keeps_files_of_other_processes(tmp_path):
     runs = tmp_path / "runs"
 
     def write():
@@ -44,7 +44,7 @@ def test_a_start_that_fails_leaves_what_others_wrote_meanwhile(tmp_path):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with a recipe that starts, and files whose names a run uses too."""
+    """A folder with a recipe, and files with names that a run also uses."""
     folder = tmp_path / "project"
     folder.mkdir()
     text = write_recipe(folder / "recipe.yaml", training__max_steps=1).read_text()
@@ -72,9 +72,7 @@ def test_a_recipe_in_the_folder_of_a_project_is_trained_elsewhere(
 
 
 @pytest.mark.parametrize("resume", [(), ("--resume",)])
-def test_a_folder_with_files_that_no_run_wrote_is_refused_and_untouched(
-    commands, project, tmp_path, resume
-):
+def test_a_folder_with_other_files_is_refused_and_unchanged(commands, project, tmp_path, resume):
     before = tree(tmp_path)
     said = "holds no run" if resume else "no run wrote; give a new folder (--out)"
     for recipe in (project / "recipe.yaml", "copy"):
@@ -82,7 +80,7 @@ def test_a_folder_with_files_that_no_run_wrote_is_refused_and_untouched(
         assert tree(tmp_path) == before
 
 
-def test_of_a_killed_start_only_files_of_the_run_are_removed(commands, recipe, tmp_path):
+def test_after_a_killed_start_only_files_of_the_run_are_removed(commands, recipe, tmp_path):
     out = tmp_path / "run"
     kill = {"call": "replace", "path": r"run/config\.json$", "when": "after", "nth": 1}
     assert commands.train(recipe, out, kill=kill).signal == 9
@@ -115,13 +113,13 @@ def test_copies_of_checkpoints_stay_when_others_are_pruned(tmp_path):
     )
 
 
-def test_folders_that_a_failed_start_made_are_gone(tmp_path):
+def test_a_failed_start_removes_the_folders_it_created(tmp_path):
     with pytest.raises(ZeroDivisionError):
         failing_start(tmp_path / "a" / "b" / "c", lambda: None)
     assert not tree(tmp_path)
 
 
-def test_the_loser_of_two_starts_removes_nothing_of_the_winners(commands, recipe, tmp_path):
+def test_of_two_concurrent_starts_one_fails_without_changes(commands, recipe, tmp_path):
     out = tmp_path / "runs" / "one"
     with RunFolder(out) as folder:
         folder.claim("fp32")
@@ -134,9 +132,7 @@ def test_the_loser_of_two_starts_removes_nothing_of_the_winners(commands, recipe
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_resume_beside_a_working_run_is_refused_and_touches_nothing(
-    commands, recipe, tmp_path, changed
-):
+def test_resuming_a_running_run_is_refused_without_changes(commands, recipe, tmp_path, changed):
     out = tmp_path / "run"
     assert commands.train(recipe, out).code == 0
     more = ("--set", "training.max_steps=4") if changed else ()
@@ -148,7 +144,7 @@ def test_a_resume_beside_a_working_run_is_refused_and_touches_nothing(
         assert tree(out) == before
 
 
-def test_the_lock_of_a_killed_run_keeps_nobody_out(tmp_path):
+def test_the_lock_file_of_a_killed_run_does_not_block(tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from heedful.training.folder import RunFolder\n"

@@ -45,7 +45,7 @@ def test_a_run_with_frozen_weights_resumes_bit_equal(tmp_path, optimizer):
     assert len(whole.optimizer.state) == len(trained)
 
 
-def test_what_is_judged_and_saved_has_the_frozen_weights_too(tmp_path):
+def test_evaluated_and_saved_nets_have_the_frozen_weights(tmp_path):
     net, best = frozen_net(), {}
     before = copied(net)
     keys = settings(max_steps=2, evaluate_every=2, ema_decay=0.9, average_checkpoints=2)

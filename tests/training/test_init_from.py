@@ -1,4 +1,4 @@
-"""Starting from another model: what is taken over, what is said of it, and what is refused."""
+"""Initialization from another model: copied tensors, printed summary, refused sources."""
 
 import json
 import re
@@ -35,26 +35,26 @@ def start(source: Any, **changes: Any) -> Any:
 STILL = {"name": "constant", "learning_rate": 1e-12, "warmup_steps": 0}
 
 
-def test_all_of_a_model_is_taken_over_with_its_sizes_and_words(source, tmp_path):
-    said: list[str] = []
+def test_all_weights_sizes_and_tokenizers_are_inherited(source, tmp_path):
+    printed_lines: list[str] = []
     recipe = start(source, model={}, training__schedule=STILL, data__generated__num_symbols=4)
-    train(recipe, tmp_path / "run", print_line=said.append)
+    train(recipe, tmp_path / "run", print_line=printed_lines.append)
     before, after = (heedful.load(path, device="cpu") for path in (source, tmp_path / "run"))
     assert after.config == before.config
     assert after.src_tokenizer.content() == before.src_tokenizer.content()
     given = load_tensors(source / WEIGHTS)
     for name, tensor in load_tensors(tmp_path / "run" / WEIGHTS).items():
         torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
-    assert f"init_from  {len(given)} tensors of {source} loaded" in said
-    assert not any("initialized" in line or "not used" in line for line in said)
+    assert f"init_from  {len(given)} tensors of {source} loaded" in printed_lines
+    assert not any("initialized" in line or "not used" in line for line in printed_lines)
 
 
-def test_what_was_not_loaded_is_summed_up_on_both_sides(source, tmp_path):
-    said: list[str] = []
+def test_tensors_that_were_not_copied_are_summarized(source, tmp_path):
+    printed_lines: list[str] = []
     recipe = start(source, model={"num_encoder_layers": 2, "d_ff": 48})
-    train(recipe, tmp_path / "run", print_line=said.append)
-    new = next(line for line in said if "initialized, not loaded" in line)
-    unused = next(line for line in said if "of it not used" in line)
+    train(recipe, tmp_path / "run", print_line=printed_lines.append)
+    new = next(line for line in printed_lines if "initialized, not loaded" in line)
+    unused = next(line for line in printed_lines if "of it not used" in line)
     own = {name: t.shape for name, t in load_tensors(tmp_path / "run" / WEIGHTS).items()}
     given = {name: t.shape for name, t in load_tensors(source / WEIGHTS).items()}
     drawn = {name for name in own if own[name] != given.get(name)}
@@ -67,12 +67,12 @@ def test_what_was_not_loaded_is_summed_up_on_both_sides(source, tmp_path):
     assert set(names["initialized"]) == drawn
     assert set(names["not_used"]) == left
     assert set(names["loaded"]) == own.keys() - drawn
-    assert f"           all names are in {tmp_path / 'run/init_from.json'}" in said
-    assert f"           model.d_ff is 48, where {source} has 32" in said
-    assert f"{len(own) - len(drawn)} tensors of" in "\n".join(said)
+    assert f"           all names are in {tmp_path / 'run/init_from.json'}" in printed_lines
+    assert f"           model.d_ff is 48, where {source} has 32" in printed_lines
+    assert f"{len(own) - len(drawn)} tensors of" in "\n".join(printed_lines)
 
 
-def test_a_recipes_own_sizes_give_way_to_the_sources(source, tmp_path, commands):
+def test_sizes_of_the_source_replace_those_of_a_recipe(source, tmp_path, commands):
     recipe = write_recipe(tmp_path / "wide.json", model__d_ff=48, model__dropout=0.2)
     for sets, sizes in (
         ((), (32, 1)),
@@ -85,7 +85,7 @@ def test_a_recipes_own_sizes_give_way_to_the_sources(source, tmp_path, commands)
         assert (config.d_ff, config.num_encoder_layers, config.dropout) == (*sizes, 0.2)
 
 
-def test_the_length_is_the_sources_and_longer_texts_are_refused(source, tmp_path, commands):
+def test_the_maximum_length_is_inherited_and_longer_texts_are_refused(source, tmp_path, commands):
     train(start(source, model={}, data__max_length=8), tmp_path / "run")
     assert heedful.load(tmp_path / "run", device="cpu").config.max_length == 12
     recipe = write_recipe(tmp_path / "r.json", init_from=str(source), data__max_length=20)
@@ -105,7 +105,7 @@ def test_a_model_with_nothing_in_common_is_refused(source, tmp_path, commands):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_relative_path_is_of_where_the_command_runs(source, tmp_path, commands):
+def test_a_relative_path_is_relative_to_the_current_folder(source, tmp_path, commands):
     recipe = write_recipe(
         tmp_path / "r.json", init_from=source.name, model={}, training__max_steps=1
     )
@@ -129,8 +129,8 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_starts_from_it_again(
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_the_table_of_other_words_of_the_same_number_is_not_loaded(source, tmp_path):
-    """A student has its teacher's vocabulary; that of `init_from` may be as large, and another."""
+def test_embeddings_of_another_vocabulary_of_equal_size_are_not_copied(source, tmp_path):
+    """Embeddings are copied only for an equal vocabulary, not for one of equal size."""
     other = tmp_path / "teacher"
     changes = {"task": "reverse", "data__generated__seed": 5, "training__max_steps": 1}
     train(parse_recipe(tiny(**changes)), other)
@@ -140,22 +140,22 @@ def test_the_table_of_other_words_of_the_same_number_is_not_loaded(source, tmp_p
     first, last = words[4], words[-1]
     vocabulary[first], vocabulary[last] = vocabulary[last], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(edited))
-    said: list[str] = []
+    printed_lines: list[str] = []
     recipe = start(source, model={}, distillation={"teacher": str(other)})
-    train(recipe, tmp_path / "run", print_line=said.append)
-    new = next(line for line in said if "initialized, not loaded" in line)
+    train(recipe, tmp_path / "run", print_line=printed_lines.append)
+    new = next(line for line in printed_lines if "initialized, not loaded" in line)
     names = new.split(": ")[1].split(", ")
     assert names == ["src_embedding.tokens.weight"]  # of all three, since they are tied
 
 
-def test_the_names_of_tables_of_words():
+def test_names_of_vocabulary_tensors():
     names = weights_of(bert.build(bert.Config(12, 8, 2, 1, 16, max_length=8, tie_embeddings=False)))
     rows = {name for name, weight in names.items() if weight.size(0) == 12}
     assert rows == {name for name in names if re.fullmatch(VOCABULARY_TENSORS, name)}
 
 
-def test_a_run_may_have_a_tokenizer_that_is_there_already(tmp_path):
-    """Its ids are kept; beside a model of another vocabulary it is refused."""
+def test_a_run_may_use_an_existing_tokenizer(tmp_path):
+    """Its ids are kept; with `init_from` of another vocabulary it is refused."""
     own = train_tokenizer(["9 8 7 6 5 4 3 2 1 0"], kind="word", extra_specials=("<mask>",))
     own.save(tmp_path / "tokenizer.json")
     keys = {"tokenizer": {"path": str(tmp_path / "tokenizer.json")}, "training__max_steps": 1}

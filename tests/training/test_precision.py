@@ -1,4 +1,4 @@
-"""Precision of training steps: how it is resolved and kept, and loss scaling in fp16."""
+"""Precision of training steps: resolution of `auto`, resuming, loss scaling in fp16."""
 
 import math
 
@@ -40,7 +40,7 @@ def fp16_trainer(folder, *, net=None, scale=2.0**16, growth_interval=2000, **key
         ("bf16", "cpu", False, "bf16"),
     ],
 )
-def test_auto_is_a_precision_that_the_device_computes_in(
+def test_auto_is_a_precision_that_the_device_supports(
     monkeypatch, precision, device, has_bf16, resolved
 ):
     monkeypatch.setattr(precisions, "_has_native_bf16", lambda device: has_bf16)
@@ -48,15 +48,15 @@ def test_auto_is_a_precision_that_the_device_computes_in(
 
 
 @pytest.mark.parametrize(("precision", "device"), [("bf16", "cuda"), ("fp16", "mps")])
-def test_a_precision_that_the_device_lacks_is_refused_in_one_line(monkeypatch, precision, device):
+def test_an_unsupported_precision_is_refused(monkeypatch, precision, device):
     monkeypatch.setattr(precisions, "_has_native_bf16", lambda device: False)
     with pytest.raises(UserError, match=rf"{precision}.*--set training\.precision=fp") as refused:
         resolve_precision(precision, torch.device(device))
     assert "\n" not in str(refused.value)
 
 
-def test_a_resumed_run_keeps_the_precision_that_it_began_with(tmp_path, monkeypatch):
-    """`auto` is resolved once: not again by the machine that the run goes on with."""
+def test_a_resumed_run_keeps_its_precision(tmp_path, monkeypatch):
+    """`auto` is resolved once, not again on the machine of a resumed run."""
     for number, has_bf16 in enumerate((True, False)):
         monkeypatch.setattr(precisions, "_has_native_bf16", lambda device, has=has_bf16: has)
         recipe = parse_recipe(
@@ -110,7 +110,7 @@ def test_a_gradient_that_overflows_at_any_scale_ends_the_run(tmp_path):
     assert all(torch.equal(before[name], weight) for name, weight in weights_of(net).items())
 
 
-def test_a_resumed_run_in_fp16_goes_on_with_its_scale(tmp_path):
+def test_a_resumed_run_in_fp16_keeps_its_loss_scale(tmp_path):
     keys = {"scale": 2.0**20, "growth_interval": 2, "evaluate_every": 5, "max_steps": 11}
     whole = fp16_trainer(tmp_path / "whole", **keys)
     whole.run()

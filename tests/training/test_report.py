@@ -1,4 +1,4 @@
-"""The report: one safe page that loads nothing, shows every section, and draws what happened."""
+"""The report: one page with all sections and charts, without external resources."""
 
 import math
 import re
@@ -33,7 +33,7 @@ NASTY = "<script>alert('x')</script>\"&"
 
 
 class Page(HTMLParser):
-    """What a page is made of, checked to be well nested while it is read."""
+    """The content of a page, parsed with a check of nesting."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Page(HTMLParser):
 
 
 def curves_of(page: Page) -> list[list[tuple[float, float]]]:
-    """Where the points of each curve lie on the paper."""
+    """The coordinates of the points of each curve."""
     found = [
         str(a["d"])
         for a in page.found("path")
@@ -134,7 +134,7 @@ def sections(page: Page) -> list[str | None]:
     return [a["id"] for tag, a in page.tags if tag in ("header", "section")]
 
 
-def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+def test_the_page_has_no_scripts_or_external_resources(tmp_path: Path) -> None:
     text, page = report(tmp_path, a_run())
     assert not re.search(r"https?://|//\w|url\(|@import|@font-face|#a0000\d", text)
     names = {tag for tag, _ in page.tags}
@@ -148,7 +148,7 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_all_sections_and_main_figures_are_there(tmp_path: Path) -> None:
+def test_the_report_has_all_sections_and_main_figures(tmp_path: Path) -> None:
     _, page = report(tmp_path, a_run())
     assert sections(page) == SECTIONS
     for expected in (
@@ -164,7 +164,7 @@ def test_all_sections_and_main_figures_are_there(tmp_path: Path) -> None:
         "Scored: test text, the weights of step 50, decoded with beam size 5.",
         "is another: smoothed; held-out figures are of the moving average of the weights.",
         "Exact match and BLEU are of the first 200 held-out texts, decoded greedily.",
-        "recipe.yaml, beside this page, has every key",
+        "recipe.yaml has every key",
         "step 50: smoothed loss 1.800 is within 1 to 2",
         "the training loss falls: 0.400 at first, 0.040 at last",
         "the held-out loss at step 100, 0.030 nats per target, is below 6.000",
@@ -209,7 +209,7 @@ def tiles_of(page: Page) -> list[tuple[str, str, str]]:
     return [tuple(text for _, text in page.texts[i - 2 : i + 1]) for i in starts if found]  # type: ignore[misc]
 
 
-def test_what_has_no_reference_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+def test_samples_without_a_reference_are_not_marked(tmp_path: Path) -> None:
     start = RunStarted({"task": "language_modelling"}, 1, 1, 1, "cpu", 1, unit="tokens")
     samples = [Sample("Tick", "", "-tock"), Sample("", "", NASTY)]
     event = Evaluated(1, 1, 1.0, 1.0, math.e, 0.5, {}, samples, True)
@@ -220,7 +220,7 @@ def test_what_has_no_reference_is_neither_right_nor_wrong(tmp_path: Path) -> Non
     assert "1 training and 1 held-out tokens" in page.text
 
 
-def test_a_classifier_has_its_own_figures(tmp_path: Path) -> None:
+def test_classification_displays_no_perplexity(tmp_path: Path) -> None:
     samples = [Sample("a text", "no", "yes")]
     scores = {"accuracy": 0.625, "macro_f1": 0.6}
     events: list[Event] = [
@@ -243,7 +243,7 @@ def test_a_classifier_has_its_own_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 30])
-def test_tables_of_errors_of_any_size_keep_to_the_paper(tmp_path: Path, count: int) -> None:
+def test_confusion_matrices_of_any_size_fit_the_page(tmp_path: Path, count: int) -> None:
     labels = [f"label-{NASTY} {number}" for number in range(count)]
     table = np.arange(count * count).reshape(count, count)
     text, page = report(tmp_path, a_run(), labels=labels, confusion=table.tolist())
@@ -298,7 +298,7 @@ values_of_a_curve = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_si
 
 @settings(max_examples=25, deadline=None)
 @given(values_of_a_curve, st.booleans(), st.booleans())
-def test_every_point_lies_on_the_paper(values: list[float], log: bool, from_zero: bool) -> None:
+def test_every_point_is_inside_the_chart(values: list[float], log: bool, from_zero: bool) -> None:
     points = [(step * 7, value) for step, value in enumerate(values, start=1)]
     chart = Chart("t", [Series("s", points)], log=log, from_zero=from_zero).drawable()
     kept = [value for value in values if value >= SMALLEST or not log]
@@ -316,7 +316,7 @@ def test_every_point_lies_on_the_paper(values: list[float], log: bool, from_zero
         assert upper_y <= lower_y
 
 
-def test_long_curves_are_thinned_to_means() -> None:
+def test_long_curves_are_downsampled_to_means() -> None:
     values = [(step, float(step % 2)) for step in range(1, 100_001)]
     page = Page(draw(Chart("t", [Series("s", values)]).drawable()))
     (drawn,) = curves_of(page)

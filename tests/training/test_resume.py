@@ -1,4 +1,4 @@
-"""A run that is killed and resumed, however often and wherever, ends as one that was not."""
+"""A run that is killed and resumed ends as an uninterrupted one."""
 
 import json
 import random
@@ -22,7 +22,7 @@ RESULTS = ("model.safetensors", "scores.json", "test.output.txt", "config.json",
 
 @pytest.fixture(scope="module")
 def whole(commands, tmp_path_factory):
-    """(recipe file, folder, seconds) of the run that nothing disturbs, for each set of changes."""
+    """(recipe file, folder, seconds) of an uninterrupted run, for each set of changes."""
     made = {}
 
     def make(**changes):
@@ -39,7 +39,7 @@ def whole(commands, tmp_path_factory):
 
 
 def go_on(commands, recipe, out, kill=None):
-    """The next session: resumed where there is something to resume."""
+    """The next session, resumed if the folder has a checkpoint."""
     more = ["--resume"] if (out / "recipe.yaml").exists() else []
     return commands.train(recipe, out, *more, kill=kill)
 
@@ -180,7 +180,7 @@ def test_killed_inside_a_write(commands, whole, tmp_path, points):
     assert_same_end(out, reference)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(commands, whole, tmp_path):
+def test_ctrl_c_saves_and_prints_how_to_resume(commands, whole, tmp_path):
     recipe, reference, _ = whole()
     out = tmp_path / "run"
     # 3 evaluates: a stop there, and one between two evaluations.
@@ -202,7 +202,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(commands, whole, tmp_path):
     assert_same_files(out / LAST, reference / LAST, ("model.safetensors", "training.safetensors"))
 
 
-def test_sigterm_in_an_evaluation_leaves_it_and_the_resumed_run_makes_it(commands, whole, tmp_path):
+def test_sigterm_ends_an_evaluation_which_the_resumed_run_repeats(commands, whole, tmp_path):
     recipe, reference, _ = whole()
     out = tmp_path / "run"
     for nth in (2, 1):  # that of step 6, and again where it is made first of all
@@ -233,8 +233,8 @@ def test_interrupted_twice_at_one_step_keeps_its_state(commands, whole, tmp_path
     assert_same_files(out, reference)
 
 
-def test_an_unfinished_run_has_a_model_and_says_of_which_step(commands, whole, tmp_path):
-    """Interrupted before its first evaluation; and while it goes on, which the lock says."""
+def test_an_unfinished_run_has_a_model_with_its_step(commands, whole, tmp_path):
+    """After an interruption before the first evaluation, and while the run is locked."""
     recipe, reference, _ = whole()
     out = tmp_path / "run"
     assert go_on(commands, recipe, out, {"interrupt_at": 1}).code == 130
@@ -263,8 +263,8 @@ def test_resume_with_a_changed_recipe_names_keys_and_values_and_removes_nothing(
     half.unlink()
 
 
-def test_a_finished_run_goes_on_to_a_later_end_as_if_it_had_never_ended(commands, tmp_path):
-    """Its schedule does not end with it, so that no step would have been another one."""
+def test_a_finished_run_can_be_extended(commands, tmp_path):
+    """Its schedule does not depend on the last step."""
     recipe = write_recipe(tmp_path / "recipe.json", training__schedule__name="constant")
     for out, ends in (("whole", (12,)), ("parts", (5, 12))):
         for number, end in enumerate(ends):
@@ -281,7 +281,7 @@ def test_a_finished_run_goes_on_to_a_later_end_as_if_it_had_never_ended(commands
 
 @pytest.fixture
 def moved(commands, tmp_path):
-    """A run of relative paths that was interrupted, whose corpus and first model are gone since."""
+    """An interrupted run with relative paths, whose corpus and source model were removed."""
     work = tmp_path / "work"
     work.mkdir()
     for side in ("en", "de"):
@@ -300,7 +300,7 @@ def moved(commands, tmp_path):
     return work
 
 
-def test_a_run_goes_on_from_any_folder_without_its_raw_text(commands, moved, tmp_path):
+def test_a_run_resumes_in_any_current_folder_without_its_raw_text(commands, moved, tmp_path):
     for name in ("a.en", "a.de", "first", "second.json"):
         (moved / name).rename(tmp_path / name)
     ended = commands.run("train", moved / "run", "--resume", "--quiet", cwd=tmp_path / "first")
@@ -309,7 +309,7 @@ def test_a_run_goes_on_from_any_folder_without_its_raw_text(commands, moved, tmp
     assert_same_checkpoints(moved / "run", moved / "whole")
 
 
-def test_prepared_data_that_are_gone_are_prepared_again_from_any_folder(commands, moved, tmp_path):
+def test_missing_prepared_data_are_prepared_again(commands, moved, tmp_path):
     name = facts_of_run(moved / "run").data
     shutil.rmtree(cache_folder() / name)
     text = (moved / "a.en").read_text()
@@ -330,14 +330,14 @@ def test_prepared_data_that_are_gone_are_prepared_again_from_any_folder(commands
     assert_same_checkpoints(moved / "run", moved / "whole")
 
 
-def test_resume_where_nothing_is(commands, tmp_path):
+def test_resuming_an_empty_folder_is_refused(commands, tmp_path):
     recipe = write_recipe(tmp_path / "recipe.json")
     refused = commands.train(recipe, tmp_path / "none", "--resume")
     assert_refused(refused, tmp_path / "none", "no run to resume", "leave out --resume")
     assert not (tmp_path / "none").exists()
 
 
-def test_a_folder_that_holds_a_run_is_not_begun_again(commands, whole):
+def test_a_new_run_in_the_folder_of_a_run_is_refused(commands, whole):
     recipe, reference, _ = whole()
     before = tree(reference)
     assert_refused(commands.train(recipe, reference), "already holds a run", "--resume", "--out")

@@ -66,7 +66,7 @@ def test_constant():
 
 
 @pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
-def test_no_warmup_begins_at_the_height(name):
+def test_without_warmup_the_first_rate_is_the_peak(name):
     keys = {"name": name, "learning_rate": 1.0, "warmup_steps": 0}
     first, second = rates([1, 2], max_steps=10**6, **keys)
     assert first == pytest.approx(1.0, rel=1e-5)
@@ -81,7 +81,7 @@ def test_paper_refuses_a_learning_rate():
 
 
 @pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
-def test_all_others_need_one(name):
+def test_all_other_schedules_require_a_learning_rate(name):
     with pytest.raises(UserError, match=f"{name} needs a learning_rate"):
         rates([1], name=name)
 

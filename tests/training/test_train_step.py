@@ -1,4 +1,4 @@
-"""One step of every task: the same on two processes as on one, and without waiting for a device."""
+"""One step of every task: equal on one and two processes, without device synchronization."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import fsdp_worker
 from architectures import ARCHITECTURES, tiny
-from encoder_runs import Ready, recipe_of, train_step
+from encoder_runs import PreparedTask, recipe_of, train_step
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts import losses
@@ -29,7 +29,7 @@ TASKS = ("translation", "language_modelling", "masked_lm", "denoising", "classif
 
 
 def recipe_named(name: str, folder: Path, **changes: Any) -> Any:
-    """Of a task, with R-Drop, or of the student of a teacher that is as large."""
+    """A recipe of a task, of R-Drop, or of distillation from a teacher of equal size."""
     kind, _, task = name.rpartition("-")
     keys = {"model__dropout": 0.0, "training__label_smoothing": 0.1}
     if kind == "rdrop":
@@ -51,7 +51,7 @@ HIDDEN = ("hidden-translation", "hidden-masked_lm")  # which draw what they hide
 
 
 def run_two(worker: str, folder: Path) -> None:
-    """Two processes of a worker, which write into the folder."""
+    """Run a worker in two processes, which write into the folder."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(SUPPORT)])}
     words = [sys.executable, str(SUPPORT / worker), str(folder)]
     for _ in range(2):  # once more where gloo, which is not what is tested, stands still
@@ -71,7 +71,7 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
         (tmp_path / f"{name}.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     run_two("ddp_worker.py", tmp_path)
     for name in NAMES:
-        run = Ready(recipe_named(name, tmp_path / name), tmp_path / "data")
+        run = PreparedTask(recipe_named(name, tmp_path / name), tmp_path / "data")
         step = train_step(run).eval()  # without dropout
         batches = [run.load_batch(item) for item in run.plan_epoch(0)[:2]]
         assert len(batches) == 2
@@ -110,7 +110,7 @@ def test_two_shards_of_a_net_have_the_gradients_of_the_whole(tmp_path):
 def test_a_head_that_is_sharded_by_itself_has_the_same_loss(tmp_path, name, monkeypatch):
     """Whatever the loss is: in chunks within one call of the head, or at once if a part of it is a
     unit; so are those of a compiled step."""
-    run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
+    run = PreparedTask(recipe_named(name, tmp_path), tmp_path / "data")
     step = train_step(run).eval()
     batch = run.load_batch(run.plan_epoch(0)[0])
     found = []
@@ -132,8 +132,8 @@ def _first_modules(head, count):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_plan_is_whole_and_the_same_however_many_processes_share_it(tmp_path, name):
-    run, again = (Ready(recipe_named(name, tmp_path), tmp_path / "data") for _ in range(2))
+def test_a_plan_is_independent_of_the_number_of_processes(tmp_path, name):
+    run, again = (PreparedTask(recipe_named(name, tmp_path), tmp_path / "data") for _ in range(2))
     plans = []
     for epoch in (0, 1):
         whole = [run.load_batch(item).indices.tolist() for item in run.plan_epoch(epoch)]
@@ -156,10 +156,10 @@ def test_a_plan_is_whole_and_the_same_however_many_processes_share_it(tmp_path, 
 
 @pytest.mark.parametrize(("clip", "optimizer"), [(1.0, "adam"), (None, "muon")])
 @pytest.mark.parametrize("name", [*NAMES, *HIDDEN])
-def test_a_step_between_reports_never_waits(tmp_path, name, clip, optimizer):
+def test_a_step_between_reports_does_not_wait_for_the_device(tmp_path, name, clip, optimizer):
     keys = {"training__ema_decay": 0.9, "training__optimizer": {"name": optimizer}}
     recipe = recipe_named(name, tmp_path, training__clip_norm=clip, **keys)
-    run = Ready(recipe, tmp_path / "data")
+    run = PreparedTask(recipe, tmp_path / "data")
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]  # made on the CPU, beforehand
     hooks = TrainingHooks(
         plan_epoch=lambda epoch: range(len(batches)),
@@ -182,7 +182,7 @@ def test_a_step_between_reports_never_waits(tmp_path, name, clip, optimizer):
 
 
 def gradients_without_waiting(step: TrainStep, batch: Batch) -> Waits:
-    """What waits in a forward and a backward pass, after which all that is trained has one."""
+    """The synchronizations of a forward and a backward pass; all trained weights have gradients."""
     with Waits() as waits:
         step.train()(batch).loss.backward()
     for key, weight in step.net.named_parameters():
@@ -192,14 +192,14 @@ def gradients_without_waiting(step: TrainStep, batch: Batch) -> Waits:
 
 @pytest.mark.parametrize("name", [*NAMES, *HIDDEN])
 def test_the_loss_of_every_task_needs_no_values_of_tensors(tmp_path, name):
-    run = Ready(recipe_named(name, tmp_path), tmp_path / "data")
+    run = PreparedTask(recipe_named(name, tmp_path), tmp_path / "data")
     batch = run.load_batch(run.plan_epoch(0)[0]).to("meta")  # where there are none
     assert not gradients_without_waiting(train_step(run, "meta"), batch).seen
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_no_architecture_waits_in_a_step(name, checkpointing):
+def test_no_architecture_waits_for_the_device_in_a_step(name, checkpointing):
     for device in ("cpu", "meta"):
         net = tiny(name, dropout=0.3)
         batch = batch_for(net).to(device)
@@ -211,7 +211,7 @@ def test_no_architecture_waits_in_a_step(name, checkpointing):
 
 
 class Generators:
-    """Stands for the module of a device: `torch.mps`, or `torch.cuda`, which asks of which GPU."""
+    """A stand-in for `torch.mps`, or for `torch.cuda`, whose functions take a device."""
 
     def __init__(self, asked: tuple[torch.device, ...]) -> None:
         self.state, self.seed, self.asked = torch.arange(4), 0, asked
@@ -229,7 +229,7 @@ class Generators:
 
 
 @pytest.mark.parametrize("device", [torch.device("mps"), torch.device("cuda", 1)], ids=str)
-def test_the_generator_of_a_device_is_saved_and_put_back(device, monkeypatch):
+def test_the_generator_of_a_device_is_saved_and_restored(device, monkeypatch):
     there = Generators((device,) if device.type == "cuda" else ())
     monkeypatch.setattr(torch, "get_device_module", lambda device: there)
     states = generator_states(device)

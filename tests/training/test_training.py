@@ -1,4 +1,4 @@
-"""The trainer: what a step is, what is kept, when a run ends, and what stops it."""
+"""The trainer: steps, checkpoints, stop conditions, divergence."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ from trainers import copied, evaluation, pairs, settings, small_net, trainer_of
 
 
 def gradients_of(trainer):
-    """The gradients with which the optimizer steps."""
+    """The gradients that the optimizer receives."""
     kept = {}
 
     def look(optimizer, args, kwargs):
@@ -79,7 +79,7 @@ def test_the_loss_is_the_mean_over_all_targets(tmp_path, smoothing):
 
 
 def test_clipping_bounds_the_norm_and_keeps_the_direction(tmp_path):
-    """A norm below the limit is left alone; what is logged is the norm before clipping."""
+    """A norm below the limit is unchanged; the logged norm is that before clipping."""
 
     def clipped(limit):
         store, keys = pairs([(5, 7), (4, 3)]), settings(clip_norm=limit)
@@ -98,7 +98,7 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(tmp_path):
         assert torch.equal(same[name], gradient)
 
 
-def test_the_schedule_alone_decides_the_rate(tmp_path):
+def test_the_learning_rate_is_that_of_the_schedule(tmp_path):
     def rate(step):
         return 0.001 * step**2
 
@@ -115,7 +115,7 @@ def test_the_schedule_alone_decides_the_rate(tmp_path):
     assert [event.learning_rate for event in seen.of(StepDone)] == expected
 
 
-def test_logged_windows_hold_every_token_once(tmp_path):
+def test_logged_steps_count_every_token_once(tmp_path):
     # Evaluations fall between two reports: their steps are reported all the same.
     keys = settings(max_steps=11, log_every=4, evaluate_every=3)
     reason, trainer, seen = run_to_end(tmp_path, keys)
@@ -130,7 +130,7 @@ def test_logged_windows_hold_every_token_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_matrices_alone_decay(name):
+def test_only_matrices_have_weight_decay(name):
     net = small_net()
     optimizer = make_optimizer(net, Optimizer(name=name, weight_decay=0.5))
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -176,7 +176,7 @@ def test_muon_is_torchs_for_the_matrices_of_blocks_and_adamw_for_the_rest():
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_a_step_that_is_not_taken_leaves_weights_and_state_as_they_were(name):
-    """Steps with non-finite gradients, wherever they fall, change no later step."""
+    """Steps with gradients that are not finite change nothing."""
     nets = [small_net(), small_net()]
     with_bad, without = (make_optimizer(net, Optimizer(name=name)) for net in nets)
     torch.manual_seed(0)
@@ -209,7 +209,7 @@ def run_to_end(tmp_path, keys, **hooks):
 
 
 def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path):
-    """What is best is written down at once, by its value; so are the weights of the first step."""
+    """The best weights are saved at once, as are those of the first step."""
     keys = settings(max_steps=100, evaluate_every=2, patience=2)
     values, order = iter([1.0, 3.0, 2.0, 4.0, 4.0, 3.9, 99.0]), []
 
@@ -251,7 +251,7 @@ def test_max_minutes_counts_training_time(tmp_path, monkeypatch):
 # --- what is kept ---------------------------------------------------------------------------
 
 
-def test_the_moving_average_is_judged_and_kept_and_changes_no_step(tmp_path):
+def test_the_moving_average_is_evaluated_and_saved_and_changes_no_step(tmp_path):
     keys = settings(max_steps=6, evaluate_every=3, ema_decay=0.5)
     store = pairs([(3, 2), (4, 5), (9, 7)])
     judged, best, after = [], [], []
@@ -305,7 +305,7 @@ def test_the_last_checkpoints_are_kept_and_averaged(tmp_path):
     assert any(not torch.equal(loaded[0][name], loaded[2][name]) for name in average)
 
 
-def test_the_best_checkpoints_are_kept_and_the_newest_to_go_on_from(tmp_path):
+def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path):
     keys = settings(max_steps=10, evaluate_every=2, average_checkpoints=2, average_of="best")
     values, kept = iter([3.0, 1.0, 4.0, 3.0, 2.0]), []
 
@@ -326,7 +326,7 @@ def test_the_best_checkpoints_are_kept_and_the_newest_to_go_on_from(tmp_path):
 def test_best_models_follow_the_direction_of_the_metric(
     tmp_path, monkeypatch, metric, best, averaged
 ):
-    """The best model, early stopping and `average_of: best`; TER is better where it is lower."""
+    """Best model, early stopping and `average_of: best`; for TER lower is better."""
     scores = iter([60.0, 20.0, 40.0, 30.0, 25.0, 50.0, 25.0])
 
     def decode(task, model, rows, beam_size, metrics):
@@ -353,7 +353,7 @@ def test_best_models_follow_the_direction_of_the_metric(
     assert [int(path.name[-2:]) for path in kept] == averaged
 
 
-def test_averaging_refuses_what_is_not_one_model(tmp_path):
+def test_averaging_refuses_different_models(tmp_path):
     save_tensors(tmp_path / "a", {"w": torch.zeros(2), "v": torch.zeros(1)})
     save_tensors(tmp_path / "b", {"w": torch.zeros(3), "v": torch.zeros(1)})
     save_tensors(tmp_path / "c", {"w": torch.zeros(2)})
@@ -376,7 +376,7 @@ def test_the_mean_of_large_values_does_not_overflow(tmp_path):
     ("metric", "of"), [("loss", "last"), ("exact_match", "last"), ("loss", "best")]
 )
 def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, metric, of):
-    """The chosen weights are the best checkpoint's or the mean's, by the validation metric."""
+    """The final weights are the best checkpoint's or the average's, by the validation metric."""
     keys = {"training__average_checkpoints": 3 if of == "last" else 2, "training__average_of": of}
     recipe = parse_recipe(tiny(training__max_steps=9, evaluation__metric=metric, **keys))
     judged = []
@@ -405,8 +405,8 @@ def test_a_run_ends_with_the_better_of_best_and_average(tmp_path, monkeypatch, m
     assert end.scored.startswith(f"test text, {weights} ")
 
 
-def test_an_extended_run_ends_with_the_best_model_that_it_ever_had(tmp_path, monkeypatch):
-    """Also where that was the mean at an earlier end, which no later step or mean exceeds."""
+def test_an_extended_run_ends_with_its_best_model_of_all_sessions(tmp_path, monkeypatch):
+    """Also if it is the average at an earlier end, which no later step or average exceeds."""
     values = iter((1.0, 2.0, 1.5, 5.0, 3.0, 4.0, 9.0, 6.0))  # each third of a session is a mean's
     real = Synthetic.evaluate
     monkeypatch.setattr(Synthetic, "evaluate", lambda *a: replace(real(*a), value=next(values)))
@@ -450,7 +450,7 @@ def test_dropout_is_on_in_steps_and_off_in_evaluations(tmp_path):
     ("bad", "name"), [(math.nan, "adam"), (math.inf, "adam"), (math.nan, "muon")]
 )
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path, bad, name, log_every):
-    """Nor do steps change them that are taken before the next report finds it."""
+    """Neither do steps before the next report."""
     net, store, count = small_net(), pairs([(3, 4), (4, 5)]), 0
 
     def loss(net, batch):
@@ -491,7 +491,7 @@ def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
     assert all(torch.equal(before[name], p) for name, p in weights_of(net).items())
 
 
-def test_weights_that_evaluate_to_nothing_are_no_checkpoint(tmp_path):
+def test_weights_with_a_loss_that_is_not_finite_are_not_saved(tmp_path):
     values = iter([evaluation(1.0), evaluation(math.nan, loss=math.nan)])
     keys = settings(max_steps=10, evaluate_every=2)
     with pytest.raises(UserError, match=r"step 4: the held-out loss is nan.*step-00000002"):
@@ -516,7 +516,7 @@ def test_a_run_that_diverges_ends_with_one_line(commands, tmp_path):
 # --- checkpoints ----------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_another_version_is_told(tmp_path):
+def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     _, trainer, _ = run_to_end(tmp_path, settings(max_steps=2, evaluate_every=2))
     state = tmp_path / "checkpoints/step-00000002/state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"new_field": 1}))
@@ -561,7 +561,7 @@ def test_checkpoints_between_evaluations_are_resumed_from_and_not_averaged(
         assert torch.equal(weight, weights_of(resumed.net)[name]), name
 
 
-def test_resume_without_a_checkpoint_begins(tmp_path):
+def test_resuming_without_a_checkpoint_starts_anew(tmp_path):
     trainer, _ = trainer_of(small_net(), pairs([(3, 4)]), [[0]], settings(), tmp_path)
     assert trainer.resume() is None
     assert trainer.run() == "max_steps"

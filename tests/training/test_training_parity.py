@@ -1,4 +1,4 @@
-"""Training, not only the first step: from the same weights on the same batches, the same losses.
+"""Parity of training: equal losses from equal weights and batches, over many steps.
 
 Dropout is off, as two implementations draw it differently; everything else that a step depends on
 is ours on one side and transformers' and torch's on the other.
@@ -41,7 +41,7 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_a_run_over_there_is_the_same_run_here(name: str, tmp_path: Path) -> None:
+def test_training_equals_that_of_torch_and_transformers(name: str, tmp_path: Path) -> None:
     config, settings = NETS[name]
     theirs = random_hf(
         getattr(transformers, name), getattr(transformers, config)(**ONE, **settings)
@@ -86,7 +86,7 @@ def losses(
     rate: Callable[[int], float],
     batches: Tensor,
 ) -> list[float]:
-    """Of every step, before it is taken."""
+    """The loss of every step, before the step."""
     net.train()
     found = []
     for step, ids in enumerate(batches, 1):

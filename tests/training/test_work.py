@@ -1,4 +1,4 @@
-"""Long work tells how much of it is done, and only who asked for it shows it."""
+"""Progress of long work: reported by the code that does it, displayed only in a display."""
 
 import io
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from heedful.training.display import RunDisplay
 from heedful.training.events import RunStarted
 
 
-def test_a_run_tells_all_of_its_work_and_no_more(tmp_path, monkeypatch):
+def test_a_run_reports_all_of_its_work(tmp_path, monkeypatch):
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))  # nothing is prepared yet
     told: list[tuple[str, int, int]] = []
 
@@ -33,12 +33,12 @@ def test_a_run_tells_all_of_its_work_and_no_more(tmp_path, monkeypatch):
     assert not has_display()
 
 
-def test_nothing_is_shown_to_who_does_not_ask():
+def test_nothing_is_displayed_without_a_display():
     with track("anything", 3) as advance:
         advance(3)
 
 
-def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
+def test_a_bar_is_displayed_below_the_steps_until_its_work_ends():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     bar = RunDisplay(console)
     with bar.track("tokenizing", 10) as advance:
@@ -56,7 +56,7 @@ def test_a_bar_stands_below_the_steps_and_goes_with_its_work():
     assert "translating" in shown
 
 
-def test_where_there_is_no_terminal_lines_tell_of_work_that_lasts():
+def test_without_a_terminal_long_work_prints_lines():
     for seconds, expected in ((60.0, ""), (0.0, "tokenizing 4/10  0:00 left")):
         console = Console(file=io.StringIO())
         with RunDisplay(console, line_seconds=seconds).track("tokenizing", 10) as advance:
@@ -64,7 +64,7 @@ def test_where_there_is_no_terminal_lines_tell_of_work_that_lasts():
         assert console.file.getvalue().strip() == expected
 
 
-def test_work_within_work_stands_below_it_and_both_go():
+def test_nested_work_has_nested_bars():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     bars = ProgressBars(console)
     with bars.track("building", 2), bars.track("compiling", None) as advance:
