@@ -21,6 +21,7 @@ __all__ = [  # noqa: RUF022
     "from_net",
     "load_recipe",
     "train",
+    "TrainingRun",
     "import_hf",
     "export_hf",
 ]
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
         load,
     )
     from heedful.recipe_files import load_recipe
-    from heedful.run import train
+    from heedful.run import TrainingRun, train
 
 __getattr__ = lazily(
     __name__,
@@ -51,6 +52,6 @@ __getattr__ = lazily(
             *("ensemble", "from_net", "load"),
         ),
         "recipe_files": ("load_recipe",),
-        "run": ("train",),
+        "run": ("TrainingRun", "train"),
     },
 )

@@ -128,6 +128,16 @@ def test_an_exception_of_on_event_ends_the_run_which_resumes_with_the_same_rows(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_a_run_that_failed_before_its_first_step_starts_again_by_its_recipe(tmp_path: Path) -> None:
+    def fail(event: Event) -> None:
+        raise KeyError
+
+    out = tmp_path / "run"
+    with pytest.raises(KeyError):
+        heedful.train(recipe_of("classification"), out, data=LABELED, on_event=fail, progress=False)
+    assert heedful.train(out / "recipe.yaml", out, progress=False).scores is not None
+
+
 def convert(rows: Any, task: str = "translation", **changes: Any) -> dict[str, list[Any]]:
     """The rows by split as they are written."""
     recipe = recipe_of(task, **changes)

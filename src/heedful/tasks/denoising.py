@@ -151,7 +151,7 @@ class Denoising(Task):
         return self.corrupt(data, split, rows, HELD_OUT_SEED)
 
     def corrupt(self, data: Data, split: str, rows: PlannedRows, seed: int) -> Pairs:
-        """Some texts of a split, with noise that depends on (seed, epoch, index of the text)."""
+        """Texts of a split, with noise that depends on (seed, epoch, index of the text)."""
         store, tokens = data.ids(split), noise_tokens(data.tokenizer)
         longest = self.recipe.data.max_length
         pairs = [

@@ -39,7 +39,7 @@ class InMemoryData:
     def convert(
         cls, recipe: Recipe, row_columns: Sequence[str], data: TrainingData, out: Path
     ) -> "InMemoryData":
-        """Convert `data` for a run in the folder `out`; nothing is written yet.
+        """Convert `data` for a run in the folder `out`, without writing it.
 
         Args:
             row_columns: `Task.row_columns` of the recipe's task.
@@ -80,7 +80,8 @@ class InMemoryData:
             sections[split] = section.model_copy(update=keys)
             files[path] = lines
         data_keys = recipe.data.model_copy(update=sections)
-        return cls(recipe.model_copy(update={"data": data_keys}), files)
+        # The bands of `expect` hold for the data of the recipe.
+        return cls(recipe.model_copy(update={"data": data_keys, "expect": []}), files)
 
     def write(self) -> None:
         """Write the files."""

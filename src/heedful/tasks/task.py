@@ -34,7 +34,7 @@ class ObjectiveSettings(Strict):
 
 
 class Task(ABC):
-    """What a run learns, by its recipe: data, loss and evaluation, as hooks in the order of calls.
+    """A training task by its recipe: data, loss and evaluation, as hooks in the order of calls.
 
     1. `check` refuses a wrong recipe.
     2. Data that no earlier run has prepared (`heedful.tasks.preparation`): `read_raw_data` returns
@@ -165,7 +165,7 @@ class Task(ABC):
 
 
 def parse_objective(recipe: Recipe, settings: Any) -> Any:
-    """The recipe's `objective` as `settings`: a class, or a union of classes told apart by `kind`.
+    """The recipe's `objective` as `settings`: a class, or a union of classes selected by `kind`.
 
     Raises:
         UserError: a wrong key or value, by name.

@@ -25,6 +25,7 @@ from heedful.training.checkpoint import Checkpoints
 from heedful.zoo.saved import LOCK, WEIGHTS, read_step
 
 MARKER = "run.json"  # written first into the empty folder of a new run
+_DATA = ("data/train.jsonl", "data/valid.jsonl", "data/test.jsonl")  # rows from memory
 # Patterns of the files that a start writes; no others are ever removed.
 _WRITTEN_AT_START = (
     MARKER,
@@ -39,8 +40,9 @@ _WRITTEN_AT_START = (
     "checkpoints/best.safetensors",
     "checkpoints/.*.tmp",
     "tensorboard/events.out.tfevents.*",
-    "data/*.jsonl",
+    *_DATA,
 )
+_KEPT_AT_RESTART = (MARKER, "recipe.yaml", *_DATA)
 _SUBFOLDERS = ("checkpoints", "tensorboard", "data")  # removed if they are empty
 
 
@@ -150,7 +152,7 @@ class RunFolder:
         """Mark the folder as that of a new run.
 
         Files of an earlier run that was killed before its first checkpoint are removed, except
-        `recipe.yaml`, which may be the recipe of the new run.
+        `recipe.yaml` and the data that it names, which may be those of the new run.
 
         Args:
             precision: the precision of steps, with `auto` resolved.
@@ -163,7 +165,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path} already holds a run; go on with --resume, or give another --out"
             )
-        self._remove(self._files() - {self.path / "recipe.yaml", self.path / MARKER})
+        self._remove(self._files() - {self.path / name for name in _KEPT_AT_RESTART})
         facts = RunFacts(heedful.__version__, precision)
         write_json(self.path / MARKER, asdict(facts))
 

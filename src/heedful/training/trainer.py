@@ -103,6 +103,9 @@ class Trainer:
     """Trains a net, from its current state to the end of the run.
 
     Args:
+        step: the net and its loss.
+        settings: the recipe's `training`.
+        schedule: returns the learning rate of a step.
         precision: of matrix products in a step: fp32, bf16, or fp16 with a scaled loss.
         compiler: of the net's blocks; default: they are not compiled.
         extra_evaluation_steps: steps with an evaluation that selects no model and ends no run.
