@@ -45,9 +45,13 @@ class DecoderOnly(nn.Module):
         Raises:
             UserError: ids, lengths or the width of the batch are out of range.
         """
-        check_ids(ids, self.embedding.tokens.num_embeddings)
         check_lengths(lengths, ids.size(1))
-        return self.head(self.decode(Tokens.from_ids(ids, lengths, padding_side, segments)))
+        tokens = Tokens.from_ids(ids, lengths, padding_side, segments)
+        try:
+            return self.head(self.decode(tokens))
+        except IndexError:
+            check_ids(ids, self.embedding.tokens.num_embeddings)
+            raise
 
     def decode(self, tokens: Tokens, cache: Cache | None = None) -> Float[Tensor, "N T D"]:
         """States before the head, of whole sequences or, with a cache, of new tokens.

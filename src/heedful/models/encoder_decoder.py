@@ -65,12 +65,16 @@ class EncoderDecoder(nn.Module):
         Raises:
             UserError: ids, lengths or the width of a batch are out of range.
         """
-        check_ids(src, self.src_embedding.tokens.num_embeddings)
-        check_ids(tgt, self.tgt_embedding.tokens.num_embeddings)
         check_lengths(src_lengths, src.size(1))
         check_lengths(tgt_lengths, tgt.size(1))
         source = Tokens.from_ids(src, src_lengths, padding_side)
-        return self.head(self.states(source, Tokens.from_ids(tgt, tgt_lengths, padding_side)))
+        target = Tokens.from_ids(tgt, tgt_lengths, padding_side)
+        try:
+            return self.head(self.states(source, target))
+        except IndexError:
+            check_ids(src, self.src_embedding.tokens.num_embeddings)
+            check_ids(tgt, self.tgt_embedding.tokens.num_embeddings)
+            raise
 
     def states(self, source: Tokens, target: Tokens) -> Float[Tensor, "B T D"]:
         """States of the decoder, before the head."""

@@ -52,10 +52,13 @@ class EncoderOnly(nn.Module):
         Raises:
             UserError: ids, lengths or the width of the batch are out of range.
         """
-        check_ids(ids, self.embedding.tokens.num_embeddings)
         check_lengths(lengths, ids.size(1))
         tokens = Tokens.from_ids(ids, lengths, padding_side)
-        states = self.encode(tokens, types)
+        try:
+            states = self.encode(tokens, types)
+        except IndexError:
+            check_ids(ids, self.embedding.tokens.num_embeddings)
+            raise
         if isinstance(self.head, ClassificationHead):
             first = 0 if tokens.real is None else tokens.real.int().argmax(1)
             return self.head(states[torch.arange(states.size(0), device=states.device), first])
