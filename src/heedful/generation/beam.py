@@ -118,8 +118,8 @@ class BeamSearch(Search):
                 left = [index for index, flag in enumerate(has_open) if not flag]
                 done = torch.tensor(self._beams_of(left), device=beams.is_open.device)
                 numbers = self._beams_of([sentences[index] for index in left])
-                found = self._results(beams.select(done), history.select(done), numbers)
-                results |= dict(zip(numbers, found, strict=True))
+                hypotheses = self._results(beams.select(done), history.select(done), numbers)
+                results |= dict(zip(numbers, hypotheses, strict=True))
                 remaining = self._beams_of(keep)
                 indices = torch.tensor(remaining, dtype=torch.long, device=done.device)
                 beams, history = beams.select(indices), history.select(indices)
@@ -151,9 +151,9 @@ class BeamSearch(Search):
     # --- one step -------------------------------------------------------------------------------
 
     def _step(self, beams: Beams, is_open: list[bool]) -> tuple[Beams, Choice, list[bool]]:
-        """The beams with one token more, and which of them are open.
+        """The beams with one token more, and a flag for each: True if it is open.
 
-        Rows with ties are rare: only a step with one is chosen again, exactly.
+        Ties are rare: only in a step with one is the choice repeated, exactly.
         """
         open_rows = None
         if beams.length and not all(is_open):
@@ -191,10 +191,10 @@ class BeamSearch(Search):
 
     def advance(self, beams: Beams, choice: Choice) -> Beams:
         """The beams with the chosen tokens; endings are kept, and beams that are done close."""
-        length, chosen = beams.length + 1, choice.open
+        length, extended = beams.length + 1, choice.open
         limits = self._per_beam(self.request.max_new_tokens)
         finished = self._add_finished(beams, choice.endings, self.width)
-        is_open = beams.is_open & (chosen.log_prob[:, 0] > -torch.inf)
+        is_open = beams.is_open & (extended.log_prob[:, 0] > -torch.inf)
         best_open = beams.best_open.masked_fill(is_open, beams.length * self._num_entries)
         if length in limits:
             is_last = torch.tensor([limit == length for limit in limits], device=is_open.device)
@@ -202,15 +202,15 @@ class BeamSearch(Search):
             cut = cut._replace(log_prob=cut.log_prob.masked_fill(~is_last[:, None], -torch.inf))
             finished = self._add_finished(replace(beams, finished=finished), cut, 0)
             is_open = is_open & ~is_last
-        is_open = is_open & ~self._is_done(finished, chosen.log_prob, length, limits)
+        is_open = is_open & ~self._is_done(finished, extended.log_prob, length, limits)
         tokens = self._all_rows(beams, beams.tokens)
         if len(self._first_rows) != len(is_open):
             self._first_rows = torch.arange(0, len(tokens), self.width, device=tokens.device)[
                 :, None
             ]
-        rows = (chosen.parent + self._first_rows).flatten()
-        tokens = torch.cat([tokens.index_select(0, rows), chosen.token.view(-1, 1)], dim=1)
-        log_prob, parent = chosen.log_prob, chosen.parent
+        rows = (extended.parent + self._first_rows).flatten()
+        tokens = torch.cat([tokens.index_select(0, rows), extended.token.view(-1, 1)], dim=1)
+        log_prob, parent = extended.log_prob, extended.parent
         return Beams(tokens, log_prob, choice.extra, parent, is_open, best_open, finished, length)
 
     def at_limit(self, choice: Choice) -> Extensions:

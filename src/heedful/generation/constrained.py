@@ -133,9 +133,9 @@ class ConstrainedBeamSearch(BeamSearch):
     def _is_improbable(
         self, log_prob: Float[Tensor, "R X"], num_best: int
     ) -> Bool[Tensor, "R w best"]:
-        """For the first `num_best` candidates of each row: the candidate is neither the most
-        probable of its row nor among the most probable of the beam, as many of them as are needed
-        for `width` that do not end."""
+        """True for those of the first `num_best` candidates of each row that are neither the most
+        probable of the row nor among the `width · (1 + number of EOS ids)` most probable of the
+        beam, of which at least `width` do not end."""
         by_row = log_prob.view(len(log_prob), self.width, -1)[..., :num_best]
         count = min(self.width * (1 + len(self._eos)), self.width * num_best)
         least = by_row.flatten(1).topk(count, dim=1).values[:, -1:, None]

@@ -120,7 +120,7 @@ def greedy_search(
 
     The tokens are those of a beam of 1 with `beam_full` and without a forced EOS. (A beam of 1 with
     `optimal` continues after an EOS that is the most probable token, because a longer hypothesis
-    may have a better score.) Log-probabilities are the model's, before any rule; the penalty and
+    can have a better score.) Log-probabilities are the model's, before any rule; the penalty and
     the normalization change only the score.
 
     Args:

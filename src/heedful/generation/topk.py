@@ -41,11 +41,11 @@ def _largest(rows: Float[Tensor, "N V"], k: int) -> tuple[Float[Tensor, "N k"], 
     whole = num_blocks * _BLOCK
     blocks = rows[:, :whole].unflatten(1, (num_blocks, _BLOCK))
     best = blocks.amax(dim=2).topk(k, dim=1).indices
-    places = (best[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    columns = (best[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
     rest = torch.arange(whole, rows.shape[1]).expand(len(rows), -1)
-    places = torch.cat([places, rest], dim=1)
-    values, indices = rows.gather(1, places).topk(k, dim=1)
-    return values, places.gather(1, indices)
+    columns = torch.cat([columns, rest], dim=1)
+    values, indices = rows.gather(1, columns).topk(k, dim=1)
+    return values, columns.gather(1, indices)
 
 
 def first_largest(
