@@ -42,9 +42,8 @@ def greedy_from_logits(
         banned_ids: ids that are forbidden in the output.
         with_scores: False: log-probabilities and scores are NaN.
     """
-    min_new_tokens = max(request.min_new_tokens, default=0)
     banned = torch.tensor([*banned_ids], dtype=torch.long)
-    banned_at_first = torch.tensor([*banned_ids, *request.eos_ids], dtype=torch.long)
+    eos_ids = torch.tensor(request.eos_ids)
     outputs: list[tuple[list[int], list[float]]] = [([], []) for _ in range(request.batch)]
     rows, is_open = [*range(request.batch)], [True] * request.batch
     tokens, length = request.start, 0
@@ -52,7 +51,10 @@ def greedy_from_logits(
         logits = state.next_logits(tokens).float()
         sums = logits.logsumexp(-1) if with_scores else 0.0
         length += 1
-        logits.index_fill_(1, banned_at_first if length < min_new_tokens else banned, -torch.inf)
+        logits.index_fill_(1, banned, -torch.inf)
+        short = [index for index, row in enumerate(rows) if length < request.min_new_tokens[row]]
+        if short:
+            logits[torch.tensor(short)[:, None], eos_ids] = -torch.inf
         largest, tokens = first_largest(logits)
         log_probs = (largest[:, 0] - sums).tolist()
         for row, [token], log_prob in zip(rows, tokens.tolist(), log_probs, strict=True):

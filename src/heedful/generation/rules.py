@@ -60,8 +60,8 @@ def bans_are_final(rules: Sequence[Rule], length: int) -> bool:
 def sampling_rules(**options: Any) -> list[Rule]:
     """The rules for options named as in `RULES_BY_OPTION`, in its order.
 
-    No rule is added for an option without a value, or for an n-gram size of 0. Penalties, and rules that
-    forbid or force tokens, come before those that reshape or truncate the distribution.
+    No rule is added for an option without a value, or for an n-gram size of 0. Penalties, and rules
+    that forbid or force tokens, come before those that reshape or truncate the distribution.
     """
     return [
         rule(options[name])

@@ -1,0 +1,111 @@
+"""Greedy decoding from logits returns what greedy search over log-probabilities returns."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from heedful.errors import UserError
+from heedful.generation import Hypothesis, LengthScore, greedy_search
+from heedful.generation.greedy import greedy_from_logits
+from heedful.generation.request import SearchRequest
+from heedful.generation.token_rules import BannedTokens
+from tables import from_rows, random_rows
+
+SIZE, EOS = 6, 0
+SCORE = LengthScore("average", 0.7)
+
+
+class LogitTable:
+    """A state whose logits are those of a table plus a constant; it checks the number of rows."""
+
+    def __init__(self, seed: int, start: list[list[int]], holes: float = 0.0) -> None:
+        self.function = from_rows(random_rows(seed, SIZE, holes))
+        self.prefixes = [list(ids[:-1]) for ids in start]
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """Logits after the last token of each row."""
+        assert len(tokens) == len(self.prefixes)
+        for prefix, row in zip(self.prefixes, tokens.tolist(), strict=True):
+            prefix.append(row[-1])
+        return self.function(torch.tensor(self.prefixes)) + 3.0
+
+    def reorder(self, parents: Tensor) -> None:
+        """Greedy decoding has one row for each sentence."""
+        raise AssertionError(parents)
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep these sentences."""
+        self.prefixes = [self.prefixes[sentence] for sentence in sentences.tolist()]
+
+
+def decode(seed: int, start: list[list[int]], banned: list[int], **options: Any) -> Any:
+    holes, with_scores = options.pop("holes", 0.0), options.pop("with_scores", True)
+    request = SearchRequest.from_options(start, **options)
+    state = LogitTable(seed, start, holes)
+    return greedy_from_logits(state, request, banned, SCORE, with_scores=with_scores)
+
+
+def expected(seed: int, start: list[list[int]], banned: list[int], **options: Any) -> Any:
+    function = from_rows(random_rows(seed, SIZE, options.pop("holes", 0.0)))
+    if banned:
+        options["rules"] = [BannedTokens(banned)]
+    outputs = greedy_search(function, start, length_penalty=0.7, **options)
+    return [hypothesis for [hypothesis] in outputs]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    seed=st.integers(0, 10**6),
+    limits=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 7)), min_size=1, max_size=9),
+    banned=st.lists(st.integers(0, SIZE - 1), max_size=2, unique=True),
+    eos_id=st.sampled_from([EOS, [EOS, 3]]),
+    holes=st.sampled_from([0.0, 0.4]),
+)
+def test_outputs_are_those_of_greedy_search(
+    seed: int,
+    limits: list[tuple[int, int]],
+    banned: list[int],
+    eos_id: int | list[int],
+    holes: float,
+) -> None:
+    """Sentences have different limits, and leave the batch at different steps."""
+    start = [[1 + sentence % 5] for sentence in range(len(limits))]
+    options = {
+        "eos_id": eos_id,
+        "max_new_tokens": [longest for longest, _ in limits],
+        "min_new_tokens": [min(limit) for limit in limits],
+        "holes": holes,
+    }
+    outputs = decode(seed, start, banned, **options)
+    reference = expected(seed, start, banned, **options)
+    assert [output.ids for output in outputs] == [output.ids for output in reference]
+    for output, other in zip(outputs, reference, strict=True):
+        assert output.finished == other.finished
+        assert output.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
+        assert output.score == pytest.approx(other.score, abs=1e-5)
+    assert all(isinstance(output, Hypothesis) for output in outputs)
+
+
+def test_without_scores_the_tokens_are_the_same_and_all_numbers_are_nan() -> None:
+    options = {"eos_id": EOS, "max_new_tokens": 6}
+    start = [[1], [2], [3]]
+    outputs = decode(5, start, [2], with_scores=False, **options)
+    reference = decode(5, start, [2], **options)
+    assert [output.ids for output in outputs] == [output.ids for output in reference]
+    for output in outputs:
+        assert all(map(math.isnan, [output.score, output.log_prob, *output.token_log_probs]))
+
+
+def test_no_sentences_give_no_outputs() -> None:
+    assert decode(0, [], [], eos_id=EOS, max_new_tokens=[]) == []
+
+
+def test_nan_is_reported_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogitTable, "next_logits", lambda self, _: torch.full((1, SIZE), math.nan))
+    with pytest.raises(UserError, match="gave NaN at step 1"):
+        decode(0, [[1]], [], eos_id=EOS, max_new_tokens=3)
