@@ -1,4 +1,4 @@
-"""Keys and values that a decoding keeps for every layer: tensors, made and held by the caller."""
+"""The key/value cache of incremental decoding: tensors that the caller creates and passes in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,11 +11,11 @@ from torch import Tensor
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Span, Tokens
 
-FREE = 2**31 - 1  # position of a slot that holds nothing: after every query, so that none sees it
+FREE = 2**31 - 1  # position of an empty slot: after every query, so that the causal mask hides it
 
 
 class LayerShape(NamedTuple):
-    """Sizes of a layer's keys and values, and how many keys its queries see; None: all."""
+    """Key/value heads G, head width E and window of a layer (None: no window)."""
 
     num_kv_heads: int
     head_dim: int
@@ -23,7 +23,14 @@ class LayerShape(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """One layer's keys and values, and the slots that a pass writes to."""
+    """Keys and values of one layer, and the slots that a forward pass writes to.
+
+    Attributes:
+        store: keys and then values, (B, C, 2·G, E).
+        slots: index into the flattened (B · C) slots for each new token.
+        limit: number of slots that attention reads; None: all.
+        cross: keys and then values of the sources, (B, 2·G, S, E).
+    """
 
     store: Float[Tensor, "B C both E"]
     slots: Int[Tensor, "n"]
@@ -33,7 +40,7 @@ class LayerCache(NamedTuple):
     def update(
         self, keys: Float[Tensor, "B G T E"], values: Float[Tensor, "B G T E"]
     ) -> tuple[Float[Tensor, "B G C E"], Float[Tensor, "B G C E"]]:
-        """Write the keys and values of new tokens; returns all that the layer holds."""
+        """Write keys and values of new tokens; returns those of all slots that attention reads."""
         rows = torch.cat([keys, values], dim=1).transpose(1, 2).flatten(2).flatten(0, 1)
         flat = self.store.view(-1, rows.size(1))
         flat.index_copy_(0, self.slots, rows.to(self.store.dtype))
@@ -43,18 +50,18 @@ class LayerCache(NamedTuple):
 
 @dataclass
 class LayerGroup:
-    """Keys and values of the layers that have one window, which write to the same slots.
+    """Keys and values of all layers with the same window, which write to the same slots.
 
     Attributes:
-        stores: keys and values of each layer, (B, C + 1, 2·G, E), the keys first; the last slot
-            takes what must not be written.
-        positions: (B, C + 1), position of the token in each slot; `FREE` where there is none.
-        used: (B,), slots in use.
-        seen: (B, W, C + 1), which slots belong to the text of each beam; not kept for one beam.
-        layers: indices of the layers in their stack.
-        window: keys that a query of these layers sees; None: all.
-        limit: slots that attention reads, where the host knows that no other is in use; None: all,
-            so that every step of a compiled net has the same shapes.
+        stores: keys and then values of each layer, (B, C + 1, 2·G, E); padding is written to the
+            last slot.
+        positions: (B, C + 1), position of the token in each slot; `FREE` in empty slots.
+        used: (B,), number of slots in use.
+        seen: (B, W, C + 1), True for the slots of the tokens of each beam; unused with one beam.
+        layers: indices of the layers in the stack.
+        window: number of keys that a query attends to; None: all.
+        limit: number of slots that attention reads, if the host knows that the others are empty;
+            None: all, so that every step of a compiled net has the same shapes.
     """
 
     stores: list[Tensor]
@@ -67,37 +74,42 @@ class LayerGroup:
 
     @property
     def beams(self) -> int:
-        """W, of each text."""
+        """Number W of beams per text."""
         return self.seen.size(1)
 
     @property
     def capacity(self) -> int:
-        """C, tokens that a text's beams may have here together."""
+        """Slots C per text, for the tokens of all its beams."""
         return self.positions.size(1) - 1
 
     def write_positions(self, new: Span, beams: int) -> tuple[Int[Tensor, "n"], MaskSpec]:
-        """The slots of new tokens, those of all texts in one row of indices, and what they see.
+        """Assign slots to new tokens and store their positions.
 
-        `beams`: rows of each text that the tokens come from, one after the other.
+        Args:
+            new: positions and padding (B, beams · T) of the new tokens.
+            beams: rows of each text, concatenated: 1 (tokens of all beams) or W.
+
+        Returns:
+            Indices of the slots, (B · beams · T,) over all texts, and the mask of the new tokens.
         """
         slots = self._take_slots(new)
         texts, length = slots.size(0), slots.size(1) // beams
         allowed = None
         if self.beams > 1:
-            own = slots.view(texts, beams, length).expand(-1, self.beams, -1)
-            self.seen.scatter_(2, own, True)
+            beam_slots = slots.view(texts, beams, length).expand(-1, self.beams, -1)
+            self.seen.scatter_(2, beam_slots, True)
             if beams > 1:
-                seen = self.seen[:, :, : self.limit]
-                allowed = seen if length == 1 else seen.repeat_interleave(length, 1)
-        held = Span(self.positions[:, : self.limit])
+                allowed = self.seen[:, :, : self.limit]
+                allowed = allowed if length == 1 else allowed.repeat_interleave(length, 1)
+        keys = Span(self.positions[:, : self.limit])
         if self.limit == slots.size(1) and new.real is None and allowed is None:
-            held = new  # the first tokens, in their order: kernels know such a mask
+            keys = new  # the first tokens, in order: the causal mask of a kernel is enough
         first = torch.arange(texts, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
-        return flat, MaskSpec(new, held, causal=True, allowed=allowed)
+        return flat, MaskSpec(new, keys, causal=True, allowed=allowed)
 
     def _take_slots(self, new: Span) -> Int[Tensor, "B n"]:
-        """The slot of each new token; padding shares the last."""
+        """The slot of each new token; the last slot for padding."""
         used, count = self.used[:, None], new.positions.size(1)
         if new.real is None:
             slots = used + torch.arange(count, device=used.device)
@@ -111,59 +123,59 @@ class LayerGroup:
         return slots
 
     def with_room(self, count: int, *, forgets: bool) -> "LayerGroup":
-        """With slots for `count` new tokens of each text, counted in `limit`.
+        """A group with free slots for `count` new tokens of each text, included in `limit`.
 
-        What the window hides from every token to come is dropped where there is no room for them,
-        or where most of the capacity is free without it. Half of a new capacity is free, so that a
-        token is moved once at most for each one that is written.
+        Tokens outside of the window of all later queries are removed if there are too few free
+        slots, or if a smaller capacity is enough without them. Half of a new capacity is free, so
+        that at most one token is moved for each one that is written.
         """
-        limit = kept = self.limit or 0
+        limit = num_kept = self.limit or 0
         if forgets and self.window is not None:
-            kept = min(limit, self.window * self.beams)
-        capacity = capacity_for(max(kept + count, 2 * kept))
+            num_kept = min(limit, self.window * self.beams)
+        capacity = capacity_for(max(num_kept + count, 2 * num_kept))
         fits = limit + count <= self.capacity
-        if fits and (kept == limit or capacity >= self.capacity):
+        if fits and (num_kept == limit or capacity >= self.capacity):
             return replace(self, limit=limit + count)
-        if kept == limit:
+        if num_kept == limit:
             return replace(self.resized(capacity), limit=limit + count)
         group = self.without_hidden(capacity)
-        if capacity == self.capacity:  # a recorded step goes on with the tensors that it knows
+        if capacity == self.capacity:  # a recorded step needs the same tensors
             for own, new in zip(self.tensors(), group.tensors(), strict=True):
                 own.copy_(new)
             group = self
-        return replace(group, limit=kept + count)
+        return replace(group, limit=num_kept + count)
 
     def without_hidden(self, capacity: int) -> "LayerGroup":
-        """Without the tokens that no query to come can see through the window.
+        """A group without the tokens outside of the window of all later queries.
 
-        At most `window · beams` slots of a text are in use then, the first ones; nothing waits for
-        the device. Not to be rewound afterwards.
+        The remaining tokens, at most window · W per text, are in the first slots. It does not
+        synchronize with the device. The result cannot be rewound.
         """
         assert self.window is not None
-        held = self.positions.ne(FREE)[:, None]
-        seen = held if self.beams == 1 else held & self.seen
+        occupied = self.positions.ne(FREE)[:, None]
+        occupied = occupied if self.beams == 1 else occupied & self.seen
         positions = self.positions[:, None]
-        newest = positions.masked_fill(~seen, -1).amax(2, keepdim=True)
-        kept = (seen & (positions > newest - self.window)).any(1)
-        # The kept slots of a text, in their order, before all others.
+        newest = positions.masked_fill(~occupied, -1).amax(2, keepdim=True)
+        keep = (occupied & (positions > newest - self.window)).any(1)
+        # Slots to keep first, in their order.
         size = min(self.window * self.beams, self.capacity)
-        order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :size]
-        kept = kept.gather(1, order)
+        order = (~keep).to(torch.uint8).argsort(dim=1, stable=True)[:, :size]
+        keep = keep.gather(1, order)
         group = self._empty(capacity)
         first = torch.arange(len(order), device=order.device)[:, None] * (self.capacity + 1)
         flat = (first + order).flatten()
         for new, old in zip(group.stores, self.stores, strict=True):
             new[:, :size] = old.flatten(0, 1).index_select(0, flat).unflatten(0, order.shape)
-        group.positions[:, :size] = self.positions.gather(1, order).masked_fill(~kept, FREE)
+        group.positions[:, :size] = self.positions.gather(1, order).masked_fill(~keep, FREE)
         slots = order[:, None].expand(-1, self.beams, -1)
-        group.seen[:, :, :size] = self.seen.gather(2, slots) & kept[:, None]
-        return replace(group, used=kept.sum(1), limit=None)
+        group.seen[:, :, :size] = self.seen.gather(2, slots) & keep[:, None]
+        return replace(group, used=keep.sum(1), limit=None)
 
     def resized(self, capacity: int) -> "LayerGroup":
-        """The same with a larger capacity."""
+        """A copy with a larger capacity."""
         if capacity == self.capacity:
             return self
-        group, size = self._empty(capacity), self.capacity  # the last slot holds nothing
+        group, size = self._empty(capacity), self.capacity  # the last slot holds padding
         for new, old in zip(group.stores, self.stores, strict=True):
             new[:, :size] = old[:, :size]
         group.positions[:, :size] = self.positions[:, :size]
@@ -171,7 +183,7 @@ class LayerGroup:
         return replace(group, used=self.used)
 
     def _empty(self, capacity: int) -> "LayerGroup":
-        """Without any token, and with this capacity."""
+        """A group without tokens, with this capacity."""
         texts, size = self.used.size(0), capacity + 1
         return replace(
             self,
@@ -182,30 +194,31 @@ class LayerGroup:
         )
 
     def select(self, texts: Int[Tensor, "M"]) -> "LayerGroup":
-        """Only these texts."""
+        """A copy with these texts only."""
         stores = [store.index_select(0, texts) for store in self.stores]
         rest = {name: getattr(self, name)[texts] for name in ("positions", "used", "seen")}
         return replace(self, stores=stores, **rest)
 
     def tensors(self) -> list[Tensor]:
-        """All tensors; each has the texts in its first dimension."""
+        """All tensors; their first dimension is the texts."""
         return [*self.stores, self.positions, self.used, self.seen]
 
 
 @dataclass
 class Cache:
-    """Keys and values of B texts with W beams each and, for two stacks, of their B sources.
+    """Keys and values of B texts with W beams each and, for an encoder-decoder, of B sources.
 
-    What it remembers is tensors, written in place, so that a step can be compiled. The beams of a
-    text share one pool of slots, in which every token is written once: a beam is the set of slots
-    that it sees, and following another beam changes that set alone. So no key is ever copied, and a
-    prompt is stored once for all its beams. Rows N = B · W, beams side by side. Layers with a
-    window have slots of their own, so that they need not keep what only other layers still see.
+    The state is tensors, which are written in place, so that a step can be compiled. The beams of a
+    text share one pool of slots, and each token is written once: a beam is a set of slots, and
+    `reorder` changes these sets only. So keys are never copied, and a prompt is stored once for all
+    its beams. Rows N = B · W, with the beams of a text adjacent. Layers with a window have separate
+    slots, so that they can drop tokens that other layers still need.
 
     Attributes:
         groups: the layers of each window.
-        cross: keys and values of the sources in each layer, (B, 2·G, S, E); empty for one stack.
-        source_real: (B, S), False at the padding of sources; None: there is none.
+        cross: keys and then values of the sources in each layer, (B, 2·G, S, E); empty for a
+            decoder-only net.
+        source_real: (B, S), padding mask of the sources; None: no padding.
     """
 
     groups: list[LayerGroup]
@@ -221,7 +234,7 @@ class Cache:
         beams: int,
         like: Tensor,
     ) -> "Cache":
-        """`layers`: of the stack, in its order; `like` has the stores' type and device."""
+        """A cache without tokens, with the dtype and device of `like`; `layers` in stack order."""
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_sources, *shape, dtype=dtype, device=like.device)
@@ -243,66 +256,71 @@ class Cache:
 
     @property
     def num_sources(self) -> int:
-        """B, texts decoded side by side."""
+        """Number B of texts that are decoded together."""
         return self.groups[0].used.size(0)
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """Device of the tensors."""
         return self.groups[0].used.device
 
     @property
     def beams(self) -> int:
-        """W, of each text."""
+        """Number W of beams per text."""
         return self.groups[0].beams
 
     @property
     def capacity(self) -> int:
-        """C, tokens that a text's beams may have together in any layer."""
+        """Slots C per text in the smallest group, for the tokens of all its beams."""
         return min(group.capacity for group in self.groups)
 
     @property
     def stores(self) -> list[Tensor]:
         """Keys and values of each layer, in the order of the stack."""
-        found: dict[int, Tensor] = {}
+        stores: dict[int, Tensor] = {}
         for group in self.groups:
-            found |= zip(group.layers, group.stores, strict=True)
-        return [found[index] for index in range(len(found))]
+            stores |= zip(group.layers, group.stores, strict=True)
+        return [stores[index] for index in range(len(stores))]
 
     def begin(self, tokens: Tokens) -> tuple[list[LayerCache], list[MaskSpec], MaskSpec | None]:
-        """Give slots to new tokens: of B rows, which all beams of a text share, or of B · W rows.
+        """Assign slots to new tokens, before a forward pass.
 
-        Padding is given none. The rows of a text become queries of one: the layers take its tokens
-        as (B, rows · T), and write to their slots in turn. Gives what each layer is called with,
-        and what the tokens may attend to of the text, in each layer, and of the source.
+        The rows of a text are concatenated to one row of queries: layers are called with states
+        (B, rows · T, D), and write keys and values to the slots. Padding has no slot.
+
+        Args:
+            tokens: B rows, shared by all beams of a text, or B · W rows, one for each beam.
+
+        Returns:
+            The cache and the self-attention mask of each layer, and the cross-attention mask.
         """
         rows, length = tokens.ids.shape
         texts, beams = self.num_sources, rows // self.num_sources
         assert rows in (texts, texts * self.beams), (rows, self.beams)
         real = None if tokens.real is None else tokens.real.reshape(texts, -1)
         queries = Span(tokens.positions.expand(rows, length).reshape(texts, -1), real)
-        across = None
+        cross_mask = None
         if self.cross:
-            places = torch.arange(self.cross[0].size(2), device=queries.positions.device)[None]
-            across = MaskSpec(queries, Span(places, self.source_real), causal=False)
+            columns = torch.arange(self.cross[0].size(2), device=queries.positions.device)[None]
+            cross_mask = MaskSpec(queries, Span(columns, self.source_real), causal=False)
         layers: dict[int, LayerCache] = {}
-        visible: dict[int, MaskSpec] = {}
+        masks: dict[int, MaskSpec] = {}
         for group in self.groups:
-            slots, seen = group.write_positions(queries, beams)
+            slots, mask = group.write_positions(queries, beams)
             for index, store in zip(group.layers, group.stores, strict=True):
                 cross = self.cross[index] if self.cross else None
                 layers[index] = LayerCache(store, slots, group.limit, cross)
-                visible[index] = seen
+                masks[index] = mask
         order = range(len(layers))
-        return [layers[index] for index in order], [visible[index] for index in order], across
+        return [layers[index] for index in order], [masks[index] for index in order], cross_mask
 
     def reorder(self, parents: Int[Tensor, "B W"]) -> None:
-        """Beam w of text b goes on from its former beam parents[b, w]."""
+        """Beam w of text b continues its former beam parents[b, w]."""
         for group in self.groups:
             group.seen.copy_(group.seen.gather(1, parents[..., None].expand_as(group.seen)))
 
     def select(self, sources: Int[Tensor, "M"]) -> "Cache":
-        """Only these texts, for example those that go on."""
+        """A copy with these texts only, for example the unfinished ones."""
         real = self.source_real
         return Cache(
             [group.select(sources) for group in self.groups],
@@ -311,22 +329,23 @@ class Cache:
         )
 
     def grow(self, capacity: int) -> "Cache":
-        """The same with a larger capacity."""
+        """A copy with a larger capacity."""
         return replace(self, groups=[group.resized(capacity) for group in self.groups])
 
     def with_all_slots(self) -> "Cache":
-        """The same tensors, of which attention reads all slots: its shapes do not change."""
+        """The same tensors with `limit` None: attention reads all slots, in fixed shapes."""
         return replace(self, groups=[replace(group, limit=None) for group in self.groups])
 
     def reserve(self, count: int, *, forgets: bool) -> bool:
-        """Make room for `count` new tokens of each text, all beams together; padding counts.
+        """Reserve slots for new tokens; returns True if tensors were replaced by others.
 
-        From the first token on, the host thereby knows how many slots are in use (`limit`).
-        Capacities are powers of two. Returns whether tensors were replaced by others.
+        Called before every pass, it keeps the number of used slots on the host (`limit`).
+        Capacities are powers of two.
 
         Args:
-            forgets: whether layers with a window may drop what no token to come sees: a cache that
-                has done so cannot be rewound.
+            count: new tokens per text, over all its beams, padding included.
+            forgets: layers with a window may drop tokens that no later query attends to; the cache
+                cannot be rewound afterwards.
         """
         before = self.groups
         self.groups = [group.with_room(count, forgets=forgets) for group in before]
@@ -334,7 +353,7 @@ class Cache:
         return any(group.positions is not old.positions for group, old in pairs)
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens of every text; for one beam."""
+        """Keep only the first `length` tokens of every text; for W = 1."""
         assert self.beams == 1, self.beams
         for group in self.groups:
             group.used.clamp_(max=length)
@@ -343,38 +362,39 @@ class Cache:
                 group.limit = min(group.limit, length)
 
     def write_rows(self, rows: Int[Tensor, "M"], other: "Cache") -> None:
-        """Texts `rows` leave, and those of `other` take their places."""
-        for index, (mine, new) in enumerate(zip(self.groups, other.groups, strict=True)):
-            capacity = max(mine.capacity, new.capacity)
-            mine = mine.resized(capacity)
-            known = mine.limit is not None and new.limit is not None
-            mine.limit = max(mine.limit or 0, new.limit or 0) if known else None
-            for tensor, values in zip(mine.tensors(), new.resized(capacity).tensors(), strict=True):
+        """Replace the texts `rows` by those of `other`."""
+        for index, (old, new) in enumerate(zip(self.groups, other.groups, strict=True)):
+            capacity = max(old.capacity, new.capacity)
+            group = old.resized(capacity)
+            has_limit = old.limit is not None and new.limit is not None
+            group.limit = max(old.limit or 0, new.limit or 0) if has_limit else None
+            new = new.resized(capacity)
+            for tensor, values in zip(group.tensors(), new.tensors(), strict=True):
                 tensor.index_copy_(0, rows, values)
-            self.groups[index] = mine
-        for tensor, values in zip(self._of_sources(), other._of_sources(), strict=True):
+            self.groups[index] = group
+        for tensor, values in zip(self._source_tensors(), other._source_tensors(), strict=True):
             tensor.index_copy_(0, rows, values)
 
-    def _of_sources(self) -> list[Tensor]:
+    def _source_tensors(self) -> list[Tensor]:
         return [*self.cross, *([] if self.source_real is None else [self.source_real])]
 
     def tensors(self) -> list[Tensor]:
-        """All tensors; each has the texts in its first dimension."""
-        return [t for group in self.groups for t in group.tensors()] + self._of_sources()
+        """All tensors; their first dimension is the texts."""
+        return [t for group in self.groups for t in group.tensors()] + self._source_tensors()
 
 
 def layers_by_window(layers: Sequence[LayerShape]) -> dict[int | None, list[int]]:
-    """Indices of the layers of each window, in the order of their first layers."""
-    found: dict[int | None, list[int]] = {}
+    """Window -> indices of its layers, in the order of the first layers."""
+    groups: dict[int | None, list[int]] = {}
     for index, (_, _, window) in enumerate(layers):
-        found.setdefault(window, []).append(index)
-    return found
+        groups.setdefault(window, []).append(index)
+    return groups
 
 
 def capacity_for(slots: int) -> int:
-    """The capacity of a cache that must hold so many tokens: few sizes, powers of two."""
+    """The capacity for a number of tokens: the next power of two, so that few sizes occur."""
     return 1 << max(4, (slots - 1).bit_length())
 
 
-torch.export.register_dataclass(LayerGroup)  # so that an exported step takes a cache
+torch.export.register_dataclass(LayerGroup)  # for `torch.export` of a step
 torch.export.register_dataclass(Cache)

@@ -89,7 +89,7 @@ def build(config: Config) -> EncoderDecoder:
 
 
 def init_weight(module: nn.Module, name: str, parameter: Tensor) -> None:
-    """As in the code of Marian: Glorot uniform; the fan of an embedding is its width."""
+    """Glorot uniform, as in the code of Marian; the fan of an embedding is its width."""
     if isinstance(module, nn.Embedding):
         bound = math.sqrt(3 / parameter.size(1))
         nn.init.uniform_(parameter, -bound, bound)

@@ -114,7 +114,7 @@ def build(config: Config) -> EncoderDecoder:
 
 
 def init_weight(module: nn.Module, name: str, parameter: Tensor, *, d_model: int) -> None:
-    """As in the authors' code (Mesh TensorFlow): matrices N(0, 1/fan-in), embeddings N(0, 1).
+    """Matrices N(0, 1/fan-in), embeddings N(0, 1), as in the authors' code (Mesh TensorFlow).
 
     Relative position biases are N(0, 1/D). A separate output matrix is initialized like the other
     matrices; transformers uses N(0, 1), which makes logits of size √D.
