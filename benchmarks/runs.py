@@ -181,11 +181,12 @@ def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> d
     scores: dict[str, Any] = {}
     outputs: dict[str, list[str]] = {}
     for search, beam in (("greedy", 1), ("beam 5", 5)):
-        results = model.generations(
+        results = model.generate(
             sources,
             beam_size=beam,
             length_penalty=run.recipe.evaluation.length_penalty,
             too_long="truncate",
+            return_details=True,
         )
         outputs[search] = [translations[0].text for translations in results]
         scored = corpus_scores(outputs[search], references, trg_lang=language, metrics=metrics)

@@ -17,6 +17,11 @@ __all__ = [  # noqa: RUF022
     "Classifier",
     "Embedder",
     "load",
+    "load_translator",
+    "load_language_model",
+    "load_masked_language_model",
+    "load_classifier",
+    "load_encoder",
     "ensemble",
     "from_net",
     "load_recipe",
@@ -38,20 +43,31 @@ if TYPE_CHECKING:
         ensemble,
         from_net,
         load,
+        load_classifier,
+        load_encoder,
+        load_language_model,
+        load_masked_language_model,
+        load_translator,
     )
     from heedful.recipe_files import load_recipe
     from heedful.run import TrainingRun, train
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "errors": ("UserError",),
-        "export.hf": ("export_hf", "import_hf"),
-        "pipelines": (
-            *("Classifier", "Embedder", "LanguageModel", "MaskedLanguageModel", "Translator"),
-            *("ensemble", "from_net", "load"),
-        ),
-        "recipe_files": ("load_recipe",),
-        "run": ("TrainingRun", "train"),
-    },
-)
+if not TYPE_CHECKING:  # a type checker would take any attribute for known
+    __getattr__ = lazily(
+        __name__,
+        {
+            "errors": ("UserError",),
+            "export.hf": ("export_hf", "import_hf"),
+            "pipelines": (
+                *("Classifier", "Embedder", "LanguageModel", "MaskedLanguageModel", "Translator"),
+                *("ensemble", "from_net", "load", "load_classifier", "load_encoder"),
+                *("load_language_model", "load_masked_language_model", "load_translator"),
+            ),
+            "recipe_files": ("load_recipe",),
+            "run": ("TrainingRun", "train"),
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -7,6 +7,7 @@ be repeated from its folder alone.
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -41,7 +42,9 @@ _Yaml12.add_implicit_resolver(
 )
 
 
-def load_recipe(recipe: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+def load_recipe(
+    recipe: str | PathLike[str], overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> Recipe:
     """Read a recipe by path or by the name of a shipped one.
 
     A recipe may name another as its `base` (a shipped name, or a path relative to its own file) and
@@ -191,7 +194,7 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def recipe_path(recipe: str | Path, folder: Path = Path()) -> Path:
+def recipe_path(recipe: str | PathLike[str], folder: Path = Path()) -> Path:
     """The file of a recipe, given by a path from `folder` or by the name of a shipped one."""
     path = folder / recipe
     if path.is_file():

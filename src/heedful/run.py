@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -112,8 +113,8 @@ class _Run:
 
 
 def train(
-    recipe: Recipe | str | Path,
-    out: str | Path | None = None,
+    recipe: Recipe | str | PathLike[str],
+    out: str | PathLike[str] | None = None,
     *,
     data: TrainingData | None = None,
     resume: bool = False,

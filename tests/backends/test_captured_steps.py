@@ -131,12 +131,12 @@ def test_searches_with_replayed_steps_write_the_same(
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # which shows its operations whole
     model = model_of(name)
     rows, options = [[5, 6, 7, 8], [9, 4], [6]], {"max_new_tokens": 20} | options
-    expected = model.generations(rows, **options)
+    expected = model.generate(rows, **options, return_details=True)
     counted: list[int] = []
     model.settings = Settings(records_steps=True)
     monkeypatch.setattr(cached_net, "recorder_for", lambda net, device: recorded.record)
     monkeypatch.setattr(recorded.Recording, "replay", _counting(recorded.Recording.replay, counted))
-    found = model.generations(rows, **options)
+    found = model.generate(rows, **options, return_details=True)
     assert counted
     for one, other in zip(found, expected, strict=True):
         assert [o.ids for o in one] == [o.ids for o in other]

@@ -43,10 +43,9 @@ def test_the_search_finds_the_best_of_all(name: str) -> None:
     rows = model.prompt_ids(TEXTS[:2])
     best = []
     for beta in (0.0, 0.3, 5.0):
-        found = model.generations(
+        found = model.generate(
             rows, beam_size=1500, num_return=3, max_new_tokens=LONGEST, length_penalty=PENALTY,
-            coverage_penalty=beta,
-        )  # fmt: skip
+            coverage_penalty=beta, return_details=True)  # fmt: skip
         for row, outputs in zip(rows, found, strict=True):
             scores = scores_of(model, row, beta)
             wanted = sorted(scores, key=lambda ids: -scores[ids])[:3]
@@ -66,12 +65,12 @@ def test_scores_of_every_search_are_of_the_equation(stop_rule: str, groups: int)
         "beam_size": 4, "num_return": 4, "num_groups": groups, "max_new_tokens": LONGEST,
         "length_penalty": PENALTY, "stop_rule": stop_rule,
     }  # fmt: skip
-    assert model.generations(TEXTS, coverage_penalty=0.0, **options) == model.generations(
-        TEXTS, **options
-    )
-    found = model.generations(TEXTS, coverage_penalty=2.0, **options)
+    assert model.generate(
+        TEXTS, coverage_penalty=0.0, **options, return_details=True
+    ) == model.generate(TEXTS, **options, return_details=True)
+    found = model.generate(TEXTS, coverage_penalty=2.0, **options, return_details=True)
     for text, row, outputs in zip(TEXTS, model.prompt_ids(TEXTS), found, strict=True):
-        [alone] = model.generations([text], coverage_penalty=2.0, **options)
+        [alone] = model.generate([text], coverage_penalty=2.0, **options, return_details=True)
         assert [each.ids for each in alone] == [each.ids for each in outputs]
         scores = scores_of(model, row, 2.0)
         for output in outputs:
@@ -102,5 +101,7 @@ def test_backends_without_it_run_eager(tmp_path, caplog) -> None:
     model = saved("marian", tmp_path / "model")
     opened = heedful.load(tmp_path / "model", backend="ctranslate2")
     asked = {"beam_size": 4, "max_new_tokens": 5, "coverage_penalty": 0.5}
-    assert opened.generations(TEXTS, **asked) == model.generations(TEXTS, **asked)
+    assert opened.generate(TEXTS, **asked, return_details=True) == model.generate(
+        TEXTS, **asked, return_details=True
+    )
     assert "it has no coverage_penalty" in caplog.text

@@ -105,7 +105,7 @@ def test_nbest_writes_as_many_lines_for_each(commands, folder, model, lines):
     rows = [line.split("\t") for line in ended.out.splitlines()]
     assert len(rows) == 3 * len(LINES)
     # More translations than the beam was asked for widen it.
-    found = model.generations(LINES, beam_size=3, num_return=3)
+    found = model.generate(LINES, beam_size=3, num_return=3, return_details=True)
     for index, entries in enumerate(found):
         written = rows[3 * index : 3 * index + 3]
         assert [text for _, text in written[: len(entries)]] == [e.text for e in entries]

@@ -125,13 +125,14 @@ def test_generate_json_of_a_beam(commands, models, opened):
         *("--max-new-tokens", 6, "--no-repeat-ngram-size", 2, "--json"),
     )
     found = json.loads(ended.out)
-    expected = opened["lm"].generations(
+    expected = opened["lm"].generate(
         ["the cat"],
         beam_size=3,
         num_return=3,
         length_penalty=0.5,
         max_new_tokens=6,
         no_repeat_ngram_size=2,
+        return_details=True,
     )[0]
     assert found["prompt"] == "the cat"
     assert [each["ids"] for each in found["outputs"]] == [each.ids for each in expected]
@@ -204,7 +205,9 @@ def test_with_a_draft_the_usual_length_is_what_the_net_has_left(opened, draft):
     lm = opened["lm"]
     assert lm.config.max_length < 64
     given = opened.get(draft, draft)
-    (plain,), (short,) = (lm.generations(["the cat"], draft=d)[0] for d in (None, given))
+    (plain,), (short,) = (
+        lm.generate(["the cat"], draft=d, return_details=True)[0] for d in (None, given)
+    )
     assert plain.ids[: len(short.ids)] == short.ids
     # The net reads all tokens but the last.
     assert len(short.ids) + len(lm.encode(["the cat"])[0]) == lm.config.max_length + 1

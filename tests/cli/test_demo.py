@@ -109,7 +109,7 @@ def test_typed_dates_are_answered_until_an_empty_line(
     model = heedful.load(finished)
     verb._ask(model, Console(width=300))
     answers = capsys.readouterr().out.splitlines()[2:]
-    expected = model.generations(["4 July 1999"], beam_size=1)[0][0].text
+    expected = model.generate(["4 July 1999"], beam_size=1, return_details=True)[0][0].text
     assert answers[0].strip().startswith(expected)
     assert "allows" in answers[1], "a text that is too long is told, and the next one answered"
     assert answers[2] == answers[0]

@@ -78,7 +78,9 @@ def test_verbs_use_what_was_found_and_import_no_torch(commands, folder, files, g
     ).stdout.splitlines()
     assert lines.pop() == "[]"
     eager = heedful.load(folder, device="cpu", backend="eager")
-    assert lines == [outputs[0].text for outputs in eager.generations(TEXTS, beam_size=1)]
+    assert lines == [
+        outputs[0].text for outputs in eager.generate(TEXTS, beam_size=1, return_details=True)
+    ]
 
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])

@@ -118,10 +118,12 @@ texts = st.lists(
 @given(data=st.data(), lines=texts, beam=st.integers(1, 3), batch_tokens=st.integers(1, 60))
 def test_a_batch_is_its_lines_alone_in_any_order(model, data, lines, beam, batch_tokens):
     options = {"beam_size": beam, "num_return": beam}
-    together = model.generations(lines, batch_tokens=batch_tokens, **options)
-    alone = [model.generations([line], **options)[0] for line in lines]
+    together = model.generate(lines, batch_tokens=batch_tokens, **options, return_details=True)
+    alone = [model.generate([line], **options, return_details=True)[0] for line in lines]
     order = data.draw(st.permutations(range(len(lines))))
-    permuted = model.generations([lines[i] for i in order], batch_tokens=999, **options)
+    permuted = model.generate(
+        [lines[i] for i in order], batch_tokens=999, **options, return_details=True
+    )
     for index, line in enumerate(lines):
         for other in (alone[index], permuted[order.index(index)]):
             assert [t.ids for t in together[index]] == [t.ids for t in other], line
@@ -132,16 +134,16 @@ def test_a_batch_is_its_lines_alone_in_any_order(model, data, lines, beam, batch
 
 
 def test_translate_is_the_best_of_search_in_order(model):
-    found = model.generations(TEXTS, num_return=3, beam_size=4)
+    found = model.generate(TEXTS, num_return=3, beam_size=4, return_details=True)
     assert model.translate(TEXTS, beam_size=4) == [entries[0].text for entries in found]
     assert len(found) == len(TEXTS)
 
 
 def test_blank_lines_stay_blank(model):
-    found = model.generations(["", "1 2", "   ", "3"], num_return=2, beam_size=2)
+    found = model.generate(["", "1 2", "   ", "3"], num_return=2, beam_size=2, return_details=True)
     assert [[t.text for t in entries] for entries in (found[0], found[2])] == [[""], [""]]
     assert found[0][0].finished
-    alone = model.generations(["1 2"], num_return=2, beam_size=2)[0]
+    alone = model.generate(["1 2"], num_return=2, beam_size=2, return_details=True)[0]
     assert [t.ids for t in found[1]] == [t.ids for t in alone]
     assert model.translate([]) == []
     assert model.translate(["", ""]) == ["", ""]
@@ -150,7 +152,9 @@ def test_blank_lines_stay_blank(model):
 def test_a_score_is_what_teacher_forcing_gives(model):
     """With the average over the length, EOS counted; what may not be written changes no other."""
     for beam in (1, 4):
-        for entry in model.generations(["3 1 0 2"], num_return=beam, beam_size=beam)[0]:
+        for entry in model.generate(
+            ["3 1 0 2"], num_return=beam, beam_size=beam, return_details=True
+        )[0]:
             if not entry.finished:
                 continue
             log_probs, _ = forced(model, "3 1 0 2", entry.ids)
@@ -160,19 +164,24 @@ def test_a_score_is_what_teacher_forcing_gives(model):
 def test_prefixes_begin_their_translations(model):
     prefixes = ["4 4", "", "0"]
     for beam in (1, 3):
-        found = model.generations(["1 2 3", "1 2 3", "5"], prefixes=prefixes, beam_size=beam)
+        found = model.generate(
+            ["1 2 3", "1 2 3", "5"], prefixes=prefixes, beam_size=beam, return_details=True
+        )
         for prefix, (entry, *_) in zip(prefixes, found, strict=True):
             assert entry.text.startswith(prefix)
-        assert found[1][0].ids == model.generations(["1 2 3"], beam_size=beam)[0][0].ids
+        assert (
+            found[1][0].ids
+            == model.generate(["1 2 3"], beam_size=beam, return_details=True)[0][0].ids
+        )
 
 
 def test_samples_of_a_source_end_when_they_end(model):
     """Also where one ends before its sibling: each is what it is alone."""
     options = {"temperature": 2.0, "seed": [3, 4], "max_new_tokens": 9}
-    found = model.generations(["1 2 3", "5 4"], num_return=3, **options)
+    found = model.generate(["1 2 3", "5 4"], num_return=3, **options, return_details=True)
     lengths = [[len(sample.ids) for sample in samples] for samples in found]
     assert any(len(set(of_source)) > 1 for of_source in lengths)
-    first = model.generations(["1 2 3", "5 4"], **options)
+    first = model.generate(["1 2 3", "5 4"], **options, return_details=True)
     assert [samples[0].ids for samples in found] == [samples[0].ids for samples in first]
 
 
@@ -190,10 +199,8 @@ def test_what_is_too_long_is_refused_or_cut(model):
 
 
 def test_mistakes_in_calls(model):
-    with pytest.raises(UserError, match="list of strings"):
-        model.translate("1 2 3")
     with pytest.raises(UserError, match="1 prefixes for 2 texts"):
-        model.generations(["1", "2"], prefixes=["1"])
+        model.generate(["1", "2"], prefixes=["1"], return_details=True)
     with pytest.raises(UserError, match="2 sources but 1 targets"):
         model.score(["1", "2"], ["1"])
     with pytest.raises(UserError, match="no pairs"):
@@ -219,12 +226,12 @@ def test_a_name_that_cannot_be_is_told():
 )
 def test_values_that_no_one_should_give(model, sources, options, part):
     with pytest.raises(UserError, match=part):
-        model.generations(sources, **options)
+        model.generate(sources, **options, return_details=True)
 
 
 def test_progress_counts_every_text(model):
     seen = []
-    model.generations(TEXTS, batch_tokens=8, progress=seen.append)
+    model.generate(TEXTS, batch_tokens=8, progress=seen.append, return_details=True)
     assert sum(seen) == len(TEXTS)
     assert len(seen) > 1
 

@@ -43,10 +43,12 @@ def test_the_search_finds_the_best_by_the_mean_of_probabilities(
     joint = ensemble(models, weights)
     for row in joint.prompt_ids(TEXTS[:2]):
         ids, score = best_of_all(models, weights, row)
-        [[found]] = joint.generations([row], beam_size=1500, num_return=1, **CHECK)
+        [[found]] = joint.generate(
+            [row], beam_size=1500, num_return=1, **CHECK, return_details=True
+        )
         assert found.ids == list(ids)
         assert found.score == pytest.approx(score, abs=1e-5)
-    alone = models[0].generations([row], beam_size=1500, **CHECK)[0][0]
+    alone = models[0].generate([row], beam_size=1500, **CHECK, return_details=True)[0][0]
     assert alone.score != pytest.approx(score, abs=1e-3)
 
 

@@ -23,7 +23,9 @@ USES: dict[str, Callable[[Any], Any]] = {
     "translation": lambda model: model.translate(TEXTS, max_new_tokens=5),
     "language_modelling": lambda model: [
         [found.text for found in texts]
-        for texts in model.generations(["the", "a cat"], max_new_tokens=5, beam_size=2)
+        for texts in model.generate(
+            ["the", "a cat"], max_new_tokens=5, beam_size=2, return_details=True
+        )
     ],
     "classification": lambda model: [
         (found.label, round(max(found.probabilities.values()), 5))
@@ -121,7 +123,7 @@ def test_the_net_of_a_run_behaves_as_the_model_of_the_run(family: str) -> None:
 def test_without_a_tokenizer_ids_go_in_and_out() -> None:
     net, config, _ = trained("language_modelling")
     model = heedful.from_net(net, config, generation=GenerationIds(eos_ids=(2,)))
-    assert model.generations([[5, 6]], max_new_tokens=1)[0][0].ids
+    assert model.generate([[5, 6]], max_new_tokens=1, return_details=True)[0][0].ids
     assert not model.has_tokenizer
 
 

@@ -123,7 +123,7 @@ def test_the_last_token_of_the_card_stands_at_the_limit_and_costs_nothing(
     )
     options = {"beam_size": 3, "num_return": 3, "stop_rule": rule, "min_new_tokens": 4}
     for row, outputs in zip(
-        ROWS, model.generations(ROWS, max_new_tokens=4, **options), strict=True
+        ROWS, model.generate(ROWS, max_new_tokens=4, **options, return_details=True), strict=True
     ):
         for found in outputs:
             assert (len(found.ids), found.ids[-1], found.finished) == (4, last, last == END)

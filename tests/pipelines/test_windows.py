@@ -100,15 +100,15 @@ def test_batches_are_of_similar_length_and_as_large_as_the_backend_was_measured(
 ) -> None:
     backend: Any = model.backend
     texts = [" ".join(["w1"] * (1 + number % 9)) for number in range(90)]
-    model.generations(texts, beam_size=1)
+    model.generate(texts, beam_size=1, return_details=True)
     assert backend.batches == [45, 45]  # one for each worker
     backend.batches.clear()
     backend.settings = Settings(1, 2, batch_tokens=40)
-    model.generations(texts, beam_size=1)
+    model.generate(texts, beam_size=1, return_details=True)
     assert sum(backend.batches) == 90
     assert backend.batches[:2] == [4, 4]  # of ten tokens, the end counted
     backend.batches.clear()
-    model.generations(texts, beam_size=1, batch_tokens=20)
+    model.generate(texts, beam_size=1, batch_tokens=20, return_details=True)
     assert backend.batches[0] == 2  # who calls knows better
 
 

@@ -130,7 +130,9 @@ def use(folder: Path) -> None:
         options |= draw.choice(({"beam_size": 1}, {"beam_size": draw.randint(2, 4)}))
         if number % 5 == 0:
             options |= {"beam_size": 1, "temperature": 1.0, "num_return": 2, "seed": number}
-        ours, theirs = (each.generations(rows, **options) for each in (model, eager))
+        ours, theirs = (
+            each.generate(rows, **options, return_details=True) for each in (model, eager)
+        )
         assert model.generate(rows, **options) == [one[0].ids for one in theirs]  # without scores
         for one, other in zip(ours, theirs, strict=True):
             assert [o.ids for o in one] == [o.ids for o in other], (number, options)

@@ -328,9 +328,9 @@ def calls(draw: Draw, world: Path, here: Path) -> Use:
 CALLS = [
     "load(W + '/{tr}').translate([T, T], {o})",
     "load(W + '/{lm}').generate([T], {o})",
-    "load(W + '/{tr}').generations([T], {o})",
+    "load(W + '/{tr}').generate([T], {o}, return_details=True)",
     "list(load(W + '/{lm}').stream(T, {o}))",
-    "load(W + '/{tr}').generations([[N, 5]], max_new_tokens=3)",
+    "load(W + '/{tr}').generate([[N, 5]], max_new_tokens=3, return_details=True)",
     "load(W + '/{lm}').generate([[N]], max_new_tokens=3)",
     "load(W + '/mlm').fill(T, top_k=N)",
     "load(W + '/mlm').fill('<mask> ' + T)",

@@ -354,7 +354,9 @@ def test_sequences_are_the_teachers_own_translations(teachers, taught, tmp_path)
     run, made = make(beam_size=2)
     own, found = pairs_of(run.data), pairs_of(made)
     sources = [source for source, _ in own]
-    beams = master.generations(sources, beam_size=2, stop_rule="optimal", batch_tokens=300)
+    beams = master.generate(
+        sources, beam_size=2, stop_rule="optimal", batch_tokens=300, return_details=True
+    )
     expected = [
         (source, best.ids)
         for source, (best, *_) in zip(sources, beams, strict=True)
@@ -388,7 +390,9 @@ def test_references_and_back_translations_are_included(teachers, taught):
     own, found = pairs_of(run.data), [pairs_of(first), pairs_of(both)]
 
     def written(ids: list[int], read: Any, write: Any) -> list[int]:
-        ((best, *_),) = master.generations([read.decode(ids)], beam_size=1, too_long="truncate")
+        ((best, *_),) = master.generate(
+            [read.decode(ids)], beam_size=1, too_long="truncate", return_details=True
+        )
         return write.encode_target(write.encode(best.text)) if best.finished and best.text else []
 
     there = [(src, written(src, *tokenizers)) for src, _ in own]
@@ -409,7 +413,9 @@ def test_the_output_with_the_highest_chrf_is_selected(taught):
     texts = src.decode_batch(sources), tgt.decode_batch(targets)
     there, back = [], []
     for given, wanted, found in ((*texts, there), (*reversed(texts), back)):
-        beams = master.generations(given, beam_size=3, num_return=3, stop_rule="optimal")
+        beams = master.generate(
+            given, beam_size=3, num_return=3, stop_rule="optimal", return_details=True
+        )
         for beam, text in zip(beams, wanted, strict=True):
             ended = [each for each in beam if each.finished]
             scores = [sentence_chrf([each.text], [text]) for each in ended]

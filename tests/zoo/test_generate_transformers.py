@@ -82,7 +82,7 @@ def test_models_write_the_same_of_unequal_texts(name: str, tmp_path: Path) -> No
         texts = random_rows(VOCAB, [4, 7, 1], seed, low=3)
         for options in OPTIONS[seed % 2 :: 2]:
             asked = {"max_new_tokens": NEW} | options
-            found = ours.generations([row.tolist() for row in texts], **asked)
+            found = ours.generate([row.tolist() for row in texts], **asked, return_details=True)
             for text, outputs in zip(texts, found, strict=True):
                 # One at a time: GPT's and GPT-Neo's positions over there are moved by left padding.
                 expected = theirs_of(model, text, options)
@@ -94,8 +94,9 @@ def test_models_write_the_same_of_unequal_texts(name: str, tmp_path: Path) -> No
                     assert [output.score for output in outputs] == pytest.approx(scores, abs=1e-4)
                 early += min(len(output.ids) for output in outputs) < asked["max_new_tokens"]
                 full += len(outputs[0].ids) == asked["max_new_tokens"]
-            others += ours.generations([row.tolist() for row in texts], **asked,
-                                       stop_rule="optimal") != found  # fmt: skip
+            rows = [row.tolist() for row in texts]
+            options = {**asked, "stop_rule": "optimal", "return_details": True}
+            others += ours.generate(rows, **options) != found
     assert min(early, full, others) > 0
 
 
@@ -122,4 +123,4 @@ def test_without_options_a_model_writes_by_its_own_configuration(name: str, tmp_
         # Drawing, and greedy decoding, put the beam aside.
         plain = ours.generate([prompt.tolist()], max_new_tokens=NEW, beam_size=1)
         assert ours.generate([prompt.tolist()], max_new_tokens=NEW, temperature=0) == plain
-        assert ours.generations([prompt.tolist()], temperature=1.5, seed=1)
+        assert ours.generate([prompt.tolist()], temperature=1.5, seed=1, return_details=True)

@@ -30,7 +30,7 @@ def demo(
     console = make_console()
     if not (out / "scores.json").is_file():
         _train(out, console)
-    model = pipelines.load(out)
+    model = pipelines.load_translator(out)
     if model.metadata.task != "dates":
         raise UserError(
             f"{out} holds a model of the task {model.metadata.task}; give another --out"
@@ -130,7 +130,7 @@ def _ask(model: "pipelines.Translator", console: "Console") -> None:
         if not text:
             return
         try:
-            found: Any = model.generations([text], beam_size=1)[0][0]
+            found: Any = model.generate([text], beam_size=1, return_details=True)[0][0]
         except UserError as error:
             console.print(str(error), style="red")
             continue

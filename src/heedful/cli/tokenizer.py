@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from heedful import pipelines
 from heedful.cli.flags import IN_OUT, Json, JsonLines, spread
 from heedful.cli.help import new_group
 from heedful.cli.lines import Filter, json_line, line_writer
@@ -144,10 +143,11 @@ def _open(path: Path, side: str) -> Any:
     """The tokenizer of a file, or of one side of a model directory."""
     from heedful.data.tokenizer import Tokenizer
     from heedful.files import read_object
+    from heedful.pipelines.loading import tokenizer_files
 
     config = path / "config.json"
     if path.is_dir() and config.is_file() and "heedful" in read_object(config):
-        files = pipelines.tokenizer_files(path)
+        files = tokenizer_files(path)
         if not files:
             raise UserError(f"{path} is a model without a tokenizer")
         return Tokenizer.load(files[0 if side == "source" else -1])

@@ -125,7 +125,7 @@ def _rate(model: SavedModel, parts: Sequence[Sequence[str]], choice: BackendChoi
         if seconds > (_SHORTEST if number >= len(parts) else _LONGEST):
             break
         if isinstance(model, Generator):
-            generations = model.generations(_rows(model, part), **options)
+            generations = model.generate(_rows(model, part), **options, return_details=True)
             num_tokens += sum(len(outputs[0].ids) for outputs in generations)
         else:
             rows = _rows(model, part)

@@ -1,5 +1,6 @@
 """Export models as CTranslate2 directories, with their tokenizers and an example program."""
 
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,11 @@ for line in sys.stdin:
 
 
 def export_ctranslate2(
-    model: SavedModel, out: str | Path, *, precision: str = "float32", overwrite: bool = False
+    model: SavedModel,
+    out: str | PathLike[str],
+    *,
+    precision: str = "float32",
+    overwrite: bool = False,
 ) -> None:
     """Write a CTranslate2 model, which can be used without torch and heedful.
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +52,8 @@ _SIDES = {"src": "source", "tgt": "target"}
 
 
 def import_hf(
-    directory: str | Path,
-    out: str | Path,
+    directory: str | PathLike[str],
+    out: str | PathLike[str],
     *,
     overwrite: bool = False,
     architecture: str | None = None,
@@ -93,7 +94,7 @@ def import_hf(
 
 def export_hf(
     model: AnyModel,
-    out: str | Path,
+    out: str | PathLike[str],
     *,
     precision: str = "float32",
     overwrite: bool = False,

@@ -20,11 +20,12 @@ __all__ = [
     "sample",
     "sample_steps",
 ]
-__getattr__ = lazily(
-    __name__,
-    {
-        "hypotheses": ("Hypothesis", "LengthScore"),
-        "sampling": ("sample", "sample_steps"),
-        "search": ("beam_search", "greedy_search"),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "hypotheses": ("Hypothesis", "LengthScore"),
+            "sampling": ("sample", "sample_steps"),
+            "search": ("beam_search", "greedy_search"),
+        },
+    )

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Stack"]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "decoder_only": ("DecoderOnly",),
-        "encoder_decoder": ("EncoderDecoder",),
-        "encoder_only": ("EncoderOnly",),
-        "stack": ("Block", "Stack"),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "decoder_only": ("DecoderOnly",),
+            "encoder_decoder": ("EncoderDecoder",),
+            "encoder_only": ("EncoderOnly",),
+            "stack": ("Block", "Stack"),
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -102,34 +102,35 @@ __all__ = [  # noqa: RUF022
     "tied_linear",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "attention": ("Attention", "CrossAttention"),
-        "cache": ("Cache",),
-        "dropout": ("Dropout",),
-        "embeddings": ("TokenEmbedding",),
-        "experts": ("Experts", "balance_loss"),
-        "feedforward": ("FeedForward",),
-        "heads": (
-            *("ClassificationHead", "MaskedTokenHead", "MaskedTokenTransform", "OutputHead"),
-            "tied_linear",
-        ),
-        "init": ("init_weights", "normal", "xavier"),
-        "losses": ("cross_entropy", "head_loss"),
-        "masks": ("MaskSpec",),
-        "multi_head": ("attend",),
-        "positions": ("LearnedTable", "SinusoidalTable"),
-        "relative": ("AlibiBias", "RelativePositionBias"),
-        "residual": (
-            *("OutputNorm", "PostNorm", "PreNorm", "SandwichNorm", "ZeroCenteredRMSNorm"),
-        ),
-        "rotary": (
-            *("Llama3Scaling", "LinearScaling", "NtkScaling", "RotaryPositions", "YarnScaling"),
-        ),
-        "tokens": ("Tokens",),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "attention": ("Attention", "CrossAttention"),
+            "cache": ("Cache",),
+            "dropout": ("Dropout",),
+            "embeddings": ("TokenEmbedding",),
+            "experts": ("Experts", "balance_loss"),
+            "feedforward": ("FeedForward",),
+            "heads": (
+                *("ClassificationHead", "MaskedTokenHead", "MaskedTokenTransform", "OutputHead"),
+                "tied_linear",
+            ),
+            "init": ("init_weights", "normal", "xavier"),
+            "losses": ("cross_entropy", "head_loss"),
+            "masks": ("MaskSpec",),
+            "multi_head": ("attend",),
+            "positions": ("LearnedTable", "SinusoidalTable"),
+            "relative": ("AlibiBias", "RelativePositionBias"),
+            "residual": (
+                *("OutputNorm", "PostNorm", "PreNorm", "SandwichNorm", "ZeroCenteredRMSNorm"),
+            ),
+            "rotary": (
+                *("Llama3Scaling", "LinearScaling", "NtkScaling", "RotaryPositions", "YarnScaling"),
+            ),
+            "tokens": ("Tokens",),
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -14,12 +14,21 @@ if TYPE_CHECKING:
         Classification,
         Classifier,
         Embedder,
+        Encoder,
         MaskedLanguageModel,
     )
     from heedful.pipelines.ensembles import ensemble
     from heedful.pipelines.kinds import AnyModel
     from heedful.pipelines.language_model import LanguageModel
-    from heedful.pipelines.loading import expect, load
+    from heedful.pipelines.loading import (
+        expect,
+        load,
+        load_classifier,
+        load_encoder,
+        load_language_model,
+        load_masked_language_model,
+        load_translator,
+    )
     from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
     from heedful.pipelines.nets import choose_device, kind_of, open_net, parameter_count
     from heedful.pipelines.text_generation import Generator, TextScore
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "metadata": ("GenerationIds", "Limits", "ModelMetadata"),
-    "encoders": ("Classification", "Classifier", "Embedder", "MaskedLanguageModel"),
+    "encoders": ("Classification", "Classifier", "Embedder", "Encoder", "MaskedLanguageModel"),
     "ensembles": ("ensemble",),
     "text_generation": ("Generator", "TextScore"),
     "language_model": ("LanguageModel",),
@@ -35,7 +44,10 @@ _NAMES = {
     "assembly": ("from_net",),
     "nets": ("choose_device", "kind_of", "open_net", "parameter_count"),
     "kinds": ("AnyModel",),
-    "loading": ("expect", "load"),
+    "loading": (
+        *("expect", "load", "load_classifier", "load_encoder", "load_language_model"),
+        *("load_masked_language_model", "load_translator"),
+    ),
     "translation": ("Translator",),
 }
 
@@ -44,6 +56,7 @@ __all__ = [
     "Classification",
     "Classifier",
     "Embedder",
+    "Encoder",
     "GenerationIds",
     "Generator",
     "LanguageModel",
@@ -59,8 +72,14 @@ __all__ = [
     "from_net",
     "kind_of",
     "load",
+    "load_classifier",
+    "load_encoder",
+    "load_language_model",
+    "load_masked_language_model",
+    "load_translator",
     "open_net",
     "parameter_count",
     "save_description",
 ]
-__getattr__ = lazily(__name__, _NAMES)
+if not TYPE_CHECKING:
+    __getattr__ = lazily(__name__, _NAMES)

@@ -4,6 +4,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -71,6 +73,21 @@ class SavedModel:
         self.num_truncated = 0
         self.num_left_out = 0
 
+    def __repr__(self) -> str:
+        """The kind, architecture, size, languages and backend; `torch` is not imported for it."""
+        parts = [self.metadata.architecture]
+        if self._net is not None:
+            count = sum(parameter.numel() for parameter in self._net.parameters())
+            parts.append(f"{count:,} parameters")
+        languages = self.metadata.src_language, self.metadata.tgt_language
+        if any(languages):
+            parts.append(" to ".join(language or "?" for language in dict.fromkeys(languages)))
+        if self.backend is not None:
+            parts.append(f"{self.backend.name} {self.backend.precision}")
+        elif self._net is not None:
+            parts.append(f"eager {self.eager.precision} on {self.device}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     @property
     def net(self) -> Any:
         """The torch module."""
@@ -125,12 +142,18 @@ class SavedModel:
         return self.eager.device
 
     def embed(
-        self, texts: Texts, *, pooling: Pooling = "mean", batch_tokens: int | None = None
+        self,
+        texts: str | Sequence[int] | Texts,
+        *,
+        pooling: Pooling = "mean",
+        batch_tokens: int | None = None,
     ) -> Any:
-        """A tensor (N, D) with one vector for each text; see `vectors`."""
+        """A tensor (D) for one text, (N, D) for a list of texts; see `vectors`."""
         import torch
 
-        return torch.from_numpy(self.vectors(texts, pooling=pooling, batch_tokens=batch_tokens))
+        batch, is_single = as_batch(texts)
+        vectors = self.vectors(batch, pooling=pooling, batch_tokens=batch_tokens)
+        return torch.from_numpy(vectors[0] if is_single else vectors)
 
     def vectors(
         self,
@@ -242,7 +265,9 @@ class SavedModel:
         if self.num_left_out <= _NUM_WARNINGS:
             logging.getLogger("heedful").warning(f"{reason}: left out")
 
-    def save(self, directory: str | Path, *, base: str | Path | None = None) -> None:
+    def save(
+        self, directory: str | PathLike[str], *, base: str | PathLike[str] | None = None
+    ) -> None:
         """Write `config.json`, `model.safetensors` and the tokenizers atomically.
 
         An existing model is replaced.
@@ -280,6 +305,14 @@ class SavedModel:
                 "again from a directory that holds the tokenizer's files"
             )
         return tokenizer
+
+
+def as_batch(texts: Any) -> tuple[Any, bool]:
+    """Texts or lists of ids as a batch, and True where a single text or list of ids was given."""
+    if isinstance(texts, str):
+        return [texts], True
+    is_ids = isinstance(texts, Sequence) and len(texts) > 0 and isinstance(texts[0], Integral)
+    return ([texts], True) if is_ids else (texts, False)
 
 
 def save_description(model: SavedModel, directory: Path) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from heedful.data.encoding import truncate_pair
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.options import TooLong
-from heedful.pipelines.base import SavedModel, Texts, in_batches
+from heedful.pipelines.base import SavedModel, Texts, as_batch, in_batches
 
 MASK_NAMES = ("<mask>", "[MASK]")
 
@@ -175,16 +175,28 @@ class Classifier(Encoder):
         """Names of the classes, in the order of the logits."""
         return self.metadata.labels or tuple(map(str, range(self.config.num_labels)))
 
-    def classify(self, texts: Texts, **options: Any) -> list[Classification]:
-        """The likeliest class of each text, with the probabilities of all; see `class_logits`."""
+    @overload
+    def classify(self, texts: str, **options: Any) -> Classification: ...
+
+    @overload
+    def classify(self, texts: Texts, **options: Any) -> list[Classification]: ...
+
+    def classify(self, texts: str | Texts, **options: Any) -> Classification | list[Classification]:
+        """The likeliest class of a text, or of each text of a list; see `class_logits`.
+
+        With one text, `pairs` is one text too.
+        """
+        batch, is_single = as_batch(texts)
+        if is_single and isinstance(options.get("pairs"), str):
+            options["pairs"] = [options["pairs"]]
         classifications = []
-        for row in _softmax(self.class_logits(texts, **options)):
+        for row in _softmax(self.class_logits(batch, **options)):
             probabilities = dict(zip(self.labels, row.tolist(), strict=True))
             is_left_out = bool(np.isnan(row).any())
             label = "" if is_left_out else self.labels[int(row.argmax())]
             probability = probabilities.get(label, math.nan)
             classifications.append(Classification(label, probability, probabilities))
-        return classifications
+        return classifications[0] if is_single else classifications
 
     def class_logits(
         self,

@@ -1,6 +1,7 @@
-"""Opening a model directory: which of the model kinds it is follows from its net."""
+"""Opens model directories; the class of a model follows from its net."""
 
 import logging
+from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -13,21 +14,24 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import plain_name, read_object
 from heedful.pipelines.base import CONFIG, SIDES, SavedModel
-from heedful.pipelines.kinds import KINDS
+from heedful.pipelines.encoders import Classifier, Encoder, MaskedLanguageModel
+from heedful.pipelines.kinds import KINDS, AnyModel
+from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import ModelMetadata
+from heedful.pipelines.translation import Translator
 
 Kind = TypeVar("Kind", bound=SavedModel)
 
 
 def load(
-    path: str | Path,
+    path: str | PathLike[str],
     *,
     device: str = "auto",
     backend: Name | str = "auto",
     precision: Precision | str = "auto",
     threads: int | None = None,
     use: Use = "latency",
-) -> Any:
+) -> AnyModel:
     """Open a model directory: `config.json`, `model.safetensors` and tokenizer files.
 
     Returns a `Translator`, `LanguageModel`, `MaskedLanguageModel`, `Classifier` or `Embedder`,
@@ -95,6 +99,34 @@ def load(
         model.settings = opened if model.device.type == "cpu" else Settings(threads)
     model.shortlist = shortlist
     return model
+
+
+def load_translator(path: str | PathLike[str], **settings: Any) -> Translator:
+    """Open an encoder-decoder; settings as of `load`. Raises UserError for other kinds."""
+    return expect(load(path, **settings), Translator, "load_translator")
+
+
+def load_language_model(path: str | PathLike[str], **settings: Any) -> LanguageModel:
+    """Open a decoder-only model; settings as of `load`. Raises UserError for other kinds."""
+    return expect(load(path, **settings), LanguageModel, "load_language_model")
+
+
+def load_masked_language_model(path: str | PathLike[str], **settings: Any) -> MaskedLanguageModel:
+    """Open a masked language model; settings as of `load`. Raises UserError for other kinds."""
+    return expect(load(path, **settings), MaskedLanguageModel, "load_masked_language_model")
+
+
+def load_classifier(path: str | PathLike[str], **settings: Any) -> Classifier:
+    """Open a text classifier; settings as of `load`. Raises UserError for other kinds."""
+    return expect(load(path, **settings), Classifier, "load_classifier")
+
+
+def load_encoder(path: str | PathLike[str], **settings: Any) -> Encoder:
+    """Open an encoder-only model with any head; settings as of `load`.
+
+    Raises UserError for other kinds.
+    """
+    return expect(load(path, **settings), Encoder, "load_encoder")
 
 
 def expect(model: SavedModel, kind: type[Kind], purpose: str) -> Kind:

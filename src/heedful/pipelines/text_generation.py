@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, overload
 
 from heedful.backends.base import GenerationBackend, GenerationRequest, Settings
 from heedful.errors import UserError
 from heedful.generation.hypotheses import Hypothesis
 from heedful.generation.stopping import cut
 from heedful.options import Options
-from heedful.pipelines.base import SavedModel, Texts, by_length, split_among
+from heedful.pipelines.base import SavedModel, Texts, as_batch, by_length, split_among
 from heedful.pipelines.metadata import GenerationIds, ModelMetadata
 
 _SEEDS = 2**31
@@ -69,28 +69,80 @@ class Generator(SavedModel):
         """Token ids with a role in generation."""
         return self.metadata.generation
 
-    def generate(self, prompts: Texts, **options: Any) -> list[str] | list[list[int]]:
-        """The best output for each prompt: text for text, new ids for lists of ids."""
-        options = {"scores": False} | options
-        if len(prompts) and not isinstance(prompts[0], str):
-            self._check_counts(prompts, options)
-            hypotheses = self._begin(prompts, 0, self._seeded_options(options), waits=True)()
-            return [outputs[0].ids for outputs in hypotheses]
-        return [outputs[0].text for outputs in self.generations(prompts, **options)]
+    @overload
+    def generate(
+        self, prompts: str, *, return_details: Literal[False] = False, **options: Any
+    ) -> str: ...
 
-    def generations(self, prompts: Texts, **options: Any) -> list[list[Generation]]:
-        """Up to `num_return` outputs for each prompt: the best first, samples in their order.
+    @overload
+    def generate(
+        self, prompts: str, *, return_details: Literal[True], **options: Any
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[str], *, return_details: Literal[False] = False, **options: Any
+    ) -> list[str]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[int], *, return_details: Literal[False] = False, **options: Any
+    ) -> list[int]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[int], *, return_details: Literal[True], **options: Any
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        return_details: Literal[False] = False,
+        **options: Any,
+    ) -> list[list[int]]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        return_details: Literal[True],
+        **options: Any,
+    ) -> list[list[Generation]]: ...
+
+    def generate(self, prompts: Any, *, return_details: bool = False, **options: Any) -> Any:
+        """The output for a prompt, or one for each prompt of a list.
+
+        Args:
+            prompts: a text or a list of texts; or the ids of one or of several prompts, whose
+                outputs are then ids too.
+            return_details: return `Generation`s, up to `num_return` for each prompt: the best
+                first, samples in their order.
+            options: fields of `heedful.options.Options`.
 
         Raises:
             UserError: an option out of range; a prompt that is too long.
         """
-        self._check_counts(prompts, options)
-        return [*self.iterate_generations([prompts], **options)]
+        batch, is_single = as_batch(prompts)
+        if not return_details:
+            options = {"scores": False} | options
+        self._check_counts(batch, options)
+        results: list[Any]
+        if len(batch) and not isinstance(batch[0], str) and not return_details:
+            hypotheses = self._begin(batch, 0, self._seeded_options(options), waits=True)()
+            results = [outputs[0].ids for outputs in hypotheses]
+        else:
+            results = [*self.iterate_generations([batch], **options)]
+            if not return_details:
+                results = [outputs[0].text for outputs in results]
+        return results[0] if is_single else results
 
     def iterate_generations(
         self, windows: Iterable[Texts], *, ahead: int = 0, **options: Any
     ) -> Iterator[list[Generation]]:
-        """`generations` of a stream of prompts, which may be endless, in the prompts' order.
+        """`generate` with details for a stream of prompts, which may be endless, in their order.
 
         Args:
             windows: lists of prompts; batches of similar length are formed within each. Only the

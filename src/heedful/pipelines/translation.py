@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 from heedful.errors import UserError
 from heedful.options import Options, TooLong
@@ -37,10 +37,16 @@ class Translator(Generator):
             suppressed_ids=tuple(sorted({tokenizer.pad_id, *tokenizer.special_ids} - allowed)),
         )
 
-    def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
-        """The best translation of each text: `generate` for texts."""
-        generations = self.generations(texts, **{"scores": False} | options)
-        return [outputs[0].text for outputs in generations]
+    @overload
+    def translate(self, texts: str, **options: Any) -> str: ...
+
+    @overload
+    def translate(self, texts: Sequence[str], **options: Any) -> list[str]: ...
+
+    def translate(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
+        """The best translation of a text, or of each text of a list; options as of `generate`."""
+        translations: str | list[str] = self.generate(texts, **options)
+        return translations
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""

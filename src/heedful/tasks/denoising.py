@@ -182,7 +182,9 @@ class Denoising(Task):
             return []
         pairs = self.corrupt(data, "valid", PlannedRows(0, np.arange(count)), HELD_OUT_SEED)
         src, tgt = ([side[i].tolist() for i in range(count)] for side in pairs)
-        outputs = [list(best.ids) for best, *_ in model.generations(src, beam_size=1)]
+        outputs = [
+            list(best.ids) for best, *_ in model.generate(src, beam_size=1, return_details=True)
+        ]
         return [
             Sample(*(decode_with_specials(data.tokenizer, ids) for ids in texts))
             for texts in zip(src, tgt, outputs, strict=True)

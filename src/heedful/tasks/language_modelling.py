@@ -156,11 +156,12 @@ class LanguageModelling(Task):
         prompt = ("" if keys.add_bos_eos else "\n") if keys.prompt is None else keys.prompt
         if not keys.add_bos_eos and not tokenizer.encode(prompt):
             prompt = tokenizer.decode(data.ids("valid").ids[:1].tolist())
-        texts = model.generations(
+        texts = model.generate(
             [prompt],
             max_new_tokens=keys.sample_tokens,
             temperature=keys.temperature or 1e-6,
             num_return=count,
             seed=self.recipe.training.seed,
+            return_details=True,
         )[0]
         return [Sample(prompt, "", text.text) for text in texts]

@@ -141,13 +141,14 @@ class ShardWriter:
     ) -> list[Generation]:
         """One output per text: the best, or with `select_by_chrf` the most like the reference."""
         size, by_chrf = self.settings.beam_size, self.settings.select_by_chrf
-        beams = model.generations(
+        beams = model.generate(
             texts,
             beam_size=size,
             num_return=size if by_chrf else 1,
             stop_rule="optimal",
             too_long="leave_out",
             progress=advance,
+            return_details=True,
         )
         if not by_chrf:
             return [best for best, *_ in beams]

@@ -52,7 +52,8 @@ def architecture(name: str) -> "Architecture":
     return result
 
 
-__getattr__ = lazily(__name__, {"architectures": ("Architecture",)})
+if not TYPE_CHECKING:
+    __getattr__ = lazily(__name__, {"architectures": ("Architecture",)})
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,116 @@
+"""The public names of the library, as a user's type checker and interpreter see them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heedful
+from backend_models import TEXTS, model_of
+
+ROOT = Path(__file__).parents[1]
+# Each line after the comment is an error, and every other line is not.
+USER_CODE = """
+from pathlib import Path
+
+import heedful
+
+model = heedful.load_translator(Path("model"))
+text: str = model.translate("a")
+texts: list[str] = model.translate(["a", "b"], beam_size=5)
+score: float = model.generate("a", return_details=True)[0].score
+lm = heedful.load_language_model("lm")
+ids: list[int] = lm.generate([1, 2])
+many: list[list[int]] = lm.generate([[1, 2], [3]])
+label: str = heedful.load_classifier("classifier").classify("a").label
+heedful.load_encoder("encoder").embed("a")
+heedful.train("recipe.yaml")
+
+# errors
+heedful.laod("model")
+model.trnslate("a")
+heedful.load("model").trnslate("a")
+number: int = model.translate("a")
+lm.translate("a")
+"""
+
+
+def test_a_strict_type_checker_knows_the_public_names(tmp_path: Path) -> None:
+    program = tmp_path / "user.py"
+    program.write_text(USER_CODE)
+    command = [sys.executable, "-m", "mypy", str(program)]  # strict, as `pyproject.toml` says
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    lines = USER_CODE.splitlines()
+    expected = range(lines.index("# errors") + 2, len(lines) + 1)
+    errors = [line for line in done.stdout.splitlines() if line.startswith(str(program))]
+    reported = {int(line.removeprefix(str(program)).split(":")[1]) for line in errors}
+    assert reported == {*expected}, done.stdout + done.stderr
+
+
+def test_dir_lists_the_public_names_and_each_exists() -> None:
+    assert set(dir(heedful)) == {*heedful.__all__, "__version__"}
+    for name in dir(heedful):
+        assert getattr(heedful, name) is not None
+
+
+@pytest.mark.parametrize("name", ["marian", "gpt2"])
+def test_one_prompt_has_one_output_and_a_list_has_a_list(name: str) -> None:
+    model: Any = model_of(name)
+    options = {"max_new_tokens": 4, "beam_size": 2, "num_return": 2}
+    texts = model.generate(TEXTS, **options)
+    assert texts == [model.generate(text, **options) for text in TEXTS]
+    details = model.generate(TEXTS, return_details=True, **options)
+    alone = model.generate(TEXTS[0], return_details=True, **options)
+    assert [output.ids for output in alone] == [output.ids for output in details[0]]
+    assert [outputs[0].text for outputs in details] == texts
+    rows = model.prompt_ids(TEXTS)
+    ids = model.generate(rows, **options)
+    assert ids == [model.generate(row, **options) for row in rows]
+    assert ids == [outputs[0].ids for outputs in details]
+    assert model.generate([], **options) == []
+
+
+def test_one_text_has_one_class_and_one_vector() -> None:
+    model: Any = model_of("bert", head="classify")
+    for pairs in (None, TEXTS):
+        of_list = model.classify(TEXTS, pairs=pairs)[1]
+        alone = model.classify(TEXTS[1], pairs=pairs and pairs[1])
+        assert of_list.probability == pytest.approx(alone.probability)
+        assert of_list.label == alone.label
+    assert model.embed(TEXTS)[1].tolist() == pytest.approx(model.embed(TEXTS[1]).tolist())
+    assert model.embed(TEXTS[1]).ndim == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "parts"),
+    [
+        ("marian", {}, ("Translator(marian, ", "parameters", "eager float32 on cpu")),
+        ("bert", {"head": "mlm"}, ("MaskedLanguageModel(bert, ", "parameters")),
+    ],
+)
+def test_repr_names_kind_architecture_size_and_backend(
+    name: str, keys: dict[str, Any], parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = model_of(name, **keys)
+    for part in parts:
+        assert part in repr(model)
+    model.save(str(tmp_path / "model"))  # a path may be a string
+    assert repr(heedful.load(str(tmp_path / "model"), device="cpu")) == repr(model)
+
+
+@pytest.mark.parametrize(
+    ("load", "kind"),
+    [
+        (heedful.load_translator, "translator"),
+        (heedful.load_language_model, "language model"),
+        (heedful.load_masked_language_model, "masked language model"),
+        (heedful.load_encoder, "encoder"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_by_name(load: Any, kind: str, tmp_path: Path) -> None:
+    wrong = "gpt2" if kind != "language model" else "marian"
+    model_of(wrong).save(tmp_path / "model")
+    with pytest.raises(heedful.UserError, match=f"needs a {kind}, but this model is a "):
+        load(tmp_path / "model")
